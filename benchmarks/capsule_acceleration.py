@@ -30,7 +30,7 @@ DIM, MEMORY = 4, 5
 SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:10_000] for a in mnist16())}
 
 
-class EM:
+class RecordedEm:
     """EM map of whitened rows, which records the log-loss and the error of all weights that it evaluates."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
@@ -70,18 +70,18 @@ class EM:
         return w + (moved.T @ self.x).astype(np.float64)
 
 
-def momentum(em: EM, w: np.ndarray, gamma: float = 0.9) -> Iterator[None]:
+def run_momentum(em: RecordedEm, w: np.ndarray, gamma: float = 0.9) -> Iterator[None]:
     before = w
     while True:
         w, before = em(w) + gamma * (w - before), w
         yield
 
 
-def plain(em: EM, w: np.ndarray) -> Iterator[None]:
-    return momentum(em, w, 0.0)
+def run_plain_em(em: RecordedEm, w: np.ndarray) -> Iterator[None]:
+    return run_momentum(em, w, 0.0)
 
 
-def squarem(em: EM, w: np.ndarray) -> Iterator[None]:
+def run_squarem(em: RecordedEm, w: np.ndarray) -> Iterator[None]:
     accepted = w
     while True:
         first = em(w)
@@ -97,7 +97,7 @@ def squarem(em: EM, w: np.ndarray) -> Iterator[None]:
         yield
 
 
-def anderson(em: EM, w: np.ndarray) -> Iterator[None]:
+def run_anderson(em: RecordedEm, w: np.ndarray) -> Iterator[None]:
     points: list[np.ndarray] = []
     steps: list[np.ndarray] = []
     best, safe = np.inf, w
@@ -116,10 +116,10 @@ def anderson(em: EM, w: np.ndarray) -> Iterator[None]:
             w = image - np.tensordot(share, np.diff(np.array(points), axis=0), 1)
 
 
-WAYS = {"momentum": momentum, "plain": plain, "squarem": squarem, "anderson": anderson}
+WAYS = {"momentum": run_momentum, "plain": run_plain_em, "squarem": run_squarem, "anderson": run_anderson}
 
 
-def first_pass(values: np.ndarray, target: float) -> int | None:
+def find_first_pass(values: np.ndarray, target: float) -> int | None:
     """Return the first pass, counted from 1, with at most this value."""
     found = np.flatnonzero(values <= target)
     return int(found[0]) + 1 if len(found) else None
@@ -135,7 +135,7 @@ def main() -> None:
         for nu in (0.0, 0.8):
             curves = {}
             for way, run in WAYS.items():
-                em = EM(x, y, nu)
+                em = RecordedEm(x, y, nu)
                 steps = run(em, em.start())
                 while len(em.records) < args.passes:
                     next(steps)
@@ -149,8 +149,12 @@ def main() -> None:
                         "passes_of_momentum": at,
                         "log_loss": round(float(targets[0]), 5),
                         "train_error": round(float(targets[1]), 5),
-                        "passes_to_log_loss": {w: first_pass(c[:, 0], targets[0]) for w, c in curves.items()},
-                        "passes_to_error": {w: first_pass(c[:, 1], targets[1]) for w, c in curves.items()},
+                        "passes_to_log_loss": {
+                            w: find_first_pass(c[:, 0], targets[0]) for w, c in curves.items()
+                        },
+                        "passes_to_error": {
+                            w: find_first_pass(c[:, 1], targets[1]) for w, c in curves.items()
+                        },
                     }
                 )
                 print(results[-1], flush=True)

@@ -28,7 +28,7 @@ from scalelatent.reductions.eigen import leading_eigenvectors
 from scalelatent.reductions.moments import SecondMoments
 
 
-def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
+def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
     """Return rows, classes and the name of the rows: MNIST projected to p directions, or noise around ten
     means.
     """
@@ -48,7 +48,7 @@ def rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
     return np.ascontiguousarray(x @ basis.astype(np.float32)), y.astype(np.int64), "MNIST, projected"
 
 
-def products(x: np.ndarray, w: np.ndarray, block: int):
+def make_products(x: np.ndarray, w: np.ndarray, block: int):
     """Return a function that computes both products over all rows into existing buffers."""
     h = np.empty((len(w), block), dtype=np.float32)
     delta = np.empty(w.shape, dtype=np.float32)
@@ -63,7 +63,7 @@ def products(x: np.ndarray, w: np.ndarray, block: int):
     return run
 
 
-def plain_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
+def make_plain_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
     """Return a function that computes a pass in numpy, on blocks, with recursions in float64."""
 
     def run() -> None:
@@ -76,7 +76,7 @@ def plain_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
     return run
 
 
-def paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
+def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
     """Return I_s by the recursions of the paper's appendix, each for all rows, with 64 backward steps."""
     forward, backward = -np.expm1(-b), b / (b + s + 64)
     with np.errstate(all="ignore"):
@@ -87,14 +87,14 @@ def paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
     return np.where(b > s, forward, backward)
 
 
-def paper_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
+def make_paper_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
     """Return a function that computes a pass in a dozen lines of numpy, over all rows at once."""
 
     def run() -> np.ndarray:
         h = x @ w.T
         q = (h.reshape(len(x), 10, d) ** 2).sum(axis=2)
         total, rows_ = q.sum(axis=1), np.arange(len(x))
-        lam0, lam1 = (paper_lambda(5 * d + extra, total.astype(np.float64) / 2) for extra in (0, 1))
+        lam0, lam1 = (compute_paper_lambda(5 * d + extra, total.astype(np.float64) / 2) for extra in (0, 1))
         f = q / total[:, None]
         p = lam0[:, None] * f + (1 - lam0)[:, None] / 10
         own = 2.0 * (np.arange(10) == y[:, None])
@@ -104,7 +104,7 @@ def paper_numpy(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
     return run
 
 
-def two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
+def time_two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     """Return the milliseconds of a pass in numpy with its own threads, and in the engine with two threads."""
     members, dataset = build_members("multiclass", 10, d), Dataset.from_arrays(x, y)
     moment = np.stack([np.eye(x.shape[1])] * 10)
@@ -114,7 +114,10 @@ def two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     executor, state = InProcessExecutor(2), initial_state(w, 1)
 
     wide = x.astype(np.float64)
-    plain = {"numpy": paper_numpy(x, y, w.astype(np.float32), d), "numpy float64": paper_numpy(wide, y, w, d)}
+    plain = {
+        "numpy": make_paper_numpy_pass(x, y, w.astype(np.float32), d),
+        "numpy float64": make_paper_numpy_pass(wide, y, w, d),
+    }
     times = interleaved(plain, 7)
     with single_threaded():
         times |= interleaved({"pass": lambda: executor.step(stage, 0, state, lambda done, total: None)}, 15)
@@ -152,7 +155,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
         return lambda: PassContext(fixed, state, backend, None).run_span(span, StopEvent())
 
     w = state.w.astype(np.float32)
-    candidates = {f"products {b}": products(x, w, b) for b in (512, 1024, 2048, 4096)}
+    candidates = {f"products {b}": make_products(x, w, b) for b in (512, 1024, 2048, 4096)}
     best = min((t, name) for name, t in interleaved(candidates, 5).items())[1]
     times = interleaved({"products": candidates[best], "pass": a_pass(0.0), "pass nu=0.8": a_pass(0.8)})
     out["block_of_products"] = int(best.split()[1])
@@ -161,7 +164,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     out["ratio nu=0"] = round(times["pass"] / times["products"], 3)
     out["ratio nu=0.8"] = round(times["pass nu=0.8"] / times["products"], 3)
     out["products GF/s"] = round(4 * len(x) * w.size / times["products"] / 1e9, 1)
-    slow = interleaved({"numpy": plain_numpy(x, y, w, members.dims[0]), "pass": a_pass(0.0)}, 3)
+    slow = interleaved({"numpy": make_plain_numpy_pass(x, y, w, members.dims[0]), "pass": a_pass(0.0)}, 3)
     out["numpy ms"] = round(1e3 * slow["numpy"], 1)
     out["times faster than numpy"] = round(slow["numpy"] / slow["pass"], 1)
     return out
@@ -174,13 +177,13 @@ def main() -> None:
     args.add_argument("--features", type=int, default=196)
     args.add_argument("--dims", type=int, nargs="+", default=[2, 4, 8, 16, 32])
     a = args.parse_args()
-    x, y, what = rows(a.rows, a.features, a.seed)
+    x, y, what = make_rows(a.rows, a.features, a.seed)
     with single_threaded():
         square = np.random.default_rng(0).normal(size=(2048, 2048)).astype(np.float32)
         peak = 2 * 2048**3 / interleaved({"sgemm": lambda: square @ square}, 5)["sgemm"] / 1e9
         print(f"{what}, {x.shape}, sgemm 2048: {peak:.0f} GF/s")
         table = [measure(x, y, d) for d in a.dims]
-    both = [two_threads(x, y, d) for d in a.dims]
+    both = [time_two_threads(x, y, d) for d in a.dims]
     for line in table + both:
         print(line)
     write(

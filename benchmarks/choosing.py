@@ -29,7 +29,7 @@ from scalelatent.evaluation import kmeans_scores
 CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
 
-def algorithms(a: Any) -> dict[str, Any]:
+def compare_algorithms(a: Any) -> dict[str, Any]:
     """Return the error and the seconds of each algorithm."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
@@ -90,7 +90,7 @@ def algorithms(a: Any) -> dict[str, Any]:
     return out
 
 
-def clusterings(a: Any) -> dict[str, Any]:
+def compare_clusterings(a: Any) -> dict[str, Any]:
     """Return the NMI for each number of clusterings."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
@@ -133,7 +133,12 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=2)
     a = arguments.parse_args()
     for part in a.parts.split(","):
-        write_part(a.out, part, a.seed, {"algorithms": algorithms, "clusterings": clusterings}[part](a))
+        write_part(
+            a.out,
+            part,
+            a.seed,
+            {"algorithms": compare_algorithms, "clusterings": compare_clusterings}[part](a),
+        )
 
 
 if __name__ == "__main__":

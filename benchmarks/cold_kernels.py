@@ -49,7 +49,7 @@ PASSES = {
 }
 
 
-def _fit(model: str, seed: int) -> None:
+def fit_once(model: str, seed: int) -> None:
     import numpy as np
     import scipy.sparse
 
@@ -89,7 +89,7 @@ def _fit(model: str, seed: int) -> None:
         sl.ConditionalRBM(n_hidden=16, n_epochs=2, random_state=seed, n_jobs=1, **how).fit(x, y)
 
 
-class Stages(event.Listener):
+class CompilerStages(event.Listener):
     """Listener that sums the CPU seconds of numba's compiler by function and stage.
 
     A stage is a pass of the compiler; calls of LLVM inside a pass are a separate stage. Compiling a
@@ -132,7 +132,7 @@ class Stages(event.Listener):
         return {name: round(seconds, 2) for name, seconds in sums.most_common(most)}
 
 
-def _measured(model: str, seed: int, functions: int) -> dict[str, Any]:
+def measure_fit(model: str, seed: int, functions: int) -> dict[str, Any]:
     """Run a fit in this process and return its seconds."""
     import scalelatent as sl
     from scalelatent.kernels.compile_observers import observe_compilation
@@ -140,14 +140,14 @@ def _measured(model: str, seed: int, functions: int) -> dict[str, Any]:
     for name in sl.__all__:
         getattr(sl, name)
     compiled: list[str] = []
-    stages = Stages()
+    stages = CompilerStages()
     with (
         observe_compilation(lambda name, seconds: compiled.append(name) if seconds is None else None),
         event.install_listener("numba:run_pass", stages),
         event.install_listener("numba:llvm_lock", stages),
     ):
         begin, spent = time.perf_counter(), time.process_time()
-        _fit(model, seed)
+        fit_once(model, seed)
         cpu, wall = time.process_time() - spent, time.perf_counter() - begin
     return {
         "cpu_seconds": round(cpu, 2),
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(_measured(options.one, options.seed, options.functions)))
+        print(json.dumps(measure_fit(options.one, options.seed, options.functions)))
         return
     results = {}
     for model in options.models.split(";"):

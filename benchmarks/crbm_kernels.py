@@ -89,14 +89,14 @@ def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
                 r[i, j] = (a[i, j] * t + x * u) / (t + x * u)
 
 
-def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
+def draw_graph(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
     """Draw W, bv and bh in float32."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)
 
 
-def matrix_form(
+def run_matrix_form(
     w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run sum-product on one graph by the paper's matrices of probabilities (equations 13, 14, 16 and 17).
@@ -119,9 +119,9 @@ def matrix_form(
     return tau_v, tau_h
 
 
-def edge_rates(seed: int) -> dict[str, Any]:
+def measure_edge_rates(seed: int) -> dict[str, Any]:
     """Return edge updates per second."""
-    w, bv, bh = draw(V, H, ROWS, 0.1, seed)
+    w, bv, bh = draw_graph(V, H, ROWS, 0.1, seed)
     coupling, pairs = find_kernel("crbm_make_coupling", "numba")(w), np.zeros((V, H), dtype=np.float32)
     methods = ("sum_product", "mixed_product", "max_product", "mean_field")
     bodies = {name: find_kernel(f"crbm_{name}", "numba") for name in methods}
@@ -131,7 +131,7 @@ def edge_rates(seed: int) -> dict[str, Any]:
     ways = {name: lambda body=body: body(coupling, bv, bh, SWEEPS) for name, body in bodies.items()} | {
         "sum_product and pairs": lambda: with_pairs(coupling, bv, bh, SWEEPS, None, pairs),
         "bare divisions": lambda: bare_divisions(a, messages, SWEEPS * ROWS),
-        "matrix form": lambda: matrix_form(w, bv[0], bh[0], SWEEPS),
+        "matrix form": lambda: run_matrix_form(w, bv[0], bh[0], SWEEPS),
         "two threads": lambda: list(pool.map(lambda part: run(coupling, bv[part], bh[part], SWEEPS), halves)),
     }
     for way in ways.values():
@@ -151,7 +151,7 @@ def edge_rates(seed: int) -> dict[str, Any]:
     }
 
 
-def two_threads(seed: int) -> dict[str, Any]:
+def compare_two_threads(seed: int) -> dict[str, Any]:
     """Return the rates of one and of two threads in the same rounds, for each kernel and size."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
     pool, ways, edges = ThreadPoolExecutor(2), {}, {}
@@ -160,7 +160,7 @@ def two_threads(seed: int) -> dict[str, Any]:
         return lambda: list(pool.map(call, range(2)))
 
     for v in (98, 196, 392, V):
-        w, bv, bh = draw(v, H, ROWS, 0.1, seed)
+        w, bv, bh = draw_graph(v, H, ROWS, 0.1, seed)
         arguments = make(w), bv, bh, SWEEPS * V // v
         name = f"sum-product {v} x {H}"
         ways[name] = lambda arguments=arguments: run(*arguments)
@@ -183,13 +183,13 @@ def two_threads(seed: int) -> dict[str, Any]:
     }
 
 
-def large_graphs(seed: int) -> dict[str, Any]:
+def time_large_graphs(seed: int) -> dict[str, Any]:
     """Return seconds of graphs whose messages do not fit a cache."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
     out: dict[str, Any] = {}
     large = [(10_000, 2000, scale, 200, 1e-3) for scale in (0.01, 0.05, 0.1, 0.2)]
     for v, h, scale, sweeps, tol in ((1000, 500, 0.1, 10, None), *large):
-        w, bv, bh = draw(v, h, 1, scale, seed)
+        w, bv, bh = draw_graph(v, h, 1, scale, seed)
         run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1)  # The first call compiles.
         tracemalloc.start()
         coupling = make(w)
@@ -214,7 +214,7 @@ def large_graphs(seed: int) -> dict[str, Any]:
     return out
 
 
-def accuracy(seed: int) -> dict[str, Any]:
+def measure_accuracy(seed: int) -> dict[str, Any]:
     """Return the largest difference of a belief from the log form in float64, by the largest |W|.
 
     The second figure is the difference of the log form itself if its inputs have the rounding errors of
@@ -224,7 +224,7 @@ def accuracy(seed: int) -> dict[str, Any]:
     for largest in (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0):
         worst = {"kernel": 0.0, "log form of rounded inputs": 0.0}
         for draw_number in range(6):
-            w, bv, bh = draw(60, 40, 3, 1.0, seed + draw_number)
+            w, bv, bh = draw_graph(60, 40, 3, 1.0, seed + draw_number)
             w = (w * largest / np.abs(w).max()).astype(np.float32)
             rng = np.random.default_rng(seed)
             rounded = [b * (1 + 2.0**-24 * rng.choice([-1, 1], b.shape)) for b in (w, bv, bh)]
@@ -246,7 +246,7 @@ def run_on(backend: str, w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> Any:
     return find_kernel("crbm_sum_product", backend)(coupling, bv, bh, SWEEPS)
 
 
-def pgmax(python: str, seed: int) -> dict[str, Any]:
+def time_pgmax(python: str, seed: int) -> dict[str, Any]:
     """Return the rate of PGMax on the same graph, or its error message."""
     command = [python, "-c", PGMAX, str(V), str(H), str(SWEEPS), str(seed)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -260,12 +260,12 @@ def main() -> None:
     arguments = parser(__doc__, "crbm_kernels")
     arguments.add_argument("--pgmax", metavar="PYTHON", help="interpreter with pgmax and jax")
     args = arguments.parse_args()
-    results: dict[str, Any] = {"edges": edge_rates(args.seed)}
+    results: dict[str, Any] = {"edges": measure_edge_rates(args.seed)}
     print(json.dumps(results["edges"], indent=1), flush=True)
-    results["threads"] = two_threads(args.seed)
-    results["large"], results["accuracy"] = large_graphs(args.seed), accuracy(args.seed)
+    results["threads"] = compare_two_threads(args.seed)
+    results["large"], results["accuracy"] = time_large_graphs(args.seed), measure_accuracy(args.seed)
     if args.pgmax:
-        results["pgmax"] = found = pgmax(args.pgmax, args.seed)
+        results["pgmax"] = found = time_pgmax(args.pgmax, args.seed)
         if "edges_per_second" in found:
             kernel = results["edges"]["edges_per_second"]["sum_product"]
             found["the kernel, times faster"] = round(kernel / found["edges_per_second"], 1)

@@ -88,30 +88,30 @@ class PrintEpochs(Callback):
 
 
 @cache
-def images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
+def load_binary_images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
     """Return binary images of the three sets."""
     x, test = mnist()[0], mnist(part="test")[0]
     parts = {"train": x[:rows], "validation": x[50_000 : 50_000 + held], "test": test[:tested]}
     return {name: (part > 127).astype(np.uint8) for name, part in parts.items()}
 
 
-def pairs(task: str, args: Any) -> dict[str, Any]:
+def make_pairs(task: str, args: Any) -> dict[str, Any]:
     """Return the corrupted and the clean images of each set."""
     out: dict[str, Any] = {}
-    for name, v in images(args.rows, args.validation_rows, args.test_rows).items():
+    for name, v in load_binary_images(args.rows, args.validation_rows, args.test_rows).items():
         x = corrupt(v, np.arange(len(v)), seed=args.seed, stage=f"{task}-{name}", **TASKS[task])
         out[name] = (x, v)
     return out
 
 
-def rates(text: str) -> float | list[tuple[float, int]]:
+def read_rates(text: str) -> float | list[tuple[float, int]]:
     """Return a learning rate, or a schedule of (rate, epochs)."""
     if ":" not in text:
         return float(text)
     return [(float(rate), int(epochs)) for rate, epochs in (part.split(":") for part in text.split(","))]
 
 
-def model_of(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.ConditionalRBM:
+def make_model(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.ConditionalRBM:
     """Return an estimator that is not fitted yet."""
     return sl.ConditionalRBM(
         **LEARNERS[learner],
@@ -143,13 +143,13 @@ def fit(
     model.fit(*given, validation=held, callbacks=[PrintEpochs(name, until)], **how)
 
 
-def chosen_rate(
+def choose_rate(
     task: str, learner: str, rows: dict[str, Any], args: Any, folder: Path | None = None
 ) -> tuple[float, dict[str, float]]:
     """Return the learning rate with the smallest validation error after a few epochs, and the errors of all
     rates.
     """
-    model = model_of(task, learner, None, args.select_epochs, args)
+    model = make_model(task, learner, None, args.select_epochs, args)
     search = sl.Search(model, {"learning_rate": RATES})
     resume = folder is not None and folder.exists()
     fit(search, rows, f"{task} {learner} rates", args, args.select, run_dir=folder, resume=resume)
@@ -159,7 +159,7 @@ def chosen_rate(
     }
 
 
-def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: str) -> dict[str, Any]:
+def compute_errors(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: str) -> dict[str, Any]:
     """Return the errors of a fitted model on the test images."""
     x, v = rows["test"]
     begin = time.perf_counter()
@@ -184,49 +184,51 @@ def result(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: s
     return out
 
 
-def compare(task: str, learner: str, args: Any) -> dict[str, Any]:
+def run_comparison(task: str, learner: str, args: Any) -> dict[str, Any]:
     """Return the errors of one learner on one task."""
-    rows = pairs(task, args)
+    rows = make_pairs(task, args)
     rate, tried = args.rate, {}
     if args.select:
-        rate, tried = chosen_rate(task, learner, rows, args)
-    model = model_of(task, learner, rate, args.epochs, args)
+        rate, tried = choose_rate(task, learner, rows, args)
+    model = make_model(task, learner, rate, args.epochs, args)
     try:
         fit(model, rows, f"{task} {learner}", args)
     except FloatingPointError as error:
         return {"failed": str(error), "learning_rate": rate}
-    found = result(model, rows, task, learner)
+    found = compute_errors(model, rows, task, learner)
     return found | ({"rates_tried": tried} if tried else {})
 
 
-def full(task: str, learner: str, args: Any) -> dict[str, Any]:
+def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
     """Fit the long run in a run folder, and return its errors.
 
     For mle-bp, errors by the size of the occlusion and pictures follow.
     """
     folder = Path(args.run_dir) / f"{task}-{learner}"
-    rows = pairs(task, args)
+    rows = make_pairs(task, args)
     rate, tried = args.rate, {}
     if args.select:
-        rate, tried = chosen_rate(task, learner, rows, args, folder / "rates")
-    model = model_of(task, learner, rate, full_epochs(learner, args), args)
+        rate, tried = choose_rate(task, learner, rows, args, folder / "rates")
+    model = make_model(task, learner, rate, count_full_epochs(learner, args), args)
     resume = (folder / "engine").exists()
     how: dict[str, Any] = {"run_dir": folder, "resume": resume, "until": args.until}
     fit(model, rows, f"{task} {learner}", args, engine={"checkpoint_seconds": 60}, **how)
     model.save(folder / "model.zarr", overwrite=True)
-    found = result(model, rows, task, learner) | {
+    found = compute_errors(model, rows, task, learner) | {
         "patience": args.patience,
         "until": args.until,
         "rates_tried": tried,
     }
     if learner != "mle-bp":
         return found
-    found["occlusion"] = occlusion_errors(model, rows["test"][1][: args.occlusion_rows], args.seed)
-    draw(model, rows, found["occlusion"], args.out.parent / f"crbm_{task}")
+    found["occlusion"] = compute_occlusion_errors(model, rows["test"][1][: args.occlusion_rows], args.seed)
+    draw_figures(model, rows, found["occlusion"], args.out.parent / f"crbm_{task}")
     return found
 
 
-def occlusion_errors(model: sl.ConditionalRBM, v: np.ndarray, seed: int) -> dict[str, dict[str, float]]:
+def compute_occlusion_errors(
+    model: sl.ConditionalRBM, v: np.ndarray, seed: int
+) -> dict[str, dict[str, float]]:
     """Return the errors in percent of images restored after a square of each side was removed (Figure 3)."""
     found = {}
     for side in range(0, 29, 4):
@@ -241,7 +243,7 @@ def occlusion_errors(model: sl.ConditionalRBM, v: np.ndarray, seed: int) -> dict
     return found
 
 
-def full_epochs(learner: str, args: Any) -> int:
+def count_full_epochs(learner: str, args: Any) -> int:
     """Return the epochs of the long run: --full-epochs, else the number in the paper."""
     return args.full_epochs or (200 if learner.startswith("cd-") else 50)
 
@@ -252,7 +254,7 @@ def is_complete(path: Path, part: str) -> bool:
     return part in parts and parts[part]["result"].get("until") is None
 
 
-def draw(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
+def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
     """Draw figures next to the JSON file (the paper's Figures 2 to 4)."""
     from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
     from scalelatent.report.figures import plot_learning
@@ -288,7 +290,7 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=20)
     arguments.add_argument("--tol", type=float, help="end the sweeps of a row when no belief changes by more")
     arguments.add_argument(
-        "--rate", type=rates, default=0.05, help="learning rate, or a schedule RATE:EPOCHS,RATE:EPOCHS"
+        "--rate", type=read_rates, default=0.05, help="learning rate, or a schedule RATE:EPOCHS,RATE:EPOCHS"
     )
     arguments.add_argument(
         "--select", type=int, default=0, help="number of rows that choose the learning rate; 0: use --rate"
@@ -327,7 +329,11 @@ def main() -> None:
             raise SystemExit(f"no {', '.join(unknown)}; there are {', '.join(known)}")
     for task in tasks:
         for learner in learners:
-            run, part = (full, f"full/{task}/{learner}") if args.full else (compare, f"{task}/{learner}")
+            run, part = (
+                (run_full_fit, f"full/{task}/{learner}")
+                if args.full
+                else (run_comparison, f"{task}/{learner}")
+            )
             if args.full and is_complete(args.out, part):
                 print(f"{part}: already in {args.out}", flush=True)
                 continue

@@ -54,7 +54,7 @@ LOCAL_STEPS = 16
 BATCHES = (20, 40, 160)
 
 
-class Parts(Callback):
+class ReportTimes(Callback):
     """Rows and seconds of each report; the first report includes the start of threads and compilation."""
 
     def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
@@ -78,7 +78,7 @@ class Parts(Callback):
         return max(rows / seconds for rows, seconds in pairs)
 
 
-def digits(rows: int, seed: int, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
+def make_digit_pairs(rows: int, seed: int, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
     """Return noisy and clean images."""
     v = (mnist(slice(0, rows), part)[0] > 127).astype(np.uint8)
     x = corrupt(v, np.arange(len(v)), kind="flip", rate=0.1, seed=seed, stage=f"steps-{part}")
@@ -95,7 +95,7 @@ def fit_parts(
     sweeps: int | None = None,
     chains: int | None = None,
     local_steps: int | None = None,
-) -> Parts:
+) -> ReportTimes:
     """Fit one epoch, and return its reports.
 
     ``before`` is called after the first report; ``sweeps`` and ``chains`` replace those of the command
@@ -106,7 +106,7 @@ def fit_parts(
     n = rows_a_step * steps * (args.segments + 1)
     if n > len(rows):
         raise SystemExit(f"--rows {len(rows)} are fewer than the {n} of all segments: give more")
-    parts = Parts(before)
+    parts = ReportTimes(before)
     model = sl.ConditionalRBM(
         n_hidden=args.hidden,
         batch_size=batch,
@@ -124,13 +124,13 @@ def fit_parts(
     return parts
 
 
-def rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
+def measure_rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
     """Return rows per second of a fit: the best of its segments."""
     return fit_parts(rows, args, batch, jobs, client).rate
 
 
 @contextmanager
-def timed_kernels() -> Iterator[dict[str, float]]:
+def time_kernels() -> Iterator[dict[str, float]]:
     """Yield the seconds spent in each kernel by fits on one thread inside the context."""
     seconds: dict[str, float] = {}
     backend = type(make_backend("cpu"))
@@ -155,16 +155,16 @@ def timed_kernels() -> Iterator[dict[str, float]]:
         backend.kernel = get  # type: ignore[method-assign]
 
 
-def share(args: Any) -> list[dict[str, Any]]:
+def measure_share(args: Any) -> list[dict[str, Any]]:
     """Return the milliseconds of a step on one thread, and of belief propagation in it."""
-    rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
+    rows, out = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)), []
     chains_and_local = dict.fromkeys(((args.chains, None), (1, None), (1, LOCAL_STEPS)))
     kinds = (args.sweeps, MEAN_SWEEPS), chains_and_local, BATCHES
     for sweeps, (chains, local_steps), batch in itertools.product(*kinds):
         best: dict[str, Any] = {"share_outside": 1.0}
         of = {"sweeps": sweeps, "chains": chains, "local_steps": local_steps}
         for _ in range(args.rounds):
-            with timed_kernels() as kernels:
+            with time_kernels() as kernels:
                 parts = fit_parts(rows, args, batch, 1, before=kernels.clear, **of)
             steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
             propagation = kernels["crbm_sum_product_pairs"]
@@ -185,7 +185,7 @@ def share(args: Any) -> list[dict[str, Any]]:
     return out
 
 
-def least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
+def measure_least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
     """Return the smallest seconds of each function.
 
     Before each call, as much memory as an inference uses is written, so that the caches are cold.
@@ -201,7 +201,7 @@ def least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
     return best
 
 
-def few_rows(args: Any) -> list[dict[str, Any]]:
+def compare_few_rows(args: Any) -> list[dict[str, Any]]:
     """Measure products of a few rows with the parameters, with our tiles and with OpenBLAS."""
     rng, units, out = np.random.default_rng(args.seed), 784 + args.hidden, []
 
@@ -222,7 +222,7 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
         def library_ascend(x: Any = x, left: Any = left) -> None:
             ascend(way.slice_part(slice(None), -1), np.matmul(left.T, x).reshape(-1), 0, pace)
 
-        seconds = least_seconds(
+        seconds = measure_least_seconds(
             args,
             partial(write_affine_map, x, theta, bias, biases, np),
             library,
@@ -238,21 +238,21 @@ def few_rows(args: Any) -> list[dict[str, Any]]:
     return out
 
 
-def threads(args: Any) -> list[dict[str, Any]]:
+def compare_threads(args: Any) -> list[dict[str, Any]]:
     """Return the rows per second of one thread and of two."""
-    rows, out = sl.Dataset.from_arrays(*digits(args.rows, args.seed)), []
+    rows, out = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)), []
     for batch in BATCHES:
         best = {1: 0.0, 2: 0.0}
         for _ in range(args.rounds):
             for jobs in best:
-                best[jobs] = max(best[jobs], rate(rows, args, batch, jobs))
+                best[jobs] = max(best[jobs], measure_rate(rows, args, batch, jobs))
         out.append({"batch": batch, "rows_a_second": {str(k): round(r) for k, r in best.items()}})
         out[-1]["speedup"] = round(best[2] / best[1], 3)
         print(out[-1], flush=True)
     return out
 
 
-def cluster(args: Any) -> dict[str, Any]:
+def compare_cluster(args: Any) -> dict[str, Any]:
     """Return the rows per second of two workers with one thread each, and of two threads here."""
     # Each report writes the state, which takes time; therefore the segments measured here are longer.
     rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
@@ -261,20 +261,22 @@ def cluster(args: Any) -> dict[str, Any]:
         tempfile.TemporaryDirectory(dir=args.folder) as place,
         sl.cluster("local", workers=2, threads=1) as client,
     ):
-        rows = sl.Dataset.from_arrays(*digits(args.rows, args.seed)).save(Path(place) / "rows.zarr")
+        rows = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)).save(Path(place) / "rows.zarr")
         best = {"in_process": 0.0, "dask": 0.0}
         for _ in range(args.rounds):
             # A new context does not see the open cluster.
-            best["in_process"] = max(best["in_process"], contextvars.Context().run(rate, rows, args, 160, 2))
-            best["dask"] = max(best["dask"], rate(rows, args, 160, 2, client))
+            best["in_process"] = max(
+                best["in_process"], contextvars.Context().run(measure_rate, rows, args, 160, 2)
+            )
+            best["dask"] = max(best["dask"], measure_rate(rows, args, 160, 2, client))
     found = {name: round(r) for name, r in best.items()}
     return {"batch": 160, "rows_a_second": found, "ratio": round(best["dask"] / best["in_process"], 3)}
 
 
-def local(args: Any) -> list[dict[str, Any]]:
+def compare_local_steps(args: Any) -> list[dict[str, Any]]:
     """Return test errors after some epochs, for several numbers of chains and local steps."""
-    x, v = digits(args.local_rows, args.seed)
-    test, out = digits(args.test_rows, args.seed, "test"), []
+    x, v = make_digit_pairs(args.local_rows, args.seed)
+    test, out = make_digit_pairs(args.test_rows, args.seed, "test"), []
     for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):
         if 20 * chains * (steps or 1) > len(x):
             print(f"{chains} chains of {steps} steps take more than {len(x)} rows: left out", flush=True)
@@ -307,11 +309,11 @@ def local(args: Any) -> list[dict[str, Any]]:
 def main() -> None:
     """Run each part."""
     parts: dict[str, Callable[[Any], Any]] = {
-        "share": share,
-        "products": few_rows,
-        "threads": threads,
-        "cluster": cluster,
-        "local": local,
+        "share": measure_share,
+        "products": compare_few_rows,
+        "threads": compare_threads,
+        "cluster": compare_cluster,
+        "local": compare_local_steps,
     }
     arguments = parser(__doc__, "crbm_steps")
     arguments.add_argument("--parts", default=",".join(parts))

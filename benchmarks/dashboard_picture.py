@@ -62,7 +62,7 @@ def load_browser() -> ModuleType:
     return module
 
 
-class Watch:
+class DashboardWatch:
     """Dashboard page in a browser, and the JSON data of the page."""
 
     def __init__(self, page: Any, base: str, folder: Path) -> None:
@@ -144,7 +144,7 @@ def main() -> None:
         submit = [sys.executable, "-m", "scalelatent", "submit", "job.toml", "--scheduler"]
         subprocess.run([*submit, client.scheduler.address], cwd=folder, check=True)
 
-        watch = Watch(page, base, a.folder)
+        watch = DashboardWatch(page, base, a.folder)
         watch.wait(lambda cluster, job: True)
         watch.take("submitted", "#events")
         watch.wait(lambda cluster, job: (job["pass"] or 0) >= 5)

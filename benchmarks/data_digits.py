@@ -22,14 +22,14 @@ from scalelatent.generators.bases import load_base_digits
 from scalelatent.generators.digits import N_TEST
 
 
-def kernel_rate(digits: InfiniteDigits, rows: int = 16_384) -> float:
+def measure_kernel_rate(digits: InfiniteDigits, rows: int = 16_384) -> float:
     """Return the deformed images per second of one thread, without writing."""
     first = N_TEST + 1_000_000
     digits.rows(first, first + 8)
     return rows / fastest({"kernel": lambda: digits.rows(first, first + rows)}, 5)["kernel"]
 
 
-def writing_rate(folder: str, base: str, rows: int, jobs: int, seed: int) -> dict[str, Any]:
+def measure_writing_rate(folder: str, base: str, rows: int, jobs: int, seed: int) -> dict[str, Any]:
     """Return the rates of `make_digits` by wall time and by CPU time."""
     make_digits(f"{folder}/warm", 2000, base=base, seed=seed, overwrite=True)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -57,9 +57,9 @@ def main() -> None:
             Dataset.from_arrays(pixels, labels).save(f"{folder}/mnist")
             bases["MNIST 28x28"] = (f"{folder}/mnist", pixels, labels)
         for name, (base, pixels, labels) in bases.items():
-            kernel = kernel_rate(InfiniteDigits(np.asarray(pixels), labels, seed=given.seed))
+            kernel = measure_kernel_rate(InfiniteDigits(np.asarray(pixels), labels, seed=given.seed))
             threads = sorted({1, os.cpu_count() or 1})
-            runs = [writing_rate(folder, base, given.rows, jobs, given.seed) for jobs in threads]
+            runs = [measure_writing_rate(folder, base, given.rows, jobs, given.seed) for jobs in threads]
             results.append({"base": name, "kernel_images_s": round(kernel), "writing": runs})
             print(f"{name}: kernel alone {kernel:,.0f} images/s")
             for run in runs:

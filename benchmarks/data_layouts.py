@@ -27,7 +27,7 @@ COMPRESSORS = (None, "lz4", "zstd")
 ROUNDS = 20
 
 
-def memmap_rate(x: np.ndarray, folder: Path) -> float:
+def measure_memmap_rate(x: np.ndarray, folder: Path) -> float:
     """Return the GB/s of copying rows from a memmap, 4,096 rows at a time."""
     np.save(folder / "rows.npy", x)
     rows = np.load(folder / "rows.npy", mmap_mode="r")
@@ -35,7 +35,9 @@ def memmap_rate(x: np.ndarray, folder: Path) -> float:
     return x.nbytes / 1e9 / seconds["copy"]
 
 
-def layout_rate(x: np.ndarray, url: Path, chunk: int, shard: int, compressor: str | None) -> dict[str, Any]:
+def measure_layout_rate(
+    x: np.ndarray, url: Path, chunk: int, shard: int, compressor: str | None
+) -> dict[str, Any]:
     """Write and read the rows in one layout; return the rates."""
     begin = time.perf_counter()
     writer = create_dataset(
@@ -65,15 +67,15 @@ def layout_rate(x: np.ndarray, url: Path, chunk: int, shard: int, compressor: st
     }
 
 
-def table(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
+def measure_layouts(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
     """Measure all layouts for some rows; print each as soon as it is measured."""
-    memmap = memmap_rate(x, folder)
+    memmap = measure_memmap_rate(x, folder)
     print(f"{label:<28}{'':>7}{'':>8}{'memmap':>7}{memmap:>11.2f}")
     rows = []
     for compressor in COMPRESSORS:
         for chunk in CHUNK_ROWS:
             for k in CHUNKS_PER_SHARD:
-                row = layout_rate(x, folder / "ds", chunk, chunk * k, compressor)
+                row = measure_layout_rate(x, folder / "ds", chunk, chunk * k, compressor)
                 rows.append(row)
                 print(
                     f"{'':<28}{chunk:>7}{chunk * k:>8}{compressor or 'none':>7}{row['read_gb_s']:>11.2f}"
@@ -82,7 +84,7 @@ def table(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
     return {"rows": label, "memmap_read_gb_s": round(memmap, 3), "layouts": rows}
 
 
-def checksums(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
+def measure_checksums(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
     """Return the CPU time of reading with the table of checksums, divided by the time without it."""
     small = max(1, 4096 // (x.nbytes // len(x)))
     ratios = {}
@@ -115,11 +117,11 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         results = [
-            table(label, x, Path(folder))
+            measure_layouts(label, x, Path(folder))
             for label, x in ((f"uint8 28x28 ({what})", images), ("float32 196 (noise)", noise))
         ]
         results += [
-            checksums(label, x, Path(folder))
+            measure_checksums(label, x, Path(folder))
             for label, x in ((f"uint8 28x28 ({what})", images), ("float32 196 (noise)", noise))
         ]
     write(given.out, given.seed, results)

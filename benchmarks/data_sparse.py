@@ -44,7 +44,7 @@ print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.sta
 """
 
 
-def base_of_documents(folder: Path, seed: int) -> Dataset:
+def load_documents(folder: Path, seed: int) -> Dataset:
     """Return the counts of RCV1 or, without SCALELATENT_DATA, generated counts of the same shape."""
     real = os.environ.get("SCALELATENT_DATA")
     path = Path(real or ".") / "rcv1" / "rcv1v2_subset27613.npz"
@@ -65,7 +65,7 @@ def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
     return found
 
 
-def drain(file: Any) -> int:
+def read_to_end(file: Any) -> int:
     """Read an open file, a megabyte at a time; return the number of bytes."""
     total = 0
     while part := file.read(1 << 20):
@@ -73,17 +73,17 @@ def drain(file: Any) -> int:
     return total
 
 
-def read_alone(path: Path) -> int:
+def read_source(path: Path) -> int:
     """Read and decompress a source; return the number of bytes."""
     total = 0
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as file:
-                total += drain(file)
+                total += read_to_end(file)
     return total
 
 
-def least(
+def measure_least_seconds(
     functions: dict[str, Callable[[], Any]], rounds: int, fresh: Path | None = None
 ) -> dict[str, float]:
     """Return the smallest seconds of each function; the functions run in turn."""
@@ -98,20 +98,20 @@ def least(
     return best
 
 
-def peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
+def measure_peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
     """Return the peak resident MiB of a process that imports or makes rows."""
     command = [sys.executable, "-c", PEAK, what, str(source), str(out), str(rows)]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=600).stdout))
 
 
-def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
+def measure_importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
     """Return the MB of content per second of each importer, and of reading its source only."""
     out = {}
     for name, path in sources.items():
-        content = read_alone(path) / 1e6
-        times = least(
+        content = read_source(path) / 1e6
+        times = measure_least_seconds(
             {
-                "read": lambda path=path: read_alone(path),
+                "read": lambda path=path: read_source(path),
                 "import": lambda path=path: import_csr(path, folder / "out"),
             },
             rounds,
@@ -128,14 +128,14 @@ def importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[
     return out
 
 
-def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
+def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
     """Measure the generation of documents, and writing and reading of their rows."""
     made: dict[str, Any] = {}
 
     def make() -> None:
         made["ds"] = make_documents(folder / "docs", rows, base=base.url or "", seed=seed)
 
-    seconds = least({"make": make}, 3, folder / "docs")["make"]
+    seconds = measure_least_seconds({"make": make}, 3, folder / "docs")["make"]
     ds = made["ds"]
     held = Dataset.from_arrays(ds.read_x(0, min(rows, 150_000)))
 
@@ -144,7 +144,7 @@ def rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, A
             ds.read_x(a, b)
 
     save = {"read": read, "save": lambda: held.save(folder / "saved")}
-    times = least(save, 5, folder / "saved")
+    times = measure_least_seconds(save, 5, folder / "saved")
     stored = sum(f.stat().st_size for f in (folder / "docs").rglob("*") if f.is_file())
     return {
         "rows": rows,
@@ -165,18 +165,20 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        base = base_of_documents(folder, args.seed)
+        base = load_documents(folder, args.seed)
         results: dict[str, Any] = {
             "base": {"rows": base.n_rows, "features": base.n_features, "nnz": base.nnz}
         }
-        results["rows"] = rows_rates(base, folder, args.rows, args.seed)
+        results["rows"] = measure_rows_rates(base, folder, args.rows, args.seed)
         print(results["rows"])
         x = open_dataset(folder / "docs").read_x(0, min(args.imported, args.rows))
         small, large = write_sources(folder / "1", x[: x.shape[0] // 4]), write_sources(folder / "4", x)
-        results["importers"] = importer_rates(large, folder, args.rounds)
-        peaks = {n: [round(peak(n, s[n], folder / "out")) for s in (small, large)] for n in small}
+        results["importers"] = measure_importer_rates(large, folder, args.rounds)
+        peaks = {n: [round(measure_peak(n, s[n], folder / "out")) for s in (small, large)] for n in small}
         more = (args.rows // 4, args.rows)
-        peaks["documents"] = [round(peak("documents", folder / "base", folder / "out", n)) for n in more]
+        peaks["documents"] = [
+            round(measure_peak("documents", folder / "base", folder / "out", n)) for n in more
+        ]
         results["peak_mib_of_one_and_of_four_times_the_rows"] = peaks
         print(peaks)
     common.write(args.out, args.seed, results)

@@ -127,7 +127,7 @@ def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterat
         yield train, codes, test, other
 
 
-def given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
+def list_given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
     """Yield the sets that have their own test rows and at most ``most`` training rows."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
@@ -160,13 +160,13 @@ def measure(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
     return line
 
 
-def errors(seed: int) -> list[dict[str, Any]]:
+def measure_errors(seed: int) -> list[dict[str, Any]]:
     """Return the errors of all models on all sets."""
     lines = [measure(name, splits(x, y, std, seed), seed) for name, x, y, std in small_sets()]
-    return lines + [measure(name, [split], seed) for name, split in given_sets()]
+    return lines + [measure(name, [split], seed) for name, split in list_given_sets()]
 
 
-def subsets(seed: int) -> list[dict[str, Any]]:
+def compare_subsets(seed: int) -> list[dict[str, Any]]:
     """Return the mean and the largest excess of an error over the better one of two other methods."""
     rng, lines = np.random.default_rng(seed), []
     for name, x, y, standardise in small_sets():
@@ -205,7 +205,7 @@ def subsets(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def list_rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield (name, rows, labels) of measurements in their own units, of generated rows, and of digits."""
     for name, load in {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}.items():
         yield name, *load(return_X_y=True)
@@ -224,12 +224,12 @@ def rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     yield "digits", *load_digits(return_X_y=True)
 
 
-def likelihoods(seed: int) -> list[dict[str, Any]]:
+def compare_likelihoods(seed: int) -> list[dict[str, Any]]:
     """Return errors and seconds of mixtures by likelihood on three splits, and errors of an RBF SVM."""
     kinds = {"error": "error", "factor analysis": "factor-analysis", "default": None}
     lines = []
-    given = [(name, [split]) for name, split in given_sets()]
-    for name, found in [(name, splits(x, y, False, seed)) for name, x, y in rows_in_units(seed)] + given:
+    given = [(name, [split]) for name, split in list_given_sets()]
+    for name, found in [(name, splits(x, y, False, seed)) for name, x, y in list_rows_in_units(seed)] + given:
         tried = list(islice(found, 3))
         line: dict[str, Any] = {"set": name, "shape": list(tried[0][0].shape), "splits": len(tried)}
         for kind, likelihood in kinds.items():
@@ -250,18 +250,18 @@ def likelihoods(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float:
+def compute_calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float:
     """Return the expected calibration error in percent."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == codes
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
     return 100 * sum(abs(certainty[rows].sum() - right[rows].sum()) for rows in parts) / len(codes)
 
 
-def calibration(seed: int) -> list[dict[str, Any]]:
+def measure_calibration(seed: int) -> list[dict[str, Any]]:
     """Return the calibration errors of capsules on one split of each set."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
-    for name, (train, codes, test, other) in [*sets, *given_sets(60_000)]:
+    for name, (train, codes, test, other) in [*sets, *list_given_sets(60_000)]:
         held = np.arange(len(train)) % 10 == 9
         fits = {
             "validation rows": sl.CapsuleRegression(random_state=seed).fit(
@@ -272,7 +272,9 @@ def calibration(seed: int) -> list[dict[str, Any]]:
         }
         line: dict[str, Any] = {"set": name}
         for how, model in fits.items():
-            found = calibration_error(model.predict_proba(test), np.searchsorted(model.classes_, other))
+            found = compute_calibration_error(
+                model.predict_proba(test), np.searchsorted(model.classes_, other)
+            )
             line[how] = {
                 "calibration_error": round(found, 2),
                 "temperature": round(model.temperature_, 3),
@@ -283,7 +285,7 @@ def calibration(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
+def make_generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
     """Yield generated sets of 2, 3, 26 and 100 classes in the form of `small_sets`."""
     for n_classes, n_rows in ((2, 2000), (3, 2000), (26, 5200), (100, 10_000)):
         x, y = make_classification(
@@ -292,14 +294,14 @@ def generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
         yield f"generated, {n_classes} classes", x, y, True
 
 
-def architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
+def compare_architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
     """Return errors, CPU seconds and calibration errors of the architectures of capsules.
 
     All rows are training rows of their set, so that test rows of USPS and MNIST do not choose a default.
     """
-    given = [(name, rows[0], rows[1], False) for name, rows in given_sets()]
+    given = [(name, rows[0], rows[1], False) for name, rows in list_given_sets()]
     lines = []
-    for name, x, y, standardise in [*small_sets(), *given, *generated_sets()]:
+    for name, x, y, standardise in [*small_sets(), *given, *make_generated_sets()]:
         line: dict[str, Any] = {
             "set": name,
             "shape": list(x.shape),
@@ -322,7 +324,7 @@ def architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
                 found["fit"].append(fitted - begin)
                 right = np.searchsorted(model.classes_, other)
                 found["error"].append(100 * float((p.argmax(axis=1) != right).mean()))
-                found["calibration_error"].append(calibration_error(p, right))
+                found["calibration_error"].append(compute_calibration_error(p, right))
             line["models"][architecture] = {
                 "error": round(float(np.mean(found["error"])), 2),
                 "deviation": round(float(np.std(found["error"])), 2),
@@ -335,11 +337,11 @@ def architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
     return lines
 
 
-def best(seed: int) -> list[dict[str, Any]]:
+def find_best_candidate(seed: int) -> list[dict[str, Any]]:
     """Return the test errors of the default and of the best one of twenty candidates."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
-    for name, (train, codes, test, other) in [*sets, *given_sets()]:
+    for name, (train, codes, test, other) in [*sets, *list_given_sets()]:
         line: dict[str, Any] = {"set": name, "models": {}}
         for model, grid in GRIDS.items():
             fitted = MODELS[model](seed).fit(train, codes)
@@ -360,8 +362,8 @@ def best(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return the NMI of all rows of each set, standardised as in `errors`, with as many clusters as
+def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
+    """Return the NMI of all rows of each set, standardised as in `measure_errors`, with as many clusters as
     classes.
     """
     lines = []
@@ -392,7 +394,7 @@ def clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
     return lines
 
 
-def densities(seed: int) -> list[dict[str, Any]]:
+def measure_densities(seed: int) -> list[dict[str, Any]]:
     """Return the log-likelihoods on sets of measurements, and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
@@ -415,7 +417,7 @@ def densities(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def outputs(seed: int) -> list[dict[str, Any]]:
+def measure_outputs(seed: int) -> list[dict[str, Any]]:
     """Return the errors on binary digits of scikit-learn and, with SCALELATENT_DATA, on topics of
     documents.
     """
@@ -437,7 +439,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
         train, test, outs, other = train_test_split(x, v, test_size=0.3, random_state=seed)
         outs[:2] = [[0], [1]]  # LogisticRegression needs both values of each label.
         made = [(model, make()) for model, make in models.items()]
-        line = classified(name, (train, outs, test, other), made)
+        line = classify(name, (train, outs, test, other), made)
         line["shape"].append(v.shape[1])
         line["models"]["the commoner value"] = {
             "error": round(100 * float((other != (outs.mean(0) > 0.5)).mean()), 2)
@@ -446,7 +448,7 @@ def outputs(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def classify(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return the test error in percent and the seconds of a fit, for each model."""
     train, codes, test, other = rows
     line: dict[str, Any] = {"set": name, "shape": list(train.shape), "models": {}}
@@ -460,7 +462,7 @@ def classified(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dic
     return line
 
 
-def parts(seed: int) -> list[dict[str, Any]]:
+def measure_parts(seed: int) -> list[dict[str, Any]]:
     """Return the errors of the models on binary digits of scikit-learn."""
     x, y = load_digits(return_X_y=True)
     rivals, lines = ("logistic regression", "3 nearest neighbours"), []
@@ -468,13 +470,13 @@ def parts(seed: int) -> list[dict[str, Any]]:
         split = next(splits((x > 7).astype(np.uint8), codes.astype(int), False, seed))
         network = sl.HierarchicalCompositionalNetwork(templates=20, image_shape=(8, 8), random_state=seed)
         models = [("HierarchicalCompositionalNetwork", network), *((m, MODELS[m](seed)) for m in rivals)]
-        lines.append(classified(name, split, models))
+        lines.append(classify(name, split, models))
         largest = 100 * (1 - np.bincount(split[3]).max() / len(split[3]))
         lines[-1]["models"]["the largest class"] = {"error": round(float(largest), 2)}
     return lines
 
 
-def documents(seed: int) -> list[dict[str, Any]]:
+def measure_documents(seed: int) -> list[dict[str, Any]]:
     """Return the errors of the models on documents of the RCV1 subset; needs SCALELATENT_DATA."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
@@ -482,21 +484,21 @@ def documents(seed: int) -> list[dict[str, Any]]:
     train, test, codes, other = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
     dense = ("CapsuleRegression, the paper's", "RBF SVM")
     models = [(m, MODELS[m](seed)) for m in MODELS if m not in dense]
-    return [classified("RCV1, one topic", (train, codes, test, other), models)]
+    return [classify("RCV1, one topic", (train, codes, test, other), models)]
 
 
 PARTS = {
-    "errors": errors,
-    "subsets": subsets,
-    "likelihoods": likelihoods,
-    "calibration": calibration,
-    "architectures": architectures,
-    "best": best,
-    "clusters": clusters,
-    "densities": densities,
-    "outputs": outputs,
-    "parts": parts,
-    "documents": documents,
+    "errors": measure_errors,
+    "subsets": compare_subsets,
+    "likelihoods": compare_likelihoods,
+    "calibration": measure_calibration,
+    "architectures": compare_architectures,
+    "best": find_best_candidate,
+    "clusters": measure_clusters,
+    "densities": measure_densities,
+    "outputs": measure_outputs,
+    "parts": measure_parts,
+    "documents": measure_documents,
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from common import parser, write
 
 
-def demo(folder: Path, rows: int) -> dict[str, Any]:
+def run_demo(folder: Path, rows: int) -> dict[str, Any]:
     """Run the command once and return its figures."""
     command = [
         sys.executable,
@@ -49,8 +49,8 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=1_000_000)
     a = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        first = demo(Path(folder) / "first", 20_000)
-        result = demo(Path(folder) / "second", a.rows)
+        first = run_demo(Path(folder) / "first", 20_000)
+        result = run_demo(Path(folder) / "second", a.rows)
     results = {**result, "first_run_of_20000_rows_seconds": first["seconds"]}
     print(results)
     write(a.out, a.seed, results)

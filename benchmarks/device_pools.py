@@ -53,7 +53,7 @@ def pool(count: int) -> Iterator[Any]:
 
 def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
     """Return the figures of each pass except the first two, in which the speeds are not known yet."""
-    from paced_learner import Paced, computed
+    from paced_learner import PacedLearner, list_computed_blocks
 
     from scalelatent.engine.batch_loop import fit_batches
     from scalelatent.engine.callbacks import Callbacks
@@ -62,7 +62,7 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
     from scalelatent.engine.passes import make_stage
 
     row_seconds = seconds * sum(speeds) / len(dataset)
-    learner = Paced(row_seconds, speeds, passes + 2)
+    learner = PacedLearner(row_seconds, speeds, passes + 2)
     stage = make_stage(
         "paced_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
     )
@@ -71,7 +71,7 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
         executor = DaskExecutor(client, store, checkpoint_seconds=3600)
         began = time.time()
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(), store=store)
-    found = client.run(computed).values()
+    found = client.run(list_computed_blocks).values()
     blocks = [[block for block in blocks if block[2] >= began] for blocks in found]
     return [of_pass(blocks, number, seconds) for number in range(2, passes + 2)]
 

@@ -31,11 +31,11 @@ from scalelatent.data import (
     make_images,
     shuffle_dataset,
 )
-from scalelatent.generators.corrupted import KINDS
+from scalelatent.generators.corrupted import CORRUPTIONS
 from scalelatent.generators.images import DEFAULTS
 
 
-def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
+def measure_seconds(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
     """Return the smallest wall seconds and the smallest CPU seconds."""
     wall, cpu = [], []
     for _ in range(repeats):
@@ -46,15 +46,15 @@ def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
     return min(wall), min(cpu)
 
 
-def image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
+def measure_image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
     """Return the images per second of each set."""
     out: dict[str, Any] = {}
     for kind in DEFAULTS:
         images = image_set(kind, seed=seed)
         n = n_rows // (20 if kind == "text" else 1)
         images.rows(0, 10)
-        alone, _ = timed(lambda images=images, n=n: images.rows(0, n // 10))
-        wall, cpu = timed(
+        alone, _ = measure_seconds(lambda images=images, n=n: images.rows(0, n // 10))
+        wall, cpu = measure_seconds(
             lambda kind=kind, n=n: make_images(f"{folder}/m", kind, n, seed=seed, overwrite=True)
         )
         out[kind] = {
@@ -66,24 +66,24 @@ def image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
     return out
 
 
-def corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
+def measure_corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
     """Return the pairs per second of corrupted and clean 28 x 28 images."""
     from numpy import random, uint8
 
     pixels = random.default_rng(seed).integers(0, 256, (10_000, 28, 28), dtype=uint8)
     Dataset.from_arrays(pixels, pixels[:, 0, 0] % 10).save(f"{folder}/base")
     out: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind in CORRUPTIONS:
         arguments: dict[str, Any] = {"base": f"{folder}/base", "seed": seed, "overwrite": True}
         make_corrupted(f"{folder}/c", kind, rows=100, **arguments)
-        wall, cpu = timed(
+        wall, cpu = measure_seconds(
             lambda kind=kind, a=arguments: make_corrupted(f"{folder}/c", kind, rows=n_rows, **a)
         )
         out[kind] = {"pairs_s": round(n_rows / wall), "pairs_s_per_core": round(n_rows / cpu)}
     return out
 
 
-def order_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
+def measure_order_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
     """Return the MB/s of rows (28 x 28 random pixels in uint8) through each verb."""
     from numpy import random, uint8
 
@@ -107,7 +107,7 @@ def order_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
         "convert to zstd": lambda: convert_dataset(ds, f"{folder}/out", compressor="zstd", **place),
         "convert to float32": lambda: convert_dataset(ds, f"{folder}/out", dtype="f4", **place),
     }
-    out = {name: round(size / timed(run)[0], 1) for name, run in runs.items()}
+    out = {name: round(size / measure_seconds(run)[0], 1) for name, run in runs.items()}
     ds[:1000].save(f"{folder}/grown")
     begin = time.perf_counter()
     append_rows(f"{folder}/grown", ds)
@@ -123,9 +123,9 @@ def main() -> None:
         make_digits(f"{folder}/warm", 2000)
         results = {
             "rows": args.rows,
-            "images": image_rates(folder, args.rows, args.seed),
-            "corrupted pairs, 28x28": corruption_rates(folder, args.rows, args.seed),
-            "order, uint8 28x28": order_rates(folder, args.rows, args.seed),
+            "images": measure_image_rates(folder, args.rows, args.seed),
+            "corrupted pairs, 28x28": measure_corruption_rates(folder, args.rows, args.seed),
+            "order, uint8 28x28": measure_order_rates(folder, args.rows, args.seed),
         }
     for name, part in results.items():
         print(name, part)

@@ -34,7 +34,7 @@ from gpu_common import (
     run_script,
     script_parser,
 )
-from hcn_common import n_found
+from hcn_common import count_found
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
@@ -275,7 +275,7 @@ def learned(args: argparse.Namespace) -> dict[str, Any]:
         "images": n,
         "seconds": seconds,
         "pairs_per_second": n * layer_of(args).pairs / seconds,
-        "letters found": n_found(model.weights_[0], kinds),
+        "letters found": count_found(model.weights_[0], kinds),
         "compression": model.compression_,
     }
     print(json.dumps(found), flush=True)

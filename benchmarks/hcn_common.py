@@ -15,7 +15,7 @@ FOUND = 0.9
 """A building block counts as found if its overlap with a feature is at least this."""
 
 
-def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
+def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
     """Return the intersection over union of two binary arrays (h, w): the largest over all translations."""
     kh, kw = kind.shape
     wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
@@ -25,17 +25,17 @@ def overlap(feature: np.ndarray, kind: np.ndarray) -> float:
     return common / union if union else 0.0
 
 
-def overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+def compute_overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """Return, for each building block (k, h, w), its largest overlap with a feature (F, 1, h, w)."""
-    return np.array([max(overlap(f[0], kind) for f in weights) for kind in kinds])
+    return np.array([max(compute_overlap(f[0], kind) for f in weights) for kind in kinds])
 
 
-def n_found(weights: np.ndarray, kinds: np.ndarray) -> int:
+def count_found(weights: np.ndarray, kinds: np.ndarray) -> int:
     """Return the number of building blocks that are found among the features."""
-    return int((overlaps(weights, kinds) >= FOUND).sum())
+    return int((compute_overlaps(weights, kinds) >= FOUND).sum())
 
 
-def true_compression(images: ImageSet, n: int) -> float:
+def compute_true_compression(images: ImageSet, n: int) -> float:
     """Return the compression of the first n images by the generator's own features and places.
 
     The bits count only the features that occur in these images.
@@ -55,7 +55,7 @@ def true_compression(images: ImageSet, n: int) -> float:
     return float(reported / bits(x.sum(), x.size))
 
 
-def tiles(features: np.ndarray, columns: int) -> np.ndarray:
+def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:
     """Return features (n, h, w) as one picture with this number of columns: floats from 0 to 1, grey
     borders.
     """
@@ -68,7 +68,7 @@ def tiles(features: np.ndarray, columns: int) -> np.ndarray:
     return out
 
 
-def draw(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
+def draw_pictures(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
     """Write rows of titled pictures (0 is black, 1 is white) to a PNG file."""
     from scalelatent.report.style import new_figure
 

@@ -51,7 +51,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import mnist, parser, write_part
-from hcn_common import draw, tiles
+from hcn_common import arrange_tiles, draw_pictures
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -85,20 +85,20 @@ PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"  # and trial, more
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
-def digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
+def load_digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
     """Return grey images (n, 28, 28) and labels of some MNIST digits."""
     x, y = mnist(rows, part)
     return x.reshape(-1, SIDE, SIDE), y.astype(np.int64)
 
 
-def first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
+def select_first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
     """Return the first n training digits of each class, in the order of the file."""
-    x, y = digits(slice(0, max(5_000, 12 * CLASSES * n)))
+    x, y = load_digits(slice(0, max(5_000, 12 * CLASSES * n)))
     chosen = np.sort(np.concatenate([np.flatnonzero(y == code)[:n] for code in range(CLASSES)]))
     return x[chosen], y[chosen]
 
 
-def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
+def corrupt_images(x: np.ndarray, name: str, seed: int) -> np.ndarray:
     """Return images with one of the corruptions, drawn by the seed; "clean" returns them unchanged."""
     if name == "clean":
         return x
@@ -106,7 +106,7 @@ def corrupted(x: np.ndarray, name: str, seed: int) -> np.ndarray:
     return CorruptedImages(Dataset.from_arrays(x), how).rows(0, len(x))[0]
 
 
-def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
+def make_network(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
     """Return the network, not fitted yet, with the settings of the command line."""
     return sl.HierarchicalCompositionalNetwork(
         [(args.features, args.feature_size)],
@@ -128,45 +128,45 @@ def model_of(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
     )
 
 
-def errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, float]:
+def measure_errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, float]:
     """Return the error rates on test digits, or on held-out training digits, clean and corrupted."""
-    x, y = digits(TRIED) if held_out else digits(slice(0, args.test_rows), "test")
+    x, y = load_digits(TRIED) if held_out else load_digits(slice(0, args.test_rows), "test")
     found = {}
     for name in ("clean", *CORRUPTIONS):
         n = args.test_rows if name == "clean" else args.corrupted_rows
-        reported = predict(corrupted(x[:n], name, args.seed))
+        reported = predict(corrupt_images(x[:n], name, args.seed))
         found[name] = round(float((reported != y[:n]).mean()), 4)
     found["mean of corruptions"] = round(float(np.mean([found[name] for name in CORRUPTIONS])), 4)
     return found
 
 
-def edges(x: np.ndarray, args: Any) -> np.ndarray:
+def find_edges(x: np.ndarray, args: Any) -> np.ndarray:
     """Return the edges of images, bool (images, filters, 28, 28)."""
     return OrientedFilters(args.filters, args.filter_size).find_edges(np.ascontiguousarray(x))
 
 
-def spread(on: np.ndarray) -> np.ndarray:
+def spread_edges(on: np.ndarray) -> np.ndarray:
     """Return whether an edge is on in the 3 x 3 pixels around each pixel."""
     wide = np.pad(on, ((0, 0), (0, 0), (1, 1), (1, 1)))
     rows = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
     return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
 
 
-def edges_drawn(model: Any, x: np.ndarray, args: Any) -> float:
+def compare_drawn_edges(model: Any, x: np.ndarray, args: Any) -> float:
     """Return the edges in images that templates draw without noise, divided by the edges in digits."""
     made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
     made = made[made.any(axis=1)]  # A template that no image chose is empty.
-    return round(float(made.sum() / len(made) / (edges(x, args).sum() / len(x))), 3)
+    return round(float(made.sum() / len(made) / (find_edges(x, args).sum() / len(x))), 3)
 
 
-def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
+def measure_density(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
     """Return the density of templates and features, and the error on the training digits."""
-    of_images = edges(x, args).sum() / len(x)
+    of_images = find_edges(x, args).sum() / len(x)
     features, templates = (w.reshape(len(w), -1).sum(axis=1) for w in model.weights_)
     return {
         "training_error": round(1 - model.score(Dataset.from_arrays(x, y)), 4),
         "edges_of_a_digit": round(float(of_images), 1),
-        "edges_drawn_over_those": edges_drawn(model, x, args),
+        "edges_drawn_over_those": compare_drawn_edges(model, x, args),
         "features_used": int((features > 0).sum()),
         "weights_of_a_used_feature": round(float(features[features > 0].mean()), 1),
         "templates_used": int((templates > 0).sum()),
@@ -174,7 +174,7 @@ def shares(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any
     }
 
 
-class Form(torch.nn.Module):
+class ConvolutionalForm(torch.nn.Module):
     """Network from edges to class scores: standard, or with pools, linear features and the best template."""
 
     def __init__(self, args: Any, standard: bool) -> None:
@@ -202,19 +202,19 @@ class Form(torch.nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Convolutional:
+class ConvolutionalNetwork:
     """Convolutional network that classifies grey images."""
 
-    net: Form
+    net: ConvolutionalForm
     args: Any
 
     @classmethod
     def trained(
         cls, x: np.ndarray, y: np.ndarray, args: Any, *, standard: bool, decay: float
-    ) -> Convolutional:
+    ) -> ConvolutionalNetwork:
         """Return a network that was trained by cross-entropy on these images."""
         torch.manual_seed(args.seed)
-        net, given = Form(args, standard), torch.tensor(edges(x, args), dtype=torch.float32)
+        net, given = ConvolutionalForm(args, standard), torch.tensor(find_edges(x, args), dtype=torch.float32)
         steps = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=decay)
         for _ in range(args.cnn_epochs):
             for rows in torch.randperm(len(given)).split(40):
@@ -226,13 +226,13 @@ class Convolutional:
     @torch.no_grad()
     def __call__(self, images: np.ndarray) -> np.ndarray:
         parts = np.array_split(images, max(1, len(images) // 250))
-        on = (torch.tensor(edges(part, self.args), dtype=torch.float32) for part in parts)
+        on = (torch.tensor(find_edges(part, self.args), dtype=torch.float32) for part in parts)
         return np.concatenate([self.net(part).argmax(dim=1).numpy() for part in on])
 
 
-def side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def place_side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return images of two test digits each, both labels, and the column at which the second digit starts."""
-    x, y = digits(slice(0, 2 * n), "test")
+    x, y = load_digits(slice(0, 2 * n), "test")
     wide, begins = np.zeros((n, SIDE, WIDE), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
     for row, at in enumerate(begins):
         wide[row, :, :SIDE], wide[row, :, at : at + SIDE] = x[row], x[n + row]
@@ -241,7 +241,7 @@ def side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
     """Return the shares of images with two correct digits, of correct digits, and of correct positions."""
-    wide, y, begins = side_by_side(args.wide_rows, args.seed)
+    wide, y, begins = place_side_by_side(args.wide_rows, args.seed)
     found = model.with_classes((SIDE, WIDE)).predict(wide)
     order = np.argsort(found.positions[:, :, 1], axis=1)
     labels = np.take_along_axis(found.labels, order, axis=1)
@@ -255,66 +255,72 @@ def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
     }
 
 
-def nearest(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
+def fit_neighbours(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
     """Return a classifier by the k nearest digits in grey values."""
     model = KNeighborsClassifier(k, algorithm="brute").fit(x.reshape(len(x), -1) / 255.0, y)
     return lambda images: model.predict(images.reshape(len(images), -1) / 255.0)
 
 
-def exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
+def fit_exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
     """Return a classifier by the training digit whose edges explain an image best.
 
     Each edge may be up to two pixels away from its position in the training digit.
     """
     off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
-    of = edges(x, args).reshape(len(x), -1).astype(np.float32)
+    of = find_edges(x, args).reshape(len(x), -1).astype(np.float32)
 
     def predict(images: np.ndarray) -> np.ndarray:
         found = []
         for part in np.array_split(images, max(1, len(images) // 500)):
-            near = spread(spread(edges(part, args))).reshape(len(part), -1)
+            near = spread_edges(spread_edges(find_edges(part, args))).reshape(len(part), -1)
             found.append((np.where(near, on, off).astype(np.float32) @ of.T).argmax(axis=1))
         return y[np.concatenate(found)]
 
     return predict
 
 
-def logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Predict:
+def fit_logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Predict:
     """Return a classifier by logistic regression on the largest edge in each 3 x 3 pixels."""
 
     def pooled(images: np.ndarray) -> np.ndarray:
-        return spread(edges(images, args))[:, :, 1::3, 1::3].reshape(len(images), -1).astype(np.float32)
+        return (
+            spread_edges(find_edges(images, args))[:, :, 1::3, 1::3]
+            .reshape(len(images), -1)
+            .astype(np.float32)
+        )
 
     model = LogisticRegression(C=penalty, max_iter=300).fit(pooled(x), y)
     return lambda images: model.predict(pooled(images))
 
 
-def rivals(
+def list_rivals(
     x: np.ndarray, y: np.ndarray, args: Any
 ) -> Iterator[tuple[str, list[tuple[str, Callable[[], Predict]]]]]:
     """Yield the name of each other classifier, and the settings to fit it with."""
-    yield "the nearest digit", [(f"k = {k}", lambda k=k: nearest(x, y, k)) for k in (1, 3)]
+    yield "the nearest digit", [(f"k = {k}", lambda k=k: fit_neighbours(x, y, k)) for k in (1, 3)]
     yield (
         "each digit a template",
-        [(f"p01 {a:g}, p10 {b:g}", lambda a=a, b=b: exemplars(x, y, args, a, b)) for a, b in NOISES],
+        [(f"p01 {a:g}, p10 {b:g}", lambda a=a, b=b: fit_exemplars(x, y, args, a, b)) for a, b in NOISES],
     )
     yield (
         "logistic regression",
-        [(f"C = {c:g}", lambda c=c: logistic(x, y, args, c)) for c in (0.01, 0.1, 1)],
+        [(f"C = {c:g}", lambda c=c: fit_logistic(x, y, args, c)) for c in (0.01, 0.1, 1)],
     )
     for name, standard in (("convolutional, same form", False), ("convolutional, standard", True)):
-        fit = functools.partial(Convolutional.trained, x, y, args, standard=standard)
+        fit = functools.partial(ConvolutionalNetwork.trained, x, y, args, standard=standard)
         yield name, [(f"decay {decay:g}", functools.partial(fit, decay=decay)) for decay in args.decays]
 
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
     """Return the read noise with the smallest error on 400 held-out digits, this error and the classifier."""
-    return chosen([reading(model, *noise) for noise in READINGS], TRIED)
+    return choose_setting([set_read_noise(model, *noise) for noise in READINGS], TRIED)
 
 
-def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) -> tuple[str, float, Predict]:
+def choose_setting(
+    ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD
+) -> tuple[str, float, Predict]:
     """Return the name, error and classifier of the setting with the smallest error on held-out digits."""
-    x, y = digits(rows)
+    x, y = load_digits(rows)
     found = []
     for name, fit in ways:
         predict = fit()
@@ -323,14 +329,14 @@ def chosen(ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD) ->
     return min(found, key=lambda one: one[1])
 
 
-def with_pools(model: Any, **pools: Any) -> Any:
+def replace_pools(model: Any, **pools: Any) -> Any:
     """Return a network with the same weights and other pools."""
     other, network = copy.copy(model), model._network
     other._network = replace(network, net=replace(network.net, **pools))
     return other
 
 
-def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
+def fit_over_features(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
     """Return a network with these features (features, channels, h, w) and templates learned from the
     digits.
     """
@@ -361,7 +367,7 @@ def over(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: A
     return other
 
 
-def fixed_features(filters: int) -> dict[str, np.ndarray]:
+def make_fixed_features(filters: int) -> dict[str, np.ndarray]:
     """Return features of one edge per filter: in the middle pixel only, or at any of 3 x 3 pixels."""
     edge, anywhere = (np.zeros((filters, filters, 3, 3), bool) for _ in range(2))
     each = np.arange(filters)
@@ -369,13 +375,13 @@ def fixed_features(filters: int) -> dict[str, np.ndarray]:
     return {"an edge each": edge, "an edge anywhere": anywhere}
 
 
-def reading(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
-    """Return a name and a classifier with the same weights and this read noise."""
+def set_read_noise(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
+    """Return a name, and the classifier with its assumed noise (``p01``, ``p10``) replaced."""
     other = copy.copy(model).set_params(read_noise=(p01, p10))
     return f"p01 {p01:g}, p10 {p10:g}", lambda: other.predict
 
 
-def grey(on: np.ndarray, args: Any) -> np.ndarray:
+def draw_channels(on: np.ndarray, args: Any) -> np.ndarray:
     """Draw channels (n, channels, h, w) as images (n, h + size - 1, w + size - 1) of their filters."""
     half = OrientedFilters(args.filters, args.filter_size).weights
     kernels = torch.tensor(np.concatenate([half, -half])[:, None], dtype=torch.float32)
@@ -384,29 +390,36 @@ def grey(on: np.ndarray, args: Any) -> np.ndarray:
     return 0.5 + 0.5 * drawn / np.where(most > 0, most, 1)
 
 
-def template_edges(model: Any, templates: np.ndarray) -> np.ndarray:
+def find_template_edges(model: Any, templates: np.ndarray) -> np.ndarray:
     """Return the edges that templates draw without shifts, bool (templates, channels, 28, 28)."""
     features, over = (torch.tensor(w.astype(np.float32)) for w in model.weights_)
     return (torch.nn.functional.conv_transpose2d(over[templates], features) > 0).numpy()
 
 
-def pictures(args: Any, model: Any) -> None:
+def draw_figures(args: Any, model: Any) -> None:
     """Draw the features, the templates of two classes and corrupted digits."""
     features = model.weights_[0]
     used = features[features.reshape(len(features), -1).any(axis=1)]
-    line = [(f"{len(used)} features of {len(features)}", tiles(1 - grey(used, args), 8))]
-    draw(args.out.with_suffix(".png"), [line])
+    line = [(f"{len(used)} features of {len(features)}", arrange_tiles(1 - draw_channels(used, args), 8))]
+    draw_pictures(args.out.with_suffix(".png"), [line])
     shown = []
     for code in SHOWN:
         of = np.flatnonzero(model.template_classes_ == code)
-        shown.append((f"{len(of)} templates of {code}", tiles(1 - grey(template_edges(model, of), args), 8)))
-    draw(args.out.with_name(f"{args.out.stem}_templates.png"), [shown])
-    x, _ = digits(slice(0, 8), "test")
-    row = [(name, tiles(corrupted(x, name, args.seed) / 255, 2)) for name in ("clean", *CORRUPTIONS)]
-    draw(args.out.with_name(f"{args.out.stem}_corrupted.png"), [row[:4], row[4:]])
+        shown.append(
+            (
+                f"{len(of)} templates of {code}",
+                arrange_tiles(1 - draw_channels(find_template_edges(model, of), args), 8),
+            )
+        )
+    draw_pictures(args.out.with_name(f"{args.out.stem}_templates.png"), [shown])
+    x, _ = load_digits(slice(0, 8), "test")
+    row = [
+        (name, arrange_tiles(corrupt_images(x, name, args.seed) / 255, 2)) for name in ("clean", *CORRUPTIONS)
+    ]
+    draw_pictures(args.out.with_name(f"{args.out.stem}_corrupted.png"), [row[:4], row[4:]])
 
 
-def kept_or_fitted(
+def load_or_fit(
     args: Any, seed: int, x: np.ndarray, y: np.ndarray
 ) -> tuple[sl.HierarchicalCompositionalNetwork, dict[str, float]]:
     """Return a fitted network and the CPU seconds of its fit; load the network from --models if it is
@@ -416,7 +429,7 @@ def kept_or_fitted(
     if place and place.exists():
         return sl.load_model(place), {}
     begin = time.process_time()
-    model = model_of(args, seed).fit(Dataset.from_arrays(x, y))
+    model = make_network(args, seed).fit(Dataset.from_arrays(x, y))
     seconds = {"cpu_seconds": round(time.process_time() - begin, 1)}
     if place:
         model.save(place)
@@ -482,7 +495,7 @@ def main() -> None:
     )
     arguments.add_argument("--cnn-epochs", type=int, default=30)
     args = arguments.parse_args()
-    parts, (x, y) = args.parts.split(","), first_of_each(args.each)
+    parts, (x, y) = args.parts.split(","), select_first_of_each(args.each)
     reported: dict[str, dict[str, Any]] = {part: {} for part in parts}
 
     def record(part: str, name: str, found: dict[str, Any]) -> None:
@@ -491,37 +504,41 @@ def main() -> None:
         write_part(args.out, part, args.seed, reported[part])
 
     if "rivals" in parts:
-        for name, ways in rivals(x, y, args):
+        for name, ways in list_rivals(x, y, args):
             if args.rivals and args.rivals not in name:
                 continue
-            how, held, predict = chosen(ways)
-            found = {"errors": errors(predict, args), "setting": how, "held_out_error": held}
+            how, held, predict = choose_setting(ways)
+            found = {"errors": measure_errors(predict, args), "setting": how, "held_out_error": held}
             print(name, found, flush=True)
             write_part(args.out, f"rival {name}", args.seed, found)
-            if isinstance(predict, Convolutional):
+            if isinstance(predict, ConvolutionalNetwork):
                 first = predict.net.low.weight.detach().numpy()
-                shown = (f"first weights, {name}", tiles(1 - grey(first, args), 8))
+                shown = (f"first weights, {name}", arrange_tiles(1 - draw_channels(first, args), 8))
                 place = "standard" if predict.net.standard else "form"
-                draw(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
+                draw_pictures(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
     for seed in range(args.seed, args.seed + args.seeds):
         if not {"hcn", "objects", "more", "layers", "noise", "thin", "pictures", "trial"} & set(parts):
             break
-        joint, seconds = kept_or_fitted(args, seed, x, y)
+        joint, seconds = load_or_fit(args, seed, x, y)
 
         @functools.cache
         def of_digits(joint: Any = joint) -> Any:
-            return over(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
+            return fit_over_features(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
 
         if "trial" in parts:
             model = of_digits()
-            found = {"errors": errors(model.predict, args, True), **shares(model, x, y, args), **seconds}
+            found = {
+                "errors": measure_errors(model.predict, args, True),
+                **measure_density(model, x, y, args),
+                **seconds,
+            }
             print(found, flush=True)
             write_part(args.out, f"trial {describe_setting(args)}", args.seed, found)
         if "hcn" in parts:
-            found = {**shares(of_digits(), x, y, args), **seconds}
+            found = {**measure_density(of_digits(), x, y, args), **seconds}
             setting, held, predict = read_best(of_digits())
             begin = time.process_time()
-            found |= {"setting": setting, "held_out_error": held, "errors": errors(predict, args)}
+            found |= {"setting": setting, "held_out_error": held, "errors": measure_errors(predict, args)}
             rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
             found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
             own = args.features, args.feature_size
@@ -532,40 +549,40 @@ def main() -> None:
         if "more" in parts:
             found = {}
             for each in args.more:
-                mx, my = first_of_each(each)
-                read = over(joint, joint.weights_[0], mx, my, args)
+                mx, my = select_first_of_each(each)
+                read = fit_over_features(joint, joint.weights_[0], mx, my, args)
                 setting, held, predict = read_best(read)
-                tx, ty = digits(slice(0, args.test_rows), "test")
+                tx, ty = load_digits(slice(0, args.test_rows), "test")
                 found[f"{each} digits of a class"] = {
                     "test_error": round(float((predict(tx) != ty).mean()), 4),
-                    "edges_drawn_over_those": edges_drawn(read, mx, args),
+                    "edges_drawn_over_those": compare_drawn_edges(read, mx, args),
                     "setting": setting,
                     "held_out_error": held,
                 }
                 record("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
-            pictures(args, of_digits())
+            draw_figures(args, of_digits())
         if "layers" in parts:
             model = of_digits()
-            even, none = with_pools(model, spread=0.0), with_pools(model, side=1)
-            tx, ty = digits(TRIED)
+            even, none = replace_pools(model, spread=0.0), replace_pools(model, side=1)
+            tx, ty = load_digits(TRIED)
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
             if args.template_passes:
                 kinds["templates learned with the features"] = joint
                 # With a smaller prior a weight would cost more bits than one edge of one digit saves.
                 likely = argparse.Namespace(**vars(args) | {"p_weight": (args.p_weight[0], 0.5)})
-                for name, features in fixed_features(args.filters).items():
-                    kinds[name] = over(joint, features, x, y, likely)
+                for name, features in make_fixed_features(args.filters).items():
+                    kinds[name] = fit_over_features(joint, features, x, y, likely)
             shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
             record("layers", str(seed), shown)
         if "noise" in parts:
             fit, read = (args.p01, args.p10), tuple(args.read_noise)
-            (hx, hy), found = digits(HELD), {}
+            (hx, hy), found = load_digits(HELD), {}
             for learned_by in (fit, read):
                 noise = argparse.Namespace(**vars(args) | {"read_noise": learned_by})
-                model = over(joint, joint.weights_[0], x, y, noise)
+                model = fit_over_features(joint, joint.weights_[0], x, y, noise)
                 for read_by in (fit, read):
-                    _, predict = reading(model, *read_by)
+                    _, predict = set_read_noise(model, *read_by)
                     key = "templates by {:g}, {:g}; images by {:g}, {:g}".format(*learned_by, *read_by)
                     found[key] = round(float((predict()(hx) != hy).mean()), 4)
             record("noise", str(seed), found)
@@ -573,10 +590,12 @@ def main() -> None:
             found = {}
             for p01, p10 in THINNER:
                 noise = argparse.Namespace(**vars(args) | {"read_noise": (p01, p10)})
-                thin = over(joint, joint.weights_[0], x, y, noise)
-                how, held, _ = chosen([reading(thin, *one) for one in (*NOISES, *READINGS[:-1])], TRIED)
+                thin = fit_over_features(joint, joint.weights_[0], x, y, noise)
+                how, held, _ = choose_setting(
+                    [set_read_noise(thin, *one) for one in (*NOISES, *READINGS[:-1])], TRIED
+                )
                 found[f"p01 {p01:g}, p10 {p10:g}"] = {
-                    "edges_drawn_over_those": edges_drawn(thin, x, args),
+                    "edges_drawn_over_those": compare_drawn_edges(thin, x, args),
                     "weights_of_a_template": round(float(thin.weights_[1].sum() / len(thin.weights_[1])), 1),
                     "setting": how,
                     "held_out_error": held,

@@ -22,7 +22,7 @@ from scalelatent.generators.images import image_set
 DEFAULT_ROWS = 3_000
 
 
-def sets() -> dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray]]:
+def list_sets() -> dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray]]:
     """Return parameters, training images and held-out images of each data set."""
     letters = image_set("letters", alphabet="AKSTX", count=5, size=(24, 24), noise=0.03, seed=3)
     x, _ = letters.rows(0, 1_500)
@@ -45,7 +45,7 @@ def main() -> None:
         "--seeds", type=int, default=3, help="number of fits of each set, with seeds from --seed on"
     )
     args = arguments.parse_args()
-    for name, (how, x, held) in sets().items():
+    for name, (how, x, held) in list_sets().items():
         epochs = -(-DEFAULT_ROWS // len(x))
         found = []
         for seed in range(args.seed, args.seed + args.seeds):

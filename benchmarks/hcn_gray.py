@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from common import parser, write_part
-from hcn_common import draw, tiles
+from hcn_common import arrange_tiles, draw_pictures
 from scipy.optimize import linear_sum_assignment
 
 import scalelatent as sl
@@ -37,7 +37,7 @@ BLUR, GRAIN = 1, 10
 TRAITS = ("square", "circle", "forward", "backward")
 
 
-def traits_of(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int]]:
+def find_traits(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int]]:
     """Return the features of each trait: its two templates have them, and no other template does.
 
     ``templates`` is bool (templates, features); ``patterns`` is the pattern of each template.
@@ -50,7 +50,7 @@ def traits_of(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int
     }
 
 
-def fitted(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
+def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
     """Fit a network of grey images; return it and its results."""
     images = image_set("traits", seed=args.seed, labels="pattern", blur=BLUR, grain=GRAIN)
     (x, y), (test, true) = images.rows(0, args.images), images.rows(args.images, args.images + TEST)
@@ -90,7 +90,7 @@ def fitted(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
         "p10": args.p10,
         "training_error": round(float((of[model.predict(x)] != y).mean()), 6),
         "test_error": round(float((of[model.predict(test)] != true).mean()), 6),
-        "features_of_traits": traits_of(model.weights_[-1].any(axis=(2, 3)), of),
+        "features_of_traits": find_traits(model.weights_[-1].any(axis=(2, 3)), of),
         "weights_on": last["weights_on_by_layer"],
         "weights_changed": int(last["weights_changed"]),
         "cpu_seconds": round(seconds, 1),
@@ -113,7 +113,7 @@ def main() -> None:
     arguments.add_argument("--unlabelled", action="store_true", help="fit without labels: four clusters")
     args = arguments.parse_args()
     for size in args.sizes:
-        model, found = fitted(args, size)
+        model, found = fit_network(args, size)
         print(found, flush=True)
         of = "labelled"
         if args.unlabelled:
@@ -123,11 +123,11 @@ def main() -> None:
         if args.unlabelled or args.seed:
             continue
         edges = model.weights_[0].mean(axis=1)
-        features = tiles(edges / max(edges.max(), 1e-9), FEATURES)
+        features = arrange_tiles(edges / max(edges.max(), 1e-9), FEATURES)
         templates = model.weights_[1].reshape(-1, *model.weights_[1].shape[2:])
-        over = tiles(templates, FEATURES)
+        over = arrange_tiles(templates, FEATURES)
         line = [(f"features, {size} x {size} filters", features), ("templates x features", over)]
-        draw(args.out.with_name(f"{args.out.stem}_{size}.png"), [line])
+        draw_pictures(args.out.with_name(f"{args.out.stem}_{size}.png"), [line])
 
 
 if __name__ == "__main__":

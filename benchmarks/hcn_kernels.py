@@ -56,7 +56,7 @@ SIZES = {
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def bare(s: Any, w: Any, b: Any, rounds: Any) -> None:
+def compute_bare_messages(s: Any, w: Any, b: Any, rounds: Any) -> None:
     """Compute the messages of one tree in each round, without the second largest value.
 
     LLVM does not vectorise the loop that finds the second largest value.
@@ -78,7 +78,9 @@ def bare(s: Any, w: Any, b: Any, rounds: Any) -> None:
         b = -b
 
 
-def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int) -> dict:
+def measure_rates(
+    size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int
+) -> dict:
     letters = image_set("letters", alphabet=alphabet, count=count, size=(size, size), noise=0.03, seed=seed)
     layer = FeatureLayer((1, size, size), features, window, 1e-3, 1e-3, 0.3, 1e-4)
     evidence = layer.compute_evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]
@@ -129,7 +131,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
     flat = [np.random.default_rng(seed).integers(-2000, 1000, tree).astype(np.int32) for _ in range(2)]
     rounds = pairs // tree
     ways = {
-        "bare": lambda: bare(*flat, np.int32(-1300), rounds),
+        "bare": lambda: compute_bare_messages(*flat, np.int32(-1300), rounds),
         "without messages": lambda: online((s, beliefs)),
         "first sweep with messages": first_sweep,
         "with messages": lambda: visit(1.0),
@@ -169,7 +171,7 @@ def rates(size: int, alphabet: str, count: int, features: int, window: tuple[int
     }
 
 
-def numpy_rate(seed: int) -> float:
+def measure_numpy_rate(seed: int) -> float:
     """Return the pairs per second of the numpy reference."""
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
     x = (np.random.default_rng(seed).random((1, layer.n_pixels)) < 0.2).astype(np.uint8)
@@ -179,7 +181,7 @@ def numpy_rate(seed: int) -> float:
     return float(f"{layer.pairs / fastest(way, rounds=5)['numpy']:.3g}")
 
 
-def instructions() -> dict[str, dict[str, int]]:
+def count_instructions() -> dict[str, dict[str, int]]:
     """Return counts of some instructions in the machine code of the sweeps."""
     words = ("vpminsd", "vpmaxsd", "vdiv", "idiv", "call")
     out = {}
@@ -197,9 +199,9 @@ def main() -> None:
     arguments = parser(__doc__, "hcn_kernels")
     arguments.add_argument("--no-write", action="store_true", help="print the figures and do not write them")
     args = arguments.parse_args()
-    results: dict[str, Any] = {name: rates(*size, args.seed) for name, size in SIZES.items()}
-    results["numpy, pairs a second"] = numpy_rate(args.seed)
-    results["instructions"] = instructions()
+    results: dict[str, Any] = {name: measure_rates(*size, args.seed) for name, size in SIZES.items()}
+    results["numpy, pairs a second"] = measure_numpy_rate(args.seed)
+    results["instructions"] = count_instructions()
     print(json.dumps(results, indent=1))
     if not args.no_write:
         write(args.out, args.seed, results)

@@ -59,7 +59,7 @@ SIZES = [(2, 12), (40, 6)]
 
 
 @numba.njit(nogil=True, error_model="numpy", fastmath=False)
-def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
+def compute_bare_messages(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
     """Compute the message of a tree to its pixel repeatedly, without its messages to places and weights."""
     zero, out = np.int32(0), np.int32(0)
     for _ in range(rounds):
@@ -72,8 +72,8 @@ def bare(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
     return out
 
 
-def pieces(seed: int) -> dict[str, Any]:
-    """Return the milliseconds of the parts of a pass, and of the operations that they are compared with."""
+def time_pieces(seed: int) -> dict[str, Any]:
+    """Return the milliseconds of each part of a pass, and of the operation that it is compared with."""
     x, y = image_set("traits", seed=seed).rows(0, IMAGES)
     params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "online": False, "random_state": seed}
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net
@@ -122,7 +122,7 @@ def pieces(seed: int) -> dict[str, Any]:
         "ORs and pools, down": down,
         "trees of places and weights": trees,
         "trees to what they make": lower_trees,
-        "a bare loop of that": lambda: bare(*flat, pairs // tree),
+        "a bare loop of that": lambda: compute_bare_messages(*flat, pairs // tree),
         "a forward pass": lambda: net.template_scores(fixed, pixels, backend),
         "its convolutions as products": lambda: [a @ b for a, b in zip(windows, flats, strict=True)],
     }
@@ -144,7 +144,7 @@ def pieces(seed: int) -> dict[str, Any]:
     }
 
 
-def cluster(rows: int, seed: int) -> dict[str, Any]:
+def compare_cluster(rows: int, seed: int) -> dict[str, Any]:
     """Return the seconds of an online epoch in this process and on workers."""
     x, y = mnist()
     ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
@@ -174,7 +174,7 @@ def cluster(rows: int, seed: int) -> dict[str, Any]:
     }
 
 
-class Leaves(sl.Callback):
+class LeafBytes(sl.Callback):
     """Largest number of bytes of leaves in a run folder: of all leaves, and of the leaves of each pass."""
 
     def __init__(self, folder: Path) -> None:
@@ -189,7 +189,7 @@ class Leaves(sl.Callback):
         self.passes |= {k: sum(sizes) for k, sizes in found.items()}
 
 
-def kept_by_a_fit(
+def measure_kept_messages(
     side: int, p_weight: tuple[float, float], each: int, passes: int, seed: int
 ) -> dict[str, Any]:
     """Fit one network; return the size of its messages in memory and in its run folder."""
@@ -204,7 +204,7 @@ def kept_by_a_fit(
     )  # fmt: skip
     reported = m.plan(ds, engine=engine)
     with tempfile.TemporaryDirectory() as run:
-        leaves = Leaves(Path(run))
+        leaves = LeafBytes(Path(run))
         begin = time.perf_counter()
         m.fit(ds, run_dir=run, engine=engine, callbacks=leaves)
         seconds = time.perf_counter() - begin
@@ -229,13 +229,13 @@ def kept_by_a_fit(
     }
 
 
-def kept(seed: int) -> list[dict[str, Any]]:
+def measure_all_fits(seed: int) -> list[dict[str, Any]]:
     """Return the size of kept messages of all fits, each in a new process."""
     found = []
     for size in SIZES:
         for reading in READINGS:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-                found.append(alone.submit(kept_by_a_fit, *reading, *size, seed).result())
+                found.append(alone.submit(measure_kept_messages, *reading, *size, seed).result())
             print(found[-1], flush=True)
     return found
 
@@ -249,9 +249,9 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=640, help="number of digits in the part cluster")
     args = arguments.parse_args()
     parts: dict[str, Callable[[], Any]] = {
-        "pieces": lambda: pieces(args.seed),
-        "cluster": lambda: cluster(args.rows, args.seed),
-        "kept": lambda: kept(args.seed),
+        "pieces": lambda: time_pieces(args.seed),
+        "cluster": lambda: compare_cluster(args.rows, args.seed),
+        "kept": lambda: measure_all_fits(args.seed),
     }
     for part in args.parts.split(","):
         found = parts[part]()

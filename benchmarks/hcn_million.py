@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from common import open_or, parser, write_part
-from hcn_common import n_found
+from hcn_common import count_found
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
@@ -48,14 +48,14 @@ SMALL = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 
-def letters(folder: Path, rows: int, seed: int) -> Dataset:
+def open_letters(folder: Path, rows: int, seed: int) -> Dataset:
     """Return the dataset of images; create it if it does not exist."""
     place = folder / f"letters-{rows}.zarr"
     found: Dataset = open_or(place, lambda: make_images(place, "letters", rows, seed=seed))
     return found
 
 
-def estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwork:
+def make_estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwork:
     return sl.HierarchicalCompositionalNetwork(
         [(FEATURES, WINDOW)],
         **SETTINGS,
@@ -68,7 +68,7 @@ def estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwork:
     )
 
 
-def rate(ds: Dataset, args: Any, images: int = 2000) -> float:
+def measure_thread_rate(ds: Dataset, args: Any, images: int = 2000) -> float:
     """Return the pairs per second of as many threads as there are workers; each thread runs chains."""
     learner = OnlineFeatureLearner(
         FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed
@@ -89,9 +89,9 @@ def rate(ds: Dataset, args: Any, images: int = 2000) -> float:
         return len(blocks) * size * learner.layer.pairs / (time.perf_counter() - begin)
 
 
-def on_cluster(ds: Dataset, args: Any, **more: Any) -> tuple[Any, float, dict[str, Any]]:
+def fit_on_cluster(ds: Dataset, args: Any, **more: Any) -> tuple[Any, float, dict[str, Any]]:
     """Fit on a new local cluster; return the model, the seconds and the peak memory."""
-    model = estimator(args)
+    model = make_estimator(args)
     with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
         print(f"dashboard: {client.dashboard_link}", flush=True)
         before = max(client.run(peak_bytes).values())
@@ -108,10 +108,10 @@ def on_cluster(ds: Dataset, args: Any, **more: Any) -> tuple[Any, float, dict[st
     return model, seconds, memory
 
 
-def fit(ds: Dataset, args: Any) -> dict[str, Any]:
-    before = rate(ds, args)
-    model, seconds, memory = on_cluster(ds, args)
-    fastest = max(before, rate(ds, args))
+def measure_fit(ds: Dataset, args: Any) -> dict[str, Any]:
+    before = measure_thread_rate(ds, args)
+    model, seconds, memory = fit_on_cluster(ds, args)
+    fastest = max(before, measure_thread_rate(ds, args))
     pairs = len(ds) * model._layer.pairs
     return {
         "rows": len(ds),
@@ -120,23 +120,23 @@ def fit(ds: Dataset, args: Any) -> dict[str, Any]:
         "threads": args.workers,
         "pairs_per_second_of_threads": float(f"{fastest:.4g}"),
         "over_pairs_by_rate": round(seconds * fastest / pairs, 3),
-        "letters_found": n_found(model.weights_[0], image_set_of(ds).features),
+        "letters_found": count_found(model.weights_[0], image_set_of(ds).features),
         "compression": round(model.compression_, 4),
         "dataset_mib": round(ds.nbytes / 2**20),
         **memory,
     }
 
 
-def memory(ds: Dataset, args: Any) -> dict[str, Any]:
+def measure_memory(ds: Dataset, args: Any) -> dict[str, Any]:
     rows = len(ds) // 10
-    return {"rows": rows, **on_cluster(letters(args.folder, rows, args.seed), args)[2]}
+    return {"rows": rows, **fit_on_cluster(open_letters(args.folder, rows, args.seed), args)[2]}
 
 
-def flat(ds: Dataset, args: Any) -> dict[str, Any]:
+def measure_memory_growth(ds: Dataset, args: Any) -> dict[str, Any]:
     peaks = {}
     for rows in (len(ds) // 10, 3 * len(ds) // 10, len(ds)):
-        images = letters(args.folder, rows, args.seed)
-        peaks[rows] = on_cluster(images, args, engine=SMALL)[2]["peak_worker_mib"]
+        images = open_letters(args.folder, rows, args.seed)
+        peaks[rows] = fit_on_cluster(images, args, engine=SMALL)[2]["peak_worker_mib"]
     return {
         "engine": SMALL,
         "peak_worker_mib": peaks,
@@ -144,15 +144,15 @@ def flat(ds: Dataset, args: Any) -> dict[str, Any]:
     }
 
 
-def chains(ds: Dataset, args: Any) -> dict[str, Any]:
+def compare_chains(ds: Dataset, args: Any) -> dict[str, Any]:
     part = ds[: args.part]
-    model = estimator(args, n_jobs=args.workers)
+    model = make_estimator(args, n_jobs=args.workers)
     run = args.folder / f"part-{time.time_ns()}"
     begin = time.perf_counter()
     model.fit(part, run_dir=run)
     alone = time.perf_counter() - begin
-    found, seconds, _ = on_cluster(part, args)
-    chain = 5 * args.chain_batches * model._layer.pairs / (rate(ds, args) / args.workers)
+    found, seconds, _ = fit_on_cluster(part, args)
+    chain = 5 * args.chain_batches * model._layer.pairs / (measure_thread_rate(ds, args) / args.workers)
     return {
         "rows": len(part),
         "seconds_of_a_chain": round(chain, 3),
@@ -163,9 +163,9 @@ def chains(ds: Dataset, args: Any) -> dict[str, Any]:
     }
 
 
-def killed(ds: Dataset, args: Any) -> dict[str, Any]:
+def kill_worker_in_fit(ds: Dataset, args: Any) -> dict[str, Any]:
     part = ds[: args.part]
-    alone = estimator(args, n_jobs=args.workers).fit(part)
+    alone = make_estimator(args, n_jobs=args.workers).fit(part)
     with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
         pids = sorted(client.run(os.getpid).values())
 
@@ -183,13 +183,19 @@ def killed(ds: Dataset, args: Any) -> dict[str, Any]:
                 os.kill(pids[0], signal.SIGKILL)
 
         kill = Kill()
-        found = estimator(args).fit(part, callbacks=[kill])
+        found = make_estimator(args).fit(part, callbacks=[kill])
         took = kill.done  # False if the fit ended before the worker was killed.
     same = bool(np.array_equal(found.beliefs_[0], alone.beliefs_[0]))
     return {"rows": len(part), "killed": took, "same_bits": same}
 
 
-PARTS = {"fit": fit, "memory": memory, "flat": flat, "chains": chains, "killed": killed}
+PARTS = {
+    "fit": measure_fit,
+    "memory": measure_memory,
+    "flat": measure_memory_growth,
+    "chains": compare_chains,
+    "killed": kill_worker_in_fit,
+}
 
 
 def main() -> None:
@@ -206,7 +212,7 @@ def main() -> None:
     arguments.add_argument("--memory-limit", default="3GB")
     args = arguments.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    ds = letters(args.folder, args.rows, args.seed)
+    ds = open_letters(args.folder, args.rows, args.seed)
     for name in args.parts.split(","):
         found = PARTS[name](ds, args)
         print(name, found, flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from common import infinite_digits, mnist, parser, write_part
-from hcn_common import draw, tiles
+from hcn_common import arrange_tiles, draw_pictures
 from sklearn.linear_model import LogisticRegression
 
 import scalelatent as sl
@@ -35,7 +35,7 @@ THRESHOLD = 127
 PENALTIES = (0.01, 0.1)
 
 
-def pooled(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
+def pool_features(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
     """Return the largest value of each feature within ``reach`` places of every ``step``-th place.
 
     The result is (rows, spots * features).
@@ -49,7 +49,7 @@ def pooled(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float:
+def measure_errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float:
     """Return the test error of logistic regression with the penalty that is best on the validation rows."""
     fits = []
     for penalty in PENALTIES:
@@ -59,7 +59,7 @@ def errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> float
     return round(float(1 - best.score(given["test"], labels["test"])), 4)
 
 
-def described(
+def describe_images(
     model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Return the compression of images by the parts found in them, and the images that these parts draw."""
@@ -73,7 +73,7 @@ def described(
     return compression(layer, decoder.weights, stats), made.reshape(on.shape)
 
 
-def images(args: Any) -> Any:
+def load_images(args: Any) -> Any:
     """Return the training images."""
     if args.rows <= 60_000:
         return Dataset.from_arrays(mnist(slice(0, args.rows))[0].reshape(-1, 28, 28))
@@ -82,7 +82,7 @@ def images(args: Any) -> Any:
     return infinite_digits(args.folder, args.rows, args.seed)[0]
 
 
-def part(name: str, args: Any) -> dict[str, Any]:
+def run_part(name: str, args: Any) -> dict[str, Any]:
     n_features, size = map(int, name.split("x"))
     model = sl.HierarchicalCompositionalNetwork(
         [(n_features, (size, size))],
@@ -98,7 +98,7 @@ def part(name: str, args: Any) -> dict[str, Any]:
         n_jobs=args.jobs,
     )
     begin = time.perf_counter()
-    model.fit(images(args))
+    model.fit(load_images(args))
     seconds = time.perf_counter() - begin
     n = args.labelled
     rows = {
@@ -111,7 +111,7 @@ def part(name: str, args: Any) -> dict[str, Any]:
     x = {key: x for key, (x, _) in rows.items()}
     s = {key: model.transform(x[key]) for key in x}
     on = x["test"] > THRESHOLD
-    sent, made = described(model, on, s["test"])
+    sent, made = describe_images(model, on, s["test"])
     found = {
         "images": args.rows,
         "features": [n_features, size],
@@ -123,17 +123,20 @@ def part(name: str, args: Any) -> dict[str, Any]:
         "pixels_on": round(float(on.mean()), 4),
         "labelled": n,
         "test_images": len(on),
-        "error_from_places": errors({key: pooled(v) for key, v in s.items()}, labels),
-        "error_from_pixels": errors({key: v > THRESHOLD for key, v in x.items()}, labels),
+        "error_from_places": measure_errors({key: pool_features(v) for key, v in s.items()}, labels),
+        "error_from_pixels": measure_errors({key: v > THRESHOLD for key, v in x.items()}, labels),
         "settings": {
             key: getattr(model, key) for key in ("p01", "p10", "p_weight", "p_sparsity", "forgetting")
         },
         **({"fit_seconds": round(seconds, 1)} if args.timings else {}),
     }
     features = model.weights_[0][model.used_[0]][:, 0]
-    shown = [("features", tiles(features, 8)), ("test images", tiles(on[:16].reshape(-1, 28, 28), 4))]
-    shown.append(("what the features make", tiles(made[:16].reshape(-1, 28, 28), 4)))
-    draw(args.out.with_name(f"{args.out.stem}_{name}.png"), [shown])
+    shown = [
+        ("features", arrange_tiles(features, 8)),
+        ("test images", arrange_tiles(on[:16].reshape(-1, 28, 28), 4)),
+    ]
+    shown.append(("what the features make", arrange_tiles(made[:16].reshape(-1, 28, 28), 4)))
+    draw_pictures(args.out.with_name(f"{args.out.stem}_{name}.png"), [shown])
     print(name, found, flush=True)
     return found
 
@@ -160,7 +163,7 @@ def main() -> None:
     args = arguments.parse_args()
     for name in args.parts.split(","):
         key = name if args.rows <= 60_000 else f"{name}/infinite"
-        write_part(args.out, key, args.seed, part(name, args))
+        write_part(args.out, key, args.seed, run_part(name, args))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,14 @@ from typing import Any
 
 import numpy as np
 from common import parser, write_part, write_png
-from hcn_common import FOUND, draw, n_found, overlaps, tiles, true_compression
+from hcn_common import (
+    FOUND,
+    arrange_tiles,
+    compute_overlaps,
+    compute_true_compression,
+    count_found,
+    draw_pictures,
+)
 
 import scalelatent as sl
 from scalelatent.contract.learners import Block
@@ -46,25 +53,25 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def letters(alphabet: str, seed: int) -> ImageSet:
+def make_letters(alphabet: str, seed: int) -> ImageSet:
     return image_set("letters", alphabet=alphabet, count=5, size=(24, 24), noise=0.03, seed=seed)
 
 
-def reported(
+def fit_and_report(
     model: sl.HierarchicalCompositionalNetwork, images: ImageSet, n: int, seed: int
 ) -> dict[str, Any]:
-    best = overlaps(model.weights_[0], images.features)
+    best = compute_overlaps(model.weights_[0], images.features)
     return {
         "seed": seed,
         "found": int((best >= FOUND).sum()),
         "missing": {c: round(float(v), 2) for c, v in zip(images.names, best, strict=True) if v < FOUND},
         "features_used": int(model.used_[0].sum()),
         "compression": round(model.compression_, 4),
-        "truth": round(true_compression(images, min(n, 1000)), 4),
+        "truth": round(compute_true_compression(images, min(n, 1000)), 4),
     }
 
 
-def over_seeds(fits: list[dict[str, Any]], kinds: int) -> dict[str, Any]:
+def run_seeds(fits: list[dict[str, Any]], kinds: int) -> dict[str, Any]:
     found = [fit["found"] for fit in fits]
     return {
         "kinds": kinds,
@@ -75,42 +82,44 @@ def over_seeds(fits: list[dict[str, Any]], kinds: int) -> dict[str, Any]:
     }
 
 
-def five(args: Any) -> dict[str, Any]:
+def find_five_letters(args: Any) -> dict[str, Any]:
     seeds, out, drawn = range(args.seed, args.seed + args.seeds), {}, {}
     for name, (n, how) in WAYS.items():
         fits = []
         for seed in seeds:
-            images = letters("AKSTX", seed)
+            images = make_letters("AKSTX", seed)
             ds = Dataset.from_arrays(images.rows(0, n)[0])
             model = sl.HierarchicalCompositionalNetwork(
                 [(6, (8, 6))], **SETTINGS, forgetting=0.95, **how, random_state=seed, n_jobs=1
             ).fit(ds)
-            fits.append(reported(model, images, n, seed))
-            drawn.setdefault(name, tiles(model.weights_[0][:, 0], 3))
-        out[name] = over_seeds(fits, 5)
+            fits.append(fit_and_report(model, images, n, seed))
+            drawn.setdefault(name, arrange_tiles(model.weights_[0][:, 0], 3))
+        out[name] = run_seeds(fits, 5)
         print(name, {k: v for k, v in out[name].items() if k != "fits"}, flush=True)
-    x = 1 - letters("AKSTX", args.seed).rows(0, 2)[0]
+    x = 1 - make_letters("AKSTX", args.seed).rows(0, 2)[0]
     figures = [("(a)", x[0]), ("(b)", x[1])]
     figures += [(f"({mark}) {name}", drawn[name]) for mark, name in zip("cde", WAYS, strict=False)]
-    draw(args.out.with_suffix(".png"), [figures])
+    draw_pictures(args.out.with_suffix(".png"), [figures])
     return {"settings": SETTINGS, "ways": out}
 
 
-def alphabet(args: Any) -> dict[str, Any]:
+def find_alphabet(args: Any) -> dict[str, Any]:
     fits, n = [], args.rows
     for seed in range(args.seed, args.seed + args.seeds):
-        images = letters(ALPHABET, seed)
+        images = make_letters(ALPHABET, seed)
         model = sl.HierarchicalCompositionalNetwork(
             [(32, (8, 6))], **SETTINGS, forgetting=0.98, n_epochs=1, random_state=seed, n_jobs=1
         ).fit(Dataset.from_arrays(images.rows(0, n)[0]))
-        fits.append(reported(model, images, n, seed))
+        fits.append(fit_and_report(model, images, n, seed))
         print("alphabet", fits[-1], flush=True)
-    return {"settings": SETTINGS, "rows": n, **over_seeds(fits, len(ALPHABET))}
+    return {"settings": SETTINGS, "rows": n, **run_seeds(fits, len(ALPHABET))}
 
 
-def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int) -> list[list[int]]:
+def measure_curve(
+    seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int
+) -> list[list[int]]:
     """Return the number of letters found during one fit, as pairs [images, letters]."""
-    images = letters(ALPHABET, seed)
+    images = make_letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
     learner, backend = OnlineFeatureLearner(layer, forgetting, 5, seed), make_backend("cpu")
     state, seen, out, every = learner.start(), 0, [], rows // 20
@@ -124,16 +133,16 @@ def curve(seed: int, rows: int, forgetting: float, chains: int, batches: int, wa
         state = apply_step(learner, state, run_chains(learner, state, blocks, backend), n * size)
         seen += n * size
         if seen // every > (seen - n * size) // every:
-            out.append([seen, n_found(to_features(state.beliefs > 0), images.features)])
+            out.append([seen, count_found(to_features(state.beliefs > 0), images.features)])
     return out
 
 
-def curves(args: Any) -> dict[str, Any]:
+def measure_curves(args: Any) -> dict[str, Any]:
     seeds, out = range(args.seed, args.seed + args.curve_seeds), {}
     ways = {f"forgetting {v:g}": (v, 1, 1, 0) for v in (0.9, 0.95, 0.98, 0.99, 1.0)}
     ways |= {f"{k} chains of {m}": (0.98, k, m, 2000) for k, m in ((8, 1), (8, 10), (32, 1))}
     for name, way in ways.items():
-        runs = [curve(seed, args.rows, *way) for seed in seeds]
+        runs = [measure_curve(seed, args.rows, *way) for seed in seeds]
         least = min(map(len, runs))
         found = np.mean([[n for _, n in run[:least]] for run in runs], axis=0)
         out[name] = {
@@ -142,11 +151,11 @@ def curves(args: Any) -> dict[str, Any]:
             "last": [run[-1][1] for run in runs],
         }
         print(name, out[name]["last"], flush=True)
-    plot(out, args.out.with_name(f"{args.out.stem}_curves.png"))
+    draw_curves(out, args.out.with_name(f"{args.out.stem}_curves.png"))
     return {"settings": SETTINGS, "seeds": len(seeds), "ways": out}
 
 
-def plot(found: dict[str, Any], path: Any) -> None:
+def draw_curves(found: dict[str, Any], path: Any) -> None:
     from scalelatent.report.style import COLORS, new_figure, style_axes
 
     figure = new_figure(9, 3.4)
@@ -178,7 +187,10 @@ def main() -> None:
     args = arguments.parse_args()
     for name in args.parts.split(","):
         write_part(
-            args.out, name, args.seed, {"five": five, "alphabet": alphabet, "curves": curves}[name](args)
+            args.out,
+            name,
+            args.seed,
+            {"five": find_five_letters, "alphabet": find_alphabet, "curves": measure_curves}[name](args),
         )
 
 

@@ -37,7 +37,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 from common import parser, write
-from hcn_common import n_found
+from hcn_common import count_found
 
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
@@ -110,7 +110,7 @@ print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
 """
 
 
-def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
+def run_ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     """Return beliefs of W, and the number of sweeps until no message changed."""
     backend, beliefs, half = make_backend("cpu"), to_units(first), ROWS // 2
     leaves = [start_leaf(LAYER, half) for _ in range(2)]
@@ -129,7 +129,7 @@ def ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray
     return from_units(beliefs), leaves[0].sweeps
 
 
-def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
+def run_online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     """Return beliefs of W after 100 epochs of one chain with minibatches of five images."""
     backend, learner = make_backend("cpu"), OnlineFeatureLearner(LAYER, 0.95, 5, seed)
     state = learner.start(seed)
@@ -143,7 +143,7 @@ def online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int
 
 
 class AllAtOnce:
-    """A factor graph, stored as arrays of pairs: the pairs of one tree follow those of the tree before."""
+    """Factor graph, stored as arrays with one entry per pair of a place and a weight, tree by tree."""
 
     def __init__(self) -> None:
         (_, height, width), (h, w), (high, wide, features) = LAYER.image, LAYER.window, LAYER.places
@@ -189,7 +189,7 @@ class AllAtOnce:
         return np.ascontiguousarray(w.reshape(first.shape)[None, ::-1, ::-1]), ITERATIONS
 
 
-def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
+def score_features(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
     """Return the letters found and the compression with the features that shorten the description."""
     weights, backend = beliefs > 0, make_backend("cpu")
     for _ in range(2):
@@ -198,10 +198,10 @@ def reached(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, 
         reduction.accumulate(reduction.prepare(None, backend), Block(x, None, None, 0), stats)
         found = compression(LAYER, weights, stats)
         weights = weights & find_paying_features(LAYER, weights, stats)
-    return {"letters": n_found(to_features(weights), letters.features), "compression": round(found, 3)}
+    return {"letters": count_found(to_features(weights), letters.features), "compression": round(found, 3)}
 
 
-def pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
+def run_pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return beliefs of W of all seeds, seconds and versions of PGMax; or its error message."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "given.npz", **given)
@@ -217,7 +217,7 @@ def pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
         return {"beliefs": np.load(files[1]), **json.loads(done.stdout.splitlines()[-1])}
 
 
-def rate(seconds: list[float], iterations: list[int]) -> float:
+def measure_rate(seconds: list[float], iterations: list[int]) -> float:
     """Return the pairs per second of the fastest seed."""
     return float(f"{max(PAIRS * n / t for t, n in zip(seconds, iterations, strict=True)):.3g}")
 
@@ -239,8 +239,8 @@ def main() -> None:
     graph = AllAtOnce()
     assert len(graph.s) == PAIRS
     ways: dict[str, Callable[[int], tuple[np.ndarray, int]]] = {
-        "ours, two threads": lambda k: ours(evidence[k], first[k], args.seed + k),
-        "ours online, one thread": lambda k: online(images[k], first[k], args.seed + k),
+        "ours, two threads": lambda k: run_ours(evidence[k], first[k], args.seed + k),
+        "ours online, one thread": lambda k: run_online(images[k], first[k], args.seed + k),
         "numpy, one thread": lambda k: graph(evidence[k], first[k], args.seed + k),
     }
     results: dict[str, Any] = {"pairs of an iteration": PAIRS, "ways": {}}
@@ -253,8 +253,8 @@ def main() -> None:
             beliefs, done = way(k)
             seconds.append(time.perf_counter() - begin)
             iterations.append(done)
-            reported.append(reached(beliefs, images[k], sets[k]) | {"iterations": done})
-        results["ways"][name], rates[name] = reported, rate(seconds, iterations)
+            reported.append(score_features(beliefs, images[k], sets[k]) | {"iterations": done})
+        results["ways"][name], rates[name] = reported, measure_rate(seconds, iterations)
         print(name, reported, flush=True)
     if args.pgmax:
         given = {
@@ -262,18 +262,18 @@ def main() -> None:
             "first": np.stack([b[0, ::-1, ::-1] for b in first]),
             "prior": np.float64(from_units(LAYER.prior)),
         }
-        name, found = "PGMax, two threads", pgmax(args.pgmax, given)
+        name, found = "PGMax, two threads", run_pgmax(args.pgmax, given)
         if "failed" in found:
             results["pgmax"] = found
         else:
             assert found["pairs"] == PAIRS
             results["ways"][name] = reported = [
-                reached(from_features(np.moveaxis(b, -1, 0)[:, None]), x, letters)
+                score_features(from_features(np.moveaxis(b, -1, 0)[:, None]), x, letters)
                 | {"iterations": ITERATIONS}
                 for b, x, letters in zip(found["beliefs"], images, sets, strict=True)
             ]
             results["versions"] = found["versions"]
-            rates[name] = rate(found["seconds"], [ITERATIONS] * SEEDS)
+            rates[name] = measure_rate(found["seconds"], [ITERATIONS] * SEEDS)
             print(name, reported, flush=True)
     if args.timings:
         results["pairs_per_second"] = rates

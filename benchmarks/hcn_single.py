@@ -27,7 +27,14 @@ from typing import Any
 
 import numpy as np
 from common import parser, write_part
-from hcn_common import FOUND, draw, n_found, overlaps, tiles, true_compression
+from hcn_common import (
+    FOUND,
+    arrange_tiles,
+    compute_overlaps,
+    compute_true_compression,
+    count_found,
+    draw_pictures,
+)
 from sklearn.decomposition import NMF
 from sklearn.feature_extraction.image import extract_patches_2d
 
@@ -49,29 +56,29 @@ from scalelatent.models.hcn.model.layer import from_features
 LETTERS = {"kind": "letters", "size": (96, 96), "count": 80, "alphabet": "ABCDEFGHIJ"}
 
 
-def settings(noise: float, p_sparsity: float, p_weight: float, **more: Any) -> dict[str, Any]:
+def list_settings(noise: float, p_sparsity: float, p_weight: float, **more: Any) -> dict[str, Any]:
     return {"p01": noise, "p10": noise, "p_sparsity": p_sparsity, "p_weight": p_weight, **more}
 
 
 # Options of the generator; number and size of features; priors; compression in the paper.
 SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any], float | None]] = {
-    "bars": ({"kind": "bars"}, (3, (6, 6)), settings(1e-2, 1e-2, 0.1), 0.83),
+    "bars": ({"kind": "bars"}, (3, (6, 6)), list_settings(1e-2, 1e-2, 0.1), 0.83),
     "clean bars": (
-        {"kind": "bars", "noise": 0.0}, (3, (6, 6)), settings(1e-8, 1e-6, 0.01, n_epochs=100), None
+        {"kind": "bars", "noise": 0.0}, (3, (6, 6)), list_settings(1e-8, 1e-6, 0.01, n_epochs=100), None
     ),
-    "symbols": ({"kind": "symbols"}, (10, (8, 8)), settings(1e-4, 1e-10, 0.25), 0.11),
-    "letters": ({**LETTERS, "noise": 0.0}, (14, (8, 6)), settings(1e-3, 1e-4, 0.25), 0.38),
+    "symbols": ({"kind": "symbols"}, (10, (8, 8)), list_settings(1e-4, 1e-10, 0.25), 0.11),
+    "letters": ({**LETTERS, "noise": 0.0}, (14, (8, 6)), list_settings(1e-3, 1e-4, 0.25), 0.38),
     "noisy letters": (
-        {**LETTERS, "noise": 0.03}, (14, (8, 6)), settings(1e-3, 1e-6, 0.25, damping=0.8), 0.73
+        {**LETTERS, "noise": 0.03}, (14, (8, 6)), list_settings(1e-3, 1e-6, 0.25, damping=0.8), 0.73
     ),
-    "text": ({"kind": "text"}, (28, (7, 5)), settings(1e-3, 1e-4, 0.25, damping=0.8), 0.28),
+    "text": ({"kind": "text"}, (28, (7, 5)), list_settings(1e-3, 1e-4, 0.25, damping=0.8), 0.28),
 }  # fmt: skip
 
 
 UNKNOWN, RESTARTS = 2, 10
 
 
-def image_of(name: str, seed: int, border: int) -> tuple[ImageSet, Dataset]:
+def draw_image(name: str, seed: int, border: int) -> tuple[ImageSet, Dataset]:
     """Return a generator, and its first image with unknown pixels around it."""
     given = dict(SETS[name][0])
     images = image_set(given.pop("kind"), seed=seed, **given)
@@ -79,13 +86,13 @@ def image_of(name: str, seed: int, border: int) -> tuple[ImageSet, Dataset]:
     return images, Dataset.from_arrays(x)
 
 
-def inside(picture: np.ndarray, border: int) -> np.ndarray:
+def remove_border(picture: np.ndarray, border: int) -> np.ndarray:
     """Return a picture (h, w) without its border."""
     h, w = picture.shape
     return picture[border : h - border, border : w - border]
 
 
-def estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalCompositionalNetwork:
+def make_estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalCompositionalNetwork:
     _, features, more, _ = SETS[name]
     how = {"online": False, "n_epochs": 60, **more}
     return sl.HierarchicalCompositionalNetwork(
@@ -93,19 +100,19 @@ def estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalComposition
     )
 
 
-def placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+def count_placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
     """Return the kinds in the first image, and the count of each."""
     kinds = images.truth(0, 1)[0][:, 0]
     found: tuple[np.ndarray, np.ndarray] = np.unique(kinds[kinds >= 0], return_counts=True)
     return found
 
 
-def described(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the compression by features (F, 1, h, w) at the places of our decoder, and which features pay.
+def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the compression by features (F, 1, h, w) as the decoder places them, and which save bits.
 
     A feature pays if it shortens the description.
     """
-    layer = make_feature_layers(estimator(name, seed, 1), (1, *ds.feature_shape))[0]
+    layer = make_feature_layers(make_estimator(name, seed, 1), (1, *ds.feature_shape))[0]
     layer = replace(layer, n_features=len(given))
     decoder, backend = Decoder(layer, from_features(given)), make_backend("cpu")
     evidence, rows = layer.compute_evidence(ds.read_x(0, len(ds))), np.arange(len(ds))
@@ -115,73 +122,73 @@ def described(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[flo
     return compression(layer, decoder.weights, stats), paying
 
 
-def of_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
+def compress_by_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
     """Return the compression by the generator's features at the places that our decoder finds.
 
     The features are centred in their windows.
     """
-    kinds, window = images.features[placed_kinds(images)[0]], SETS[name][1][1]
+    kinds, window = images.features[count_placed_kinds(images)[0]], SETS[name][1][1]
     given = np.zeros((len(kinds), 1, *window), bool)
     for feature, kind in zip(given[:, 0], kinds, strict=True):
         h, w = (int(np.flatnonzero(kind.any(axis=side)).max()) + 1 for side in (1, 0))
         top, left = (window[0] - h) // 2, (window[1] - w) // 2
         feature[top : top + h, left : left + w] = kind[:h, :w]
-    return described(name, ds, seed, given)[0]
+    return describe_image(name, ds, seed, given)[0]
 
 
-def patches(name: str, images: ImageSet, ds: Dataset) -> np.ndarray:
+def cut_patches(name: str, images: ImageSet, ds: Dataset) -> np.ndarray:
     """Return all patches of the size of a feature that are not empty."""
     x = ds.read_x(0, 1).reshape(images.image_shape)
     found = extract_patches_2d(x, SETS[name][1][1]).astype(np.float64)
     return found.reshape(len(found), -1)[found.any(axis=(1, 2))]
 
 
-def by_nmf(name: str, seed: int) -> dict[str, Any]:
+def learn_by_nmf(name: str, seed: int) -> dict[str, Any]:
     """Return the results of features from an NMF of the patches of an image."""
-    images, ds = image_of(name, seed, 0)
+    images, ds = draw_image(name, seed, 0)
     count, window = SETS[name][1]
     begin = time.process_time()
-    model = NMF(3 * count, init="random", max_iter=500, random_state=seed).fit(patches(name, images, ds))
+    model = NMF(3 * count, init="random", max_iter=500, random_state=seed).fit(cut_patches(name, images, ds))
     parts = model.components_
     features = (parts > 0.5 * parts.max(axis=1, keepdims=True)).reshape(-1, 1, *window)
     features = np.unique(features[features.any(axis=(1, 2, 3))], axis=0)
     seconds = time.process_time() - begin
     for _ in range(20):
-        length, paying = described(name, ds, seed, features)
+        length, paying = describe_image(name, ds, seed, features)
         if paying.all() or not paying.any():
             break
         features = features[paying]
     if not paying.any():
         length = 1.0  # Without features the pixels are sent one by one.
-    kinds = images.features[placed_kinds(images)[0]]
+    kinds = images.features[count_placed_kinds(images)[0]]
     return {
         "seed": seed,
         "compression": round(length, 4),
         "kinds": len(kinds),
-        "found": n_found(features, kinds),
+        "found": count_found(features, kinds),
         "features_used": int(paying.sum()),
         "cpu_seconds": round(seconds, 2),
     }
 
 
-def one_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
+def fit_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Fit one image; return the results, and pictures: image, features, places, reconstruction."""
-    images, ds = image_of(name, seed, args.border)
+    images, ds = draw_image(name, seed, args.border)
     x, clean = images.rows(0, 1)[0], images.clean(0, 1)
-    model = estimator(name, seed, args.restarts).fit(ds)
-    kinds, often = placed_kinds(images)
+    model = make_estimator(name, seed, args.restarts).fit(ds)
+    kinds, often = count_placed_kinds(images)
     used = model.weights_[0][model.used_[0]]
-    has = overlaps(used, images.features[kinds]) >= FOUND
-    made = inside(model.reconstruct(ds)[0, 0], args.border)
-    truth = true_compression(images, 1)
+    has = compute_overlaps(used, images.features[kinds]) >= FOUND
+    made = remove_border(model.reconstruct(ds)[0, 0], args.border)
+    truth = compute_true_compression(images, 1)
     found = {
         "seed": seed,
         "compression": round(model.compression_, 4),
         "truth": round(truth, 4),
-        "true_features": round(of_true_features(name, images, ds, seed), 4),
+        "true_features": round(compress_by_true_features(name, images, ds, seed), 4),
         "over_truth": round(model.compression_ / truth, 4),
         "kinds": len(kinds),
-        "found": n_found(used, images.features[kinds]),
+        "found": count_found(used, images.features[kinds]),
         "kinds_placed_twice": int((often > 1).sum()),
         "found_of_these": int(has[often > 1].sum()),
         "features_used": len(used),
@@ -189,10 +196,10 @@ def one_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.
         "noisy_pixels": int((x != clean).sum()),
     }
     places = model.transform(ds)[0].max(axis=2)
-    return found, [1 - x[0], tiles(used[:, 0], min(len(used), 7)), 1 - places, 1 - made]
+    return found, [1 - x[0], arrange_tiles(used[:, 0], min(len(used), 7)), 1 - places, 1 - made]
 
 
-def summary(fits: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(fits: list[dict[str, Any]]) -> dict[str, Any]:
     """Return medians and worst values over the seeds."""
 
     def of(key: str) -> list[float]:
@@ -215,9 +222,9 @@ def summary(fits: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def seconds(name: str, seed: int, args: Any) -> float:
-    ds, model = image_of(name, seed, args.border)[1], estimator(name, seed, args.restarts)
-    estimator(name, seed, 1).fit(ds)  # The first fit compiles.
+def time_fits(name: str, seed: int, args: Any) -> float:
+    ds, model = draw_image(name, seed, args.border)[1], make_estimator(name, seed, args.restarts)
+    make_estimator(name, seed, 1).fit(ds)  # The first fit compiles.
     begin = time.process_time()
     model.fit(ds)
     return round(time.process_time() - begin, 2)
@@ -243,24 +250,24 @@ def main() -> None:
     border += f", {args.restarts} restarts" if args.restarts != RESTARTS else ""
     if args.nmf:
         for name in args.sets.split(","):
-            fits = [by_nmf(name, seed) for seed in seeds]
+            fits = [learn_by_nmf(name, seed) for seed in seeds]
             print(name, fits, flush=True)
             write_part(args.out, f"nmf, {name}", args.seed, {"fits": fits})
         return
     if args.timings:
-        found = {name: [seconds(name, seed, args) for seed in seeds] for name in args.sets.split(",")}
+        found = {name: [time_fits(name, seed, args) for seed in seeds] for name in args.sets.split(",")}
         print(found)
         write_part(args.out, f"seconds{border}", args.seed, found)
         return
     for name in args.sets.split(","):
-        done = [one_image(name, seed, args) for seed in seeds]
+        done = [fit_image(name, seed, args) for seed in seeds]
         fits = [fit for fit, _ in done]
-        reported = {"paper": SETS[name][3], **summary(fits), "fits": fits}
+        reported = {"paper": SETS[name][3], **summarise(fits), "fits": fits}
         lines.append([(name if i == 0 else "", picture) for i, picture in enumerate(done[0][1])])
         print(name, {k: v for k, v in reported.items() if k != "fits"}, flush=True)
         write_part(args.out, f"{name}{border}", args.seed, reported)
     if not border:
-        draw(args.out.with_suffix(".png"), lines, ("image", "features", "places", "reconstruction"))
+        draw_pictures(args.out.with_suffix(".png"), lines, ("image", "features", "places", "reconstruction"))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from common import parser, write_part
-from hcn_common import draw, overlaps, tiles
+from hcn_common import arrange_tiles, compute_overlaps, draw_pictures
 from scipy.ndimage import binary_dilation
 from scipy.optimize import linear_sum_assignment
 
@@ -57,14 +57,14 @@ READ = 2_000
 DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
-def rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
+def make_rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return images and labels of a seed; training images come first."""
     x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP, **how).rows(start, stop)
     assert y is not None
     return x, y.astype(np.int64)
 
 
-def fitted(
+def fit_network(
     seed: int, templates: int, x: np.ndarray, y: np.ndarray | None, leaves: int = 1, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Fit a network to these images; return it, and figures of the fit."""
@@ -87,58 +87,58 @@ def fitted(
         "settled": not last["weights_changed"],
         "cpu_seconds": round(seconds, 1),
         "weights_on": last["weights_on_by_layer"],
-        "overlaps": np.round(overlaps(model.weights_[0], traits), 2).tolist(),
+        "overlaps": np.round(compute_overlaps(model.weights_[0], traits), 2).tolist(),
     }
 
 
-def error(found: np.ndarray, true: np.ndarray) -> float:
+def compute_error(found: np.ndarray, true: np.ndarray) -> float:
     """Return the share of wrongly classified images."""
     return round(float((found != true).mean()), 6)
 
 
-def clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
+def fit_clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
     """Return a network without labels and its errors; training images match clusters to patterns."""
-    x, y = rows(seed, "pattern", 0, TRAINING)
-    model, reported = fitted(seed, PATTERNS, x, None, **how)
+    x, y = make_rows(seed, "pattern", 0, TRAINING)
+    model, reported = fit_network(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)
     np.add.at(counts, (model.predict(x), y), 1)
     of = linear_sum_assignment(-counts)[1]
-    test, true = rows(seed, "pattern", TRAINING, TRAINING + TEST)
+    test, true = make_rows(seed, "pattern", TRAINING, TRAINING + TEST)
     errors = {
-        "test_error": error(of[model.predict(test)], true),
-        "training_error": error(of[model.predict(x)], y),
+        "test_error": compute_error(of[model.predict(test)], true),
+        "training_error": compute_error(of[model.predict(x)], y),
     }
     return model, errors | reported
 
 
-def with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
+def fit_with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
     """Return the test error of a network with the labels of all images, or of one image per pattern."""
-    x, y = rows(seed, labels, 0, TRAINING)
+    x, y = make_rows(seed, labels, 0, TRAINING)
     if n_labelled < TRAINING:
         first = [np.flatnonzero(y == code)[0] for code in range(n_labelled)]
         y[np.setdiff1d(np.arange(TRAINING), first)] = -1
-    model, reported = fitted(seed, 2 if labels == "category" else 1, x, y)
-    test, true = rows(seed, labels, TRAINING, TRAINING + TEST)
-    return {"test_error": error(model.predict(test), true), **reported}
+    model, reported = fit_network(seed, 2 if labels == "category" else 1, x, y)
+    test, true = make_rows(seed, labels, TRAINING, TRAINING + TEST)
+    return {"test_error": compute_error(model.predict(test), true), **reported}
 
 
-def read(seed: int) -> dict[str, Any]:
+def compare_read_noise(seed: int) -> dict[str, Any]:
     """Return errors and changed classes of one network that reads images at other noise levels."""
-    x, y = rows(seed, "category", 0, TRAINING)
-    model, reported = fitted(seed, 2, x, y)
-    test, true = rows(seed, "category", TRAINING, TRAINING + READ)
+    x, y = make_rows(seed, "category", 0, TRAINING)
+    model, reported = fit_network(seed, 2, x, y)
+    test, true = make_rows(seed, "category", TRAINING, TRAINING + READ)
     found = {
         f"{p01:g}, {p10:g}": model.set_params(read_noise=(p01, p10)).predict(test) for p01, p10 in NOISES
     }
     first = next(iter(found.values()))
     return {
-        "errors": {name: error(classes, true) for name, classes in found.items()},
-        "changed": {name: error(classes, first) for name, classes in found.items()},
+        "errors": {name: compute_error(classes, true) for name, classes in found.items()},
+        "changed": {name: compute_error(classes, first) for name, classes in found.items()},
         **reported,
     }
 
 
-def networks() -> dict[str, torch.nn.Module]:
+def make_networks() -> dict[str, torch.nn.Module]:
     """Return convolutional networks that score two categories, before training."""
     import torch  # Only the part flips needs torch.
 
@@ -151,13 +151,13 @@ def networks() -> dict[str, torch.nn.Module]:
     return {"same form": of.Sequential(*same), "standard": of.Sequential(*low, *high, *top)}
 
 
-def trained(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) -> torch.nn.Module:
+def train_network(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) -> torch.nn.Module:
     """Return a convolutional network that was trained by cross-entropy on these images."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    net, given = networks()[name], torch.tensor(x[:, None], dtype=torch.float32)
+    net, given = make_networks()[name], torch.tensor(x[:, None], dtype=torch.float32)
     net(given[:1])
     steps = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=decay)
     for _ in range(EPOCHS):
@@ -168,7 +168,7 @@ def trained(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) ->
     return net
 
 
-def predict_by(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+def predict_categories(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
     """Return the categories of images by a convolutional network."""
     import torch
 
@@ -176,22 +176,22 @@ def predict_by(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
         return net(torch.tensor(x[:, None], dtype=torch.float32)).argmax(dim=1).numpy()
 
 
-def flips(seed: int, share: float) -> dict[str, Any]:
+def compare_flips(seed: int, share: float) -> dict[str, Any]:
     """Return test errors of networks whose training images have a share of flipped pixels."""
-    x, y = rows(seed, "category", 0, TRAINING, noise=share)
-    test, true = rows(seed, "category", TRAINING, TRAINING + TEST)
-    others = rows(seed, "category", TRAINING + TEST, TRAINING + TEST + 1_000)
+    x, y = make_rows(seed, "category", 0, TRAINING, noise=share)
+    test, true = make_rows(seed, "category", TRAINING, TRAINING + TEST)
+    others = make_rows(seed, "category", TRAINING + TEST, TRAINING + TEST + 1_000)
     noise = max(share, 1e-3)
-    model, reported = fitted(seed, 2, x, y, p01=noise, p10=noise, n_epochs=PASSES)
-    errors = {"compositional": error(model.predict(test), true)}
-    for name in networks():
-        nets = [trained(seed, name, x, y, decay) for decay in DECAYS]
-        net = min(nets, key=lambda net: error(predict_by(net, others[0]), others[1]))
-        errors[name] = error(predict_by(net, test), true)
+    model, reported = fit_network(seed, 2, x, y, p01=noise, p10=noise, n_epochs=PASSES)
+    errors = {"compositional": compute_error(model.predict(test), true)}
+    for name in make_networks():
+        nets = [train_network(seed, name, x, y, decay) for decay in DECAYS]
+        net = min(nets, key=lambda net: compute_error(predict_categories(net, others[0]), others[1]))
+        errors[name] = compute_error(predict_categories(net, test), true)
     return {"errors": errors, **reported}
 
 
-def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
+def draw_masks(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
     """Draw masks of known pixels that hide the upper, lower, left or right half of both traits."""
     known, rng = np.ones((n, *shape), bool), np.random.default_rng(seed)
     middle, width = 1 + SIZE // 2, SIZE + 3
@@ -204,10 +204,10 @@ def halves(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
     return known
 
 
-def filled(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
+def fill_hidden_halves(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Return figures of the filled pixels when one half of each trait is hidden, and example pictures."""
-    x, _ = rows(seed, "pattern", TRAINING, TRAINING + FILLED)
-    known, true = halves(FILLED, x.shape[1:], seed), x.astype(bool)
+    x, _ = make_rows(seed, "pattern", TRAINING, TRAINING + FILLED)
+    known, true = draw_masks(FILLED, x.shape[1:], seed), x.astype(bool)
     whole = model.inpaint(x, known)[:, 0].astype(bool)
     made, hidden = whole & ~known, true & ~known
     near_true, near_made = (binary_dilation(of, np.ones((1, 3, 3))) for of in (true, whole))
@@ -219,14 +219,19 @@ def filled(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
     }, [picture[:PATTERNS] for picture in shown]
 
 
-def picture(path: Any, model: Any, shown: list[np.ndarray]) -> None:
+def draw_figure(path: Any, model: Any, shown: list[np.ndarray]) -> None:
     """Draw features, templates and filled images."""
     templates, features = model.weights_[-1], model.weights_[0]
     over = templates.reshape(-1, *templates.shape[2:])
-    lines = [[("features", tiles(features[:, 0], 2)), ("templates x features", tiles(over, len(features)))]]
+    lines = [
+        [
+            ("features", arrange_tiles(features[:, 0], 2)),
+            ("templates x features", arrange_tiles(over, len(features))),
+        ]
+    ]
     names = ("half of each trait hidden", "filled in", "the test image")
-    lines.append([(name, tiles(1 - images, 1)) for name, images in zip(names, shown, strict=True)])
-    draw(path, lines)
+    lines.append([(name, arrange_tiles(1 - images, 1)) for name, images in zip(names, shown, strict=True)])
+    draw_pictures(path, lines)
 
 
 def main() -> None:
@@ -245,26 +250,26 @@ def main() -> None:
 
     for seed in range(args.seed, args.seed + args.seeds):
         if {"clusters", "filled"} & set(parts):
-            model, found = clusters(seed)
+            model, found = fit_clusters(seed)
             if "clusters" in parts:
                 record("clusters", seed, found)
             if "filled" in parts:
-                share, shown = filled(seed, model)
+                share, shown = fill_hidden_halves(seed, model)
                 record("filled", seed, share)
                 if seed == args.seed:
-                    picture(args.out.with_suffix(".png"), model, shown)
+                    draw_figure(args.out.with_suffix(".png"), model, shown)
         if "supervised" in parts:
-            record("supervised", seed, with_labels(seed, "category", TRAINING))
+            record("supervised", seed, fit_with_labels(seed, "category", TRAINING))
         if "few" in parts:
-            record("few", seed, with_labels(seed, "pattern", PATTERNS))
+            record("few", seed, fit_with_labels(seed, "pattern", PATTERNS))
         if "leaves" in parts:
             for leaves, damping in DAMPING.items():
-                record(f"{leaves} leaves", seed, clusters(seed, leaves=leaves, damping=damping)[1])
+                record(f"{leaves} leaves", seed, fit_clusters(seed, leaves=leaves, damping=damping)[1])
         if "read" in parts:
-            record("read", seed, read(seed))
+            record("read", seed, compare_read_noise(seed))
         if "flips" in parts:
             for share in FLIPS:
-                record(f"flips {share:g}", seed, flips(seed, share))
+                record(f"flips {share:g}", seed, compare_flips(seed, share))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
 
 
 @dataclass(frozen=True)
-class Idle:
+class IdleLearner:
     """Learner whose chains sleep for ``seconds`` and whose state has ``numbers`` numbers."""
 
     numbers: int
@@ -55,4 +55,4 @@ class Idle:
 
 
 # Run folders store only types of scalelatent.
-Idle.__module__ = "scalelatent.idle_learner"
+IdleLearner.__module__ = "scalelatent.idle_learner"

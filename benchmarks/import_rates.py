@@ -42,12 +42,12 @@ BLOCK = 1 << 20
 SCALE = 4  # size of the second file, whose peak memory is measured, divided by the size of the first
 
 
-def digit_rows(n: int) -> np.ndarray:
+def make_digit_rows(n: int) -> np.ndarray:
     """Return digit images (n, 28, 28) uint8."""
     return digit_images(n)[0]
 
 
-def photo(i: int) -> Any:
+def make_photo(i: int) -> Any:
     """Return a smooth colour image that depends only on its number."""
     from PIL import Image
 
@@ -55,7 +55,7 @@ def photo(i: int) -> Any:
     return Image.fromarray(coarse).resize((PHOTO, PHOTO), Image.Resampling.BICUBIC)
 
 
-def sparse_rows(n: int) -> Any:
+def make_sparse_rows(n: int) -> Any:
     """Return CSR rows (n, 47236) float32 with 76 entries per row, like RCV1."""
     import scipy.sparse
 
@@ -71,14 +71,14 @@ def sparse_rows(n: int) -> Any:
 def make_idx(path: Path, n: int) -> None:
     with gzip.open(path, "wb", 6) if path.suffix == ".gz" else open(path, "wb") as file:
         file.write(bytes([0, 0, 8, 3]) + b"".join(v.to_bytes(4, "big") for v in (n, SIDE, SIDE)))
-        file.write(digit_rows(n).tobytes())
+        file.write(make_digit_rows(n).tobytes())
 
 
 def make_h5(path: Path, n: int, dtype: str = "u1", **how: Any) -> None:
     import h5py
 
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=digit_rows(n).astype(dtype), **how)
+        file.create_dataset("x", data=make_digit_rows(n).astype(dtype), **how)
 
 
 def make_mat73(path: Path, n: int) -> None:
@@ -86,7 +86,7 @@ def make_mat73(path: Path, n: int) -> None:
     import h5py
 
     with h5py.File(path, "w", userblock_size=512) as file:
-        rows = digit_rows(n).reshape(n, -1).T
+        rows = make_digit_rows(n).reshape(n, -1).T
         file.create_dataset("x", data=rows, chunks=(SIDE * SIDE, min(n, 1024)), compression=3)
     with open(path, "r+b") as raw:
         raw.write(b"MATLAB 7.3 MAT-file")
@@ -95,13 +95,13 @@ def make_mat73(path: Path, n: int) -> None:
 def make_mat5(path: Path, n: int, packed: bool) -> None:
     from scipy.io import savemat
 
-    savemat(path, {"x": digit_rows(n).reshape(n, -1)}, do_compression=packed)
+    savemat(path, {"x": make_digit_rows(n).reshape(n, -1)}, do_compression=packed)
 
 
 def make_png(path: Path, n: int) -> None:
     from PIL import Image
 
-    for i, pixels in enumerate(digit_rows(n)):
+    for i, pixels in enumerate(make_digit_rows(n)):
         folder = path / str(i % 10)
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{i:07}.png")
@@ -111,26 +111,26 @@ def make_jpg(path: Path, n: int) -> None:
     for i in range(n):
         folder = path / str(i % 10)
         folder.mkdir(parents=True, exist_ok=True)
-        photo(i % 50).save(folder / f"{i:07}.jpg", quality=90)
+        make_photo(i % 50).save(folder / f"{i:07}.jpg", quality=90)
 
 
 def make_csr(path: Path, n: int) -> None:
     import scipy.sparse
 
-    scipy.sparse.save_npz(path, sparse_rows(n), compressed=False)
+    scipy.sparse.save_npz(path, make_sparse_rows(n), compressed=False)
 
 
 def make_svmlight(path: Path, n: int) -> None:
     from sklearn.datasets import dump_svmlight_file
 
-    dump_svmlight_file(sparse_rows(n), np.arange(n) % 2, str(path))
+    dump_svmlight_file(make_sparse_rows(n), np.arange(n) % 2, str(path))
 
 
-def tables(n: int, lists: bool) -> Any:
+def make_table(n: int, lists: bool) -> Any:
     """Return a table of digits with a column per pixel, or with one column of lists."""
     import pyarrow as pa
 
-    rows = digit_rows(n).reshape(n, -1)
+    rows = make_digit_rows(n).reshape(n, -1)
     if lists:
         return pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])})
     return pa.table({f"p{i}": np.ascontiguousarray(rows[:, i]) for i in range(rows.shape[1])})
@@ -139,13 +139,13 @@ def tables(n: int, lists: bool) -> Any:
 def make_parquet(path: Path, n: int, lists: bool) -> None:
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(tables(n, lists), path, row_group_size=16_384)
+    pyarrow.parquet.write_table(make_table(n, lists), path, row_group_size=16_384)
 
 
 def make_csv(path: Path, n: int) -> None:
     import pyarrow.csv
 
-    pyarrow.csv.write_csv(tables(n, False), path)
+    pyarrow.csv.write_csv(make_table(n, False), path)
 
 
 # Read the source files: each function yields arrays, a few MB at a time if the format allows ----------------
@@ -230,7 +230,7 @@ def read_csv(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SourceKind:
     """Kind of source file: how to write, read and import it."""
 
     suffix: str
@@ -242,64 +242,78 @@ class Kind:
     """Share of --mb, because many small files take long to make."""
 
 
-def _import(name: str, **how: Any) -> Callable[[Path, str], Any]:
+def make_importer(name: str, **how: Any) -> Callable[[Path, str], Any]:
     def run(path: Path, out: str) -> Any:
         return getattr(data, name)(path, out, overwrite=True, **how)
 
     return run
 
 
-def _idx(path: Path, out: str) -> Any:
+def import_idx_files(path: Path, out: str) -> Any:
     return data.import_idx(path, None, out, overwrite=True)
 
 
 KINDS = {
-    "idx": Kind(".idx", make_idx, read_file, _idx),
-    "idx gzip": Kind(".gz", make_idx, read_file, _idx),
-    "npy": Kind(".npy", lambda p, n: np.save(p, digit_rows(n)), read_file, _import("import_npy")),
-    "npy float32": Kind(
+    "idx": SourceKind(".idx", make_idx, read_file, import_idx_files),
+    "idx gzip": SourceKind(".gz", make_idx, read_file, import_idx_files),
+    "npy": SourceKind(
+        ".npy", lambda p, n: np.save(p, make_digit_rows(n)), read_file, make_importer("import_npy")
+    ),
+    "npy float32": SourceKind(
         ".npy",
-        lambda p, n: np.save(p, digit_rows(n).astype("f4")),
+        lambda p, n: np.save(p, make_digit_rows(n).astype("f4")),
         read_file,
-        _import("import_npy"),
+        make_importer("import_npy"),
         4 * SIDE**2,
     ),
-    "npz": Kind(".npz", lambda p, n: np.savez(p, x=digit_rows(n)), read_npz, _import("import_npz")),
-    "npz packed": Kind(
-        ".npz", lambda p, n: np.savez_compressed(p, x=digit_rows(n)), read_npz, _import("import_npz")
+    "npz": SourceKind(
+        ".npz", lambda p, n: np.savez(p, x=make_digit_rows(n)), read_npz, make_importer("import_npz")
     ),
-    "hdf5": Kind(".h5", make_h5, read_h5, _import("import_hdf5")),
-    "hdf5 gzip": Kind(
+    "npz packed": SourceKind(
+        ".npz",
+        lambda p, n: np.savez_compressed(p, x=make_digit_rows(n)),
+        read_npz,
+        make_importer("import_npz"),
+    ),
+    "hdf5": SourceKind(".h5", make_h5, read_h5, make_importer("import_hdf5")),
+    "hdf5 gzip": SourceKind(
         ".h5",
         lambda p, n: make_h5(p, n, chunks=(512, SIDE, SIDE), compression="gzip"),
         read_h5,
-        _import("import_hdf5"),
+        make_importer("import_hdf5"),
     ),
-    "hdf5 float32": Kind(
-        ".h5", lambda p, n: make_h5(p, n, "f4"), read_h5, _import("import_hdf5"), 4 * SIDE**2
+    "hdf5 float32": SourceKind(
+        ".h5", lambda p, n: make_h5(p, n, "f4"), read_h5, make_importer("import_hdf5"), 4 * SIDE**2
     ),
-    "mat 5": Kind(".mat", lambda p, n: make_mat5(p, n, False), read_mat, _import("import_mat")),
-    "mat 7": Kind(".mat", lambda p, n: make_mat5(p, n, True), read_mat, _import("import_mat")),
-    "mat 7.3": Kind(".mat", make_mat73, lambda p: read_h5(p, 1), _import("import_mat")),
-    "images png": Kind("", make_png, read_images, _import("import_images"), share=0.15),
-    "images jpg": Kind("", make_jpg, read_images, _import("import_images"), 3 * PHOTO**2),
-    "images jpg 64": Kind(
-        "", make_jpg, lambda p: read_images(p, 64), _import("import_images", size=(64, 64)), 3 * 64**2, 0.06
+    "mat 5": SourceKind(".mat", lambda p, n: make_mat5(p, n, False), read_mat, make_importer("import_mat")),
+    "mat 7": SourceKind(".mat", lambda p, n: make_mat5(p, n, True), read_mat, make_importer("import_mat")),
+    "mat 7.3": SourceKind(".mat", make_mat73, lambda p: read_h5(p, 1), make_importer("import_mat")),
+    "images png": SourceKind("", make_png, read_images, make_importer("import_images"), share=0.15),
+    "images jpg": SourceKind("", make_jpg, read_images, make_importer("import_images"), 3 * PHOTO**2),
+    "images jpg 64": SourceKind(
+        "",
+        make_jpg,
+        lambda p: read_images(p, 64),
+        make_importer("import_images", size=(64, 64)),
+        3 * 64**2,
+        0.06,
     ),
-    "csr": Kind(".npz", make_csr, read_csr, _import("import_csr"), 76 * 8),
-    "svmlight": Kind(".svm", make_svmlight, read_svmlight, _import("import_svmlight"), 76 * 8, 0.25),
-    "parquet wide": Kind(
-        ".parquet", lambda p, n: make_parquet(p, n, False), read_parquet, _import("import_parquet")
+    "csr": SourceKind(".npz", make_csr, read_csr, make_importer("import_csr"), 76 * 8),
+    "svmlight": SourceKind(
+        ".svm", make_svmlight, read_svmlight, make_importer("import_svmlight"), 76 * 8, 0.25
     ),
-    "parquet lists": Kind(
-        ".parquet", lambda p, n: make_parquet(p, n, True), read_parquet, _import("import_parquet")
+    "parquet wide": SourceKind(
+        ".parquet", lambda p, n: make_parquet(p, n, False), read_parquet, make_importer("import_parquet")
     ),
-    "csv": Kind(".csv", make_csv, read_csv, _import("import_csv"), 8 * SIDE**2),
+    "parquet lists": SourceKind(
+        ".parquet", lambda p, n: make_parquet(p, n, True), read_parquet, make_importer("import_parquet")
+    ),
+    "csv": SourceKind(".csv", make_csv, read_csv, make_importer("import_csv"), 8 * SIDE**2),
 }
 WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
 
 
-def pack(parts: Any, floats: bool) -> None:
+def hash_and_pack(parts: Any, floats: bool) -> None:
     """Hash and compress rows as a dataset does (SHA-256; LZ4 unless they are floats), without writing."""
     import numcodecs
 
@@ -311,13 +325,15 @@ def pack(parts: Any, floats: bool) -> None:
             codec.encode(part)
 
 
-def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -> dict[str, float]:
+def measure_rates(
+    kind: SourceKind, name: str, path: Path, out: str, rows: int, rounds: int
+) -> dict[str, float]:
     """Return the MB/s of reading, of reading, hashing and packing, and of importing."""
     floats = "float" in name or name in WHERE or name == "csv"
     seconds = fastest(
         {
             "read": lambda: [None for _ in kind.read(path)],
-            "read_hash_pack": lambda: pack(kind.read(path), floats),
+            "read_hash_pack": lambda: hash_and_pack(kind.read(path), floats),
             "import": lambda: kind.run(path, out),
         },
         rounds,
@@ -330,12 +346,12 @@ def rates(kind: Kind, name: str, path: Path, out: str, rows: int, rounds: int) -
     }
 
 
-def source_bytes(path: Path) -> int:
+def count_source_bytes(path: Path) -> int:
     """Return the bytes of a file, or of all files of a folder."""
     return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
 
 
-def peak_of_child(name: str, path: Path, out: str) -> float:
+def measure_peak(name: str, path: Path, out: str) -> float:
     """Return the peak MiB of a process that only imports."""
     run = [sys.executable, __file__, "--child", name, str(path), out]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=600)
@@ -353,9 +369,9 @@ def measure(name: str, folder: Path, mb: float, rounds: int) -> dict[str, Any]:
         kind.make(path, rows)
         if scale == 1:
             result |= {"rows": rows, "rows_mb": round(rows * kind.row_bytes / 1e6, 1)}
-            result["source_mb"] = round(source_bytes(path) / 1e6, 1)
-            result |= rates(kind, name, path, str(folder / "out"), rows, rounds)
-        peaks.append(peak_of_child(name, path, str(folder / "out")))
+            result["source_mb"] = round(count_source_bytes(path) / 1e6, 1)
+            result |= measure_rates(kind, name, path, str(folder / "out"), rows, rounds)
+        peaks.append(measure_peak(name, path, str(folder / "out")))
         subprocess.run(["rm", "-rf", str(path)], check=True)
     result["peak_mib"], result[f"peak_mib_{SCALE}_times_larger"] = (round(p, 1) for p in peaks)
     return result

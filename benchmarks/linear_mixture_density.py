@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from common import averaged, mnist, mnist16, parser, write_part, write_png
-from linear_mixture_peers import fit_mfa, of_mfa
+from linear_mixture_peers import fit_mfa, score_mfa
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
@@ -37,7 +37,7 @@ from scalelatent.report.style import new_figure
 LIKELIHOODS = ("ppca", "factor-analysis")
 
 
-def continuous(part: str, args: Any) -> np.ndarray:
+def add_uniform_noise(part: str, args: Any) -> np.ndarray:
     """Return MNIST rows whose pixels have uniform noise with the width of a grey level."""
     x, _ = mnist(part=part)
     noise = np.random.default_rng((args.seed, part == "test")).random(x.shape, dtype=np.float32)
@@ -45,20 +45,20 @@ def continuous(part: str, args: Any) -> np.ndarray:
     return x if args.size == 28 else averaged(x)
 
 
-def density(seed: int, jobs: int, **params: Any) -> Any:
+def make_density(seed: int, jobs: int, **params: Any) -> Any:
     """Return a density, not fitted yet."""
     # The results on file were measured with this tolerance.
     return sl.LinearMixture(**{"random_state": seed, "n_jobs": jobs, "tol": 1e-4} | params)
 
 
-def likelihood(args: Any) -> list[dict[str, Any]]:
+def measure_likelihoods(args: Any) -> list[dict[str, Any]]:
     """Measure likelihoods of test rows under mixtures of several sizes."""
-    x, test = continuous("train", args), continuous("test", args)
+    x, test = add_uniform_noise("train", args), add_uniform_noise("test", args)
     sizes = [(k, 10) for k in (1, 10, 50, 100, 200)] + [(50, h) for h in (0, 5, 20, 40)]
     runs = [(kind, k, h) for kind in LIKELIHOODS for k, h in sizes if kind == "ppca" or k <= 50]
     out = []
     for kind, k, h in runs:
-        d = density(args.seed, args.jobs, n_components=k, n_dims=h, likelihood=kind).fit(x)
+        d = make_density(args.seed, args.jobs, n_components=k, n_dims=h, likelihood=kind).fit(x)
         found = float(d.score_samples(test).mean())
         out.append(
             {
@@ -83,17 +83,17 @@ def likelihood(args: Any) -> list[dict[str, Any]]:
 BESIDE_ROWS, PASSES, PCA_DIMS = 20_000, 30, 40
 
 
-def beside(args: Any) -> list[dict[str, Any]]:
+def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
     """Measure likelihoods of test rows under our models and those of others."""
     args.size = 16
-    x, test = continuous("train", args)[:BESIDE_ROWS], continuous("test", args)
+    x, test = add_uniform_noise("train", args)[:BESIDE_ROWS], add_uniform_noise("test", args)
     pca = PCA(PCA_DIMS, random_state=args.seed).fit(x)
 
     def rest(rows: np.ndarray) -> np.ndarray:
         return ((rows - pca.inverse_transform(pca.transform(rows))) ** 2).sum(axis=1)
 
     def ours(seed: int, k: int, h: int) -> float:
-        d = density(
+        d = make_density(
             seed,
             args.jobs,
             n_components=k,
@@ -124,7 +124,7 @@ def beside(args: Any) -> list[dict[str, Any]]:
         f"GaussianMixture(10, 'full') after PCA({PCA_DIMS})": full,
     }
     if args.mfa is not None:
-        ways["torch-mfa, K = 50, h = 6"] = lambda seed: of_mfa(
+        ways["torch-mfa, K = 50, h = 6"] = lambda seed: score_mfa(
             fit_mfa(args.mfa, x, 50, 6, PASSES, seed), test
         )
     out = []
@@ -138,7 +138,7 @@ def beside(args: Any) -> list[dict[str, Any]]:
     return out
 
 
-def clusters(args: Any) -> None:
+def compare_clusters(args: Any) -> None:
     """Compare components with labels over seeds; each number of components is a part."""
     x, y = mnist16()
     for k in map(int, args.components.split(",")):
@@ -149,7 +149,7 @@ def clusters(args: Any) -> None:
         sizes["h = 10, own noise, soft"] = {"n_dims": 10, "likelihood": "ppca", "assignment": "soft"}
         for name, own in sizes.items():
             ways[name] = lambda s, k=k, own=own: (
-                density(s, args.jobs, n_components=k, **own).fit(x).predict(x)
+                make_density(s, args.jobs, n_components=k, **own).fit(x).predict(x)
             )
         out: dict[str, Any] = {}
         for name, labels in ways.items():
@@ -163,25 +163,25 @@ def clusters(args: Any) -> None:
             write_part(args.out, f"clusters_{k}", args.seed, out)
 
 
-def figures(args: Any) -> dict[str, Any]:
+def draw_figures(args: Any) -> dict[str, Any]:
     """Draw samples, and digits with a filled lower half."""
     x, _ = mnist()
     test = mnist(part="test")[0][:16] / np.float32(255)
     x = x[:20_000] / np.float32(255)
-    d = density(args.seed, args.jobs, n_components=100, n_dims=12, likelihood="ppca").fit(x)
+    d = make_density(args.seed, args.jobs, n_components=100, n_dims=12, likelihood="ppca").fit(x)
     names = ["linear_mixture_samples.png", "linear_mixture_halves.png"]
     figure = new_figure(8, 2.2)
     drawn, _ = d.sample(32, random_state=args.seed)
-    _tiles(figure, [drawn[:16], drawn[16:]])
+    arrange_tiles(figure, [drawn[:16], drawn[16:]])
     write_png(figure, args.out.parent / names[0])
     seen = np.arange(784) < 392
     figure = new_figure(8, 3.2)
-    _tiles(figure, [test, np.where(seen, test, 0.5), d.reconstruct(test, observed=seen)])
+    arrange_tiles(figure, [test, np.where(seen, test, 0.5), d.reconstruct(test, observed=seen)])
     write_png(figure, args.out.parent / names[1])
     return {"drawn": names, "rows": len(x), "n_components": 100, "n_dims": 12}
 
 
-def _tiles(figure: Any, lines: list[np.ndarray]) -> None:
+def arrange_tiles(figure: Any, lines: list[np.ndarray]) -> None:
     axes = figure.subplots(len(lines), len(lines[0]))
     for row, line in zip(axes, lines, strict=True):
         for ax, one in zip(row, line, strict=True):
@@ -192,10 +192,10 @@ def _tiles(figure: Any, lines: list[np.ndarray]) -> None:
 def main() -> None:
     """Run each part."""
     parts: dict[str, Callable[[Any], Any]] = {
-        "likelihood": likelihood,
-        "beside": beside,
-        "clusters": clusters,
-        "figures": figures,
+        "likelihood": measure_likelihoods,
+        "beside": compare_likelihoods,
+        "clusters": compare_clusters,
+        "figures": draw_figures,
     }
     arguments = parser(__doc__, "linear_mixture_density")
     arguments.add_argument("--parts", default=",".join(parts))

@@ -114,7 +114,7 @@ class OnePass:
                 np.matmul((rows @ bases[q]).T, rows, out=image)
 
 
-def passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+def measure_passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure whole passes and their products."""
     found = []
     for p in (256,) if quick else (256, 784):
@@ -143,7 +143,7 @@ def passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str,
     return found
 
 
-def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+def compare_threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure the passes of fits with one thread and with two."""
     found, n = [], 6000 if quick else ROWS
     for p, k in ((256, 100), (256, 1000)):
@@ -167,7 +167,7 @@ def threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str
     return found
 
 
-def sgemm(jobs: int, p: int, rounds: int) -> float:
+def measure_sgemm(jobs: int, p: int, rounds: int) -> float:
     """Return the operations per second of products of 2,048 rows with 1,100 columns in ``jobs`` threads."""
     rows, columns = 2048, 1100
     x, w = np.ones((rows, p), np.float32), np.ones((p, columns), np.float32)
@@ -180,14 +180,14 @@ def sgemm(jobs: int, p: int, rounds: int) -> float:
         return jobs * 2.0 * rows * columns * p / fastest({"": all_of_them}, rounds + 1)[""]
 
 
-def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+def measure_fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure whole fits of real digits."""
     found = []
     for name, read, k in (("USPS", usps, 20), ("MNIST 16 x 16", mnist16, 100)):
         x, y = read()
         if quick:
             x, y = x[:2000], y[:2000]
-        rate = sgemm(2, 256, rounds)
+        rate = measure_sgemm(2, 256, rounds)
         best: dict[str, Any] = {"seconds": np.inf}
         for _ in range(1 if quick else 2):
             begin = time.perf_counter()
@@ -214,7 +214,7 @@ def fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
     return found
 
 
-def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+def measure_recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure recognition with tangent distance and without."""
     n, k = (2000, 10) if quick else (20_000, 100)
     x, y = rng.random((n, 256), dtype=np.float32).reshape(n, 16, 16), np.arange(n) % CLASSES
@@ -250,7 +250,7 @@ def recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict
     return [found]
 
 
-def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+def measure_wide_rows(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure passes over rows of many features."""
     n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
@@ -262,7 +262,7 @@ def wide(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, A
     return [found]
 
 
-def row(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
+def measure_single_rows(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
     """Measure `partial_fit` of single rows."""
     x, y = rng.random((2000, 256), dtype=np.float32), np.arange(2000) % CLASSES
     common: dict[str, Any] = {
@@ -292,12 +292,12 @@ def row(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, An
 
 
 PARTS = {
-    "pass": passes,
-    "threads": threads,
-    "fits": fits,
-    "recognition": recognition,
-    "wide": wide,
-    "row": row,
+    "pass": measure_passes,
+    "threads": compare_threads,
+    "fits": measure_fits,
+    "recognition": measure_recognition,
+    "wide": measure_wide_rows,
+    "row": measure_single_rows,
 }
 
 

@@ -35,23 +35,23 @@ SCANS = ((130, 10, 12), (650, 50, 12), (1300, 100, 12), (11_000, 1000, 10))
 WIDE = ((3300, 300, 10),)
 
 
-def made(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def make_components(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return random means and orthonormal bases."""
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
-def rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
+def measure_rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
     """Return the giga floating-point operations per second of each way in its fastest round."""
     for way in ways.values():
         way()
     return {name: flops / seconds / 1e9 for name, seconds in fastest(ways, rounds).items()}
 
 
-def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return rates of the scan and of sgemm."""
+def measure_scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
+    """Return the rates of the search for the best component and of sgemm."""
     n, columns = (4096 if k < 1000 else 1024), k * (h + 1)
     x = rng.random((n, p), dtype=np.float32)
-    scores = error_scores(*made(p, k, h, rng), np.full(p, 0.5))
+    scores = error_scores(*make_components(p, k, h, rng), np.full(p, 0.5))
     scorer = cpu.make_scorer(scores, np.array([0, k]))
     w, out = rng.random((columns, p), dtype=np.float32), np.empty((n, columns), dtype=np.float32)
     turned = np.ascontiguousarray(w.T)
@@ -60,7 +60,7 @@ def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[
         "rows": lambda: np.matmul(x, w.T, out=out),
         "columns": lambda: np.matmul(x, turned, out=out),
     }
-    found = rates(ways, 2.0 * n * p * columns, rounds)
+    found = measure_rates(ways, 2.0 * n * p * columns, rounds)
     sgemm = max(found["rows"], found["columns"])
     return {
         "p": p,
@@ -71,10 +71,10 @@ def scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[
     }
 
 
-def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return the times of images and of six tangents, in multiples of their products."""
+def measure_tangents(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
+    """Return the times of rows times bases and of six tangents, in multiples of their matrix products."""
     n, q = k * each, 16
-    x, (means, bases) = rng.random((n, p), dtype=np.float32), made(p, k, q, rng)
+    x, (means, bases) = rng.random((n, p), dtype=np.float32), make_components(p, k, q, rng)
     groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), k)
     packed, out = cpu.pack_bases(means, bases, False), (np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)))
     narrow, code, image = bases.astype("f4"), np.empty((each, q), "f4"), np.empty((q, p), "f4")
@@ -106,10 +106,15 @@ def images(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> 
     }
 
 
-def distance(p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: int) -> dict[str, Any]:
+def measure_distances(
+    p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: int
+) -> dict[str, Any]:
     """Measure the time that tangent distance adds to recognition."""
     k, n = 1000, 512
-    x, scores = rng.random((n, p), dtype=np.float32), error_scores(*made(p, k, 10, rng), np.full(p, 0.5))
+    x, scores = (
+        rng.random((n, p), dtype=np.float32),
+        error_scores(*make_components(p, k, 10, rng), np.full(p, 0.5)),
+    )
     scorer, tangent_scores = cpu.make_scorer(scores, np.array([0, k])), cpu.pack_tangent_scores(scores)
     candidates = rng.integers(0, k, (n, 10)).astype(np.int32)
 
@@ -146,11 +151,13 @@ def main() -> None:
             if part != "scan" and p > 784:
                 continue
             if part == "scan":
-                found += [scan(p, k, h, rng, args.rounds) for _, k, h in (SCANS if p <= 784 else WIDE)]
+                found += [
+                    measure_scan(p, k, h, rng, args.rounds) for _, k, h in (SCANS if p <= 784 else WIDE)
+                ]
             elif part == "images":
-                found += [images(p, 100, each, rng, args.rounds) for each in (20, 300)]
+                found += [measure_tangents(p, 100, each, rng, args.rounds) for each in (20, 300)]
             else:
-                found.append(distance(p, shape, rng, args.rounds))
+                found.append(measure_distances(p, shape, rng, args.rounds))
         results[part] = [
             {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
             for row in found

@@ -42,7 +42,7 @@ class PrintPasses(sl.Callback):
             print({k: record[k] for k in ("pass", "objective", "phase", "seconds")}, flush=True)
 
 
-def errors(model: Any, held: Any, test: Any) -> dict[str, float]:
+def measure_errors(model: Any, held: Any, test: Any) -> dict[str, float]:
     """Return the errors on validation and test rows, and with tangent distance if the model has tangents."""
     out = {"passes": model.n_iter_}
     for name, recognition in (("", "error"), ("_tangent_distance", "tangent-distance")):
@@ -59,7 +59,7 @@ def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any,
     """Fit the rows that the digits are made of, and the digits; return the errors of both."""
     params, k = {"likelihood": "error"} | params | {"random_state": args.seed}, params["n_components"]
     few = sl.LinearMixtureClassifier(n_jobs=args.workers, **params).fit(base, validation=held)
-    out: dict[str, Any] = {"rows": len(train), "of 50,000 rows": errors(few, held, test)}
+    out: dict[str, Any] = {"rows": len(train), "of 50,000 rows": measure_errors(few, held, test)}
     print(k, out, flush=True)
     run = args.folder / f"mixture-{len(train)}-{k}-{params['n_dims']}-{train.n_features}"
     begin = time.perf_counter()
@@ -69,7 +69,7 @@ def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any,
         resume = (run / "engine").exists()
         model.fit(train, validation=held, run_dir=run, resume=resume, callbacks=[PrintPasses()])
         peaks = client.run(peak_bytes)
-    out["of all"] = errors(model, held, test) | {
+    out["of all"] = measure_errors(model, held, test) | {
         "gb_read": round(sum(r["bytes_read"] for r in model.history_) / 1e9, 2),
         "dataset_gb": round(train.nbytes / 1e9, 2),
         "peak_worker_mib": round(max(peaks.values()) / 2**20),
@@ -98,7 +98,7 @@ SMALL = {
 }
 
 
-def averaged_rows(folder: Path, ds: Any, name: str) -> Any:
+def open_averaged_rows(folder: Path, ds: Any, name: str) -> Any:
     """Return the rows at 16 x 16 as a dataset; create it if it does not exist."""
     place = folder / f"{name}-16.zarr"
     return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
@@ -110,7 +110,7 @@ PASSES = 4
 LIMITS = {100: "2GB", 500: "4GB"}
 
 
-def peaks(k: int, train: Any, args: Any) -> None:
+def measure_peaks(k: int, train: Any, args: Any) -> None:
     """Measure the peak memory of a worker for several numbers of rows, with few passes."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
     model.set_params(likelihood="error", random_state=args.seed)
@@ -132,7 +132,7 @@ def peaks(k: int, train: Any, args: Any) -> None:
         write_part(args.out, name, args.seed, out | about)
 
 
-def rates(k: int, train: Any, args: Any) -> dict[str, Any]:
+def measure_rates(k: int, train: Any, args: Any) -> dict[str, Any]:
     """Return the seconds of a pass with threads and with worker processes; both read from disk."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=PASSES, tol=0)
     model.set_params(likelihood="error", random_state=args.seed, n_jobs=args.workers)
@@ -179,12 +179,12 @@ def main() -> None:
         write_part(args.out, f"k = {k}", args.seed, measure(params, base, train, held, test, args))
     if "small" in parts:
         named = {"base": base, f"digits-{args.rows}": train, "held": held, "test": test}
-        rows = (averaged_rows(args.folder, ds, name) for name, ds in named.items())
+        rows = (open_averaged_rows(args.folder, ds, name) for name, ds in named.items())
         write_part(args.out, "16 x 16, k = 100", args.seed, measure(SMALL, *rows, args))
     for k in map(int, args.sub_classes.split(",") if "scale" in parts else ()):
-        peaks(k, train, args)
+        measure_peaks(k, train, args)
     for k in map(int, args.sub_classes.split(",") if "rates" in parts else ()):
-        write_part(args.out, f"rates, {k}", args.seed, rates(k, train, args))
+        write_part(args.out, f"rates, {k}", args.seed, measure_rates(k, train, args))
 
 
 if __name__ == "__main__":

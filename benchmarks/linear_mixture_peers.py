@@ -47,13 +47,13 @@ import scalelatent as sl
 from scalelatent.models.linear_mixture.kernels import reference
 
 
-def rows_of(p: int, part: str = "train") -> np.ndarray:
+def load_rows(p: int, part: str = "train") -> np.ndarray:
     """Return MNIST in [0, 1], in full size or averaged to 16 x 16."""
     x = mnist16(part)[0] if p == 256 else mnist(part=part)[0].astype(np.float32) / 255
     return np.ascontiguousarray(x, dtype=np.float32)
 
 
-def log_likelihood(
+def compute_log_likelihood(
     x: np.ndarray, means: np.ndarray, loadings: np.ndarray, noise: np.ndarray, weights: np.ndarray
 ) -> float:
     """Return the mean log-likelihood of rows under Gaussians with covariance loadings loadings' +
@@ -70,15 +70,15 @@ def log_likelihood(
     return total / len(x)
 
 
-def of_density(model: Any, x: np.ndarray) -> float:
+def score_density(model: Any, x: np.ndarray) -> float:
     """Return the mean log-likelihood of rows under one of our densities."""
     values, noise = model.variances_, model.noise_
     loadings = model.bases_ * np.sqrt(np.maximum(values - noise[:, None], 0.0))[:, None, :]
     wide = np.repeat(noise[:, None], x.shape[1], axis=1)
-    return log_likelihood(x, model.means_, loadings, wide, model.weights_)
+    return compute_log_likelihood(x, model.means_, loadings, wide, model.weights_)
 
 
-def seconds_of(call: Any) -> float:
+def measure_seconds(call: Any) -> float:
     """Return the seconds of a call."""
     begin = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
@@ -87,12 +87,12 @@ def seconds_of(call: Any) -> float:
     return time.perf_counter() - begin
 
 
-def pass_seconds(model: Any) -> float:
+def compute_pass_seconds(model: Any) -> float:
     """Return the median seconds of the last passes of a fit."""
     return float(np.median([record["seconds"] for record in model.history_[-4:]]))
 
 
-def density(x: np.ndarray, seed: int, **params: Any) -> Any:
+def fit_density(x: np.ndarray, seed: int, **params: Any) -> Any:
     """Return one of our densities, fitted."""
     common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0}
     return sl.LinearMixture(**common, **params).fit(x)
@@ -116,34 +116,34 @@ def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -
     return model
 
 
-def of_mfa(model: Any, x: np.ndarray) -> float:
+def score_mfa(model: Any, x: np.ndarray) -> float:
     """Return the mean log-likelihood of rows under a model of torch-mfa."""
     import torch
 
     weights = torch.softmax(model.PI_logits, 0)
     arrays = (a.detach().numpy() for a in (model.MU, model.A, torch.exp(model.log_D), weights))
-    return log_likelihood(x, *arrays)
+    return compute_log_likelihood(x, *arrays)
 
 
-def mfa(args: Any) -> dict[str, Any]:
+def compare_mfa(args: Any) -> dict[str, Any]:
     """Compare with torch-mfa."""
-    x, test, k, h = rows_of(784)[: args.rows], rows_of(784, "test"), 50, 6
+    x, test, k, h = load_rows(784)[: args.rows], load_rows(784, "test"), 50, 6
 
     def theirs(passes: int, seed: int) -> Any:
         return fit_mfa(args.mfa, x, k, h, passes, seed)
 
     def ours(passes: int, seed: int) -> Any:
         common: dict[str, Any] = {"likelihood": "ppca", "assignment": "soft", "max_iter": passes}
-        return density(x, seed, n_components=k, n_dims=h, **common)
+        return fit_density(x, seed, n_components=k, n_dims=h, **common)
 
     ours(1, 0)  # The first fit compiles the kernels.
-    seconds = {"ours": a_pass(ours, 2, 12), "theirs": a_pass(theirs)}
+    seconds = {"ours": measure_pass(ours, 2, 12), "theirs": measure_pass(theirs)}
     print(seconds, flush=True)
     likelihoods: dict[str, list[float]] = {"ours": [], "theirs": []}
     for seed in range(args.starts):
-        likelihoods["ours"].append(of_density(ours(args.passes, seed), test))
+        likelihoods["ours"].append(score_density(ours(args.passes, seed), test))
         if args.passes * seconds["theirs"] * args.starts <= args.patience:
-            likelihoods["theirs"].append(of_mfa(theirs(args.passes, seed), test))
+            likelihoods["theirs"].append(score_mfa(theirs(args.passes, seed), test))
         print(likelihoods, flush=True)
     return {
         "rows": len(x),
@@ -154,7 +154,7 @@ def mfa(args: Any) -> dict[str, Any]:
     }
 
 
-def a_pass(fit: Any, few: int = 1, more: int = 3) -> float:
+def measure_pass(fit: Any, few: int = 1, more: int = 3) -> float:
     """Return the processor seconds of a pass; other work on the machine changes them little."""
     taken = []
     for passes in (few, more):
@@ -166,21 +166,23 @@ def a_pass(fit: Any, few: int = 1, more: int = 3) -> float:
     return (taken[1] - taken[0]) / (more - few)
 
 
-def gaussian(args: Any) -> dict[str, Any]:
+def compare_gaussian(args: Any) -> dict[str, Any]:
     """Compare with GaussianMixture and full covariances."""
     from sklearn.mixture import GaussianMixture
 
     found = {}
     for p, n in ((256, 3000), (784, 3000)):
-        x, test = rows_of(p)[:n], rows_of(p, "test")
+        x, test = load_rows(p)[:n], load_rows(p, "test")
 
         def theirs(passes: int, x: np.ndarray = x) -> Any:
             start = {"init_params": "random_from_data", "random_state": 0}
             return GaussianMixture(10, reg_covar=1e-3, tol=0.0, max_iter=passes, **start).fit(x)
 
-        few, more = seconds_of(lambda: theirs(2)), seconds_of(lambda: theirs(6))
-        ours = density(x, 0, n_components=10, n_dims=10, likelihood="ppca", assignment="soft", max_iter=10)
-        seconds = {"ours": pass_seconds(ours), "theirs": (more - few) / 4}
+        few, more = measure_seconds(lambda: theirs(2)), measure_seconds(lambda: theirs(6))
+        ours = fit_density(
+            x, 0, n_components=10, n_dims=10, likelihood="ppca", assignment="soft", max_iter=10
+        )
+        seconds = {"ours": compute_pass_seconds(ours), "theirs": (more - few) / 4}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             score = float(theirs(10).score(test))
@@ -188,29 +190,29 @@ def gaussian(args: Any) -> dict[str, Any]:
             "rows": n,
             "seconds a pass": seconds,
             "times": seconds["theirs"] / seconds["ours"],
-            "log-likelihood of test rows": {"ours": of_density(ours, test), "theirs": score},
+            "log-likelihood of test rows": {"ours": score_density(ours, test), "theirs": score},
         }
         print(found, flush=True)
     return found
 
 
-def factors(args: Any) -> dict[str, Any]:
+def compare_factors(args: Any) -> dict[str, Any]:
     """Compare with FactorAnalysis."""
     from sklearn.decomposition import FactorAnalysis
 
-    x = rows_of(256)[:20_000]
+    x = load_rows(256)[:20_000]
     x = x + 0.05 * np.random.default_rng(args.seed).standard_normal(x.shape, dtype=np.float32)
     peers: dict[str, Any] = {}
 
     def theirs(way: str) -> None:
         peers[way] = FactorAnalysis(10, svd_method=way, random_state=0).fit(x)
 
-    seconds = {way: seconds_of(lambda way=way: theirs(way)) for way in ("lapack", "randomized")}
+    seconds = {way: measure_seconds(lambda way=way: theirs(way)) for way in ("lapack", "randomized")}
     wanted = {way: float(model.score(x)) for way, model in peers.items()}
     least, passes, taken, reached = min(wanted.values()), 0, np.inf, -np.inf
     for passes in (10, 20, 40, 80, 160, 320):
         begin = time.perf_counter()
-        model = density(
+        model = fit_density(
             x, 0, n_components=1, n_dims=10, likelihood="factor-analysis", assignment="soft", max_iter=passes
         )
         taken = time.perf_counter() - begin
@@ -224,11 +226,11 @@ def factors(args: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def kmeans(args: Any) -> dict[str, Any]:
+def compare_kmeans(args: Any) -> dict[str, Any]:
     """Compare with KMeans and MiniBatchKMeans."""
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
-    x, k, passes = rows_of(256), 100, 20
+    x, k, passes = load_rows(256), 100, 20
     models: dict[str, Any] = {}
 
     def theirs(name: str, make: Any) -> None:
@@ -236,10 +238,10 @@ def kmeans(args: Any) -> dict[str, Any]:
 
     common: dict[str, Any] = {"n_clusters": k, "random_state": 0, "n_init": 1}
     seconds = {
-        "KMeans": seconds_of(
+        "KMeans": measure_seconds(
             lambda: theirs("KMeans", KMeans(algorithm="lloyd", max_iter=passes, tol=0.0, **common))
         ),
-        "MiniBatchKMeans": seconds_of(lambda: theirs("MiniBatchKMeans", MiniBatchKMeans(**common))),
+        "MiniBatchKMeans": measure_seconds(lambda: theirs("MiniBatchKMeans", MiniBatchKMeans(**common))),
     }
     inertia = {name: float(model.inertia_) / len(x) for name, model in models.items()}
     ours = {
@@ -249,11 +251,11 @@ def kmeans(args: Any) -> dict[str, Any]:
     a_pass = {"KMeans": (seconds["KMeans"]) / passes}
     for name, params in ours.items():
         begin = time.perf_counter()
-        model = density(x, 0, n_components=k, n_dims=0, **params)
+        model = fit_density(x, 0, n_components=k, n_dims=0, **params)
         seconds[name] = time.perf_counter() - begin
         wide = model.means_.astype(np.float32)
         inertia[name] = float(np.mean([_distances(x[i : i + 5000], wide) for i in range(0, len(x), 5000)]))
-        a_pass[name] = pass_seconds(model)
+        a_pass[name] = compute_pass_seconds(model)
     return {"rows": len(x), "K": k, "seconds": seconds, "seconds a pass": a_pass, "mean square": inertia}
 
 
@@ -262,9 +264,9 @@ def _distances(x: np.ndarray, means: np.ndarray) -> float:
     return float(square.min(axis=1).mean())
 
 
-def numpy_pass(args: Any) -> dict[str, Any]:
+def compare_numpy_pass(args: Any) -> dict[str, Any]:
     """Compare with a pass in a few lines of numpy."""
-    x, k, h, q = rows_of(256)[:20_000], 100, 10, 16
+    x, k, h, q = load_rows(256)[:20_000], 100, 10, 16
     rng = np.random.default_rng(args.seed)
     means = x[rng.choice(len(x), k, replace=False)]
     bases = np.linalg.qr(rng.normal(size=(k, 256, q)))[0].astype(np.float32)
@@ -280,8 +282,8 @@ def numpy_pass(args: Any) -> dict[str, Any]:
             r.T @ (r @ bases[j])
 
     one()
-    theirs = min(seconds_of(one) for _ in range(3))
-    ours = pass_seconds(density(x, 0, n_components=k, n_dims=h, max_iter=6))
+    theirs = min(measure_seconds(one) for _ in range(3))
+    ours = compute_pass_seconds(fit_density(x, 0, n_components=k, n_dims=h, max_iter=6))
     return {
         "rows": len(x),
         "K": k,
@@ -290,7 +292,13 @@ def numpy_pass(args: Any) -> dict[str, Any]:
     }
 
 
-PARTS = {"mfa": mfa, "gaussian": gaussian, "factors": factors, "kmeans": kmeans, "numpy": numpy_pass}
+PARTS = {
+    "mfa": compare_mfa,
+    "gaussian": compare_gaussian,
+    "factors": compare_factors,
+    "kmeans": compare_kmeans,
+    "numpy": compare_numpy_pass,
+}
 
 
 def main() -> None:

@@ -8,6 +8,8 @@
     python benchmarks/mbn_clustering.py --parts half_mnist --decays 0.5,0.7
                                                                      70,000 images, k1 = 35,000, 40 pools
     python benchmarks/mbn_clustering.py --parts spectral             spectral clustering of the paper's sets
+    python benchmarks/mbn_clustering.py --parts plane                5,000 images in two dimensions, and each
+                                                                     layer (Figures 8 and 16)
     python benchmarks/mbn_clustering.py --parts figures              figures of the measured parts, and of
                                                                      synthetic points (Figures 5, 6, 10)
 
@@ -54,6 +56,8 @@ from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows
 from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
+from scalelatent.models.mbn.report import collect_network
+from scalelatent.models.mbn.report_figures import plot_layers, plot_output
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
@@ -424,6 +428,21 @@ def figures(args: Any) -> dict[str, Any]:
     return {"drawn": drawn}
 
 
+def plane(args: Any) -> dict[str, Any]:
+    """Draw 2,500 of 5,000 images in two dimensions: the output, and the codes of each layer."""
+    x, y = load("mnist5000", args.seed)
+    data = sl.Dataset.from_arrays(x, y)
+    model = sl.MultilayerBootstrapNetwork(
+        **PAPER_NETWORK, n_clusterings=args.clusterings, n_classes=10, n_components=2, n_jobs=args.jobs
+    )
+    shown = collect_network(model.set_params(random_state=args.seed).fit(data), data, sample_rows=2500)
+    assert shown.clusters is not None
+    write_png(plot_output(shown.output, shown.codes, shown.class_names), RESULTS / "mbn_plane.png")
+    titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(shown.ks, 1)]
+    write_png(plot_layers(shown.layers, titles, shown.codes, shown.class_names), RESULTS / "mbn_layers.png")
+    return {"ks": shown.ks} | {key: round(100 * shown.clusters[key], 2) for key in ("nmi", "accuracy")}
+
+
 def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
     found = dict(sorted(found.items(), key=lambda item: float(item[0])))
     columns = [
@@ -446,6 +465,7 @@ def main() -> None:
         "k1": first_layers,
         "k1_mnist": first_layers_of_all,
         "half_mnist": half_of_all,
+        "plane": plane,
         "figures": figures,
     }
     arguments = parser(__doc__, "mbn_clustering")

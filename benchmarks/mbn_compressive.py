@@ -25,7 +25,7 @@ import scalelatent as sl
 from scalelatent.evaluation import kmeans_scores, retrieval_accuracy
 
 
-def timed(call: Any) -> tuple[Any, float]:
+def call_timed(call: Any) -> tuple[Any, float]:
     """Call a function; return its result and seconds."""
     begin = time.perf_counter()
     return call(), time.perf_counter() - begin
@@ -39,9 +39,9 @@ def compress(
     ``slow`` is the number of seconds that the bootstrap network needs for the test rows.
     """
     small = sl.CompressiveMBN(n_epochs=args.epochs, random_state=args.seed, n_jobs=args.jobs)
-    _, fit = timed(lambda: small.fit(x, z))
+    _, fit = call_timed(lambda: small.fit(x, z))
     small.transform(xt[:256])
-    _, fast = timed(lambda: small.transform(xt))
+    _, fast = call_timed(lambda: small.transform(xt))
     return small, {
         "explained_train": round(small.score(x, z), 4),
         "explained_test": round(small.score(xt, zt), 4),
@@ -51,7 +51,7 @@ def compress(
     }
 
 
-def network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
+def fit_network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Return the outputs for training and test images, and the seconds of the fit and of the test images."""
     if args.fitted:
         with np.load(args.fitted / "outputs.npz") as kept:
@@ -63,15 +63,15 @@ def network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.nd
         n_clusterings=args.clusterings, n_pools="paper", k1=args.k1, decay=0.5, n_components=10, n_classes=10,
         random_state=args.seed, n_jobs=args.jobs,
     )  # fmt: skip
-    z, seconds = timed(lambda: model.fit_transform(x))
-    zt, slow = timed(lambda: model.transform(xt))
+    z, seconds = call_timed(lambda: model.fit_transform(x))
+    zt, slow = call_timed(lambda: model.transform(xt))
     return z, zt, seconds, slow
 
 
-def of_mnist(args: Any) -> dict[str, Any]:
+def compress_mnist(args: Any) -> dict[str, Any]:
     """Return the results for images; the first two of ten components are those of a network of two."""
     x, (xt, yt) = mnist(slice(0, args.rows))[0], mnist(part="test")
-    z, zt, seconds, slow = network(x, xt, args)
+    z, zt, seconds, slow = fit_network(x, xt, args)
     print(f"network: {seconds:.0f} s", flush=True)
     out: dict[str, Any] = {"train": len(x), "test": len(xt), "k1": args.k1, "clusterings": args.clusterings}
     out |= {"network_fit_seconds": round(seconds, 1), "network_predict_seconds": round(slow, 2)}
@@ -85,7 +85,7 @@ def of_mnist(args: Any) -> dict[str, Any]:
     return out
 
 
-def of_rcv1(args: Any) -> dict[str, Any]:
+def compress_rcv1(args: Any) -> dict[str, Any]:
     """Return the results for documents."""
     counts, topics, names = rcv1_subset()
     order = np.random.default_rng(args.seed).permutation(counts.shape[0])
@@ -96,7 +96,7 @@ def of_rcv1(args: Any) -> dict[str, Any]:
         n_classes=len(names), random_state=args.seed, n_jobs=args.jobs,
     )  # fmt: skip
     z = model.fit_transform(counts[train])
-    zt, slow = timed(lambda: model.transform(counts[test]))
+    zt, slow = call_timed(lambda: model.transform(counts[test]))
     small, found = compress(counts[train], z, counts[test], zt, slow, args)
     found["network_predict_seconds"] = round(slow, 2)
     for name, output in (("network", zt), ("compressive", small.transform(counts[test]))):
@@ -108,7 +108,7 @@ def of_rcv1(args: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Run each part."""
-    parts = {"mnist": of_mnist, "rcv1": of_rcv1}
+    parts = {"mnist": compress_mnist, "rcv1": compress_rcv1}
     arguments = parser(__doc__, "mbn_compressive")
     arguments.add_argument("--parts", default="mnist,rcv1")
     arguments.add_argument("--rows", type=int, default=60_000, help="training images")

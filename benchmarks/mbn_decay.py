@@ -37,7 +37,7 @@ from scalelatent.models.mbn.model.layers import Layer
 CRITERIA = ("outputs", "silhouette", "seeds", "halves", "grid")
 
 
-def rows_of(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def load_rows(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return at most 1,000 rows of a data set, and their classes."""
     from sklearn import datasets
 
@@ -47,14 +47,14 @@ def rows_of(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(x[few]), y[few]
 
 
-def alignment(a: np.ndarray, b: np.ndarray) -> float:
+def compute_alignment(a: np.ndarray, b: np.ndarray) -> float:
     """Return linear centred kernel alignment of two outputs, 0 to 1."""
     a, b = a - a.mean(axis=0), b - b.mean(axis=0)
     own = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
     return float(np.linalg.norm(a.T @ b) ** 2 / own) if own else 0.0
 
 
-def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
+def judge_decays(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
     """Return the criteria that could choose a decay, the NMI with the classes and CPU seconds, by decay."""
     from sklearn.metrics import silhouette_score
 
@@ -74,10 +74,10 @@ def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, flo
             for a, b in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3))
         )
         seconds, begin = time.process_time() - begin, time.process_time()
-        z = [output(first, ks, codes, k) for first, codes in zip(firsts[:2], below, strict=False)]
+        z = [compute_output(first, ks, codes, k) for first, codes in zip(firsts[:2], below, strict=False)]
         found[decay] = {
             "nmi": float(np.mean([nmi(y, own) for own in labels[:2]])),
-            "outputs": alignment(*z),
+            "outputs": compute_alignment(*z),
             "silhouette": float(silhouette_score(z[0], labels[0])) if len(np.unique(labels[0])) > 1 else 0.0,
             "seeds": seeds,
             "halves": float(np.mean(halves)),
@@ -89,24 +89,24 @@ def judged(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, flo
     return found
 
 
-def output(first: Layer, ks: tuple[int, ...], codes: np.ndarray, d: int) -> np.ndarray:
+def compute_output(first: Layer, ks: tuple[int, ...], codes: np.ndarray, d: int) -> np.ndarray:
     """Return the output of a small network."""
     for layer in choice._make_upper_layers(first, ks):
         codes = choice.code_rows(layer, codes, codes, 1, "cpu")
     return choice.compute_output(codes, d, "cpu")
 
 
-def choose(run: dict[float, dict[str, float]]) -> dict[str, float]:
-    """Return the decay that each way chooses."""
+def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
+    """Return the decay that each criterion chooses."""
     chosen = {name: max(run, key=lambda d, n=name: run[d][n]) for name in CRITERIA}  # type: ignore[misc]
-    tried = tried_decays(run)
+    tried = list_tried_decays(run)
     chosen["auto"] = max(tried, key=lambda d: run[d]["grid"])
     best = run[chosen["grid"]]
     near = [d for d in run if run[d]["grid"] >= best["grid"] - best["error"]]
     return chosen | {"tolerant": min(near, key=lambda d: abs(d - 0.5))}
 
 
-def tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
+def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
     """Return the decays that are tried until a score is far below the best one."""
     best = 0.0
     for count, (decay, found) in enumerate(run.items(), 1):
@@ -116,10 +116,10 @@ def tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
     return list(run)
 
 
-def losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
+def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
     """Return the mean loss over seeds of each way and each fixed decay, in points of NMI."""
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
-    best, chosen = max(scores.values()), [choose(run) for run in runs]
+    best, chosen = max(scores.values()), [choose_decays(run) for run in runs]
     lost = {name: float(np.mean([best - scores[own[name]] for own in chosen])) for name in chosen[0]}
     return {k: round(100 * v, 2) for k, v in (lost | {f"{d:g}": best - v for d, v in scores.items()}).items()}
 
@@ -135,12 +135,12 @@ def main() -> None:
         runs = []
         for seed in range(args.seeds):
             with single_threaded():
-                runs.append(judged(*rows_of(name, seed), seed))
+                runs.append(judge_decays(*load_rows(name, seed), seed))
         scores = {f"{d:g}": round(100 * float(np.mean([r[d]["nmi"] for r in runs])), 2) for d in choice.GRID}
-        result["nmi"][name], result["points_lost"][name] = scores, losses(runs)
-        chosen = [choose(run) for run in runs]
+        result["nmi"][name], result["points_lost"][name] = scores, compute_losses(runs)
+        chosen = [choose_decays(run) for run in runs]
         result["chosen"][name] = {way: [own[way] for own in chosen] for way in ("grid", "auto", "tolerant")}
-        tried = [(run, list(run), tried_decays(run)) for run in runs]
+        tried = [(run, list(run), list_tried_decays(run)) for run in runs]
         seconds = [[sum(run[d]["seconds"] for d in some) for some in both] for run, *both in tried]
         result["cpu_seconds"][name] = dict(
             zip(("grid", "auto"), np.median(seconds, axis=0).round(2).tolist(), strict=True)

@@ -43,7 +43,7 @@ from scalelatent.models.mbn.fit import plan_layers
 THREE = (0.3, 0.5, 0.7)
 
 
-def code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
+def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
     """Return the codes of the last layer for each decay; all decays share the first layer."""
     rows, below, stacks = as_rows(train.read_x(0, len(train))), None, {}
     for decay in GRID:
@@ -68,11 +68,11 @@ def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> fl
 
 
 def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
-    """Return the NMI of each way for one seed."""
+    """Return the NMI of each combination of decays for one seed."""
     x, y, params = read_set(name, seed)
     classes, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, random_state=seed, n_jobs=jobs, **params)
-    stacks = code_stacks(model, train, seed, jobs)
+    stacks = compute_code_stacks(model, train, seed, jobs)
 
     def score(decays: Any) -> tuple[float, np.ndarray]:
         codes = np.concatenate([stacks[decay] for decay in decays], axis=1)

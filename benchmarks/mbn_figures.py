@@ -42,7 +42,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False
     figure = new_figure(max(3.1 * columns, 4.2), 2.7 * rows)
     panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for axes, sweep in zip(panels, sweeps, strict=False):
-        _sweep(axes, sweep)
+        plot_sweep(axes, sweep)
         axes.set_title(sweep.title)
         axes.set_xlabel(name)
         if logarithmic:
@@ -60,7 +60,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False
     return figure
 
 
-def _sweep(axes: Axes, sweep: Sweep) -> None:
+def plot_sweep(axes: Axes, sweep: Sweep) -> None:
     values = np.asarray(sweep.values, dtype=float)
     lines: list[tuple[str, str, Any, Any]] = [
         ("NMI", ACCENT, sweep.nmi, sweep.nmi_spread),
@@ -107,7 +107,7 @@ def plot_outlier(
 Points = tuple[np.ndarray, np.ndarray]
 
 
-def _gaussians(rng: np.random.Generator) -> Points:
+def draw_gaussians(rng: np.random.Generator) -> Points:
     """Draw two dense classes and a sparse one."""
     spreads, sizes = (0.25, 0.5, 1.6), (150, 150, 150)
     centres = np.array([[0.0, 0.0], [3.0, 0.5], [1.0, 5.5]])
@@ -115,30 +115,30 @@ def _gaussians(rng: np.random.Generator) -> Points:
     return np.concatenate(parts), np.repeat(np.arange(3), sizes)
 
 
-def _arc(rng: np.random.Generator, n: int, span: tuple[float, float], width: float) -> np.ndarray:
+def draw_arc(rng: np.random.Generator, n: int, span: tuple[float, float], width: float) -> np.ndarray:
     angle = np.pi * rng.uniform(*span, n)
     return (1 + width * rng.normal(size=n))[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
 
 
-def _crescents(rng: np.random.Generator) -> Points:
+def draw_crescents(rng: np.random.Generator) -> Points:
     """Draw two crescents, one three times as dense as the other (like the set of Jain and Law)."""
-    upper = _arc(rng, 100, (0, 1), 0.09)
-    lower = _arc(rng, 280, (1, 2), 0.09) + np.array([1.0, 0.35])
+    upper = draw_arc(rng, 100, (0, 1), 0.09)
+    lower = draw_arc(rng, 280, (1, 2), 0.09) + np.array([1.0, 0.35])
     return np.concatenate([upper, lower]), np.repeat([0, 1], [100, 280])
 
 
-def _path(rng: np.random.Generator) -> Points:
+def draw_path(rng: np.random.Generator) -> Points:
     """Draw two clouds inside a ring with a gap (like the path-based set of Chang and Yeung)."""
-    ring = 2.2 * _arc(rng, 130, (-0.35, 1.35), 0.06)
+    ring = 2.2 * draw_arc(rng, 130, (-0.35, 1.35), 0.06)
     clouds = [c + 0.42 * rng.normal(size=(100, 2)) for c in ((-0.95, 0.0), (0.95, 0.0))]
     return np.concatenate([ring, *clouds]), np.repeat(np.arange(3), [130, 100, 100])
 
 
-def _compound(rng: np.random.Generator) -> Points:
+def draw_compound(rng: np.random.Generator) -> Points:
     """Draw clusters inside, next to and on top of clusters (like the compound set of Zahn)."""
     parts = [
         np.array([0.0, 0.0]) + 0.35 * rng.normal(size=(60, 2)),
-        1.5 * _arc(rng, 110, (0.0, 2.0), 0.05),
+        1.5 * draw_arc(rng, 110, (0.0, 2.0), 0.05),
         np.array([-1.0, 5.2]) + 0.3 * rng.normal(size=(60, 2)),
         np.array([1.3, 5.2]) + 0.55 * rng.normal(size=(70, 2)),
         np.array([5.5, 2.6]) + 0.22 * rng.normal(size=(60, 2)),
@@ -148,10 +148,10 @@ def _compound(rng: np.random.Generator) -> Points:
 
 
 _MAKERS: dict[str, Callable[[np.random.Generator], Points]] = {
-    "Gaussian": _gaussians,
-    "crescents": _crescents,
-    "path-based": _path,
-    "compound": _compound,
+    "Gaussian": draw_gaussians,
+    "crescents": draw_crescents,
+    "path-based": draw_path,
+    "compound": draw_compound,
 }
 
 SHAPES = tuple(_MAKERS)

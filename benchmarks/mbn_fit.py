@@ -30,7 +30,7 @@ from scalelatent.evaluation import kmeans_scores
 PAPER_TRANSFORM_SECONDS = 4857.0
 
 
-class Stages(sl.Callback):
+class StageSeconds(sl.Callback):
     """Callback that measures the seconds of each stage."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Stages(sl.Callback):
             self.seconds[self._last[0]] = round(time.perf_counter() - self._last[1], 3)
 
 
-def sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
+def measure_sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
     """Return the operations per second of products of 4,096 rows with k centroids.
 
     Each thread runs a BLAS of one thread.
@@ -88,12 +88,12 @@ def measure(options: Any, pools: str, folder: Path) -> dict[str, Any]:
         n_classes=10,
         random_state=options.seed,
     )
-    stages, before = Stages(), sgemm_rate(options.k1, columns, threads)
+    stages, before = StageSeconds(), measure_sgemm_rate(options.k1, columns, threads)
     begin = time.perf_counter()
     z = model.fit_transform(ds, run_dir=folder / "run", callbacks=stages)
     seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    rate = max(before, sgemm_rate(options.k1, columns, threads))
+    rate = max(before, measure_sgemm_rate(options.k1, columns, threads))
     flops = 2.0 * options.rows * options.k1 * columns * options.clusterings
     test = mnist(part="test")[0]
     begin = time.perf_counter()

@@ -35,7 +35,7 @@ TILE_ROWS, TILE_CENTROIDS = 1024, 512
 SETS = 8
 
 
-def images(n: int, seed: int) -> tuple[np.ndarray, str]:
+def load_images(n: int, seed: int) -> tuple[np.ndarray, str]:
     """Return rows of uint8 and their name: MNIST, or noise without SCALELATENT_DATA."""
     try:
         return mnist(slice(0, n))[0], "MNIST"
@@ -43,7 +43,7 @@ def images(n: int, seed: int) -> tuple[np.ndarray, str]:
         return np.random.default_rng(seed).integers(0, 256, (n, 784), dtype=np.uint8), "noise"
 
 
-def blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+def find_by_blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return the nearest centroids from tiles of a matrix product and numpy's argmax, without a kernel."""
     half = 0.5 * np.einsum("jc,jc->j", w, w)
     out = np.empty(len(x), dtype=np.int64)
@@ -59,9 +59,9 @@ def blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return out
 
 
-def dense_rates(k: int, seed: int) -> dict[str, Any]:
+def measure_dense_rates(k: int, seed: int) -> dict[str, Any]:
     """Return the giga floating-point operations per second of each way, and the number of different codes."""
-    rows, what = images(60_000, seed)
+    rows, what = load_images(60_000, seed)
     rng = np.random.default_rng(seed)
     x, columns = rows[:4096], np.sort(rng.permutation(784)[:392])
     w = rows[rng.permutation(len(rows))[:k]][:, columns]
@@ -72,7 +72,7 @@ def dense_rates(k: int, seed: int) -> dict[str, Any]:
     ways = {
         "ours": lambda: dense.nearest(x, columns, bank),
         "sgemm": lambda: np.matmul(cut, floats.T, out=scores),
-        "blas tiles": lambda: blas_tiles(cut, floats),
+        "blas tiles": lambda: find_by_blas_tiles(cut, floats),
         "square sgemm": lambda: square @ square,
     }
     flops = dict.fromkeys(ways, 2.0 * len(x) * k * len(columns)) | {"square sgemm": 2.0 * 2048**3}
@@ -99,12 +99,12 @@ def dense_rates(k: int, seed: int) -> dict[str, Any]:
     return out
 
 
-def random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.ndarray, str]:
+def draw_random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.ndarray, str]:
     """Return codes of rows by clusterings of few columns, and the name of the rows.
 
     Few columns make the clusterings fast, and their codes are as uneven as in real fits.
     """
-    rows, what = images(n, seed)
+    rows, what = load_images(n, seed)
     rng = np.random.default_rng(seed)
     codes = np.empty((n, clusterings), dtype=np.uint16)
     for v in range(clusterings):
@@ -114,7 +114,9 @@ def random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.nd
     return codes, what
 
 
-def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS) -> dict[str, Any]:
+def measure_code_look_ups(
+    codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS
+) -> dict[str, Any]:
     """Measure upper clusterings over the first 8,192 rows; the centroids are other rows."""
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]
@@ -124,7 +126,7 @@ def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = 
     made = lists.make_lists(centroids, units)
     met = np.diff(made.start.astype(np.int64), axis=1)[np.arange(clusterings), x].mean() / sets
     part, few = max(8, min(256, 2**28 // (clusterings * below))), min(k, 256)
-    left, right = (one_hot(rows, below) for rows in (x[:part], centroids[0, :few]))
+    left, right = (to_one_hot(rows, below) for rows in (x[:part], centroids[0, :few]))
     with single_threaded():
         ways = {
             "look-ups": lambda: lists.nearest_codes(x, made),
@@ -147,14 +149,14 @@ def code_look_ups(codes: np.ndarray, below: int, k: int, seed: int, sets: int = 
     }
 
 
-def one_hot(codes: np.ndarray, below: int) -> np.ndarray:
+def to_one_hot(codes: np.ndarray, below: int) -> np.ndarray:
     """Return codes as one-hot rows, float32 (rows, clusterings * below)."""
     out = np.zeros((len(codes), codes.shape[1] * below), dtype=np.float32)
     out[np.arange(len(codes))[:, None], np.arange(codes.shape[1]) * below + codes] = 1.0
     return out
 
 
-def documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
+def load_documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
     """Return rows with counts of the most frequent stems (None: all stems), without empty rows."""
     file = Path(os.environ.get("SCALELATENT_DATA", "")) / "rcv1" / "rcv1v2_subset27613.npz"
     if file.exists():
@@ -178,7 +180,7 @@ def documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
     return rows, what
 
 
-def take(x: CsrRows, rows: np.ndarray) -> CsrRows:
+def take_rows(x: CsrRows, rows: np.ndarray) -> CsrRows:
     """Return the rows with these numbers."""
     lengths = np.diff(x.indptr)[rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
@@ -186,16 +188,16 @@ def take(x: CsrRows, rows: np.ndarray) -> CsrRows:
     return CsrRows(x.data[at], x.indices[at], indptr, (len(rows), x.shape[1]))
 
 
-def sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict[str, Any]:
+def measure_sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict[str, Any]:
     """Measure CSR rows of counts or of their logarithms, and the same rows made dense."""
     rng = np.random.default_rng(seed)
-    rows, what = documents(vocabulary, seed)
+    rows, what = load_documents(vocabulary, seed)
     if not counts:
         rows = CsrRows(np.log1p(rows.data), rows.indices, rows.indptr, rows.shape)
     p, n = rows.shape[1], 4096 if rows.shape[1] <= 5000 else 120
     order = rng.permutation(len(rows))
     columns = np.sort(rng.permutation(p)[: p // 2])
-    x, w = take(rows, order[:n]), take(rows, order[n : n + k])
+    x, w = take_rows(rows, order[:n]), take_rows(rows, order[n : n + k])
     centroids = sparse.make_sparse_bank(w, columns, "euclidean")
     bank, floats = dense.make_bank(w.to_dense()[:, columns], "euclidean"), x.to_dense()
     ways = {
@@ -229,13 +231,13 @@ def main() -> None:
     args = parser(__doc__, "mbn_kernels").parse_args()
     results: dict[str, Any] = {"dense": [], "codes": [], "sparse": []}
     for k in (500, 2000, 8000):
-        results["dense"].append(dense_rates(k, args.seed))
+        results["dense"].append(measure_dense_rates(k, args.seed))
         print(results["dense"][-1], flush=True)
     layers = (8000, 4000, 2000, 1000, 500, 250, 125, 62)
     for below in (*layers, 100, 20):
-        codes, what = random_codes(below, 400, 8192 + below // 2, args.seed)
+        codes, what = draw_random_codes(below, 400, 8192 + below // 2, args.seed)
         for clusterings, sets in ((400, SETS), (100, SETS), (400, 1)):
-            line = code_look_ups(codes[:, :clusterings], below, below // 2, args.seed, sets)
+            line = measure_code_look_ups(codes[:, :clusterings], below, below // 2, args.seed, sets)
             results["codes"].append({"rows": what, **line})
             print(results["codes"][-1], flush=True)
     of_layers = [
@@ -246,7 +248,7 @@ def main() -> None:
     mean = sum(r["ns a look-up"] for r in of_layers) / len(of_layers)
     results["ns a look-up, mean of the layers of 8,000 to 31"] = round(mean, 2)
     for vocabulary, k, counts in itertools.product((2000, None), (500, 2000), (True, False)):
-        results["sparse"].append(sparse_rate(vocabulary, k, counts, args.seed))
+        results["sparse"].append(measure_sparse_rate(vocabulary, k, counts, args.seed))
         print(results["sparse"][-1], flush=True)
     write(args.out, args.seed, results)
 

@@ -23,7 +23,7 @@ import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
 
 
-def documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
+def open_documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
     """Return the dataset of resampled documents; create it if it does not exist."""
     from scalelatent.data import make_documents
 
@@ -97,7 +97,7 @@ def main() -> None:
             ds = infinite_digits(args.folder, args.digits, args.seed)[0]
             found = measure(ds, args, name, k1=2000, n_classes=10, n_components=10)
         elif name == "documents":
-            ds = documents(args.folder, args.documents, args.seed)
+            ds = open_documents(args.folder, args.documents, args.seed)
             found = measure(ds, args, name, k1=500, n_classes=82, n_components=5, metric="cosine")
         else:
             raise SystemExit(f"no part {name!r}; there are digits, documents")

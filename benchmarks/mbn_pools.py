@@ -107,10 +107,10 @@ def main() -> None:
                 x, y, params = read_set(name, seed)
                 runs[str(g)][str(seed)] = measure(x, y, seed, args.jobs, n_pools=g, **params)
                 print(name, seed, g, runs[str(g)][str(seed)], flush=True)
-            write_part(args.out, name, args.seed, {"runs": runs, "mean_nmi": _means(runs)})
+            write_part(args.out, name, args.seed, {"runs": runs, "mean_nmi": compute_means(runs)})
 
 
-def _means(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
+def compute_means(runs: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
     """Return the mean NMI of each number of pools."""
     means = {g: np.mean([run["nmi"] for run in own.values()]) for g, own in runs.items() if own}
     return {g: round(float(mean), 2) for g, mean in means.items()}

@@ -20,7 +20,7 @@ import scalelatent as sl
 from scalelatent.evaluation import retrieval_accuracy
 
 
-def curve_of(output: Any, topics: Any, metric: str, jobs: int | None) -> dict[str, Any]:
+def measure_curve(output: Any, topics: Any, metric: str, jobs: int | None) -> dict[str, Any]:
     """Return the retrieval accuracy of one output, and its seconds."""
     begin = time.perf_counter()
     found = retrieval_accuracy(output, topics, metric=metric, n_jobs=jobs).to_dict()
@@ -57,7 +57,7 @@ def main() -> None:
     curves = results["curves"]
 
     def record(name: str, output: Any, metric: str = "cosine", **more: Any) -> None:
-        curves[name] = curve_of(output, yt, metric, args.jobs) | more
+        curves[name] = measure_curve(output, yt, metric, args.jobs) | more
         print(name, curves[name]["accuracy"], more, flush=True)
 
     for d in (args.components, 125):

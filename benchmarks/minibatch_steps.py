@@ -30,7 +30,7 @@ from typing import Any
 import idle_learner
 import numpy as np
 from common import parser, write
-from idle_learner import Idle
+from idle_learner import IdleLearner
 
 import scalelatent as sl
 from scalelatent.engine.callbacks import Callback, Callbacks
@@ -45,7 +45,7 @@ from scalelatent.engine.threads import single_threaded
 FEATURES, BATCH = 196, 256
 
 
-class Parts(Callback):
+class ReportSeconds(Callback):
     """Seconds per step of each report."""
 
     def __init__(self, every: int) -> None:
@@ -55,13 +55,13 @@ class Parts(Callback):
         self.seconds.append(record["seconds"] / self.every)
 
 
-def seconds_a_step(
-    make: Callable[[], Any], learner: Idle, rows: sl.Dataset, chains: int, steps: int
+def measure_step_seconds(
+    make: Callable[[], Any], learner: IdleLearner, rows: sl.Dataset, chains: int, steps: int
 ) -> float:
     """Return the smallest seconds of a step over the segments of a fit, without the first, which starts
     threads.
     """
-    executor, parts = make(), Parts(steps)
+    executor, parts = make(), ReportSeconds(steps)
     rows = rows[: BATCH * (7 * steps + 1)]
     stage = make_stage("idle_step", learner, {"train": rows}, "cpu", rows.classes)
     order = RowOrder(len(rows), 0, BATCH, n_chains=chains)
@@ -73,14 +73,14 @@ def seconds_a_step(
     return min(parts.seconds[1:])
 
 
-def in_process(stored: sl.Dataset, memory: sl.Dataset) -> list[dict[str, Any]]:
+def time_in_process(stored: sl.Dataset, memory: sl.Dataset) -> list[dict[str, Any]]:
     out = []
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):
-            learner = Idle(kib * 128)
+            learner = IdleLearner(kib * 128)
             ms = {
                 f"{name}_{jobs}_threads": 1e3
-                * seconds_a_step(lambda jobs=jobs: InProcessExecutor(jobs), learner, rows, chains, 100)
+                * measure_step_seconds(lambda jobs=jobs: InProcessExecutor(jobs), learner, rows, chains, 100)
                 for name, rows in (("memory", memory), ("stored", stored))
                 for jobs in (1, 2)
                 if jobs <= chains
@@ -90,11 +90,11 @@ def in_process(stored: sl.Dataset, memory: sl.Dataset) -> list[dict[str, Any]]:
     return out
 
 
-def _exchange(numbers: int, *others: Any) -> np.ndarray:
+def exchange_results(numbers: int, *others: Any) -> np.ndarray:
     return np.zeros(numbers)
 
 
-def bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
+def time_bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
     """Return the seconds of a step of two Dask tasks on two workers; each needs both results of the last
     step.
     """
@@ -103,7 +103,12 @@ def bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
     for step in range(steps):
         futures = [
             client.submit(
-                _exchange, numbers, *futures, key=f"bare-{tag}-{step}-{name}", workers=[name], pure=False
+                exchange_results,
+                numbers,
+                *futures,
+                key=f"bare-{tag}-{step}-{name}",
+                workers=[name],
+                pure=False,
             )
             for name in names
         ]
@@ -112,7 +117,7 @@ def bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
     return (time.perf_counter() - begin) / steps
 
 
-def maker(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
+def make_executor_factory(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
     """Return a function that makes an executor with a new run folder."""
 
     def make() -> DaskExecutor:
@@ -123,44 +128,46 @@ def maker(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
     return make
 
 
-def on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
+def time_on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
     """Return the milliseconds of steps on two workers."""
     out, busy, steps = [], 0.02, 48
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):
             figures: dict[str, float] = {}
             for spread in ("one", "all") if chains > 1 else ("one",):
-                executor = maker(folder, client, spread)
+                executor = make_executor_factory(folder, client, spread)
                 share = -(-chains // 2) if spread == "all" else chains
-                idle = seconds_a_step(executor, Idle(kib * 128), rows, chains, steps)
-                taken = seconds_a_step(executor, Idle(kib * 128, busy), rows, chains, 12)
+                idle = measure_step_seconds(executor, IdleLearner(kib * 128), rows, chains, steps)
+                taken = measure_step_seconds(executor, IdleLearner(kib * 128, busy), rows, chains, 12)
                 figures[f"{spread}_ms"] = 1e3 * idle
                 figures[f"{spread}_beyond_computing_ms"] = 1e3 * (taken - share * busy)
             if chains > 1:
                 tags = [f"{chains}-{kib}-{i}" for i in range(3)]
                 numbers = chains // 2 * kib * 128
-                figures["transfer_ms"] = 1e3 * min(bare_pairs(client, numbers, steps, tag) for tag in tags)
+                figures["transfer_ms"] = 1e3 * min(
+                    time_bare_pairs(client, numbers, steps, tag) for tag in tags
+                )
             out.append({"chains": chains, "state_kib": kib, **{k: round(v, 2) for k, v in figures.items()}})
             print(out[-1], flush=True)
     return out
 
 
-def choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
+def time_automatic_choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
     """Return the milliseconds of steps of several lengths with the choice of "auto"."""
     out, chains = [], 4
     for seconds in (2e-4, 5e-3, 4e-2):
         figures: dict[str, Any] = {"chain_ms": 1e3 * seconds}
         steps = int(np.clip(0.3 / (seconds * chains), 8, 100))
         for spread in ("one", "all", "auto"):
-            executor = maker(folder, client, spread)
-            ms = 1e3 * seconds_a_step(executor, Idle(2048, seconds), rows, chains, steps)
+            executor = make_executor_factory(folder, client, spread)
+            ms = 1e3 * measure_step_seconds(executor, IdleLearner(2048, seconds), rows, chains, steps)
             figures[f"{spread}_ms"] = round(ms, 2)
         out.append(figures)
         print(out[-1], flush=True)
     return out
 
 
-def stored_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset]:
+def make_and_store_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset]:
     """Return the same rows in memory and on disk."""
     rng = np.random.Generator(np.random.Philox(seed))
     x = rng.standard_normal((n, FEATURES), dtype=np.float32)
@@ -177,17 +184,17 @@ def main() -> None:
     results: dict[str, Any] = {"features": FEATURES, "batch_rows": BATCH}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        memory, stored = stored_rows(folder, BATCH * 1000, a.seed)
+        memory, stored = make_and_store_rows(folder, BATCH * 1000, a.seed)
         if "in_process" in parts:
             with single_threaded():
-                results["in_process_ms"] = in_process(stored, memory)
+                results["in_process_ms"] = time_in_process(stored, memory)
         if {"dask", "auto"} & set(parts):
             with sl.cluster("local", workers=2, memory_limit="4GB", dashboard_address=None) as client:
                 client.upload_file(idle_learner.__file__)
                 if "dask" in parts:
-                    results["dask_2_workers"] = on_dask(folder, client, stored)
+                    results["dask_2_workers"] = time_on_dask(folder, client, stored)
                 if "auto" in parts:
-                    results["auto_2_workers"] = choice(folder, client, stored)
+                    results["auto_2_workers"] = time_automatic_choice(folder, client, stored)
     write(a.out, a.seed, results)
 
 

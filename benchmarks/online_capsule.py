@@ -91,7 +91,7 @@ def compare(fits: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def picture(fits: dict[str, Any], rows: int, path: Path) -> None:
+def draw_picture(fits: dict[str, Any], rows: int, path: Path) -> None:
     """Draw the validation error against the number of rows read."""
     figure = new_figure(6.4, 4.0)
     ax = figure.add_subplot()
@@ -137,7 +137,7 @@ def main() -> None:
     results = {"rows": a.rows, "dim": a.dim, "epochs": a.epochs, "fits": fits, "comparison": compare(fits)}
     print(json.dumps(results["comparison"], indent=1))
     write(a.out, a.seed, results)
-    picture(fits, a.rows, a.out.with_suffix(".png"))
+    draw_picture(fits, a.rows, a.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

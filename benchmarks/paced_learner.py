@@ -23,7 +23,7 @@ blocks: list[tuple[int, int, float, float]] = []
 _late = 0.0  # Sleeps last slightly too long; the next block sleeps this much less.
 
 
-def speed_here(speeds: tuple[float, ...]) -> float | None:
+def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
     """Return the speed of this thread's worker, which is named by its number; None outside a worker."""
     from distributed import get_worker
 
@@ -49,7 +49,7 @@ class PacedSums:
         return 6e10 * self.row_seconds
 
     def prepare(self, state: Any, backend: Any) -> tuple[float, int, float | None]:
-        return float(state["shift"]), int(state["iteration"]), speed_here(self.speeds)
+        return float(state["shift"]), int(state["iteration"]), get_worker_speed(self.speeds)
 
     def accumulate(self, prepared: tuple[float, int, float | None], block: Block, stats: Stats) -> None:
         global _late
@@ -65,7 +65,7 @@ class PacedSums:
 
 
 @dataclass(frozen=True)
-class Paced:
+class PacedLearner:
     """Learner that ends after ``passes`` passes."""
 
     row_seconds: float
@@ -89,11 +89,11 @@ class Paced:
         return state["iteration"] >= self.passes
 
 
-def computed(dask_worker: Any) -> list[tuple[int, int, float, float]]:
+def list_computed_blocks(dask_worker: Any) -> list[tuple[int, int, float, float]]:
     """Return the blocks that a worker has computed."""
     return list(sys.modules["scalelatent.paced_learner"].blocks)
 
 
 # Run folders store only types of scalelatent.
-for _type in (PacedSums, Paced):
+for _type in (PacedSums, PacedLearner):
     _type.__module__ = "scalelatent.paced_learner"

@@ -1,16 +1,18 @@
 """Repeat the experiments of the capsule paper.
 
-    python benchmarks/paper_capsule.py dims|architectures|convergence|starts [--data SET]
+    python benchmarks/paper_capsule.py dims|architectures|convergence|starts|latents [--data SET]
 
 dims           Test error for each capsule dimension (Figure 5, multiclass), with the paper's protocol.
 architectures  The same for one_vs_all and all_vs_all (Figure 5).
 convergence    Log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7).
 starts         The subspace start and 20 random starts for each noise level, d = 4, 1,000 passes (Figure 8).
+latents        Fits with d = 2 and d = 8: draws squashed latent vectors of test rows (Figure 2), and a
+               prototype for each element of each capsule (Figure 4).
 
---data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. In dims and
-architectures the last sixth of the training rows is the validation set (MNIST: rows 50,000 to 60,000);
-convergence and starts use all training rows. Test rows are only used for test errors. For Fashion-MNIST,
-import its four files:
+--data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. In dims,
+architectures and latents the last sixth of the training rows is the validation set (MNIST: rows 50,000 to
+60,000); convergence and starts use all training rows. Test rows are only used for test errors, and for the
+picture of latents. For Fashion-MNIST, import its four files:
 
     cd FASHION
     scalelatent data import idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz train.zarr
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, mnist, parser, usps, write
+from common import RESULTS, mnist, parser, usps, write, write_png
 
 import scalelatent as sl
 
@@ -51,8 +53,8 @@ def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
     return train, test
 
 
-def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
-    """Run one fit with the paper's protocol; return its figures."""
+def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegression, dict[str, Any]]:
+    """Run one fit with the paper's protocol; return the model and its figures."""
     rows, test = datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
@@ -71,7 +73,7 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> dict[str, Any]:
         "final_log_loss": round(model.history_[-1]["objective"], 4),
     }
     print(record, flush=True)
-    return record
+    return model, record
 
 
 def resumed(
@@ -88,14 +90,14 @@ def resumed(
 
 def dims(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure multiclass fits (Figure 5)."""
-    return resumed(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one))
+    return resumed(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one)[1])
 
 
 def architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure members of two classes (Figure 5)."""
     kinds = ("one_vs_all", "all_vs_all")
     settings = [{"capsule_dim": d, "architecture": kind} for kind in kinds for d in a.dims]
-    return resumed(a, settings, lambda one: fit_and_score(a, **one))
+    return resumed(a, settings, lambda one: fit_and_score(a, **one)[1])
 
 
 def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
@@ -158,6 +160,30 @@ def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
     return resumed(a, settings, run)
 
 
+def latents(a: argparse.Namespace) -> list[dict[str, Any]]:
+    """Draw latent vectors of test rows with d = 2, and prototypes among training rows with d = 8."""
+    from scalelatent.models.capsule.report_data import collect_report_data
+    from scalelatent.models.capsule.report_figures import plot_latents, plot_prototypes
+
+    train, test = datasets(a.data)
+    flat, in_plane = fit_and_score(a, capsule_dim=2)
+    shown = collect_report_data(flat, test)
+    assert shown.sample is not None
+    write_png(plot_latents(shown.sample.points, shown.sample.codes, shown.class_names), picture(a, "latents"))
+    deep, in_space = fit_and_score(a, capsule_dim=8)
+    kept = collect_report_data(deep, train[: 5 * len(train) // 6])
+    side = round(kept.prototypes.x.shape[-1] ** 0.5)
+    figure = plot_prototypes(kept.prototypes.x, kept.prototypes.rows >= 0, kept.class_names, (side, side))
+    write_png(figure, picture(a, "prototypes"))
+    return [in_plane, in_space]
+
+
+def picture(a: argparse.Namespace, name: str) -> Path:
+    """Return the path of a picture, with the name of the data set if it is not MNIST."""
+    other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
+    return RESULTS / f"paper_capsule_{name}{other}.png"
+
+
 def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     """Draw the figure of an experiment next to its JSON file."""
     from matplotlib.figure import Figure
@@ -201,7 +227,13 @@ def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-EXPERIMENTS = {"dims": dims, "architectures": architectures, "convergence": convergence, "starts": starts}
+EXPERIMENTS = {
+    "dims": dims,
+    "architectures": architectures,
+    "convergence": convergence,
+    "starts": starts,
+    "latents": latents,
+}
 
 
 def main() -> None:
@@ -220,10 +252,9 @@ def main() -> None:
     )
     a = args.parse_args()
     results = EXPERIMENTS[a.experiment](a)
-    other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
-    name = f"paper_capsule_{a.experiment}{other}.json"
-    out = RESULTS / name if a.out.stem == "paper_capsule" else a.out
-    draw(a.experiment, results, out.with_suffix(".png"))
+    out = picture(a, a.experiment).with_suffix(".json") if a.out.stem == "paper_capsule" else a.out
+    if a.experiment != "latents":
+        draw(a.experiment, results, out.with_suffix(".png"))
     write(out, a.seed, results)
 
 

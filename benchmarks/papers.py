@@ -121,13 +121,12 @@ def paper_capsule() -> Rows:
         percent(errors["multiclass", 2]),
         dims,
     )
-    yield "Figure 3", "the same for Fashion-MNIST", percent(CAPSULE_FASHION), "", not_run(FASHION)
     yield (
-        "Figure 4",
-        "prototypes of MNIST and Fashion-MNIST",
+        "Figure 4, left",
+        "prototypes of MNIST, d = 8",
         "figure only",
-        "",
-        not_run("no script draws them"),
+        "drawn below",
+        run("paper_capsule.py latents"),
     )
     curve = "figure only"
     yield "Figure 5, left", "test error by d, multiclass", curve, _from_to("multiclass"), dims
@@ -170,7 +169,10 @@ def paper_capsule() -> Rows:
         _starts(),
         run("paper_capsule.py starts"),
     )
-    yield "Figures 6 to 8, right", "the same for Fashion-MNIST", "figure only", "", not_run(FASHION)
+    name = "test error of Fashion-MNIST, multiclass, d = 2"
+    yield "Figure 3, section 3.2", name, percent(CAPSULE_FASHION), "", not_run(FASHION)
+    name = "what is left in these figures, for Fashion-MNIST"
+    yield "Figures 4, 6, 7, 8, right", name, "figure only", "", not_run(FASHION)
 
 
 # -- conditional RBMs ----------------------------------------------------------------------------------------
@@ -526,8 +528,16 @@ def paper_mbn() -> Rows:
     yield "Figure 5", "output for four point sets", "figure only", "drawn below", drawn
     yield "Figure 6", "two Gaussians with an outlier", "figure only", "drawn below", drawn
     yield "Figure 7", "AML-ALL biomedical data", "figure only", "", not_run("data were not available")
-    layers = not_run("no script draws MNIST in two dimensions")
-    yield "Figures 8, 9, 16", "output for MNIST, and of each layer", "figure only", "", layers
+    flat = read("mbn_clustering")["plane"]
+    yield (
+        "Figure 8",
+        "MNIST (small) in two dimensions; NMI of k-means",
+        "figure only",
+        f"{flat['nmi']:.1f} %, drawn below without the six other methods",
+        run("mbn_clustering.py --parts plane"),
+    )
+    layers = not_run("MNIST (full) was fitted but not drawn; MNIST (small) is below")
+    yield "Figures 9, 16", "test images of MNIST (full), and each layer", "figure only", "", layers
     yield (
         "Figure 10",
         "scores by decay on nine sets",
@@ -725,6 +735,21 @@ def _order() -> str:
 
 # Name of a picture in results/, its alternative text, and its caption.
 PICTURES: dict[str, tuple[str, Callable[[], str]]] = {
+    "paper_capsule_latents": (
+        "ten discs with squashed latent vectors of test digits, coloured by class",
+        lambda: (
+            "Figure 2: squashed latent vectors of 5,000 test digits, a disc for each capsule. Rows of its "
+            "class are near the circle and the others near the centre, as in the paper. Test error: paper "
+            f"{percent(CAPSULE_MNIST)}, this fit {percent(read('paper_capsule_latents')[0]['test_error'])}."
+        ),
+    ),
+    "paper_capsule_prototypes": (
+        "eight training digits of each class",
+        lambda: (
+            "Figure 4, left: the training digit with the largest contribution of each element, d = 8. They "
+            "differ in slant, thickness and style, for example a 7 with a bar, as in the paper."
+        ),
+    ),
     "paper_capsule_dims": (
         "test error against the capsule dimension, multiclass",
         lambda: (
@@ -840,6 +865,21 @@ PICTURES: dict[str, tuple[str, Callable[[], str]]] = {
         lambda: (
             "Figure 6: two Gaussians and an outlier (cross). PCA draws both classes on one line; the "
             "network separates them, as in the paper."
+        ),
+    ),
+    "mbn_plane": (
+        "digits in two dimensions, coloured by class",
+        lambda: (
+            "Figure 8: output in two dimensions for half of the 5,000 images. Most digits are apart, but 0 "
+            "and 6 overlap, and so do 4 and 9. The paper finds small classes that are far apart. k-means has "
+            f"an NMI of {read('mbn_clustering')['plane']['nmi']:.1f} % here; the paper prints none."
+        ),
+    ),
+    "mbn_layers": (
+        "the same digits after each layer",
+        lambda: (
+            "Figure 16 for the same images (the paper has MNIST (full)). In the first layers a few images "
+            "fill the plane; in the upper layers, with fewer centroids k, the digits become groups."
         ),
     ),
     "mbn_decay": (

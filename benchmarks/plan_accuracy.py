@@ -77,7 +77,7 @@ HELD = 2_000
 FEW, MOST = 50_000, 800_000
 
 
-def command(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
+def run_verb(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
     """Run a verb; return its JSON, its seconds, the peak bytes of its process, and its CPU seconds.
 
     The CPU seconds include those of its workers.
@@ -106,13 +106,13 @@ def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
         base = str(folder / "base.zarr")
         sl.Dataset.from_arrays(large.astype("uint8"), y).save(base)
     made = {"digits": folder / "digits.zarr", "bits": folder / "bits.zarr"}
-    command("data", "make", "digits", str(made["digits"]), "--rows", str(MOST), "--base", base)
+    run_verb("data", "make", "digits", str(made["digits"]), "--rows", str(MOST), "--base", base)
     x = sl.open_dataset(made["digits"]).read_x(0, 30_000).reshape(30_000, -1)
     sl.Dataset.from_arrays((x > x.max() / 2).astype("uint8")).save(made["bits"])
     return made
 
 
-def job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
+def write_job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
     """Write the job file of a job of :data:`JOBS`."""
     count, kind, lines = JOBS[name]
     place = str(rows[kind])
@@ -126,11 +126,11 @@ def job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
     return file
 
 
-def measured(file: Path) -> dict[str, Any]:
+def measure_job(file: Path) -> dict[str, Any]:
     """Return the predicted and the measured time and memory of a job."""
-    command("plan", str(file))
-    reported = command("plan", str(file))[0]["plan"]
-    done, seconds, peak, cpu = command("fit", str(file))
+    run_verb("plan", str(file))
+    reported = run_verb("plan", str(file))[0]["plan"]
+    done, seconds, peak, cpu = run_verb("fit", str(file))
     peak = done.get("peak_worker_bytes") or peak
     took = {
         "told_seconds": reported["expected_seconds"],
@@ -157,7 +157,7 @@ print(json.dumps(peak_bytes()))
 """
 
 
-def growth(place: Path) -> dict[str, int]:
+def measure_growth(place: Path) -> dict[str, int]:
     """Return the peak bytes of a fit in one process, for each number of rows."""
     found = {}
     for rows in (FEW, MOST):
@@ -187,7 +187,7 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
         for name in wanted:
             try:
-                one = results["jobs"][name] = measured(job_file(folder, name, rows))
+                one = results["jobs"][name] = measure_job(write_job_file(folder, name, rows))
             except (RuntimeError, KeyError, ValueError) as error:  # The other jobs still run.
                 results["jobs"][name] = {"error": str(error)}
                 print(f"| {name} | failed: {str(error)[-400:]} |", flush=True)
@@ -197,7 +197,7 @@ def main() -> None:
             times = f"{one['told_seconds']:.1f} s | {took} | {one['time_ratio']:.2f}"
             print(f"| {name} | {times} | {mib[0]} | {mib[1]} | {one['peak_ratio']:.2f} |", flush=True)
         if given.only is None:
-            results["peak_bytes_by_rows"] = growth(rows["digits"])
+            results["peak_bytes_by_rows"] = measure_growth(rows["digits"])
             reported = (
                 f"{name} {nbytes / 2**20:,.0f} MiB" for name, nbytes in results["peak_bytes_by_rows"].items()
             )

@@ -83,7 +83,7 @@ def run_unit(unit: Unit, limit: int) -> dict[str, Any] | None:
     return record and {**record, "date": datetime.date.today().isoformat()}
 
 
-def planned(args: argparse.Namespace) -> Iterator[Unit]:
+def plan_units(args: argparse.Namespace) -> Iterator[Unit]:
     """Yield the units of a command: large sets last, and all units of a seed before the next seed."""
     absent = tuple(name for name, package in NEEDS.items() if find_spec(package) is None)
     for large in (False, True):
@@ -100,7 +100,7 @@ def planned(args: argparse.Namespace) -> Iterator[Unit]:
                         yield name, set_name, method, seed
 
 
-def records(path: Path) -> dict[str, dict[str, Any]]:
+def read_records(path: Path) -> dict[str, dict[str, Any]]:
     """Return the records of a file, by "task/set/method" and seed."""
     if not path.exists():
         return {}
@@ -113,7 +113,7 @@ def is_measured(found: dict[str, Any], seed: int, limit: int) -> bool:
     return longest >= limit or "cpu_seconds" in found.get(str(seed), {})
 
 
-def names(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """Return the names in a list that is separated by semicolons, because names contain commas."""
     return [name.strip() for name in text.split(";")]
 
@@ -121,16 +121,16 @@ def names(text: str) -> list[str]:
 def main() -> None:
     """Measure the units that the file lacks."""
     arguments = parser(__doc__, "rivals")
-    arguments.add_argument("--task", type=names, help="tasks, separated by semicolons")
-    arguments.add_argument("--set", type=names, help="sets, separated by semicolons")
-    arguments.add_argument("--method", type=names, help="methods, separated by semicolons")
+    arguments.add_argument("--task", type=split_names, help="tasks, separated by semicolons")
+    arguments.add_argument("--set", type=split_names, help="sets, separated by semicolons")
+    arguments.add_argument("--method", type=split_names, help="methods, separated by semicolons")
     arguments.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on")
     arguments.add_argument("--limit", type=int, default=300, help="largest CPU seconds of a unit")
     arguments.add_argument("--again", action="store_true", help="repeat units that the file has")
     args = arguments.parse_args()
-    for unit in planned(args):
+    for unit in plan_units(args):
         part, seed = "/".join(unit[:3]), unit[3]
-        found = records(args.out).get(part, {})
+        found = read_records(args.out).get(part, {})
         if not args.again and is_measured(found, seed, args.limit):
             continue
         print(f"{part}/{seed}", flush=True)

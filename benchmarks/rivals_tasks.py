@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from common import averaged, mnist, rcv1_subset, usps
 from defaults import small_sets, splits
-from hcn_common import n_found
+from hcn_common import count_found
 from hcn_single import SETS as IMAGES
-from hcn_single import estimator, image_of, patches, placed_kinds
+from hcn_single import count_placed_kinds, cut_patches, draw_image, make_estimator
 from scipy.ndimage import median_filter
 from sklearn.cluster import HDBSCAN, KMeans, SpectralClustering
 from sklearn.datasets import make_classification, make_multilabel_classification
@@ -49,7 +49,7 @@ FIRST_ROWS = 20
 
 
 @dataclass(frozen=True)
-class Rows:
+class TaskRows:
     """Training rows with their targets, and held-out rows with the truth that a score compares with."""
 
     train: Any
@@ -81,18 +81,18 @@ class Task:
         return [(s, m) for s in self.sets for m in self.methods if s in only.get(m, (s,))]
 
 
-def predicted(make: Make) -> Method:
+def predict_with(make: Make) -> Method:
     """Return a method that predicts the targets of held-out rows."""
     return lambda rows, seed: make(seed).fit(rows.train, rows.target).predict(rows.test)
 
 
-def chosen(*makes: Make) -> Method:
+def choose_and_predict(*makes: Make) -> Method:
     """Return a method that first chooses the estimator with the fewest wrong targets of validation rows.
 
     An estimator that needs more rows is not chosen.
     """
 
-    def run(rows: Rows, seed: int) -> Any:
+    def run(rows: TaskRows, seed: int) -> Any:
         train, held, target, truth = train_test_split(
             rows.train, rows.target, test_size=0.2, random_state=seed
         )
@@ -103,12 +103,12 @@ def chosen(*makes: Make) -> Method:
                 wrong.append(np.mean(make(seed).fit(train, target).predict(held) != truth))
             except ValueError:
                 wrong.append(np.inf)
-        return predicted(makes[int(np.argmin(wrong))])(rows, seed)
+        return predict_with(makes[int(np.argmin(wrong))])(rows, seed)
 
     return run
 
 
-def percent(value: float) -> float:
+def to_percent(value: float) -> float:
     """Return a share in percent with three decimals."""
     return round(100 * float(value), 3)
 
@@ -116,7 +116,7 @@ def percent(value: float) -> float:
 # -- classification
 
 
-def small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
+def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return rows and class numbers of a set of defaults.py, and whether its rows are standardised."""
     found = next((given for given in small_sets() if given[0] == name), None)
     if found is None:
@@ -129,87 +129,93 @@ def small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     )
 
 
-def split(name: str, seed: int) -> Rows:
+def split_rows(name: str, seed: int) -> TaskRows:
     """Return 70 % training and 30 % held-out rows of a set, standardised by the training rows."""
-    x, y, measurements = small_set(name)
+    x, y, measurements = load_small_set(name)
     train, target, test, truth = next(splits(x, y, measurements, seed))
-    return Rows(train, target, test, truth)
+    return TaskRows(train, target, test, truth)
 
 
-def usps_rows(seed: int) -> Rows:
-    return Rows(*usps(), *usps("test"))
+def load_usps(seed: int) -> TaskRows:
+    return TaskRows(*usps(), *usps("test"))
 
 
-def mnist_rows(seed: int, n: int = 60_000) -> Rows:
+def load_mnist(seed: int, n: int = 60_000) -> TaskRows:
     """Return n random training images of MNIST and all test images, float32 in [0, 1]."""
     (x, y), (test, truth) = mnist(), mnist(part="test")
     kept = np.sort(np.random.default_rng(seed).permutation(len(x))[:n])
-    return Rows(x[kept] / np.float32(255), y[kept], test / np.float32(255), truth)
+    return TaskRows(x[kept] / np.float32(255), y[kept], test / np.float32(255), truth)
 
 
-def generated_rows(seed: int, n: int) -> Rows:
+def generate_rows(seed: int, n: int) -> TaskRows:
     """Return n rows of five classes with five clusters each, a fifth of them held out."""
     x, y = make_classification(
         n, 40, n_informative=15, n_redundant=10, n_classes=5, n_clusters_per_class=5, random_state=seed
     )
     train, test, target, truth = train_test_split(x.astype(np.float32), y, test_size=0.2, random_state=seed)
-    return Rows(train, target, test, truth)
+    return TaskRows(train, target, test, truth)
 
 
-def lightgbm(seed: int, trees: int = 100) -> Any:
+def make_lightgbm(seed: int, trees: int = 100) -> Any:
     from lightgbm import LGBMClassifier
 
     return LGBMClassifier(n_estimators=trees, random_state=seed, n_jobs=1, verbose=-1)
 
 
-def capsules(seed: int, **given: Any) -> Any:
+def make_capsules(seed: int, **given: Any) -> Any:
     return sl.CapsuleRegression(random_state=seed, n_jobs=1, **given)
 
 
-def mixtures(seed: int, components: int | None = None, dims: int | None = None) -> Any:
+def make_mixtures(seed: int, components: int | None = None, dims: int | None = None) -> Any:
     return sl.LinearMixtureClassifier(n_components=components, n_dims=dims, random_state=seed, n_jobs=1)
 
 
-def logistic(seed: int, c: float) -> Any:
+def make_logistic(seed: int, c: float) -> Any:
     return LogisticRegression(C=c, max_iter=300)
 
 
-def first_of_classes(rows: Rows, method: str) -> Rows:
+def select_first_of_classes(rows: TaskRows, method: str) -> TaskRows:
     """Return the first rows of each class, and 50 held-out rows."""
     found = [np.flatnonzero(rows.target == c)[:FIRST_ROWS] for c in np.unique(rows.target)]
     kept = np.concatenate(found)
-    return Rows(rows.train[kept], rows.target[kept], rows.test[:50], rows.truth[:50])
+    return TaskRows(rows.train[kept], rows.target[kept], rows.test[:50], rows.truth[:50])
 
 
 CLASSIFICATION = Task(
     sets={
-        "digits": lambda seed: split("digits", seed),
-        "Isolet1": lambda seed: split("Isolet1", seed),
-        "USPS": usps_rows,
-        "generated, 50,000 rows": lambda seed: generated_rows(seed, 50_000),
-        "MNIST, 10,000 rows": lambda seed: mnist_rows(seed, 10_000),
-        "generated, 500,000 rows": lambda seed: generated_rows(seed, 500_000),
-        "MNIST, 60,000 rows": mnist_rows,
+        "digits": lambda seed: split_rows("digits", seed),
+        "Isolet1": lambda seed: split_rows("Isolet1", seed),
+        "USPS": load_usps,
+        "generated, 50,000 rows": lambda seed: generate_rows(seed, 50_000),
+        "MNIST, 10,000 rows": lambda seed: load_mnist(seed, 10_000),
+        "generated, 500,000 rows": lambda seed: generate_rows(seed, 500_000),
+        "MNIST, 60,000 rows": load_mnist,
     },
     methods={
-        "CapsuleRegression": predicted(capsules),
-        "CapsuleRegression, all_vs_all": predicted(lambda seed: capsules(seed, architecture="all_vs_all")),
-        "LinearMixtureClassifier": predicted(mixtures),
-        "LinearMixtureClassifier, chosen": chosen(
-            mixtures,
-            lambda seed: mixtures(seed, 1, 10),
-            lambda seed: mixtures(seed, 5, 10),
-            lambda seed: mixtures(seed, 20, 10),
+        "CapsuleRegression": predict_with(make_capsules),
+        "CapsuleRegression, all_vs_all": predict_with(
+            lambda seed: make_capsules(seed, architecture="all_vs_all")
         ),
-        "logistic regression": chosen(lambda seed: logistic(seed, 0.1), lambda seed: logistic(seed, 1.0)),
-        "k nearest neighbours": chosen(*(lambda seed, k=k: KNeighborsClassifier(k) for k in (1, 3, 5))),
-        "RBF SVM": chosen(lambda seed: SVC(), lambda seed: SVC(C=10)),
-        "LightGBM, 20 rounds": predicted(lambda seed: lightgbm(seed, 20)),
-        "LightGBM": predicted(lightgbm),
-        "MLP": predicted(lambda seed: MLPClassifier(early_stopping=True, random_state=seed)),
+        "LinearMixtureClassifier": predict_with(make_mixtures),
+        "LinearMixtureClassifier, chosen": choose_and_predict(
+            make_mixtures,
+            lambda seed: make_mixtures(seed, 1, 10),
+            lambda seed: make_mixtures(seed, 5, 10),
+            lambda seed: make_mixtures(seed, 20, 10),
+        ),
+        "logistic regression": choose_and_predict(
+            lambda seed: make_logistic(seed, 0.1), lambda seed: make_logistic(seed, 1.0)
+        ),
+        "k nearest neighbours": choose_and_predict(
+            *(lambda seed, k=k: KNeighborsClassifier(k) for k in (1, 3, 5))
+        ),
+        "RBF SVM": choose_and_predict(lambda seed: SVC(), lambda seed: SVC(C=10)),
+        "LightGBM, 20 rounds": predict_with(lambda seed: make_lightgbm(seed, 20)),
+        "LightGBM": predict_with(make_lightgbm),
+        "MLP": predict_with(lambda seed: MLPClassifier(early_stopping=True, random_state=seed)),
     },
-    score=lambda rows, answer: {"error": percent(np.mean(answer != rows.truth))},
-    first=first_of_classes,
+    score=lambda rows, answer: {"error": to_percent(np.mean(answer != rows.truth))},
+    first=select_first_of_classes,
     large=("generated, 500,000 rows", "MNIST, 60,000 rows"),
 )
 
@@ -217,18 +223,18 @@ CLASSIFICATION = Task(
 # -- density and outliers
 
 
-def digits_rows(seed: int) -> Rows:
+def load_noisy_digits(seed: int) -> TaskRows:
     """Return digits with uniform noise of the width of a grey level."""
-    rows = split("digits", seed)
+    rows = split_rows("digits", seed)
     rng = np.random.default_rng(seed)
     return replace(
         rows, train=rows.train + rng.random(rows.train.shape), test=rows.test + rng.random(rows.test.shape)
     )
 
 
-def usps_levels(seed: int) -> Rows:
+def load_usps_levels(seed: int) -> TaskRows:
     """Return USPS in 256 grey levels, with uniform noise of the width of a level."""
-    rows, rng = usps_rows(seed), np.random.default_rng(seed)
+    rows, rng = load_usps(seed), np.random.default_rng(seed)
     return replace(
         rows,
         train=256.0 * rows.train.astype(float) + rng.random(rows.train.shape),
@@ -236,22 +242,22 @@ def usps_levels(seed: int) -> Rows:
     )
 
 
-def mnist_levels(seed: int, n: int) -> Rows:
+def load_mnist_levels(seed: int, n: int) -> TaskRows:
     """Return MNIST in 256 grey levels with uniform noise, averaged to 16 x 16 pixels."""
-    rows, rng = mnist_rows(seed, n), np.random.default_rng(seed)
+    rows, rng = load_mnist(seed, n), np.random.default_rng(seed)
     noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
     train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
     return replace(rows, train=train, test=test)
 
 
-def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
+def add_outliers(load: Callable[[int], TaskRows]) -> Callable[[int], TaskRows]:
     """Exclude a rare class from the training rows, and add outliers to the held-out rows.
 
     The truth is 0 for rows of the other classes, 1 for rows of the excluded class, and 2 for mixtures of
     two held-out rows, in which each column comes from one of the two.
     """
 
-    def make(seed: int) -> Rows:
+    def make(seed: int) -> TaskRows:
         rows = load(seed)
         counts = np.bincount(rows.target)
         absent = np.argsort(counts, kind="stable")[seed % (len(counts) - 1)]
@@ -260,27 +266,27 @@ def with_outliers(load: Callable[[int], Rows]) -> Callable[[int], Rows]:
         other = rows.test[rows.truth == absent]
         truth = np.repeat([0, 1, 2], [len(usual), len(other), len(mixed)])
         test = np.concatenate([usual, other, mixed])
-        return Rows(rows.train[rows.target != absent], None, test, truth)
+        return TaskRows(rows.train[rows.target != absent], None, test, truth)
 
     return make
 
 
-def density(*makes: Make, is_density: bool = True) -> Method:
+def score_with_density(*makes: Make, is_density: bool = True) -> Method:
     """Return a method that scores held-out rows; validation rows choose one of several densities."""
 
-    def run(rows: Rows, seed: int) -> tuple[np.ndarray, bool]:
+    def run(rows: TaskRows, seed: int) -> tuple[np.ndarray, bool]:
         best = makes[0]
         if len(makes) > 1:
             train, held = train_test_split(rows.train, test_size=0.2, random_state=seed)
             train, held = train[:CHOICE_ROWS], held[:CHOICE_ROWS]
-            found = [likelihood(make(seed), train, held) for make in makes]
+            found = [compute_likelihood(make(seed), train, held) for make in makes]
             best = makes[int(np.argmax(found))]
         return best(seed).fit(rows.train).score_samples(rows.test), is_density
 
     return run
 
 
-def likelihood(model: Any, train: np.ndarray, held: np.ndarray) -> float:
+def compute_likelihood(model: Any, train: np.ndarray, held: np.ndarray) -> float:
     """Return the mean log-likelihood of validation rows; -inf if the model raises ValueError."""
     try:
         return float(model.fit(train).score_samples(held).mean())
@@ -288,12 +294,14 @@ def likelihood(model: Any, train: np.ndarray, held: np.ndarray) -> float:
         return -np.inf
 
 
-def linear_mixture(seed: int, components: int | None = None, dims: int | None = None, **given: Any) -> Any:
+def make_linear_mixture(
+    seed: int, components: int | None = None, dims: int | None = None, **given: Any
+) -> Any:
     given = {"likelihood": "ppca", "random_state": seed, "n_jobs": 1} | given
     return sl.LinearMixture(n_components=components, n_dims=dims, **given)
 
 
-class Kernels:
+class KernelDensityByScale:
     """Kernel density whose bandwidth is a multiple of the mean standard deviation of a column."""
 
     def __init__(self, width: float) -> None:
@@ -303,7 +311,7 @@ class Kernels:
         return KernelDensity(bandwidth=self.width * float(np.sqrt(x.var(axis=0).mean()))).fit(x)
 
 
-def density_score(rows: Rows, answer: tuple[np.ndarray, bool]) -> dict[str, float]:
+def compute_density_score(rows: TaskRows, answer: tuple[np.ndarray, bool]) -> dict[str, float]:
     """Return the mean log-likelihood of usual rows, and the areas under the ROC curves of both kinds of
     outliers.
     """
@@ -311,7 +319,7 @@ def density_score(rows: Rows, answer: tuple[np.ndarray, bool]) -> dict[str, floa
     found = {}
     for kind, code in (("class", 1), ("mixed", 2)):
         kept = (rows.truth == 0) | (rows.truth == code)
-        found[f"auc_{kind}"] = percent(roc_auc_score(rows.truth[kept] == code, -scores[kept]))
+        found[f"auc_{kind}"] = to_percent(roc_auc_score(rows.truth[kept] == code, -scores[kept]))
     if is_density:
         found["log_likelihood"] = round(float(scores[rows.truth == 0].mean()), 3)
     return found
@@ -319,112 +327,119 @@ def density_score(rows: Rows, answer: tuple[np.ndarray, bool]) -> dict[str, floa
 
 DENSITY = Task(
     sets={
-        "New-Thyroid": with_outliers(lambda seed: split("New-Thyroid", seed)),
-        "breast cancer": with_outliers(lambda seed: split("breast cancer", seed)),
-        "digits": with_outliers(digits_rows),
-        "USPS": with_outliers(usps_levels),
-        "MNIST 16 x 16, 10,000 rows": with_outliers(lambda seed: mnist_levels(seed, 10_000)),
+        "New-Thyroid": add_outliers(lambda seed: split_rows("New-Thyroid", seed)),
+        "breast cancer": add_outliers(lambda seed: split_rows("breast cancer", seed)),
+        "digits": add_outliers(load_noisy_digits),
+        "USPS": add_outliers(load_usps_levels),
+        "MNIST 16 x 16, 10,000 rows": add_outliers(lambda seed: load_mnist_levels(seed, 10_000)),
     },
     methods={
-        "LinearMixture": density(linear_mixture),
-        "LinearMixture, factor analysis": density(
-            lambda seed: linear_mixture(seed, likelihood="factor-analysis")
+        "LinearMixture": score_with_density(make_linear_mixture),
+        "LinearMixture, factor analysis": score_with_density(
+            lambda seed: make_linear_mixture(seed, likelihood="factor-analysis")
         ),
-        "LinearMixture, chosen": density(
-            linear_mixture,
+        "LinearMixture, chosen": score_with_density(
+            make_linear_mixture,
             *(
-                lambda seed, k=k, h=h: linear_mixture(seed, k, h)
+                lambda seed, k=k, h=h: make_linear_mixture(seed, k, h)
                 for k, h in ((3, 4), (10, 4), (3, 20), (3, 40), (10, 40))
             ),
         ),
-        "GaussianMixture": density(
+        "GaussianMixture": score_with_density(
             *(lambda seed, k=k: GaussianMixture(k, random_state=seed) for k in (1, 3, 10))
         ),
-        "PCA": density(*(lambda seed, share=share: PCA(share) for share in (0.5, 0.9, 0.99))),
-        "kernel density": density(
-            *(lambda seed, width=width: Kernels(width) for width in (0.1, 0.2, 0.4, 0.8))
+        "PCA": score_with_density(*(lambda seed, share=share: PCA(share) for share in (0.5, 0.9, 0.99))),
+        "kernel density": score_with_density(
+            *(lambda seed, width=width: KernelDensityByScale(width) for width in (0.1, 0.2, 0.4, 0.8))
         ),
-        "isolation forest": density(lambda seed: IsolationForest(random_state=seed), is_density=False),
+        "isolation forest": score_with_density(
+            lambda seed: IsolationForest(random_state=seed), is_density=False
+        ),
     },
-    score=density_score,
-    first=lambda rows, method: Rows(rows.train[:200], None, rows.test[::20], rows.truth[::20]),
+    score=compute_density_score,
+    first=lambda rows, method: TaskRows(rows.train[:200], None, rows.test[::20], rows.truth[::20]),
 )
 
 
 # -- clustering
 
 
-def all_rows(name: str) -> Callable[[int], Rows]:
+def load_all_rows(name: str) -> Callable[[int], TaskRows]:
     """Return a loader of a set whose rows are all clustered."""
 
-    def make(seed: int) -> Rows:
-        x, y, measurements = small_set(name)
+    def make(seed: int) -> TaskRows:
+        x, y, measurements = load_small_set(name)
         x = StandardScaler().fit_transform(x) if measurements else x
-        return Rows(x, None, x, y)
+        return TaskRows(x, None, x, y)
 
     return make
 
 
-def small_mnist(seed: int) -> Rows:
+def load_small_mnist(seed: int) -> TaskRows:
     """Return 500 random images of each digit."""
-    rows = mnist_rows(seed)
+    rows = load_mnist(seed)
     kept = np.concatenate([np.flatnonzero(rows.target == c)[:500] for c in range(10)])
-    return Rows(rows.train[kept], None, rows.train[kept], rows.target[kept])
+    return TaskRows(rows.train[kept], None, rows.train[kept], rows.target[kept])
 
 
-def clustered(embed: Callable[[np.ndarray, int, int], np.ndarray]) -> Method:
+def cluster_embedding(embed: Callable[[np.ndarray, int, int], np.ndarray]) -> Method:
     """Return a method that runs k-means with ten starts on an embedding of the rows."""
 
-    def run(rows: Rows, seed: int) -> np.ndarray:
+    def run(rows: TaskRows, seed: int) -> np.ndarray:
         k = len(np.unique(rows.truth))
         return KMeans(k, n_init=10, random_state=seed).fit_predict(embed(rows.train, k, seed))
 
     return run
 
 
-def network(x: np.ndarray, k: int, seed: int, **given: Any) -> np.ndarray:
+def embed_by_network(x: np.ndarray, k: int, seed: int, **given: Any) -> np.ndarray:
     model = sl.MultilayerBootstrapNetwork(n_classes=k, random_state=seed, n_jobs=1, **given)
     return model.fit_transform(x)
 
 
-def umap(x: np.ndarray, k: int, seed: int) -> np.ndarray:
+def embed_by_umap(x: np.ndarray, k: int, seed: int) -> np.ndarray:
     """Embed rows with min_dist=0, as the documentation of UMAP advises for clusters."""
     from umap import UMAP
 
     return UMAP(min_dist=0.0, random_state=seed, n_jobs=1).fit_transform(x)
 
 
-def spectral(rows: Rows, seed: int) -> np.ndarray:
+def embed_spectrally(rows: TaskRows, seed: int) -> np.ndarray:
     k = len(np.unique(rows.truth))
     near = SpectralClustering(k, affinity="nearest_neighbors", random_state=seed)
     return near.fit_predict(rows.train)
 
 
-def first_to_cluster(rows: Rows, method: str) -> Rows:
+def select_first_to_cluster(rows: TaskRows, method: str) -> TaskRows:
     """Return a few random rows; 4,200 for UMAP, which compiles its neighbour search from 4,096 rows on."""
     most = 4_200 if method.startswith("UMAP") and len(rows.train) >= 4_096 else 300
     order = np.random.default_rng(0).permutation(len(rows.train))[:most]
-    return Rows(rows.train[order], None, rows.train[order], rows.truth[order])
+    return TaskRows(rows.train[order], None, rows.train[order], rows.truth[order])
 
 
 CLUSTERING = Task(
     sets={
-        **{name: all_rows(name) for name in ("wine", "New-Thyroid", "digits", "UMIST", "Isolet1", "COIL20")},
-        "MNIST, 5,000 rows": small_mnist,
+        **{
+            name: load_all_rows(name)
+            for name in ("wine", "New-Thyroid", "digits", "UMIST", "Isolet1", "COIL20")
+        },
+        "MNIST, 5,000 rows": load_small_mnist,
     },
     methods={
-        "MultilayerBootstrapNetwork": clustered(network),
-        "MultilayerBootstrapNetwork, decay .5": clustered(lambda x, k, seed: network(x, k, seed, decay=0.5)),
-        "k-means": clustered(lambda x, k, seed: x),
-        "UMAP + k-means": clustered(umap),
-        "spectral clustering": spectral,
+        "MultilayerBootstrapNetwork": cluster_embedding(embed_by_network),
+        "MultilayerBootstrapNetwork, decay .5": cluster_embedding(
+            lambda x, k, seed: embed_by_network(x, k, seed, decay=0.5)
+        ),
+        "k-means": cluster_embedding(lambda x, k, seed: x),
+        "UMAP + k-means": cluster_embedding(embed_by_umap),
+        "spectral clustering": embed_spectrally,
         "HDBSCAN": lambda rows, seed: HDBSCAN(copy=True).fit_predict(rows.train),
     },
     score=lambda rows, answer: {
-        "nmi": percent(nmi(rows.truth, answer)),
-        "accuracy": percent(clustering_accuracy(rows.truth, answer)),
+        "nmi": to_percent(nmi(rows.truth, answer)),
+        "accuracy": to_percent(clustering_accuracy(rows.truth, answer)),
     },
-    first=first_to_cluster,
+    first=select_first_to_cluster,
 )
 
 
@@ -433,18 +448,18 @@ CLUSTERING = Task(
 IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
 
 
-def corrupted_mnist(seed: int, **how: Any) -> Rows:
+def make_corrupted_mnist(seed: int, **how: Any) -> TaskRows:
     """Return corrupted and clean binary images of MNIST."""
-    rows = mnist_rows(seed, IMAGE_ROWS)
+    rows = load_mnist(seed, IMAGE_ROWS)
     v, truth = ((x > 0.5).astype(np.uint8) for x in (rows.train, rows.test[:HELD_IMAGES]))
     train, test = (
         corrupt(clean, np.arange(len(clean)), seed=seed, stage=stage, **how)
         for stage, clean in (("train", v), ("test", truth))
     )
-    return Rows(train, v, test, truth)
+    return TaskRows(train, v, test, truth)
 
 
-def silhouettes(seed: int) -> Rows:
+def make_silhouettes(seed: int) -> TaskRows:
     """Return upper and lower halves of 20 kinds of filled shapes that vary in form, size and place.
 
     The outline of a shape is a radius that is a sum of five harmonics of the angle.
@@ -461,16 +476,16 @@ def silhouettes(seed: int) -> Rows:
         outline += cosine * np.cos(order * angle) + sine * np.sin(order * angle)
     images = (np.hypot(y, x) < size * np.exp(outline)).astype(np.uint8).reshape(n, 784)
     upper, lower = images[:, :392], images[:, 392:]
-    return Rows(upper[:IMAGE_ROWS], lower[:IMAGE_ROWS], upper[IMAGE_ROWS:], lower[IMAGE_ROWS:])
+    return TaskRows(upper[:IMAGE_ROWS], lower[:IMAGE_ROWS], upper[IMAGE_ROWS:], lower[IMAGE_ROWS:])
 
 
-class Neighbours:
+class LabelNeighbours:
     """Classifier of labels: a label is on if more than half of the k nearest training rows have it."""
 
     def __init__(self, k: int) -> None:
         self.near = NearestNeighbors(n_neighbors=k)
 
-    def fit(self, x: np.ndarray, v: np.ndarray) -> Neighbours:
+    def fit(self, x: np.ndarray, v: np.ndarray) -> LabelNeighbours:
         self.near.fit(x)
         self.v = np.asarray(v)
         return self
@@ -479,33 +494,33 @@ class Neighbours:
         return (self.v[self.near.kneighbors(x, return_distance=False)].mean(axis=1) > 0.5).astype(np.uint8)
 
 
-class Perceptron(MLPClassifier):
+class TargetPerceptron(MLPClassifier):
     """Network with a logistic output per target; without hidden units it is logistic regression."""
 
-    def fit(self, X: np.ndarray, y: np.ndarray) -> Perceptron:
+    def fit(self, X: np.ndarray, y: np.ndarray) -> TargetPerceptron:
         # scikit-learn 1.9 mixes up the columns of more than 256 targets that are uint8.
         return super().fit(X, np.asarray(y, np.int64))
 
 
-def perceptron(hidden: Sequence[int], epochs: int, rate: float = 1e-3, alpha: float = 1e-4) -> Make:
-    return lambda seed: Perceptron(
+def make_perceptron(hidden: Sequence[int], epochs: int, rate: float = 1e-3, alpha: float = 1e-4) -> Make:
+    return lambda seed: TargetPerceptron(
         tuple(hidden), max_iter=epochs, learning_rate_init=rate, alpha=alpha, random_state=seed
     )
 
 
-def conditional_rbm(seed: int, **given: Any) -> Any:
+def make_conditional_rbm(seed: int, **given: Any) -> Any:
     return sl.ConditionalRBM(random_state=seed, n_jobs=1, **given)
 
 
-def median(rows: Rows, seed: int) -> np.ndarray:
+def filter_by_median(rows: TaskRows, seed: int) -> np.ndarray:
     images = rows.test.reshape(-1, 28, 28)
     return median_filter(images, size=(1, 3, 3)).reshape(len(images), -1)
 
 
-def unet(epochs: int) -> Method:
+def restore_by_unet(epochs: int) -> Method:
     """Return a U-Net with two poolings and 16 to 64 channels; a tenth of the rows chooses the epoch."""
 
-    def run(rows: Rows, seed: int) -> np.ndarray:
+    def run(rows: TaskRows, seed: int) -> np.ndarray:
         import torch
         from torch import nn
 
@@ -562,35 +577,41 @@ def unet(epochs: int) -> Method:
     return run
 
 
-def restored_score(rows: Rows, answer: np.ndarray) -> dict[str, float]:
+def compute_restored_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]:
     """Return the wrong pixels, and the wrong pixels among the pixels that the corruption changed."""
     wrong = answer != rows.truth
-    found = {"error": percent(wrong.mean())}
+    found = {"error": to_percent(wrong.mean())}
     if rows.test.shape[1] == 784:
-        found["changed_error"] = percent(wrong[rows.test != rows.truth].mean())
+        found["changed_error"] = to_percent(wrong[rows.test != rows.truth].mean())
     return found
 
 
 DENOISING = Task(
     sets={
-        "MNIST, 10 % flipped": lambda seed: corrupted_mnist(seed, kind="flip", rate=0.1),
-        "MNIST, 12 x 12 hidden": lambda seed: corrupted_mnist(
+        "MNIST, 10 % flipped": lambda seed: make_corrupted_mnist(seed, kind="flip", rate=0.1),
+        "MNIST, 12 x 12 hidden": lambda seed: make_corrupted_mnist(
             seed, kind="occlude", size=(12, 12), shape=(28, 28)
         ),
-        "silhouettes, lower half": silhouettes,
+        "silhouettes, lower half": make_silhouettes,
     },
     methods={
-        "median filter": median,
-        "k nearest neighbours": chosen(*(lambda seed, k=k: Neighbours(k) for k in (1, 5, 15))),
-        "logistic regression": chosen(*(perceptron((), 20, 0.01, alpha) for alpha in (0.1, 1.0, 10.0))),
-        "MLP, 256 units": chosen(*(perceptron((256,), 20, 0.003, alpha) for alpha in (1e-4, 0.1, 1.0))),
-        "U-Net, 3 epochs": unet(3),
-        "ConditionalRBM, 3 epochs": predicted(lambda seed: conditional_rbm(seed, n_epochs=3)),
-        "ConditionalRBM": predicted(conditional_rbm),
-        "U-Net": unet(15),
+        "median filter": filter_by_median,
+        "k nearest neighbours": choose_and_predict(
+            *(lambda seed, k=k: LabelNeighbours(k) for k in (1, 5, 15))
+        ),
+        "logistic regression": choose_and_predict(
+            *(make_perceptron((), 20, 0.01, alpha) for alpha in (0.1, 1.0, 10.0))
+        ),
+        "MLP, 256 units": choose_and_predict(
+            *(make_perceptron((256,), 20, 0.003, alpha) for alpha in (1e-4, 0.1, 1.0))
+        ),
+        "U-Net, 3 epochs": restore_by_unet(3),
+        "ConditionalRBM, 3 epochs": predict_with(lambda seed: make_conditional_rbm(seed, n_epochs=3)),
+        "ConditionalRBM": predict_with(make_conditional_rbm),
+        "U-Net": restore_by_unet(15),
     },
-    score=restored_score,
-    first=lambda rows, method: Rows(rows.train[:100], rows.target[:100], rows.test[:20], rows.truth[:20]),
+    score=compute_restored_score,
+    first=lambda rows, method: TaskRows(rows.train[:100], rows.target[:100], rows.test[:20], rows.truth[:20]),
     only={"median filter": ("MNIST, 10 % flipped",)},
 )
 
@@ -598,70 +619,72 @@ DENOISING = Task(
 # -- several labels
 
 
-def documents(seed: int) -> Rows:
+def load_documents(seed: int) -> TaskRows:
     """Return 5,000 documents of RCV1, 500 terms, with their 20 most frequent topics."""
     counts, topics, _ = rcv1_subset(500)
     rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
     found = topics[rows].toarray()
     common = np.argsort(-found.sum(axis=0, dtype=np.int64), kind="stable")[:20]
-    return held_out((counts[rows].toarray() > 0).astype(np.uint8), found[:, common], seed)
+    return hold_out((counts[rows].toarray() > 0).astype(np.uint8), found[:, common], seed)
 
 
-def generated_labels(seed: int) -> Rows:
+def generate_labels(seed: int) -> TaskRows:
     """Return 5,000 rows of 50 standardised counts with 15 labels; a row has four labels on average."""
     x, y = make_multilabel_classification(5000, 50, n_classes=15, n_labels=4, random_state=seed)
-    rows = held_out(x, y, seed)
+    rows = hold_out(x, y, seed)
     scaler = StandardScaler().fit(rows.train)
     return replace(rows, train=scaler.transform(rows.train), test=scaler.transform(rows.test))
 
 
-def held_out(x: np.ndarray, y: np.ndarray, seed: int) -> Rows:
+def hold_out(x: np.ndarray, y: np.ndarray, seed: int) -> TaskRows:
     """Return 70 % training and 30 % held-out rows."""
     train, test, target, truth = train_test_split(x, y.astype(np.uint8), test_size=0.3, random_state=seed)
-    return Rows(train, target, test, truth)
+    return TaskRows(train, target, test, truth)
 
 
-def chain(seed: int) -> Any:
-    return ClassifierChain(logistic(seed, 1.0), order="random", random_state=seed)
+def make_chain(seed: int) -> Any:
+    return ClassifierChain(make_logistic(seed, 1.0), order="random", random_state=seed)
 
 
-def ten_chains(rows: Rows, seed: int) -> np.ndarray:
+def predict_by_ten_chains(rows: TaskRows, seed: int) -> np.ndarray:
     """Return the labels whose mean probability over ten chains exceeds one half."""
-    chains = (chain(10 * seed + i).fit(rows.train, rows.target) for i in range(10))
+    chains = (make_chain(10 * seed + i).fit(rows.train, rows.target) for i in range(10))
     return np.mean([one.predict_proba(rows.test) for one in chains], axis=0) > 0.5
 
 
-def labels_score(rows: Rows, answer: np.ndarray) -> dict[str, float]:
+def compute_labels_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]:
     """Return the wrong labels, micro-averaged F1, and the rows with a wrong label."""
     return {
-        "error": percent(np.mean(answer != rows.truth)),
-        "f1": percent(f1_score(rows.truth, answer, average="micro")),
-        "rows_wrong": percent(np.mean((answer != rows.truth).any(axis=1))),
+        "error": to_percent(np.mean(answer != rows.truth)),
+        "f1": to_percent(f1_score(rows.truth, answer, average="micro")),
+        "rows_wrong": to_percent(np.mean((answer != rows.truth).any(axis=1))),
     }
 
 
-def first_labels(rows: Rows, method: str) -> Rows:
+def select_first_labels(rows: TaskRows, method: str) -> TaskRows:
     """Return 100 rows; each label has both values, as logistic regression needs."""
     target = rows.target[:100].copy()
     target[:20], target[20:40] = 0, 1
-    return Rows(rows.train[:100], target, rows.test[:20], rows.truth[:20])
+    return TaskRows(rows.train[:100], target, rows.test[:20], rows.truth[:20])
 
 
 LABELS = Task(
-    sets={"generated": generated_labels, "RCV1, 20 topics": documents},
+    sets={"generated": generate_labels, "RCV1, 20 topics": load_documents},
     methods={
-        "one-vs-rest logistic regression": chosen(
-            *(lambda seed, c=c: OneVsRestClassifier(logistic(seed, c)) for c in (0.1, 1.0, 10.0))
+        "one-vs-rest logistic regression": choose_and_predict(
+            *(lambda seed, c=c: OneVsRestClassifier(make_logistic(seed, c)) for c in (0.1, 1.0, 10.0))
         ),
-        "classifier chain": predicted(chain),
-        "ten classifier chains": ten_chains,
-        "k nearest neighbours": chosen(*(lambda seed, k=k: Neighbours(k) for k in (1, 5, 15))),
-        "MLP, 256 units": chosen(*(perceptron((256,), epochs) for epochs in (3, 10, 30))),
-        "ConditionalRBM": predicted(conditional_rbm),
-        "ConditionalRBM, 30 epochs": predicted(lambda seed: conditional_rbm(seed, n_epochs=30)),
+        "classifier chain": predict_with(make_chain),
+        "ten classifier chains": predict_by_ten_chains,
+        "k nearest neighbours": choose_and_predict(
+            *(lambda seed, k=k: LabelNeighbours(k) for k in (1, 5, 15))
+        ),
+        "MLP, 256 units": choose_and_predict(*(make_perceptron((256,), epochs) for epochs in (3, 10, 30))),
+        "ConditionalRBM": predict_with(make_conditional_rbm),
+        "ConditionalRBM, 30 epochs": predict_with(lambda seed: make_conditional_rbm(seed, n_epochs=30)),
     },
-    score=labels_score,
-    first=first_labels,
+    score=compute_labels_score,
+    first=select_first_labels,
 )
 
 
@@ -669,7 +692,7 @@ LABELS = Task(
 
 
 @dataclass(frozen=True)
-class Picture:
+class GeneratedPicture:
     """Image of a generator that knows its features; ``epochs`` replaces the epochs of the network."""
 
     name: str
@@ -679,13 +702,13 @@ class Picture:
     epochs: int | None = None
 
 
-def picture(name: str) -> Callable[[int], Picture]:
-    return lambda seed: Picture(name, seed, *image_of(name, seed, 0))
+def make_picture(name: str) -> Callable[[int], GeneratedPicture]:
+    return lambda seed: GeneratedPicture(name, seed, *draw_image(name, seed, 0))
 
 
-def parts_network(restarts: int) -> Method:
-    def run(given: Picture, seed: int) -> np.ndarray:
-        model = estimator(given.name, seed, restarts)
+def learn_parts_by_network(restarts: int) -> Method:
+    def run(given: GeneratedPicture, seed: int) -> np.ndarray:
+        model = make_estimator(given.name, seed, restarts)
         if given.epochs:
             model.set_params(n_epochs=given.epochs, n_restarts=1)
         model.fit(given.dataset)
@@ -694,17 +717,17 @@ def parts_network(restarts: int) -> Method:
     return run
 
 
-def decomposed(make: Callable[[int, int], Any]) -> Method:
+def decompose_patches(make: Callable[[int, int], Any]) -> Method:
     """Return a method whose features are components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
 
     It has three times as many components as the network has features, and any of the three cuts may
     match.
     """
 
-    def run(given: Picture, seed: int) -> np.ndarray:
+    def run(given: GeneratedPicture, seed: int) -> np.ndarray:
         count, window = IMAGES[given.name][1]
         found = np.abs(
-            make(3 * count, seed).fit(patches(given.name, given.images, given.dataset)).components_
+            make(3 * count, seed).fit(cut_patches(given.name, given.images, given.dataset)).components_
         )
         found /= np.maximum(found.max(axis=1, keepdims=True), 1e-12)
         return np.concatenate([found > cut for cut in (0.3, 0.5, 0.7)]).reshape(-1, 1, *window)
@@ -712,31 +735,33 @@ def decomposed(make: Callable[[int, int], Any]) -> Method:
     return run
 
 
-def dictionary(count: int, seed: int, **given: Any) -> Any:
+def make_dictionary(count: int, seed: int, **given: Any) -> Any:
     return MiniBatchDictionaryLearning(count, random_state=seed, **given)
 
 
-def parts_score(given: Picture, features: np.ndarray) -> dict[str, float]:
+def compute_parts_score(given: GeneratedPicture, features: np.ndarray) -> dict[str, float]:
     """Return the share of the image's kinds that match a feature (intersection over union of at least .9)."""
-    kinds = given.images.features[placed_kinds(given.images)[0]]
-    found = n_found(features, kinds) if len(features) else 0
-    return {"found": percent(found / len(kinds)), "kinds": len(kinds)}
+    kinds = given.images.features[count_placed_kinds(given.images)[0]]
+    found = count_found(features, kinds) if len(features) else 0
+    return {"found": to_percent(found / len(kinds)), "kinds": len(kinds)}
 
 
 PARTS = Task(
-    sets={name: picture(name) for name in ("bars", "symbols", "letters", "noisy letters")},
+    sets={name: make_picture(name) for name in ("bars", "symbols", "letters", "noisy letters")},
     methods={
-        "HierarchicalCompositionalNetwork, 1 start": parts_network(1),
-        "HierarchicalCompositionalNetwork, 10 starts": parts_network(10),
-        "NMF": decomposed(lambda count, seed: NMF(count, init="random", max_iter=500, random_state=seed)),
-        "dictionary learning": decomposed(dictionary),
-        "dictionary learning, positive": decomposed(
-            lambda count, seed: dictionary(
+        "HierarchicalCompositionalNetwork, 1 start": learn_parts_by_network(1),
+        "HierarchicalCompositionalNetwork, 10 starts": learn_parts_by_network(10),
+        "NMF": decompose_patches(
+            lambda count, seed: NMF(count, init="random", max_iter=500, random_state=seed)
+        ),
+        "dictionary learning": decompose_patches(make_dictionary),
+        "dictionary learning, positive": decompose_patches(
+            lambda count, seed: make_dictionary(
                 count, seed, positive_dict=True, positive_code=True, fit_algorithm="cd"
             )
         ),
     },
-    score=parts_score,
+    score=compute_parts_score,
     first=lambda given, method: replace(given, epochs=2),
 )
 

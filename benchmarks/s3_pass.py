@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 from common import parser, stored_rows, write_part
-from streamed_pass import learner
+from streamed_pass import make_learner
 
 import scalelatent as sl
 from scalelatent.engine.cache import PieceCache
@@ -59,7 +59,7 @@ ENVIRONMENT = {
 }
 
 
-def lead_to(port: int) -> None:
+def point_environment_to(port: int) -> None:
     """Set the environment variables that name the server or a proxy."""
     os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
 
@@ -92,7 +92,7 @@ def serve(pipe: Any, delay: Any) -> None:
 
 
 @contextmanager
-def s3_server() -> Iterator[tuple[int, Any]]:
+def start_s3_server() -> Iterator[tuple[int, Any]]:
     """Start a server in a separate process; yield its port and its delay in seconds, which can be set."""
     context = multiprocessing.get_context("spawn")
     delay = context.Value("d", 0.0)
@@ -112,7 +112,7 @@ TROUBLES = ("503", "reset", "slow")
 SHARE, PIECES, SLOW_SECONDS = 0.01, 10, 0.5
 
 
-def trouble(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> None:
+def serve_with_failures(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> None:
     """Run the proxy until the process is killed."""
     chance, lock = random.Random(seed), threading.Lock()
 
@@ -180,12 +180,14 @@ SINGLE = ("content-length", "connection", "transfer-encoding")
 
 
 @contextmanager
-def troubled_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int, Any]]:
+def start_failing_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int, Any]]:
     """Start a proxy in a separate process; yield its port and the count of each of its failures."""
     context = multiprocessing.get_context("spawn")
     counts = context.Array("q", len(TROUBLES))
     here, there = context.Pipe()
-    process = context.Process(target=trouble, args=(there, server, latency, counts, seed), daemon=True)
+    process = context.Process(
+        target=serve_with_failures, args=(there, server, latency, counts, seed), daemon=True
+    )
     process.start()
     try:
         if not here.poll(60):
@@ -196,7 +198,7 @@ def troubled_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int
         process.join(10)
 
 
-def fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def measure_fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Return the smallest seconds of each function; the functions run in turn."""
     least = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
@@ -207,9 +209,9 @@ def fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, f
     return least
 
 
-def one_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], Any]:
+def make_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], Any]:
     """Return a function that runs a pass of the E-step over a dataset, always from the same state."""
-    em, state = learner(8, seed)
+    em, state = make_learner(8, seed)
     stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
     executor = InProcessExecutor(1, cache=cache)
     return lambda: executor.step(stage, 0, state, lambda done, total: None)
@@ -226,7 +228,7 @@ def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
     return read
 
 
-def plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
+def make_plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
     """Return a function that reads all objects of the rows with eight plain connections."""
     source = dataset._columns.x
     keys = [source.shard_key(i) for i in range(-(-len(dataset) // source.shard_rows))]  # type: ignore[attr-defined]
@@ -249,8 +251,8 @@ def plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
 def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float) -> dict[str, Any]:
     """Return all figures of the part pass."""
     disk = stored_rows(folder, rows, seed)
-    with s3_server() as (port, delay):
-        lead_to(port)
+    with start_s3_server() as (port, delay):
+        point_environment_to(port)
         forget_connections()
         make_bucket()
         begin = time.perf_counter()
@@ -259,25 +261,25 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
         one = sl.open_dataset(remote.url)
         one._columns.x.reads_at_once = 1  # type: ignore[attr-defined]
         with single_threaded():
-            warm = one_pass(disk, seed, PieceCache(2**34))
+            warm = make_pass(disk, seed, PieceCache(2**34))
             warm()
-            found = fastest(
+            found = measure_fastest(
                 {
                     "compute_s": warm,
-                    "disk_s": one_pass(disk, seed, PieceCache(0)),
-                    "s3_s": one_pass(remote, seed, PieceCache(0)),
-                    "s3_one_at_a_time_s": one_pass(one, seed, PieceCache(0)),
+                    "disk_s": make_pass(disk, seed, PieceCache(0)),
+                    "s3_s": make_pass(remote, seed, PieceCache(0)),
+                    "s3_one_at_a_time_s": make_pass(one, seed, PieceCache(0)),
                     "read_disk_s": read_all(disk),
                     "read_s3_s": read_all(remote),
-                    "server_s": plain_gets(port, remote),
+                    "server_s": make_plain_gets(port, remote),
                 },
                 rounds,
             )
             delay.value = milliseconds / 1e3
-            delayed = fastest(
+            delayed = measure_fastest(
                 {
-                    "s3_s": one_pass(remote, seed, PieceCache(0)),
-                    "s3_one_at_a_time_s": one_pass(one, seed, PieceCache(0)),
+                    "s3_s": make_pass(remote, seed, PieceCache(0)),
+                    "s3_one_at_a_time_s": make_pass(one, seed, PieceCache(0)),
                 },
                 max(2, rounds // 2),
             )
@@ -294,14 +296,17 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
     return out
 
 
-def troubled(folder: Path, a: Any) -> dict[str, Any]:
+def measure_failures(folder: Path, a: Any) -> dict[str, Any]:
     """Measure the same fit from the server alone, and through the proxy."""
     disk = stored_rows(folder, a.rows, a.seed)
     found: dict[str, Any] = {}
     weights = []
-    with s3_server() as (port, _), troubled_proxy(port, a.latency / 1e3, a.seed) as (through, counts):
+    with (
+        start_s3_server() as (port, _),
+        start_failing_proxy(port, a.latency / 1e3, a.seed) as (through, counts),
+    ):
         for name, at in (("alone", port), ("troubled", through)):
-            lead_to(at)
+            point_environment_to(at)
             forget_connections()
             if name == "alone":
                 make_bucket()
@@ -338,7 +343,7 @@ def main() -> None:
             if part == "pass":
                 result = measure(Path(folder), a.rows, a.seed, a.rounds, a.delay)
             else:
-                result = troubled(Path(folder), a)
+                result = measure_failures(Path(folder), a)
         print(part, result, flush=True)
         write_part(a.out, part, a.seed, result)
 

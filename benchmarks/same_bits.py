@@ -43,7 +43,7 @@ MODELS: dict[str, Callable[[int | None], Any]] = {
 WAYS = ("one thread", "two threads", "two workers", "a worker killed", "interrupted, resumed")
 
 
-class Once(sl.Callback):
+class CallOnce(sl.Callback):
     """Callback that calls a function at the second pass or epoch."""
 
     def __init__(self, act: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class Once(sl.Callback):
             self.act()
 
 
-def images(folder: Path, rows: int, seed: int) -> sl.Dataset:
+def open_images(folder: Path, rows: int, seed: int) -> sl.Dataset:
     """Return rows of ten binary 8 x 8 images, with one pixel in twenty inverted; create them if they do not
     exist.
     """
@@ -77,7 +77,7 @@ def images(folder: Path, rows: int, seed: int) -> sl.Dataset:
     return open_or(path, make)
 
 
-def digest(model: Any, folder: Path) -> str:
+def compute_digest(model: Any, folder: Path) -> str:
     """Return a digest of all arrays of the saved model, without its metadata, which name the run folder."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save(folder)
@@ -87,14 +87,14 @@ def digest(model: Any, folder: Path) -> str:
     return total.hexdigest()[:12]
 
 
-def fitted(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
+def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
     """Return a model that was fitted in one of the ways."""
     if way == "one thread":
         return make(1).fit(data)
     if way == "two threads":
         return make(2).fit(data)
     if way == "interrupted, resumed":
-        stop = Once(partial(signal.raise_signal, signal.SIGINT))
+        stop = CallOnce(partial(signal.raise_signal, signal.SIGINT))
         try:
             make(2).fit(data, run_dir=run, callbacks=[stop])
         except KeyboardInterrupt:
@@ -105,7 +105,7 @@ def fitted(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: P
         if way == "a worker killed":
             processes = client.run(os.getpid)
             kill = partial(os.kill, next(iter(processes.values())), signal.SIGKILL)
-            callbacks.append(Once(kill))
+            callbacks.append(CallOnce(kill))
         return make(None).fit(data, client=client, run_dir=run, callbacks=callbacks)
 
 
@@ -115,15 +115,17 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=20_000)
     a = arguments.parse_args()
-    data = images(a.folder, a.rows, a.seed)
+    data = open_images(a.folder, a.rows, a.seed)
     results: dict[str, dict[str, str]] = {}
     for name, make in MODELS.items():
         results[name] = {}
         for way in WAYS:
             run = a.folder / f"{name}-{way.replace(' ', '-').replace(',', '')}"
             shutil.rmtree(run, ignore_errors=True)
-            model = fitted(make, way, data, run)
-            results[name][way] = model if isinstance(model, str) else digest(model, a.folder / "model")
+            model = fit_model(make, way, data, run)
+            results[name][way] = (
+                model if isinstance(model, str) else compute_digest(model, a.folder / "model")
+            )
         print(name, results[name], flush=True)
     write(a.out, a.seed, {"rows": a.rows, "digests": results})
 

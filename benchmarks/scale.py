@@ -80,7 +80,7 @@ SETTINGS = {
     "scheduler": "`[engine] leaf_rows`: fewer, longer spans",
     "steps": "`n_chains`, and with it the rows of a step: more chains at a time",
 }
-OF_TIME = ("keep-alive", "heartbeat-client")  # messages that do not depend on tasks
+OF_TIME = ("keep-alive", "heartbeat-client")  # messages that depend on time, not on the number of tasks
 PASSES = 4  # passes of batch learners; the first one reads and compiles, and does not count
 SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
 LARGER = {
@@ -92,7 +92,7 @@ QUICKEST = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
 
 
 @dataclass(frozen=True)
-class Case:
+class ScaleCase:
     """Kind of model: its loop, its rows, the measured stage, and the passes of a fit over all rows."""
 
     loop: str
@@ -113,23 +113,23 @@ class Case:
         return SMALLEST["batch" if self.loop == "batch" else "slow"] + LARGER[self.loop]
 
 
-def crbm(n_hidden: int = 64) -> Any:
+def make_crbm(n_hidden: int = 64) -> Any:
     corruption = {"kind": "flip", "rate": 0.1}
     return sl.ConditionalRBM(n_hidden=n_hidden, n_epochs=1, corruption=corruption, random_state=0)
 
 
-def hcn() -> Any:
+def make_hcn() -> Any:
     chains = {"n_chains": 8, "chain_batches": 10, "warmup_rows": 1000}
     return sl.HierarchicalCompositionalNetwork([(32, (8, 6))], n_epochs=1, random_state=0, **chains)
 
 
-def mbn(n_clusterings: int = 100, k1: int = 100) -> Any:
+def make_mbn(n_clusterings: int = 100, k1: int = 100) -> Any:
     sizes = {"n_clusterings": n_clusterings, "k1": k1, "n_components": 5}
     return sl.MultilayerBootstrapNetwork(**sizes, decay=0.5, random_state=0)
 
 
 CASES = {
-    "capsule": Case(
+    "capsule": ScaleCase(
         "batch",
         "digits",
         "capsule_estep",
@@ -139,7 +139,7 @@ CASES = {
         100,
         "100, which give most of the paper's decrease of the log-loss",
     ),
-    "linear_mixture": Case(
+    "linear_mixture": ScaleCase(
         "batch",
         "digits",
         "linear_mixture_em",
@@ -147,13 +147,13 @@ CASES = {
         50,
         "50 of EM",
     ),
-    "mbn": Case("map", "digits", "mbn_code-l1", mbn, 6, "six layers with the cost of the first"),
-    "crbm": Case("online", "letters", "crbm_learn", crbm, 1, "an epoch"),
-    "hcn": Case("online", "letters", "hcn_learn", hcn, 1, "an epoch"),
+    "mbn": ScaleCase("map", "digits", "mbn_code-l1", make_mbn, 6, "six layers with the cost of the first"),
+    "crbm": ScaleCase("online", "letters", "crbm_learn", make_crbm, 1, "an epoch"),
+    "hcn": ScaleCase("online", "letters", "hcn_learn", make_hcn, 1, "an epoch"),
 }
 
 
-def rows_of(folder: Path, name: str, n: int) -> Dataset:
+def open_rows(folder: Path, name: str, n: int) -> Dataset:
     """Return n infinite digits or images of letters, from the smallest stored dataset with enough rows."""
     made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
     size = min((rows for rows in made if rows >= n), default=n)
@@ -171,11 +171,11 @@ def rows_of(folder: Path, name: str, n: int) -> Dataset:
 # -- measuring -----------------------------------------------------------------------------------------------
 
 
-class Over(KeyboardInterrupt):
+class MeasuredEnough(KeyboardInterrupt):
     """Interruption of a fit after the measured passes."""
 
 
-class Seen(sl.Callback):
+class PassSeconds(sl.Callback):
     """Callback that records the seconds of the passes of a stage.
 
     A map reports no passes; its seconds are those until the next stage.
@@ -189,7 +189,7 @@ class Seen(sl.Callback):
     def on_stage(self, info: dict[str, Any]) -> None:
         if self.began:
             self.passes = self.passes or [time.perf_counter() - self.began]
-            raise Over
+            raise MeasuredEnough
         if info["stage"] == self.stage:
             self.began = time.perf_counter()
 
@@ -200,7 +200,7 @@ class Seen(sl.Callback):
             self.parts = 0.0
             # The checkpoint of a pass is written after its report, so that the fit runs one more pass.
             if len(self.passes) > self.wanted:
-                raise Over
+                raise MeasuredEnough
 
     def on_report(self, record: dict[str, Any]) -> None:
         if record["stage"] == self.stage:
@@ -216,7 +216,7 @@ class Seen(sl.Callback):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowShape:
     """Number of rows and features, for the functions of the engine that divide rows."""
 
     n: int
@@ -226,17 +226,17 @@ class Rows:
         return self.n
 
 
-def cut(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
+def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
     """Return the division of a pass of a batch learner: spans, rows of a span, levels of the tree above
     them.
     """
-    grid = choose_grid(Rows(n, n_features), reduction)
+    grid = choose_grid(RowShape(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
     rows = min(n, grid.leaf_rows * FAN_IN**level)
     return {"spans": grid.n_nodes(level), "span_rows": rows, "levels": grid.depth - level}
 
 
-def cut_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
+def divide_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
     """Return the division of the codes of a layer: tiles, rows times share of columns, reads of a row."""
     tiles = tile_layout(n, row_bytes, coder)
     width = int(coder.output()[0][0])
@@ -245,7 +245,7 @@ def cut_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
     return {"spans": strips * parts, "span_rows": rows, "levels": 0, "readings": parts}
 
 
-def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
+def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
     """Return the counts of a pass, measured and for a billion rows."""
     store, pieces = EngineStore(run / "engine"), ds.pieces()
     found: dict[str, Any] = {
@@ -258,7 +258,7 @@ def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
         flops, statistic = layer.n_clusterings * layer.flops_per_row(), 0
 
         def cut_into(n: int, workers: int) -> dict[str, int]:
-            return cut_map(n, max(1, ds.nbytes // len(ds)), coder)
+            return divide_map(n, max(1, ds.nbytes // len(ds)), coder)
 
     elif case.loop == "online":
         latest = store.latest_state(case.stage)
@@ -277,25 +277,25 @@ def shape(case: Case, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
         found["row_bytes"] = rows.nbytes / len(rows)  # The rows are projected.
 
         def cut_into(n: int, workers: int) -> dict[str, int]:
-            return cut(n, workers, rows.n_features, reduction)
+            return divide_pass(n, workers, rows.n_features, reduction)
 
     found |= {"flops_of_a_row": flops, "statistic_bytes": statistic}
     return found | {"cut": cut_into(len(ds), workers), "cut_of_a_billion": cut_into(BILLION, WORKERS)}
 
 
-def busy() -> float:
+def measure_busy_share() -> float:
     """Return the share of this machine's processors that other work uses now."""
     return psutil.cpu_percent(interval=1.0) / 100
 
 
-def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
+def run_measured_fit(case: ScaleCase, ds: Dataset, workers: int) -> dict[str, Any]:
     """Run a fit on the current cluster up to the measured pass; return its figures."""
-    seen = Seen(case.stage)
-    begin, others = time.perf_counter(), busy()
+    seen = PassSeconds(case.stage)
+    begin, others = time.perf_counter(), measure_busy_share()
     with tempfile.TemporaryDirectory() as run:
-        with suppress(Over):
+        with suppress(MeasuredEnough):
             case.make().fit(ds, callbacks=seen, run_dir=run, engine={"checkpoint_passes": 1, **case.engine})
-        counted = shape(case, ds, Path(run), workers)
+        counted = count_pass_parts(case, ds, Path(run), workers)
     return {
         "kind": next(name for name, known in CASES.items() if known is case),
         "rows": len(ds),
@@ -308,7 +308,7 @@ def fit_seen(case: Case, ds: Dataset, workers: int) -> dict[str, Any]:
     }
 
 
-def wanted(a: argparse.Namespace) -> list[tuple[str, int, int]]:
+def list_wanted_passes(a: argparse.Namespace) -> list[tuple[str, int, int]]:
     """Return (kind, rows, workers) of the requested passes; those that give constants come first."""
     out = []
     for name in a.kinds.split(","):
@@ -321,9 +321,9 @@ def wanted(a: argparse.Namespace) -> list[tuple[str, int, int]]:
 
 def measure(a: argparse.Namespace) -> None:
     """Measure the requested passes without results, on one cluster for each number of workers."""
-    begin, had = time.perf_counter(), {} if a.again else pieces_of(a.out)
-    todo = [piece for piece in wanted(a) if piece not in had]
-    datasets = {(name, n): rows_of(a.folder, CASES[name].rows, n) for name, n, _ in todo}
+    begin, had = time.perf_counter(), {} if a.again else read_measured_passes(a.out)
+    todo = [piece for piece in list_wanted_passes(a) if piece not in had]
+    datasets = {(name, n): open_rows(a.folder, CASES[name].rows, n) for name, n, _ in todo}
     took: dict[tuple[str, int], float] = {}
     for workers in sorted({piece[2] for piece in todo}):
         with sl.cluster("local", workers=workers):
@@ -339,8 +339,8 @@ def measure(a: argparse.Namespace) -> None:
                     continue
                 if name not in warm:  # A small fit compiles or loads the kernels.
                     warm.add(name)
-                    fit_seen(case, rows_of(a.folder, case.rows, 2000), workers)
-                found = fit_seen(case, datasets[name, n], workers)
+                    run_measured_fit(case, open_rows(a.folder, case.rows, 2000), workers)
+                found = run_measured_fit(case, datasets[name, n], workers)
                 took[name, n] = found["in_all"]
                 print(f"{time.perf_counter() - begin:.0f} s: {found}", flush=True)
                 write_part(a.out, f"{name}, {n:,} rows, {workers} workers", a.seed, found)
@@ -349,7 +349,7 @@ def measure(a: argparse.Namespace) -> None:
 # -- predicting ----------------------------------------------------------------------------------------------
 
 
-def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+def read_measured_passes(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
     """Return the measured passes with their dates."""
     parts = json.loads(out.read_text(encoding="utf-8"))["parts"] if out.exists() else {}
     return {
@@ -359,7 +359,7 @@ def pieces_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
     }
 
 
-def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
+def compute_constants(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
     """Return the seconds of a row and of a pass beyond its rows, from two passes of one worker."""
     own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
     if len(own) < 2:
@@ -376,7 +376,7 @@ def constants_of(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) 
     }
 
 
-def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
+def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
     """Return the scheduler's cost of a span, a shard and a step, with the most simulated workers or (0) the
     fewest.
 
@@ -408,7 +408,7 @@ def of_scheduler(which: int = -1) -> dict[str, dict[str, float]]:
     return out | {f"online {r['chains']}": each(r, r["steps"]) for r in by_workers("online")}
 
 
-def cost_of_spreading(chains: int, statistic_bytes: float) -> float:
+def get_spreading_cost(chains: int, statistic_bytes: float) -> float:
     """Return the seconds of a step beyond its computing, with two workers and a state of about this size."""
     kept = json.loads((RESULTS / "minibatch_steps.json").read_text(encoding="utf-8"))["results"]
     spread = [r for r in kept["dask_2_workers"] if "all_beyond_computing_ms" in r]
@@ -429,12 +429,12 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
         r["seconds_of_a_row"],
         r["cut_of_a_billion" if remote else "cut"],
     )
-    scheduler, parts, spans = of_scheduler(), dict[str, float](), shared["spans"]
+    scheduler, parts, spans = get_scheduler_costs(), dict[str, float](), shared["spans"]
     if loop == "online":
         steps, chains = math.ceil(n / r["step_rows"]), r["chains"]
         each = r["step_rows"] / chains * row
         at_once = math.ceil(chains / workers)
-        spread = each * at_once + cost_of_spreading(chains, r["statistic_bytes"])
+        spread = each * at_once + get_spreading_cost(chains, r["statistic_bytes"])
         alone = each * chains <= spread
         parts["steps"] = steps * (each * chains if alone else spread)
         spans, reading, sent = steps, 1 if alone else min(workers, chains), 0 if alone else chains
@@ -459,7 +459,7 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
         merging = spans * (1 - 1 / workers) * r["statistic_bytes"] / network if loop == "batch" else 0.0
     beside = 0.0
     if loop != "online" and not remote:
-        known = of_scheduler(0)[loop]
+        known = get_scheduler_costs(0)[loop]
         beside = max(0, spans - r["spans_of_a_pass"]) * (known["seconds"] + known["driver"])
     gets = n / r["rows_of_a_request"] * shared.get("readings", 1)
     puts = spans if loop == "map" else 2
@@ -477,23 +477,23 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
     }
 
 
-def table(head: str, rows: list[list[str]]) -> list[str]:
+def format_table(head: str, rows: list[list[str]]) -> list[str]:
     names = head.split("|")
     return ["", *(f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows))]
 
 
-def three(number: float) -> str:
+def round_to_three(number: float) -> str:
     """Return a number with three significant figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the passes that gave no constants, with the predictions of the model."""
+def check_predictions(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the passes that did not determine the model's constants, with their predictions."""
     out = []
     for (kind, n, workers), r in sorted(
         pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])
     ):
-        constants = constants_of(kind, pieces)
+        constants = compute_constants(kind, pieces)
         if constants is not None and not (workers == 1 and n in constants["from"]):
             reported = predict_pass(r | constants, n, workers)["seconds"]
             same = {"kind": kind, "rows": n, "workers": workers, "predicted": reported, "took": r["seconds"]}
@@ -501,12 +501,12 @@ def checked(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str
     return out
 
 
-def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, dict[str, Any]]) -> str:
+def write_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, dict[str, Any]]) -> str:
     """Return the text of scale.md."""
     dates = sorted({r["date"] for r in pieces.values()})
     others = sorted(r["busy_before"] for r in pieces.values())
     middle = others[len(others) // 2]
-    simulated = ", ".join(f"{kind}: {r['workers']:,}" for kind, r in of_scheduler().items())
+    simulated = ", ".join(f"{kind}: {r['workers']:,}" for kind, r in get_scheduler_costs().items())
     lines = [
         "# A billion rows, estimated",
         "",
@@ -524,41 +524,49 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
     lines += ["", f"## A pass over {BILLION:,} rows by {WORKERS:,} workers of one thread"]
     rows, longest, fits = [], [], []
     for kind, case in CASES.items():
-        constants = constants_of(kind, pieces)
+        constants = compute_constants(kind, pieces)
         if constants is None:
             continue
         r = pieces[kind, constants["from"][1], 1] | constants
         reported, row = predict_pass(r, BILLION, WORKERS, remote=True), constants["seconds_of_a_row"]
         rows.append([
-            kind, three(row * 1e6), three(r["flops_of_a_row"] / row / 1e9),
-            *(three(reported[key]) for key in ("spans", "tasks", "messages")),
-            three(reported["bytes_read"] / 2**30), three(reported["merge_bytes"] / 2**20),
-            three(r["checkpoint_bytes"] / 2**20), f"{reported['dollars']:.2f}",
+            kind, round_to_three(row * 1e6), round_to_three(r["flops_of_a_row"] / row / 1e9),
+            *(round_to_three(reported[key]) for key in ("spans", "tasks", "messages")),
+            round_to_three(reported["bytes_read"] / 2**30), round_to_three(reported["merge_bytes"] / 2**20),
+            round_to_three(r["checkpoint_bytes"] / 2**20), f"{reported['dollars']:.2f}",
         ])  # fmt: skip
         parts = reported["parts"]
         names = ("computing", "steps", "reading", "scheduler", "merging")
-        seconds = [three(parts[name]) if name in parts else "" for name in names]
-        longest.append([kind, *seconds, three(reported["seconds"]), reported["breaks"], reported["setting"]])
+        seconds = [round_to_three(parts[name]) if name in parts else "" for name in names]
+        longest.append(
+            [kind, *seconds, round_to_three(reported["seconds"]), reported["breaks"], reported["setting"]]
+        )
         hours = case.passes * reported["seconds"] / 3600
         fits.append(
-            [kind, str(case.passes), case.why, three(hours), f"{case.passes * reported['dollars']:.2f}"]
+            [
+                kind,
+                str(case.passes),
+                case.why,
+                round_to_three(hours),
+                f"{case.passes * reported['dollars']:.2f}",
+            ]
         )
-    lines += table(
+    lines += format_table(
         "kind|microseconds per row|GFlop/s|spans or steps|tasks|messages|GiB read|MiB merged|MiB of a "
         "checkpoint|dollars of requests",
         rows,
     )
     lines += ["", "Seconds of the parts of this pass, which overlap except for merging, and the bottleneck:"]
-    lines += table("kind|computing|steps|reading|scheduler|merging|total|bottleneck|remedy", longest)
+    lines += format_table("kind|computing|steps|reading|scheduler|merging|total|bottleneck|remedy", longest)
     lines += ["", "A fit:"]
-    lines += table("kind|passes|meaning|hours|dollars of requests", fits)
-    lines += spread_words()
-    found = checked(pieces)
+    lines += format_table("kind|passes|meaning|hours|dollars of requests", fits)
+    lines += describe_step_costs()
+    found = check_predictions(pieces)
     if found:
         good = sum(abs(r["ratio"] - 1) <= 0.2 for r in found)
         lines += ["", "## Predicted and measured, seconds of a pass", ""]
         lines += [f"Within 20 %: {good} of {len(found)}. Passes that gave the constants are excluded."]
-        lines += table(
+        lines += format_table(
             "kind|rows|workers|predicted|measured|predicted / measured",
             [
                 [
@@ -586,13 +594,14 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
                 f"Other work used at least {least:.0%} of the processors before {', '.join(busy)}: **these",
                 "minutes are upper bounds**. Minutes of one processor are those that the workers computed.",
             ]
-        lines += table(
+        lines += format_table(
             "fit|rows|GB|workers|minutes|minutes of one processor|peak of a worker in the first, second, "
             "third, last quarter, MiB",
             [
                 [
-                    name, f"{r['rows']:,}", f"{r['gb']:.1f}", str(r["workers"]), three(r["seconds"] / 60),
-                    three(r["processor_seconds"] / 60), ", ".join(map(str, r["peaks_mib"])),
+                    name, f"{r['rows']:,}", f"{r['gb']:.1f}", str(r["workers"]),
+                    round_to_three(r["seconds"] / 60), round_to_three(r["processor_seconds"] / 60),
+                    ", ".join(map(str, r["peaks_mib"])),
                 ]
                 for name, r in memory.items()
             ],
@@ -600,11 +609,17 @@ def page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, d
     return "\n".join(lines) + "\n"
 
 
-def spread_words() -> list[str]:
+def describe_step_costs() -> list[str]:
     """Return the table of the scheduler's cost of a step, by its chains."""
-    steps = {int(name.split()[1]): r for name, r in of_scheduler().items() if name.startswith("online")}
+    steps = {
+        int(name.split()[1]): r for name, r in get_scheduler_costs().items() if name.startswith("online")
+    }
     rows = [
-        [str(chains), *(three(r[key]) for key in ("workers", "tasks", "messages")), three(1e3 * r["seconds"])]
+        [
+            str(chains),
+            *(round_to_three(r[key]) for key in ("workers", "tasks", "messages")),
+            round_to_three(1e3 * r["seconds"]),
+        ]
         for chains, r in sorted(steps.items())
     ]
     return [
@@ -612,7 +627,7 @@ def spread_words() -> list[str]:
         "A step with several chains, spread over simulated workers; with one chain, one task runs the steps",
         "of several seconds. Each chain receives the results of all chains of the previous step, so that",
         "transfers between workers grow with the square of the chains.",
-        *table("chains|workers|tasks per step|messages|scheduler, ms", rows),
+        *format_table("chains|workers|tasks per step|messages|scheduler, ms", rows),
     ]
 
 
@@ -622,7 +637,7 @@ QUARTERS = 4
 
 
 @dataclass
-class Workers:
+class WorkerSamples:
     """Samples of the largest resident size of a worker, and the processor seconds of all workers."""
 
     sizes: list[int]
@@ -630,10 +645,10 @@ class Workers:
 
 
 @contextmanager
-def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
+def sample_workers(client: Any, seconds: float = 2.0) -> Iterator[WorkerSamples]:
     """Yield samples of the workers' memory and CPU time, which a thread records during the block."""
     workers = [psutil.Process(pid) for pid in client.run(lambda: psutil.Process().pid).values()]
-    seen, ended = Workers([]), threading.Event()
+    seen, ended = WorkerSamples([]), threading.Event()
 
     def look() -> None:
         while not ended.wait(seconds):
@@ -651,7 +666,7 @@ def watched(client: Any, seconds: float = 2.0) -> Iterator[Workers]:
         thread.join()
 
 
-def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
+def add_class_outputs(folder: Path, ds: Dataset) -> Dataset:
     """Return rows whose outputs are ten zeros and ones that encode the class."""
 
     def make() -> Dataset:
@@ -663,29 +678,29 @@ def with_class_outputs(folder: Path, ds: Dataset) -> Dataset:
     return ds.with_target(outputs)
 
 
-def ten_million(a: argparse.Namespace) -> None:
+def run_ten_million(a: argparse.Namespace) -> None:
     """Run each of --fits on a local cluster; write the peak memory of each quarter of its time."""
     capsules = {"architecture": "multiclass", "capsule_dim": 6, "algorithm": "stepwise"}
     capsules |= {"projection": None, "n_epochs": 1}
     chains = {"batch_size": 100, "n_chains": 2, "local_steps": 50, "learning_rate": 1e-3, "n_epochs": 1}
     fits: dict[str, tuple[str, Callable[[], Any]]] = {
         "capsule": ("stepwise, an epoch", lambda: sl.CapsuleRegression(**capsules, random_state=0)),
-        "mbn": ("a layer of 50 x 8", lambda: mbn(50, 8)),
+        "mbn": ("a layer of 50 x 8", lambda: make_mbn(50, 8)),
         "crbm": (
             "classes by 16 hidden units, an epoch",
             lambda: sl.ConditionalRBM(n_hidden=16, **chains, random_state=0),
         ),
     }
-    workers, digits = max(a.workers), rows_of(a.folder, "digits", a.rows)
+    workers, digits = max(a.workers), open_rows(a.folder, "digits", a.rows)
     for name in a.fits.split(","):
         what, make = fits[name]
-        ds, others = with_class_outputs(a.folder, digits) if name == "crbm" else digits, busy()
-        seen, begin = Seen("mbn_code-l1"), time.perf_counter()
+        ds, others = add_class_outputs(a.folder, digits) if name == "crbm" else digits, measure_busy_share()
+        seen, begin = PassSeconds("mbn_code-l1"), time.perf_counter()
         with (
             tempfile.TemporaryDirectory(dir=a.folder) as run,
             sl.cluster("local", workers=workers, memory_limit=a.memory_limit) as client,
-            watched(client) as watch,
-            suppress(Over),
+            sample_workers(client) as watch,
+            suppress(MeasuredEnough),
         ):
             make().fit(ds, callbacks=seen, run_dir=run, engine={"cache": a.cache})
         n = len(watch.sizes)
@@ -735,14 +750,14 @@ def main() -> None:
     a.folder.mkdir(parents=True, exist_ok=True)
     parts = a.parts.split(",")
     if "ten_million" in parts:
-        ten_million(a)
+        run_ten_million(a)
     if "passes" in parts:
         measure(a)
     if "page" in parts:
         kept = json.loads(a.out.read_text(encoding="utf-8"))["parts"]
         memory = {name: part["result"] for name, part in kept.items() if "peaks_mib" in part["result"]}
         target = PAGE if a.out.parent == RESULTS else a.out.with_suffix(".md")
-        target.write_text(page(pieces_of(a.out), memory), encoding="utf-8")
+        target.write_text(write_page(read_measured_passes(a.out), memory), encoding="utf-8")
         print(f"written to {target}")
 
 

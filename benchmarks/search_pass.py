@@ -38,7 +38,7 @@ import scalelatent as sl
 GRID = {"capsule_dim": [1, 2, 4, 8], "momentum": [0.0, 0.3, 0.6, 0.9]}
 
 
-class Kept(sl.Search):
+class KeepingSearch(sl.Search):
     """Search that keeps the models of all candidates."""
 
     def _gather(self, params: Any, candidates: Any, scores: Any) -> None:
@@ -46,7 +46,7 @@ class Kept(sl.Search):
         super()._gather(params, candidates, scores)
 
 
-class Passes(sl.Callback):
+class PassReads(sl.Callback):
     """Rows and bytes of all passes of learning."""
 
     def __init__(self) -> None:
@@ -62,43 +62,43 @@ class Passes(sl.Callback):
         return {"passes": self.passes, "rows_read": self.rows, "bytes_read": self.bytes}
 
 
-def in_memory(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
+def read_all_rows(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Return all rows as one array, which GridSearchCV needs."""
     return dataset.read_x(0, len(dataset)), dataset.read_y(0, len(dataset))
 
 
 def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dict[str, Any]:
-    """Return the seconds, passes, rows and bytes of each way."""
+    """Return the seconds, passes, rows and bytes of the search and of the single fits."""
     cut = len(dataset) * 5 // 6
     train, held = dataset[:cut], dataset[cut:]
     candidates = list(ParameterGrid(GRID))
     quiet = clone(base).set_params(n_jobs=2)
     some = {"capsule_dim": GRID["capsule_dim"]}
 
-    def search(log: Passes) -> Any:
-        return Kept(quiet, candidates, n_jobs=2).fit(train, validation=held, callbacks=log)
+    def search(log: PassReads) -> Any:
+        return KeepingSearch(quiet, candidates, n_jobs=2).fit(train, validation=held, callbacks=log)
 
-    def singles(log: Passes) -> Any:
+    def singles(log: PassReads) -> Any:
         return [
             clone(quiet).set_params(**own).fit(train, validation=held, callbacks=log) for own in candidates
         ]
 
-    def grid(log: Passes) -> Any:
+    def grid(log: PassReads) -> Any:
         split = [(np.arange(cut), np.arange(cut, len(dataset)))]
-        return GridSearchCV(quiet, GRID, cv=split, refit=False).fit(*in_memory(dataset))
+        return GridSearchCV(quiet, GRID, cv=split, refit=False).fit(*read_all_rows(dataset))
 
-    def folds(log: Passes) -> Any:
+    def folds(log: PassReads) -> Any:
         return sl.Search(quiet, some, cv=4, refit=False, n_jobs=2).fit(dataset, callbacks=log)
 
-    def folds_grid(log: Passes) -> Any:
-        return GridSearchCV(quiet, some, cv=KFold(4), refit=False).fit(*in_memory(dataset))
+    def folds_grid(log: PassReads) -> Any:
+        return GridSearchCV(quiet, some, cv=KFold(4), refit=False).fit(*read_all_rows(dataset))
 
     ways = {"search": search, "singles": singles, "grid": grid, "folds": folds, "folds_grid": folds_grid}
     results: dict[str, Any] = {name: {} for name in ways}
     kept: dict[str, Any] = {}
     for _ in range(rounds):
         for name, way in ways.items():
-            log = Passes()
+            log = PassReads()
             begin, busy = time.perf_counter(), time.process_time()
             kept[name] = way(log)
             seconds, busy = time.perf_counter() - begin, time.process_time() - busy

@@ -91,7 +91,7 @@ def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
 
 
 @contextmanager
-def simulated(count: int, threads: int = 0) -> Any:
+def start_simulated_cluster(count: int, threads: int = 0) -> Any:
     """Yield a client of ``count`` simulated workers; each process has ``threads`` threads, or one per
     worker.
     """
@@ -130,7 +130,7 @@ def receive(pipe: Any, seconds: float) -> Any:
     return pipe.recv()
 
 
-def patient(make: Callable[[], Any], times: int = 5) -> Any:
+def retry(make: Callable[[], Any], times: int = 5) -> Any:
     """Return ``make()`` after retries, because 1,000 workers in few processes may take over a minute."""
     from scalelatent.errors import RunError
 
@@ -170,7 +170,7 @@ def count_messages(dask_scheduler: Any) -> None:
     dask_scheduler.send_all = counting_send
 
 
-def meter(dask_scheduler: Any) -> dict[str, Any]:
+def read_meter(dask_scheduler: Any) -> dict[str, Any]:
     import time
 
     import psutil
@@ -182,7 +182,7 @@ def meter(dask_scheduler: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Readings:
+class MeterReadings:
     """Callback that reads the scheduler's meter after every pass, or report of some steps."""
 
     def __init__(self, client: Any) -> None:
@@ -201,11 +201,11 @@ class Readings:
         self.callback = Read()
 
     def take(self) -> None:
-        self.taken.append(self.client.run_on_scheduler(meter) | {"driver": time.process_time()})
+        self.taken.append(self.client.run_on_scheduler(read_meter) | {"driver": time.process_time()})
 
 
 def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int) -> dict[str, Any]:
-    from simulated_learner import Counting
+    from simulated_learner import CountLearner
 
     from scalelatent.engine.batch_loop import fit_batches
     from scalelatent.engine.callbacks import Callbacks
@@ -213,21 +213,24 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.passes import make_stage
 
-    # Sleeping spans need one thread each; computing spans would only compete for the two cores.
-    with simulated(count, 0 if seconds else 2) as client, tempfile.TemporaryDirectory() as folder:
+    # Spans (tasks) that sleep need one thread each; spans that compute would compete for the two cores.
+    with (
+        start_simulated_cluster(count, 0 if seconds else 2) as client,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         client.run_on_scheduler(count_messages)
-        idle = idle_share(client)
-        learner = Counting(numbers, passes + 2, seconds)
+        idle = measure_idle_share(client)
+        learner = CountLearner(numbers, passes + 2, seconds)
         stage = make_stage(
             "simulated_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
         )
         store = EngineStore(folder)
-        executor = patient(lambda: DaskExecutor(client, store, checkpoint_seconds=3600))
+        executor = retry(lambda: DaskExecutor(client, store, checkpoint_seconds=3600))
         spans = len(executor.spans(stage))
-        readings = Readings(client)
+        readings = MeterReadings(client)
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(readings.callback), store=store)
     # The first pass warms up, and no pass follows the last, so that both are excluded.
-    return {"workers": count, "spans": spans, "idle_scheduler_share": idle} | summary(
+    return {"workers": count, "spans": spans, "idle_scheduler_share": idle} | summarise(
         readings.taken[:-1], spans
     )
 
@@ -236,7 +239,7 @@ def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
 ) -> Iterator[dict[str, Any]]:
     """Measure steps of a learner that computes nothing, with each chain on its own worker."""
-    from idle_learner import Idle
+    from idle_learner import IdleLearner
 
     from scalelatent.engine.callbacks import Callbacks
     from scalelatent.engine.checkpoints import EngineStore
@@ -245,64 +248,64 @@ def measure_steps(
     from scalelatent.engine.order import RowOrder
     from scalelatent.engine.passes import make_stage
 
-    with simulated(count, 2) as client:
+    with start_simulated_cluster(count, 2) as client:
         client.run_on_scheduler(count_messages)
-        idle = idle_share(client)
+        idle = measure_idle_share(client)
         for n in (n for n in chains if n <= count):
             # With one worker the steps are not tasks, so that a report covers more of them.
             batch, every = 2 * n, steps if n > 1 else 50 * steps
             rows = dataset[: batch * every * 4]
-            stage = make_stage("simulated_step", Idle(numbers), {"train": rows}, "cpu")
+            stage = make_stage("simulated_step", IdleLearner(numbers), {"train": rows}, "cpu")
             with tempfile.TemporaryDirectory() as folder:
                 store = EngineStore(folder)
-                executor = patient(lambda store=store: DaskExecutor(client, store, checkpoint_seconds=3600))
+                executor = retry(lambda store=store: DaskExecutor(client, store, checkpoint_seconds=3600))
                 executor.spread = "all" if n > 1 else "one"
-                readings = Readings(client)
+                readings = MeterReadings(client)
                 fit_online(
-                    executor, stage, Idle(numbers).start(), order=RowOrder(len(rows), 0, batch, n_chains=n),
-                    n_epochs=1, callbacks=Callbacks(readings.callback), store=executor.store,
-                    report_steps=every,
+                    executor, stage, IdleLearner(numbers).start(),
+                    order=RowOrder(len(rows), 0, batch, n_chains=n), n_epochs=1,
+                    callbacks=Callbacks(readings.callback), store=executor.store, report_steps=every,
                 )  # fmt: skip
             found = {"workers": count, "chains": n, "steps": every, "idle_scheduler_share": idle}
-            yield found | summary(readings.taken[:4], every * n)
+            yield found | summarise(readings.taken[:4], every * n)
 
 
 def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
     """Measure the second map of several shards per worker; the first one starts threads and opens files."""
-    from simulated_learner import Echo
+    from simulated_learner import EchoMap
 
     from scalelatent.engine.checkpoints import EngineStore
     from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.mapwrite import map_rows, start_map
 
-    with simulated(count, 2) as client, tempfile.TemporaryDirectory() as folder:
+    with start_simulated_cluster(count, 2) as client, tempfile.TemporaryDirectory() as folder:
         client.run_on_scheduler(count_messages)
-        idle = idle_share(client)
+        idle = measure_idle_share(client)
         rows = dataset[: shards * count * LEAF_ROWS]
         store = EngineStore(Path(folder) / "run")
-        executor = patient(lambda: DaskExecutor(client, store))
-        readings = Readings(client)
+        executor = retry(lambda: DaskExecutor(client, store))
+        readings = MeterReadings(client)
         for turn in range(2):
             place = Path(folder) / f"out-{turn}"
             layout = {"shard_rows": LEAF_ROWS, "chunk_rows": LEAF_ROWS}
-            task = start_map(f"simulated_map-{turn}", rows, Echo(FEATURES), place, "cpu", **layout)
+            task = start_map(f"simulated_map-{turn}", rows, EchoMap(FEATURES), place, "cpu", **layout)
             readings.take()
             map_rows(executor, task, lambda done, total: None)
         readings.take()
     found = {"workers": count, "shards": shards * count, "idle_scheduler_share": idle}
-    return found | summary(readings.taken[1:], shards * count)
+    return found | summarise(readings.taken[1:], shards * count)
 
 
-def idle_share(client: Any, seconds: float = 5.0) -> float:
+def measure_idle_share(client: Any, seconds: float = 5.0) -> float:
     """Return the share of a core that the scheduler needs for heartbeats while nothing is computed."""
     time.sleep(2)
-    before = client.run_on_scheduler(meter)
+    before = client.run_on_scheduler(read_meter)
     time.sleep(seconds)
-    after = client.run_on_scheduler(meter)
+    after = client.run_on_scheduler(read_meter)
     return round((after["cpu"] - before["cpu"]) / (after["wall"] - before["wall"]), 4)
 
 
-def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
+def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
     pairs = list(itertools.pairwise(taken))
 
     def each(name: str) -> list[float]:
@@ -334,7 +337,7 @@ def summary(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bounds(found: dict[str, Any]) -> dict[str, Any]:
+def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
     """Return the number of workers (one thread each) that a scheduler keeps busy, by the seconds of spans.
 
     The result does not depend on the rows: a pass has between 4 and 32 spans for each thread
@@ -382,7 +385,7 @@ def main() -> None:
 
         def passes(count: int, number: int, seconds: float) -> dict[str, Any]:
             found = measure(dataset[: 4 * LEAF_ROWS * count], count, number, seconds, a.numbers)
-            return found | {"bounds": bounds(found)}
+            return found | {"bounds": compute_bounds(found)}
 
         def keep(name: str, found: dict[str, Any]) -> None:
             print(found, flush=True)

@@ -17,7 +17,7 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 
 
 @dataclass(frozen=True)
-class Count:
+class CountReduction:
     """Reduction whose blocks sleep for ``seconds`` and whose statistic has ``numbers`` numbers."""
 
     requirements = BlockRequirements()
@@ -41,15 +41,15 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Counting:
+class CountLearner:
     """Learner that ends after ``passes`` passes."""
 
     numbers: int
     passes: int
     seconds: float = 0.0
 
-    def reductions(self) -> dict[str, Count]:
-        return {"train": Count(self.numbers, self.seconds)}
+    def reductions(self) -> dict[str, CountReduction]:
+        return {"train": CountReduction(self.numbers, self.seconds)}
 
     def start(self) -> dict[str, Any]:
         return {"w": np.zeros(self.numbers), "iteration": 0}
@@ -65,7 +65,7 @@ class Counting:
 
 
 @dataclass(frozen=True)
-class Echo:
+class EchoMap:
     """Map whose output is its input."""
 
     features: int
@@ -82,5 +82,5 @@ class Echo:
 
 
 # Run folders store only types of scalelatent.
-for _type in (Count, Counting, Echo):
+for _type in (CountReduction, CountLearner, EchoMap):
     _type.__module__ = "scalelatent.simulated_learner"

@@ -47,7 +47,7 @@ FEATURES = 196
 KEPT = {"cache": 0.3}
 
 
-def learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:
+def make_learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:
     """Return a learner with nu = 0 and its first state, from moments of white rows."""
     members = build_members(architecture, 10, d)
     moment = np.stack([np.eye(FEATURES)] * 10)
@@ -62,13 +62,13 @@ def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
         pass
 
 
-def with_fresh_pages(call: Callable[[], Any]) -> None:
+def run_with_fresh_pages(call: Callable[[], Any]) -> None:
     """Run a pass that reads its rows into new memory of the operating system."""
     with patch.object(RecyclingAllocator, "empty", lambda self, shape, dtype: np.empty(shape, dtype)):
         call()
 
 
-def computing(context: PassContext) -> tuple[float, float]:
+def time_pass(context: PassContext) -> tuple[float, float]:
     """Run a pass; return the CPU seconds of the computing thread and the seconds that it waits for rows."""
     (grid,) = context.stage.grids.values()
     begin = time.thread_time()
@@ -76,11 +76,11 @@ def computing(context: PassContext) -> tuple[float, float]:
     return time.thread_time() - begin, context.meter.wait_seconds
 
 
-def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
+def measure_overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
     """Measure reading, computing and both on one computing thread, in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
-        em, state = learner(d, seed)
+        em, state = make_learner(d, seed)
         stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
         grid = stage.grids["train"]
         cold = InProcessExecutor(1, cache=PieceCache(0))
@@ -94,13 +94,13 @@ def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
                 "read_only_s": partial(read_all, dataset, grid.blocks(0, grid.n_rows)),
                 "compute_only_s": partial(step, warm),
                 "pass_s": partial(step, cold),
-                "pass_fresh_pages_s": partial(with_fresh_pages, partial(step, cold)),
+                "pass_fresh_pages_s": partial(run_with_fresh_pages, partial(step, cold)),
             }
             record = {"D": 10 * d} | interleaved(works, 15 if d == 2 else 5)
             # These two numbers show why a pass takes longer than reading or computing alone: it waits for
             # rows, or it computes more slowly while the other core reads.
             alone = [
-                computing(PassContext(stage, state, make_backend("cpu"), PieceCache(0))) for _ in range(5)
+                time_pass(PassContext(stage, state, make_backend("cpu"), PieceCache(0))) for _ in range(5)
             ]
             names = "computing_thread_cpu_s", "waited_for_rows_s"
             record |= dict(zip(names, np.median(alone, axis=0).tolist(), strict=True))
@@ -110,7 +110,7 @@ def overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
     return out
 
 
-class Seconds(sl.Callback):
+class PassSeconds(sl.Callback):
     """Seconds and bytes of each pass, and the CPU time of this process so far."""
 
     def __init__(self) -> None:
@@ -124,11 +124,11 @@ class Seconds(sl.Callback):
         self.cpu.append(time.process_time())
 
 
-def timed_fit(
+def time_fit(
     dataset: sl.Dataset, passes: int, d: int, architecture: str = "multiclass", **where: Any
-) -> Seconds:
+) -> PassSeconds:
     """Run some passes of plain EM; return the seconds of each."""
-    seconds = Seconds()
+    seconds = PassSeconds()
     model = sl.CapsuleRegression(
         capsule_dim=d,
         architecture=architecture,
@@ -142,7 +142,9 @@ def timed_fit(
     return seconds
 
 
-def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], list[float], list[float]]:
+def time_fit_on_cluster(
+    dataset: sl.Dataset, d: int, client: Any
+) -> tuple[list[float], list[float], list[float]]:
     """Return the seconds of each pass on a cluster, idle seconds of the busiest worker, and CPU seconds.
 
     The CPU seconds are those of this process, which runs the driver and the scheduler.
@@ -150,7 +152,7 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
     from distributed import get_task_stream
 
     with get_task_stream(client=client) as stream:
-        reported = timed_fit(dataset, 12, d, client=client, engine=KEPT)
+        reported = time_fit(dataset, 12, d, client=client, engine=KEPT)
     seconds = reported.seconds
     busy: dict[tuple[int, str], float] = {}
     for task in stream.data:
@@ -166,21 +168,21 @@ def watched_fit(dataset: sl.Dataset, d: int, client: Any) -> tuple[list[float], 
     return seconds[2:], idle, np.diff(reported.cpu)[1:].tolist()
 
 
-def dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
+def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
     """Measure the same fits in one process and on a cluster, in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
     with sl.cluster("local", workers=2, memory_limit="6GB", dashboard_address=None) as client:
         for d in (2, 8):
-            em, _ = learner(d, seed)
+            em, _ = make_learner(d, seed)
             spans = len(
                 list_spans(make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes), 2)
             )
             here, there, idle, driver = [], [], [], []
             for _ in range(3):
-                seconds, not_computing, cpu = watched_fit(dataset, d, client)
+                seconds, not_computing, cpu = time_fit_on_cluster(dataset, d, client)
                 there, idle, driver = there + seconds, idle + not_computing, driver + cpu
                 with _no_client():
-                    here += timed_fit(dataset, 12, d, engine=KEPT).seconds[2:]
+                    here += time_fit(dataset, 12, d, engine=KEPT).seconds[2:]
             record = {
                 "D": 10 * d,
                 "spans": spans,
@@ -217,7 +219,7 @@ def _no_client() -> Any:
     return inner()
 
 
-def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
+def measure_memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
     """Return the peak memory of workers with a tenth of the rows and with all."""
     # A worker's half of a tenth of the rows is 37 MiB; a larger cache would only be full with all rows.
     os.environ["SCALELATENT_CACHE_BYTES"] = str(24 * 2**20)
@@ -225,7 +227,7 @@ def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
     for n in (rows // 10, rows):
         dataset = stored_rows(folder, n, seed)
         with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
-            timed_fit(dataset, 5, 8, client=client)
+            time_fit(dataset, 5, 8, client=client)
             out[f"peak_mib_{n}"] = max(client.run(peak_bytes).values()) / 2**20
     os.environ.pop("SCALELATENT_CACHE_BYTES")
     out["growth"] = out[f"peak_mib_{rows}"] / out[f"peak_mib_{rows // 10}"] - 1
@@ -233,12 +235,12 @@ def memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
     return {k: round(v, 3) for k, v in out.items()}
 
 
-def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
+def measure_pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
     """Return the bytes that one pass of all_vs_all reads."""
     os.environ["SCALELATENT_CACHE_BYTES"] = "0"
     dataset = stored_rows(folder, rows // 10, seed)
     with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
-        seen = timed_fit(dataset, 3, 4, "all_vs_all", client=client).bytes
+        seen = time_fit(dataset, 3, 4, "all_vs_all", client=client).bytes
     os.environ.pop("SCALELATENT_CACHE_BYTES")
     once = len(dataset) * (FEATURES * 4 + 4)
     out = {
@@ -251,16 +253,18 @@ def pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
     return out
 
 
-def kept(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """Measure the gain of a row cache if every processor computes."""
+def measure_row_cache(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
+    """Measure how much faster passes with a row cache are, while every processor computes."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
-        stage = make_stage("capsule_estep", learner(d, seed)[0], {"train": dataset}, "cpu", dataset.classes)
+        stage = make_stage(
+            "capsule_estep", make_learner(d, seed)[0], {"train": dataset}, "cpu", dataset.classes
+        )
         computing = seconds_per_row(stage.reductions["train"])
         record = {"D": 10.0 * d, "reading_over_computing": read_seconds(dataset) / computing}
         for _ in range(3):
             for name, cache in (("kept_s", 0.3), ("read_again_s", 0), ("default_s", "auto")):
-                seconds = timed_fit(dataset, 8, d, engine={"cache": cache}).seconds[2:]
+                seconds = time_fit(dataset, 8, d, engine={"cache": cache}).seconds[2:]
                 record[name] = min(record.get(name, np.inf), float(np.median(seconds)))
         record["read_again / kept"] = record["read_again_s"] / record["kept_s"]
         out.append({k: round(v, 4) for k, v in record.items()})
@@ -268,7 +272,13 @@ def kept(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
     return out
 
 
-PARTS = {"overlap": overlap, "dask": dask_overhead, "kept": kept, "memory": memory, "pairs": pairs}
+PARTS = {
+    "overlap": measure_overlap,
+    "dask": measure_dask_overhead,
+    "kept": measure_row_cache,
+    "memory": measure_memory,
+    "pairs": measure_pairs,
+}
 
 
 def main() -> None:

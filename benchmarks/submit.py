@@ -34,7 +34,7 @@ LEAF_ROWS = 2**19
 TOPIC = "benchmark"
 
 
-class FirstSpans(SchedulerPlugin):
+class FirstSpanRecorder(SchedulerPlugin):
     """Scheduler plugin that records the first span of each fit and the size of each kind of task."""
 
     name = "first-spans"
@@ -61,7 +61,7 @@ class FirstSpans(SchedulerPlugin):
                 self.scheduler.log_event(TOPIC, {"what": finish, "time": time.time()})
 
 
-def job(
+def make_job(
     folder: Path, name: str, rows: str, scheduler: str, leaf_rows: int | None = None, **model: Any
 ) -> Any:
     return resolve(
@@ -76,7 +76,7 @@ def job(
     )
 
 
-def as_file(folder: Path, name: str, rows: str, **model: Any) -> Path:
+def write_job_file(folder: Path, name: str, rows: str, **model: Any) -> Path:
     path = folder / f"{name}.toml"
     lines = [f"{key} = {value!r}" for key, value in model.items()]
     path.write_text(
@@ -88,7 +88,7 @@ def as_file(folder: Path, name: str, rows: str, **model: Any) -> Path:
     return path
 
 
-def start(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]]]:
+def start_cluster(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]]]:
     log = open(folder / "dask.log", "ab")  # noqa: SIM115  The processes write to it.
     file = folder / "scheduler.json"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -118,7 +118,7 @@ def start(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]
     return address, processes
 
 
-def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
+def measure_first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
     """Return the seconds from the start of the command, or of the call, to the first span of the job."""
     found: dict[str, list[dict[str, float]]] = {"command line": [], "submit_job": []}
     for i in range(rounds):
@@ -127,11 +127,13 @@ def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict
             before = len(client.get_events(TOPIC))
             begin = time.time()
             if way == "command line":
-                file = as_file(folder, name, "small.zarr", capsule_dim=4, max_iter=3)
+                file = write_job_file(folder, name, "small.zarr", capsule_dim=4, max_iter=3)
                 words = ["-m", "scalelatent", "submit", str(file), "--scheduler", address]
                 subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=120)
             else:
-                submit_job(job(folder, name, "small.zarr", address, capsule_dim=4, max_iter=3), client=client)
+                submit_job(
+                    make_job(folder, name, "small.zarr", address, capsule_dim=4, max_iter=3), client=client
+                )
             returned = time.time()
             follow(RunFolder.open(folder / name), poll=0.1)
             events = [event for _, event in client.get_events(TOPIC)[before:]]
@@ -147,8 +149,8 @@ def first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict
     }
 
 
-def driver_threads(dask_worker: Any = None) -> dict[str, float]:
-    """Return the CPU seconds of the driver's threads in this worker, including its client's event loop."""
+def measure_driver_threads(dask_worker: Any = None) -> dict[str, float]:
+    """Return the CPU seconds of the driver's threads in this worker, with the event loop of its client."""
     import threading
 
     import psutil
@@ -163,20 +165,22 @@ def driver_threads(dask_worker: Any = None) -> dict[str, float]:
     return found
 
 
-def shares(client: Client, folder: Path, address: str, scheduler: int, rows: int, seconds: float) -> Any:
+def measure_shares(
+    client: Client, folder: Path, address: str, scheduler: int, rows: int, seconds: float
+) -> Any:
     """Return the CPU shares of driver and scheduler while a fit runs."""
     import psutil
 
     process = psutil.Process(scheduler)
     how = {"leaf_rows": LEAF_ROWS, "capsule_dim": 32, "max_iter": 10_000}
-    submitted = submit_job(job(folder, "large", "large.zarr", address, **how), client=client)
+    submitted = submit_job(make_job(folder, "large", "large.zarr", address, **how), client=client)
     run = RunFolder.open(submitted.run)
     while len(run.records("metrics.jsonl")) < 2:
         time.sleep(0.2)
     worker = run.read_state()["driver"]
 
     def look() -> tuple[float, float, float, int]:
-        threads = client.run(driver_threads, workers=[worker])[worker]
+        threads = client.run(measure_driver_threads, workers=[worker])[worker]
         cpu = process.cpu_times()
         return (
             time.monotonic(),
@@ -222,20 +226,21 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="benchmark-submit-"))
     make_digits(str(folder / "small.zarr"), 20_000, base_rows=(0, 1500))
     make_digits(str(folder / "large.zarr"), given.rows, base_rows=(0, 1500))
-    address, processes = start(folder, given.workers)
+    address, processes = start_cluster(folder, given.workers)
     try:
         with Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(given.workers, timeout=60)
-            client.register_plugin(FirstSpans())
+            client.register_plugin(FirstSpanRecorder())
             for i in range(2):  # These jobs warm up every worker.
                 submit_job(
-                    job(folder, f"warm-{i}", "small.zarr", address, capsule_dim=4, max_iter=3), client=client
+                    make_job(folder, f"warm-{i}", "small.zarr", address, capsule_dim=4, max_iter=3),
+                    client=client,
                 )
                 follow(RunFolder.open(folder / f"warm-{i}"))
             results = {
                 "workers": given.workers,
-                "submit_to_first_span_seconds": first_spans(client, folder, address, given.rounds),
-                "fit": shares(client, folder, address, processes[0].pid, given.rows, given.seconds),
+                "submit_to_first_span_seconds": measure_first_spans(client, folder, address, given.rounds),
+                "fit": measure_shares(client, folder, address, processes[0].pid, given.rows, given.seconds),
                 "task_bytes": client.get_events(f"{TOPIC}-sizes")[-1][1],
             }
     finally:

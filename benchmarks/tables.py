@@ -32,18 +32,18 @@ _PICTURE = re.compile(r"(<!-- picture: (\w+) -->\n)(?:!\[.*\n\n.*\n)?")
 _SOURCE = re.compile(r"(<!-- source: (\w+)(?:/(.*))? -->\n)(?:`python .*\n)?")
 
 
-def mib(size: float) -> str:
+def to_mib(size: float) -> str:
     """Return bytes in MiB."""
     return f"{size / 2**20:.0f} MiB"
 
 
-def rounded(number: float) -> str:
+def round_to_three(number: float) -> str:
     """Return a number with three significant figures and commas."""
     size = 10 ** max(0, len(str(int(number))) - 3)
     return f"{round(number / size) * size:,.0f}"
 
 
-def million_of(rows: float) -> str:
+def to_millions(rows: float) -> str:
     """Return a number of rows in millions."""
     return f"{rows / 1e6:.0f} million"
 
@@ -117,7 +117,7 @@ def online() -> Iterable[Iterable[Any]]:
         yield (
             name,
             percent(fit["test_error"]),
-            million_of(fit["rows_read"]),
+            to_millions(fit["rows_read"]),
             "1" if key == "em" else percent(share, 1),
             f"{fit['seconds']:.0f} s",
         )
@@ -326,7 +326,7 @@ def _layers() -> list[dict[str, Any]]:
 def upper_layers() -> Iterable[Iterable[Any]]:
     yield "ns per look-up", *(f"{r['ns a look-up']:.1f}" for r in _layers())
     name = "times faster than one-hot products"
-    yield "rate / one-hot products in sgemm", *(rounded(r[name]) for r in _layers())
+    yield "rate / one-hot products in sgemm", *(round_to_three(r[name]) for r in _layers())
 
 
 @shown("rows|V, k1|layers|seconds|time per row / time of one process|peak of a worker")
@@ -1016,7 +1016,10 @@ def mixture_clusters() -> Iterable[Iterable[Any]]:
 def plans() -> Iterable[Iterable[Any]]:
     for name, r in read("plan_accuracy")["jobs"].items():
         took = f"{r['seconds']:.1f} s ({r['cpu_seconds']:.1f} s of CPU)"
-        reported, peaks = f"{r['told_seconds']:.1f} s", (mib(r["told_peak_bytes"]), mib(r["peak_bytes"]))
+        reported, peaks = (
+            f"{r['told_seconds']:.1f} s",
+            (to_mib(r["told_peak_bytes"]), to_mib(r["peak_bytes"])),
+        )
         yield name, reported, took, f"{r['time_ratio']:.2f}", *peaks, f"{r['peak_ratio']:.2f}"
 
 

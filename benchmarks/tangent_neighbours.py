@@ -18,8 +18,8 @@ _TOL = 1e-4
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """Nearest training row of each row."""
+class NearestRows:
+    """Nearest training row of each given row."""
 
     rows: np.ndarray  # row numbers, int64 (n,)
     labels: np.ndarray  # labels of these rows, (n,)
@@ -34,7 +34,7 @@ def nearest_neighbours(
     sides: int = 0,
     n_candidates: int = 40,
     damping: float = 1e-3,
-) -> Neighbours:
+) -> NearestRows:
     """Find the nearest training row of each row; the training rows are read block by block.
 
     ``sides`` is 0 (Euclidean distance), 1 (distance from a training row to the plane of a row's tangents) or
@@ -59,7 +59,7 @@ def nearest_neighbours(
     keep = min(n_candidates if sides == 2 else 1, len(train))
     best = np.full((len(x), keep), np.inf)
     found = np.zeros((len(x), keep), dtype=np.int64)
-    for first, rows in _blocks(train):
+    for first, rows in iterate_blocks(train):
         square = (rows * rows).sum(axis=1)
         for a in range(0, len(x), QUERY_ROWS):
             part = slice(a, a + QUERY_ROWS)
@@ -77,10 +77,10 @@ def nearest_neighbours(
     nearest = best.argmin(axis=1)[:, None]
     numbers = np.take_along_axis(found, nearest, axis=1)[:, 0]
     labels = train.read_y(0, len(train))[numbers]
-    return Neighbours(numbers, labels, np.maximum(np.take_along_axis(best, nearest, axis=1)[:, 0], 0.0))
+    return NearestRows(numbers, labels, np.maximum(np.take_along_axis(best, nearest, axis=1)[:, 0], 0.0))
 
 
-def _blocks(train: Dataset) -> Iterator[tuple[int, np.ndarray]]:
+def iterate_blocks(train: Dataset) -> Iterator[tuple[int, np.ndarray]]:
     for first in range(0, len(train), BLOCK_ROWS):
         yield first, np.asarray(train.read_x(first, min(first + BLOCK_ROWS, len(train))), dtype=np.float64)
 
@@ -112,7 +112,7 @@ def _two_sided_distances(
 ) -> np.ndarray:
     """Return squared distances (n, candidates) between planes; each block of training rows is read once."""
     out = np.full(found.shape, np.inf)
-    for first, rows in _blocks(train):
+    for first, rows in iterate_blocks(train):
         queries, places = np.nonzero((found >= first) & (found < first + len(rows)))
         for a in range(0, len(queries), QUERY_ROWS):
             i, j = queries[a : a + QUERY_ROWS], places[a : a + QUERY_ROWS]

@@ -28,7 +28,7 @@ from scalelatent.deploy.clusters import close_cluster, start_cluster
 EVERY = 20
 
 
-def rss(pid: int | None = None) -> int:
+def read_resident_size(pid: int | None = None) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
@@ -40,7 +40,7 @@ def serve(ready: Any, ended: Any) -> None:
     close_cluster(cluster)
 
 
-class Sizes(sl.Callback):
+class MemorySizes(sl.Callback):
     """Callback that records the memory of all processes every 20 passes."""
 
     def __init__(self, client: Client, scheduler: int, run: Path) -> None:
@@ -50,13 +50,13 @@ class Sizes(sl.Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         if record["pass"] % EVERY:
             return
-        workers = self.client.run(rss).values()
+        workers = self.client.run(read_resident_size).values()
         tasks = self.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
         self.seen.append(
             {
                 "pass": record["pass"],
-                "driver": rss(),
-                "scheduler": rss(self.scheduler),
+                "driver": read_resident_size(),
+                "scheduler": read_resident_size(self.scheduler),
                 "worker": max(workers),
                 "tasks": tasks,
                 "futures": len(self.client.futures),
@@ -65,7 +65,7 @@ class Sizes(sl.Callback):
         )
 
 
-def growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
+def compute_growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
     """Return the MiB after each fifth of the fit, and the bytes per pass over the last half (least
     squares).
     """
@@ -93,7 +93,7 @@ def measure(passes: int, rows: int, seed: int) -> dict[str, Any]:
         train = sl.Dataset.from_arrays(x, y).save(folder / "train.zarr")
         with Client(address, timeout=30, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
-            sizes, begin = Sizes(client, scheduler, folder / "run"), time.perf_counter()
+            sizes, begin = MemorySizes(client, scheduler, folder / "run"), time.perf_counter()
             model = sl.CapsuleRegression(
                 architecture="multiclass",
                 capsule_dim=2,
@@ -109,7 +109,7 @@ def measure(passes: int, rows: int, seed: int) -> dict[str, Any]:
             "passes": model.n_iter_,
             "rows": rows,
             "seconds": round(seconds, 1),
-            **{what: growth(sizes.seen, what) for what in ("scheduler", "driver", "worker")},
+            **{what: compute_growth(sizes.seen, what) for what in ("scheduler", "driver", "worker")},
             **{f"most_{what}": value for what, value in most.items()},
         }
     finally:

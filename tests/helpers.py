@@ -26,7 +26,7 @@ from scalelatent.kernels.sparse_rows import CsrRows
 HOOKS = ("fit_start", "stage", "progress", "pass_end", "report", "checkpoint", "event", "fit_end")
 
 
-class Log(Callback):
+class HookLog(Callback):
     """Log of the infos that callbacks received, in order, as pairs ``("pass_end", record)``.
 
     It asks to stop at a number of passes or steps.
@@ -51,7 +51,7 @@ class Log(Callback):
 
 
 for _hook in HOOKS:
-    setattr(Log, f"on_{_hook}", lambda self, info, hook=_hook: self._record(hook, info))
+    setattr(HookLog, f"on_{_hook}", lambda self, info, hook=_hook: self._record(hook, info))
 
 
 class InterruptAt(Callback):
@@ -115,7 +115,7 @@ leaf_rows = 512
 """
 
 
-def digits_job(folder: Path, passes: int) -> Path:
+def write_digits_job(folder: Path, passes: int) -> Path:
     """Write a job file and its datasets to a folder; return the path of the job file."""
     make_digits(str(folder / "train.zarr"), 8_000, base_rows=(0, 1500))
     make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))
@@ -123,7 +123,7 @@ def digits_job(folder: Path, passes: int) -> Path:
     return folder / "job.toml"
 
 
-def files_of(folder: RunFolder) -> dict[str, bytes]:
+def read_model_files(folder: RunFolder) -> dict[str, bytes]:
     """Return the content of every file of a run's model, by name."""
     model = Path(folder.model_url)
     found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
@@ -131,7 +131,7 @@ def files_of(folder: RunFolder) -> dict[str, bytes]:
     return found
 
 
-def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Return the first true value of ``wanted()``; fail after some seconds."""
     deadline = time.monotonic() + seconds
     while not (found := wanted()):
@@ -140,14 +140,14 @@ def until(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
     return found
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a port of the loopback interface on which nothing listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
-def answers(server: subprocess.Popen[Any], log: Path, url: str) -> bool:
+def server_answers(server: subprocess.Popen[Any], log: Path, url: str) -> bool:
     """Return whether a started server answers at an address; fail with its log if it has ended."""
     assert server.poll() is None, log.read_text()
     try:
@@ -158,14 +158,14 @@ def answers(server: subprocess.Popen[Any], log: Path, url: str) -> bool:
         return False
 
 
-def csr_rows(x: np.ndarray) -> CsrRows:
+def to_csr_rows(x: np.ndarray) -> CsrRows:
     """Return the same rows as CSR."""
     rows, columns = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(x)))])
     return CsrRows(x[rows, columns], columns.astype(np.int32), pointers, x.shape)
 
 
-def fresh_kernel() -> Any:
+def make_fresh_kernel() -> Any:
     """Return a kernel that is compiled at its first call, because a function without a file is not cached."""
     code = (lambda x: x + 1).__code__.replace(co_filename="<nowhere>")
     return jit.entry(int64)(FunctionType(code, {"__name__": "nowhere"}))

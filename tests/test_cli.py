@@ -19,11 +19,11 @@ from scalelatent.cli import main
 from scalelatent.cli.show import DEBUG_VARIABLE, format_bytes, format_value
 from scalelatent.engine.callbacks import COMPILING
 from scalelatent.errors import DataError
-from tests.helpers import fresh_kernel
+from tests.helpers import make_fresh_kernel
 
 
 @pytest.fixture
-def scalelatent(capsys, monkeypatch, tmp_path):
+def run_command(capsys, monkeypatch, tmp_path):
     """Run the command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -50,8 +50,8 @@ def digits(tmp_path):
     return tmp_path
 
 
-def test_help_lists_the_verbs_and_version_prints_one_line(scalelatent):
-    text = scalelatent("--help").out
+def test_help_lists_the_verbs_and_version_prints_one_line(run_command):
+    text = run_command("--help").out
     for verb in (
         "data",
         "plan",
@@ -69,26 +69,26 @@ def test_help_lists_the_verbs_and_version_prints_one_line(scalelatent):
         "doctor",
     ):
         assert verb in text
-    assert scalelatent("--version").out == f"scalelatent {__version__}\n"
-    assert "--set" in scalelatent("fit", "--help").out
+    assert run_command("--version").out == f"scalelatent {__version__}\n"
+    assert "--set" in run_command("fit", "--help").out
 
 
-def test_imported_files_are_described_by_info(scalelatent, digits):
-    reported = scalelatent("data", "import", "npz", "a.npz", "a.zarr", "--json").json()
+def test_imported_files_are_described_by_info(run_command, digits):
+    reported = run_command("data", "import", "npz", "a.npz", "a.zarr", "--json").json()
     assert (reported["rows"], reported["features"], reported["classes"]) == (60, 16, [0, 1, 2])
-    text = scalelatent("data", "info", "a.zarr").out
+    text = run_command("data", "info", "a.zarr").out
     assert "60" in text
     assert "4, 4" in text
-    again = scalelatent("data", "import", "npz", "a.npz", "a.zarr", code=2)
+    again = run_command("data", "import", "npz", "a.npz", "a.zarr", code=2)
     assert again.err.startswith("error: ")
     assert "a.zarr" in again.err
     assert again.out == ""
-    scalelatent("data", "import", "npz", "a.npz", "a.zarr", "--overwrite")
-    scalelatent("data", "import", "npy", "x.npy", "b.zarr", "--y", "y.npy")
-    assert scalelatent("data", "info", "b.zarr", "--json").json()["labels"] is True
+    run_command("data", "import", "npz", "a.npz", "a.zarr", "--overwrite")
+    run_command("data", "import", "npy", "x.npy", "b.zarr", "--y", "y.npy")
+    assert run_command("data", "info", "b.zarr", "--json").json()["labels"] is True
 
 
-def test_images_and_named_datasets_are_imported(scalelatent, tmp_path):
+def test_images_and_named_datasets_are_imported(run_command, tmp_path):
     from PIL import Image
 
     for kind in "ab":
@@ -96,84 +96,84 @@ def test_images_and_named_datasets_are_imported(scalelatent, tmp_path):
         for i in range(3):
             Image.new("RGB", (6, 4), (i, 0, 0)).save(tmp_path / "in" / kind / f"{i}.png")
     how = ("data", "import", "images", "in", "i.zarr")
-    reported = scalelatent(*how, "--size", "2x3", "--gray", "--json").json()
+    reported = run_command(*how, "--size", "2x3", "--gray", "--json").json()
     assert (reported["rows"], reported["feature_shape"], reported["classes"]) == (6, [2, 3], ["a", "b"])
     for wrong in ("28x28x3", "0x4", "x"):
-        assert f"--size {wrong}: give height x width" in scalelatent(*how, "--size", wrong, code=2).err
-    assert "exclude each other" in scalelatent(*how, "--gray", "--rgb", code=2).err
-    assert scalelatent(*how, "--no-labels", "--overwrite", "--json").json()["labels"] is False
+        assert f"--size {wrong}: give height x width" in run_command(*how, "--size", wrong, code=2).err
+    assert "exclude each other" in run_command(*how, "--gray", "--rgb", code=2).err
+    assert run_command(*how, "--no-labels", "--overwrite", "--json").json()["labels"] is False
     (tmp_path / "in" / "b" / "1.png").write_bytes(b"")
-    assert "b/1.png cannot be read" in scalelatent(*how, "--overwrite", code=2).err
-    output = scalelatent(*how, "--overwrite", "--skip-bad", "--json")
+    assert "b/1.png cannot be read" in run_command(*how, "--overwrite", code=2).err
+    output = run_command(*how, "--overwrite", "--skip-bad", "--json")
     assert output.err == "skipped 1 unreadable images and 0 of another size or kind; the first: b/1.png\n"
     assert output.json()["provenance"]["skipped"] == {
         "unreadable": 1,
         "unlike_first": 0,
         "first": ["b/1.png"],
     }
-    assert scalelatent("data", "import", "digits", "d.zarr", "--json").json()["rows"] == 1797
-    refused = scalelatent(
+    assert run_command("data", "import", "digits", "d.zarr", "--json").json()["rows"] == 1797
+    refused = run_command(
         "data", "import", "mnist", "m.zarr", "--mirror", "http://127.0.0.1:9", "--cache", "c", code=2
     )
     assert "scalelatent data import idx train-images-idx3-ubyte.gz" in refused.err
 
 
-def test_hdf5_and_mat_files_are_imported(scalelatent, digits):
+def test_hdf5_and_mat_files_are_imported(run_command, digits):
     h5py = pytest.importorskip("h5py")
     from scipy.io import savemat
 
     with h5py.File(digits / "a.h5", "w") as file:
         file["train/data"], file["train/target"] = np.eye(4), [2, 3, 2, 3]
-    reported = scalelatent(
+    reported = run_command(
         "data", "import", "hdf5", "a.h5", "h.zarr", "--x", "train/data", "--y", "train/target", "--json"
     ).json()
     assert (reported["rows"], reported["classes"]) == (4, [2, 3])
     savemat(digits / "a.mat", {"X": np.ones((2, 3, 7)), "y": np.arange(7)})
     how = ("data", "import", "mat", "a.mat", "m.zarr")
-    assert "--rows-last" in scalelatent(*how, code=2).err
-    assert scalelatent(*how, "--rows-last", "--json").json()["feature_shape"] == [2, 3]
-    assert "has no array 'q'" in scalelatent(*how, "--x", "q", code=2).err
+    assert "--rows-last" in run_command(*how, code=2).err
+    assert run_command(*how, "--rows-last", "--json").json()["feature_shape"] == [2, 3]
+    assert "has no array 'q'" in run_command(*how, "--x", "q", code=2).err
 
 
-def test_info_names_the_features(scalelatent):
+def test_info_names_the_features(run_command):
     Dataset.from_arrays(np.eye(3), feature_names=["first", "second", "third"]).save("d.zarr")
-    assert "feature names   first, second, third" in scalelatent("data", "info", "d.zarr").out
+    assert "feature names   first, second, third" in run_command("data", "info", "d.zarr").out
 
 
-def test_many_classes_are_shortened(scalelatent, tmp_path):
+def test_many_classes_are_shortened(run_command, tmp_path):
     pytest.importorskip("pyarrow")
     lines = ["a,b,price", *(f"{i},{i + 1},{i + 0.5}" for i in range(2000))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     with pytest.warns(UserWarning, match="labels are 2,000 different numbers, some with a fraction"):
-        result = scalelatent("data", "import", "csv", "t.csv", "t.zarr", "--label", "price")
+        result = run_command("data", "import", "csv", "t.csv", "t.zarr", "--label", "price")
     assert "10.5, 11.5, … (2,000 in all)" in result.out
     assert max(map(len, result.out.splitlines())) < 300
-    assert len(scalelatent("data", "info", "t.zarr", "--json").json()["classes"]) == 2000
+    assert len(run_command("data", "info", "t.zarr", "--json").json()["classes"]) == 2000
 
 
-def test_digits_are_made_and_resumed(scalelatent):
-    reported = scalelatent(
+def test_digits_are_made_and_resumed(run_command):
+    reported = run_command(
         "data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--json"
     ).json()
     assert reported["rows"] == 300
     assert reported["feature_shape"] == [8, 8]
-    scalelatent("data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--resume")
+    run_command("data", "make", "digits", "d.zarr", "--rows", 300, "--base-rows", "0:100", "--resume")
     for rows in ("5", "5:", "-9:-5"):
         assert (
             "--base-rows"
-            in scalelatent("data", "make", "digits", "e.zarr", "--rows", 9, "--base-rows", rows, code=2).err
+            in run_command("data", "make", "digits", "e.zarr", "--rows", 9, "--base-rows", rows, code=2).err
         )
 
 
-def test_a_dataset_is_shuffled(scalelatent, digits):
-    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
-    reported = scalelatent(
+def test_a_dataset_is_shuffled(run_command, digits):
+    run_command("data", "import", "npz", "a.npz", "a.zarr")
+    reported = run_command(
         "data", "shuffle", "a.zarr", "b.zarr", "--seed", 3, "--memory", "1kB", "--json"
     ).json()
     assert (reported["rows"], reported["provenance"]["seed"]) == (60, 3)
     assert (
         "512MiB"
-        in scalelatent("data", "shuffle", "a.zarr", "c.zarr", "--seed", 3, "--memory", "much", code=2).err
+        in run_command("data", "shuffle", "a.zarr", "c.zarr", "--seed", 3, "--memory", "much", code=2).err
     )
 
 
@@ -192,44 +192,44 @@ def test_a_dataset_is_shuffled(scalelatent, digits):
         (("join", "tcp://127.0.0.1:0"), "its port 0 is not between 1 and 65535"),
     ],
 )
-def test_invalid_ports_are_refused(scalelatent, arguments, reported):
-    output = scalelatent("cluster", *arguments, code=2).err
+def test_invalid_ports_are_refused(run_command, arguments, reported):
+    output = run_command("cluster", *arguments, code=2).err
     assert reported in output
     assert len(output.splitlines()) == 1
 
 
-def test_host_names_that_resolve_to_loopback_are_refused(scalelatent, monkeypatch):
+def test_host_names_that_resolve_to_loopback_are_refused(run_command, monkeypatch):
     def resolve(name, *_args):
         return [(2, 1, 6, "", ({"debian": "127.0.1.1", "head": "10.0.0.1"}.get(name, name), 0))]
 
     monkeypatch.setattr("socket.getaddrinfo", resolve)
     advice = "give the address of this machine in the network"
-    output = scalelatent("cluster", "up", "--workers", "0", "--host", "debian", code=2).err
+    output = run_command("cluster", "up", "--workers", "0", "--host", "debian", code=2).err
     assert output.startswith("error: host debian is a loopback address (127.0.1.1)")
     assert f"{advice}, or 127.0.0.1 for a cluster on one machine" in output
     for host in ("debian", "127.0.0.1", "::1"):
-        output = scalelatent("cluster", "join", "tcp://head:8786", "--host", host, code=2).err
+        output = run_command("cluster", "join", "tcp://head:8786", "--host", host, code=2).err
         assert f"host {host} is a loopback address" in output
         assert advice in output
         assert len(output.splitlines()) == 1
 
 
-def test_rows_are_appended(scalelatent, digits):
-    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
-    scalelatent("data", "convert", "a.zarr", "copy.zarr")
-    assert scalelatent("data", "append", "a.zarr", "copy.zarr", "--json").json()["rows"] == 120
+def test_rows_are_appended(run_command, digits):
+    run_command("data", "import", "npz", "a.npz", "a.zarr")
+    run_command("data", "convert", "a.zarr", "copy.zarr")
+    assert run_command("data", "append", "a.zarr", "copy.zarr", "--json").json()["rows"] == 120
     for itself in ("a.zarr", "./a.zarr/", str(digits / "a.zarr")):
-        reported = scalelatent("data", "append", "a.zarr", itself, code=2).err
+        reported = run_command("data", "append", "a.zarr", itself, code=2).err
         assert "appended to itself" in reported
         assert "data convert a.zarr COPY" in reported
-    assert scalelatent("data", "info", "a.zarr", "--json").json()["rows"] == 120
-    scalelatent("data", "import", "npy", "x.npy", "x.zarr")
-    assert "labels None instead of numbers" in scalelatent("data", "append", "a.zarr", "x.zarr", code=2).err
+    assert run_command("data", "info", "a.zarr", "--json").json()["rows"] == 120
+    run_command("data", "import", "npy", "x.npy", "x.zarr")
+    assert "labels None instead of numbers" in run_command("data", "append", "a.zarr", "x.zarr", code=2).err
 
 
-def test_a_dataset_is_converted(scalelatent, digits):
-    scalelatent("data", "import", "npz", "a.npz", "a.zarr")
-    reported = scalelatent(
+def test_a_dataset_is_converted(run_command, digits):
+    run_command("data", "import", "npz", "a.npz", "a.zarr")
+    reported = run_command(
         "data", "convert", "a.zarr", "b.zarr", "--rows", "-20:", "--dtype", "float32", "--codec", "zstd",
         "--chunk-rows", 5, "--shard-rows", "auto", "--json",
     ).json()  # fmt: skip
@@ -243,19 +243,19 @@ def test_a_dataset_is_converted(scalelatent, digits):
         (("--dtype", "int8"), "--lossy"),
         (("--x", "rows"), "leave out --x"),
     ):
-        assert text in scalelatent("data", "convert", "a.zarr", "c.zarr", *wrong, code=2).err
+        assert text in run_command("data", "convert", "a.zarr", "c.zarr", *wrong, code=2).err
     assert (
-        "--resize 24x32" in scalelatent("data", "convert", "a.zarr", "c.zarr", "--resize", "9*9", code=2).err
+        "--resize 24x32" in run_command("data", "convert", "a.zarr", "c.zarr", "--resize", "9*9", code=2).err
     )
-    reported = scalelatent(
+    reported = run_command(
         "data", "convert", "a.zarr", "e.zarr", "--crop", "1", "--resize", "1x2", "--json"
     ).json()
     assert reported["feature_shape"] == [1, 2]
-    scalelatent("data", "convert", "a.zarr", "c.zarr", "--dtype", "int8", "--lossy")
-    assert scalelatent("data", "convert", "a.zarr", "d.zarr", "--sparse", "--json").json()["features"] == 16
+    run_command("data", "convert", "a.zarr", "c.zarr", "--dtype", "int8", "--lossy")
+    assert run_command("data", "convert", "a.zarr", "d.zarr", "--sparse", "--json").json()["features"] == 16
 
 
-def test_errors_are_one_message(scalelatent):
+def test_errors_are_one_message(run_command):
     for command in (
         ("fit", "no.toml"),
         ("plan", "no.toml"),
@@ -267,23 +267,23 @@ def test_errors_are_one_message(scalelatent):
         ("model", "info", "no"),
         ("data", "info", "no.zarr"),
     ):
-        output = scalelatent(*command, code=2)
+        output = run_command(*command, code=2)
         assert output.out == ""
         assert output.err.startswith("error: ")
         assert len(output.err.splitlines()) == 1
         assert "Traceback" not in output.err
 
 
-def test_debug_shows_the_traceback(scalelatent, monkeypatch):
+def test_debug_shows_the_traceback(run_command, monkeypatch):
     from scalelatent.errors import JobError
 
     with pytest.raises(JobError):
         main(["fit", "no.toml", "--debug"])
 
 
-def test_status_reports_a_folder_without_runs(scalelatent):
-    assert scalelatent("status", "--json").json() == []
-    assert "no run folder below" in scalelatent("status").out
+def test_status_reports_a_folder_without_runs(run_command):
+    assert run_command("status", "--json").json() == []
+    assert "no run folder below" in run_command("status").out
 
 
 # Command lines that compute, each with the first function of the package that the command calls. The test
@@ -307,14 +307,14 @@ COMPUTING = {
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize("line", COMPUTING)
-def test_computing_verbs_announce_compilation_once(scalelatent, monkeypatch, line, as_json):
+def test_computing_verbs_announce_compilation_once(run_command, monkeypatch, line, as_json):
     def compute(*args, **kwargs):
-        assert fresh_kernel()(1) == fresh_kernel()(1) == 2
+        assert make_fresh_kernel()(1) == make_fresh_kernel()(1) == 2
         raise DataError("enough")
 
     Path("job.toml").write_text('[job]\nout = "r"\n[data]\ntrain = "a.zarr"\n[model]\nkind = "capsule"\n')
     monkeypatch.setattr(f"scalelatent.{COMPUTING[line]}", compute)
-    reported = scalelatent(*line.split(), *(["--json"] if as_json else []), code=2)
+    reported = run_command(*line.split(), *(["--json"] if as_json else []), code=2)
     assert COMPILING not in reported.out
     assert reported.err.splitlines().count(COMPILING) == 1
     assert "enough" in reported.err.splitlines()[-1]
@@ -330,9 +330,9 @@ CORRUPTIONS = {
 
 
 @pytest.mark.parametrize("line", CORRUPTIONS)
-def test_options_of_corrupted_digits_are_in_their_provenance(scalelatent, line):
+def test_options_of_corrupted_digits_are_in_their_provenance(run_command, line):
     kind, *options = line.split()
-    reported = scalelatent("data", "make", kind, "x.zarr", *options, "--clean", "c.zarr", "--json").json()
+    reported = run_command("data", "make", kind, "x.zarr", *options, "--clean", "c.zarr", "--json").json()
     assert CORRUPTIONS[line].items() <= reported["provenance"].items()
     assert (
         reported["rows"]
@@ -342,37 +342,37 @@ def test_options_of_corrupted_digits_are_in_their_provenance(scalelatent, line):
     assert reported["target"]["url"].endswith("c.zarr")
 
 
-def test_doctor_prints_its_findings(scalelatent):
-    reported = scalelatent("doctor", "--json").json()
+def test_doctor_prints_its_findings(run_command):
+    reported = run_command("doctor", "--json").json()
     assert reported["ok"] is True
     assert {"check", "status", "found", "fix"} == set(reported["findings"][0])
-    assert "blas threads" in scalelatent("doctor").out
+    assert "blas threads" in run_command("doctor").out
     (open("file", "w")).close()
-    failed = scalelatent("doctor", "file/run", "--json", code=1).json()
+    failed = run_command("doctor", "file/run", "--json", code=1).json()
     assert failed["ok"] is False
 
 
-def test_usage_errors_are_one_line_and_exit_with_two(scalelatent):
-    assert scalelatent("fit", code=2).err == (
+def test_usage_errors_are_one_line_and_exit_with_two(run_command):
+    assert run_command("fit", code=2).err == (
         "error: scalelatent fit: missing argument 'JOB'; see: scalelatent fit --help\n"
     )
-    assert scalelatent("nonsense", code=2).err.count("\n") == 1
-    reported = json.loads(scalelatent("cluster", "up", "--workers", "two", "--json", code=2).err)
+    assert run_command("nonsense", code=2).err.count("\n") == 1
+    reported = json.loads(run_command("cluster", "up", "--workers", "two", "--json", code=2).err)
     assert reported["kind"] == "UsageError"
     assert "--workers" in reported["error"]
     assert reported["hint"] == "see: scalelatent cluster up --help"
 
 
-def test_a_shell_completes_verbs(scalelatent, monkeypatch):
-    assert "_SCALELATENT_COMPLETE=complete_bash" in scalelatent("--show-completion", "bash").out
+def test_a_shell_completes_verbs(run_command, monkeypatch):
+    assert "_SCALELATENT_COMPLETE=complete_bash" in run_command("--show-completion", "bash").out
     monkeypatch.setenv("_SCALELATENT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "scalelatent re")
     monkeypatch.setenv("COMP_CWORD", "1")
-    assert set(scalelatent().out.split()) == {"resume", "report"}
+    assert set(run_command().out.split()) == {"resume", "report"}
 
 
-def test_errors_are_json_if_the_output_is_json(scalelatent):
-    output = scalelatent("fit", "no.toml", "--json", code=2)
+def test_errors_are_json_if_the_output_is_json(run_command):
+    output = run_command("fit", "no.toml", "--json", code=2)
     assert output.out == ""
     reported = json.loads(output.err)
     assert (reported["kind"], reported["exit_code"], reported["traceback"]) == ("JobError", 2, None)
@@ -380,7 +380,7 @@ def test_errors_are_json_if_the_output_is_json(scalelatent):
 
 
 @pytest.fixture
-def unforeseen(monkeypatch, tmp_path):
+def raise_unexpected_error(monkeypatch, tmp_path):
     """Make every description of a dataset raise an unexpected error."""
     from scalelatent import data
 
@@ -391,8 +391,10 @@ def unforeseen(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_unexpected_error_is_one_line_with_the_path_of_its_traceback(scalelatent, unforeseen, tmp_path):
-    output = scalelatent("data", "info", "x.zarr", code=70).err
+def test_unexpected_error_is_one_line_with_the_path_of_its_traceback(
+    run_command, raise_unexpected_error, tmp_path
+):
+    output = run_command("data", "info", "x.zarr", code=70).err
     assert output.count("\n") == 1
     assert output.startswith("error: unexpected error in scalelatent/cli/data.py:")
     assert "KeyError: 'a line" in output
@@ -401,7 +403,7 @@ def test_unexpected_error_is_one_line_with_the_path_of_its_traceback(scalelatent
     kept = file.read_text()
     assert "Traceback (most recent call last)" in kept
     assert "data.py" in kept
-    reported = json.loads(scalelatent("data", "info", "x.zarr", "--json", code=70).err)
+    reported = json.loads(run_command("data", "info", "x.zarr", "--json", code=70).err)
     assert (reported["kind"], reported["exit_code"]) == ("KeyError", 70)
     assert "Traceback" in Path(reported["traceback"]).read_text()
     with pytest.raises(KeyError):
@@ -435,15 +437,15 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_ctrl_c_is_reported_as_json(scalelatent, monkeypatch):
+def test_ctrl_c_is_reported_as_json(run_command, monkeypatch):
     from scalelatent import data
 
     def stop(url):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(data, "open_dataset", stop)
-    assert scalelatent("data", "info", "x.zarr", code=130).err == "stopped\n"
-    assert json.loads(scalelatent("data", "info", "x.zarr", "--json", code=130).err)["error"] == "stopped"
+    assert run_command("data", "info", "x.zarr", code=130).err == "stopped\n"
+    assert json.loads(run_command("data", "info", "x.zarr", "--json", code=130).err)["error"] == "stopped"
 
 
 def test_values_are_formatted_for_people():
@@ -511,7 +513,7 @@ def test_paths_in_place_of_rows_are_named():
         model.fit(np.eye(4), np.arange(4) % 2).predict("rows.zarr")
 
 
-def test_transform_writes_the_codes_of_a_layer(scalelatent, tmp_path):
+def test_transform_writes_the_codes_of_a_layer(run_command, tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")
     network = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, keep_codes=True, random_state=0).fit(
@@ -519,21 +521,21 @@ def test_transform_writes_the_codes_of_a_layer(scalelatent, tmp_path):
     )
     z = network.transform(x, layer=1)
     network.save("m.zarr")
-    scalelatent("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--layer", "1")
+    run_command("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--layer", "1")
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
     again = ("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--overwrite")
-    assert "take codes(X, layer=2) (--codes)" in scalelatent(*again, "--layer", "2", code=2).err
+    assert "take codes(X, layer=2) (--codes)" in run_command(*again, "--layer", "2", code=2).err
     # The refused call has not replaced the output.
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
-    scalelatent(*again, "--layer", "2", "--codes")
+    run_command(*again, "--layer", "2", "--codes")
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), network.codes(layer=2))
     sl.CapsuleRegression(capsule_dim=2, max_iter=1).fit(x, np.arange(60) % 2).save("c.zarr")
     refused = ("transform", "c.zarr", "x.zarr", "--out", "h.zarr")
-    assert "a CapsuleRegression has no layers" in scalelatent(*refused, "--layer", "1", code=2).err
-    assert "a CapsuleRegression has no codes" in scalelatent(*refused, "--codes", code=2).err
+    assert "a CapsuleRegression has no layers" in run_command(*refused, "--layer", "1", code=2).err
+    assert "a CapsuleRegression has no codes" in run_command(*refused, "--codes", code=2).err
 
 
-def test_transform_writes_a_layer_from_the_codes_of_a_run_folder(scalelatent, tmp_path, monkeypatch):
+def test_transform_writes_a_layer_from_the_codes_of_a_run_folder(run_command, tmp_path, monkeypatch):
     """The output is computed from the codes that ``keep_codes`` stored."""
     monkeypatch.setattr("scalelatent.jobs.runner._report", lambda *_: None)
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
@@ -542,8 +544,8 @@ def test_transform_writes_a_layer_from_the_codes_of_a_run_folder(scalelatent, tm
         model = f'[model]\nkind = "mbn"\nn_clusterings = 5\ndecay = 0.5\nkeep_codes = {kept}\n'
         job = f'[job]\nseed = 0\nout = "{name}"\n[data]\ntrain = "x.zarr"\n{model}'
         (tmp_path / "job.toml").write_text(job)
-        scalelatent("fit", "job.toml")
-    scalelatent("transform", "run", "x.zarr", "--out", "z.zarr", "--layer", "1")
+        run_command("fit", "job.toml")
+    run_command("transform", "run", "x.zarr", "--out", "z.zarr", "--layer", "1")
     model = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, keep_codes=True, random_state=0).fit(x)
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), model.transform(x, layer=1))
     loaded = sl.load_model("run")
@@ -552,7 +554,7 @@ def test_transform_writes_a_layer_from_the_codes_of_a_run_folder(scalelatent, tm
     loaded.save("m.zarr")
     again = sl.load_model("m.zarr")
     np.testing.assert_array_equal(again.transform(x, layer=2), model.transform(x, layer=2))
-    reported = scalelatent("transform", "plain", "x.zarr", "--out", "y.zarr", "--layer", "1", code=2).err
+    reported = run_command("transform", "plain", "x.zarr", "--out", "y.zarr", "--layer", "1", code=2).err
     assert "(--codes), or fit with keep_codes=True (keep_codes = true in a job's [model])" in reported
 
 

@@ -27,13 +27,13 @@ def test_a_deprecation_names_two_releases() -> None:
     )
 
 
-class Broken(Callback):
+class BrokenCallback(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> bool | None:
         raise OSError("no server")
 
 
 def test_a_failing_callback_gives_one_warning() -> None:
-    broken = Unfailing([Broken()])
+    broken = Unfailing([BrokenCallback()])
     with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         assert [broken.on_pass_end({}), broken.on_pass_end({})] == [False, False]

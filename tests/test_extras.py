@@ -25,15 +25,15 @@ ROOT = Path(__file__).parents[1]
 X = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
 
 
-def _model() -> Any:
+def make_model() -> Any:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=1, random_state=0, n_jobs=1).fit(X, np.arange(40) % 2)
 
 
-def _framed(_: Path) -> Any:
-    return _model().set_output(transform="polars").transform(X)
+def transform_to_frame(_: Path) -> Any:
+    return make_model().set_output(transform="polars").transform(X)
 
 
-def _jobs_of_slurm(folder: Path) -> Any:
+def start_slurm_cluster(folder: Path) -> Any:
     file = ROOT / "cluster" / "slurm" / "jobqueue_cluster.py"
     spec = importlib.util.spec_from_file_location("jobqueue_cluster", file)
     assert spec is not None
@@ -54,10 +54,10 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("hdf5", "h5py", lambda folder: data.import_hdf5(folder / "a.h5", folder / "out")),
     ("hdf5", "h5py", lambda folder: data.import_mat(folder / "a.mat", folder / "out")),
     ("mlflow", "mlflow", lambda _: MlflowTracking()),
-    ("onnx", "onnx", lambda folder: _model().to_onnx(folder / "m.onnx")),
-    ("polars", "polars", _framed),
+    ("onnx", "onnx", lambda folder: make_model().to_onnx(folder / "m.onnx")),
+    ("polars", "polars", transform_to_frame),
     ("s3", "s3fs", lambda _: data.open_dataset("s3://bucket/a.zarr")),
-    ("slurm", "dask_jobqueue", _jobs_of_slurm),
+    ("slurm", "dask_jobqueue", start_slurm_cluster),
     ("tls", "cryptography.hazmat.primitives", lambda folder: make_certificates(folder / "tls")),
     ("torch", "torch", lambda _: sl.CompressiveMBN().fit(X, X)),
 ]

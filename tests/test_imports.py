@@ -19,7 +19,7 @@ import scalelatent as sl
 HEAVY = ["zarr", "numba", "dask", "distributed", "sklearn", "scipy", "matplotlib", "pydantic", "bokeh"]
 
 
-def loaded_after(code: str) -> set[str]:
+def list_modules_after(code: str) -> set[str]:
     report = f"{code}\nimport sys\nprint('\\n'.join(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True
@@ -29,31 +29,33 @@ def loaded_after(code: str) -> set[str]:
 
 @pytest.mark.parametrize("code", ["import scalelatent", "import scalelatent.cli"])
 def test_importing_the_package_loads_no_heavy_module(code):
-    loaded = loaded_after(code)
+    loaded = list_modules_after(code)
     assert not loaded & set(HEAVY)
 
 
 def test_numpy_is_not_needed_to_print_help():
-    assert "numpy" not in loaded_after("import scalelatent.cli")
+    assert "numpy" not in list_modules_after("import scalelatent.cli")
 
 
 @pytest.mark.parametrize("module", ["submit", "control", "clusterdriver"])
 def test_verbs_of_submitted_jobs_load_no_models(module):
     """They would take half a second in each `submit`, `status` and `cancel`."""
-    assert not loaded_after(f"import scalelatent.jobs.{module}") & (set(HEAVY) - {"pydantic"} | {"numpy"})
+    assert not list_modules_after(f"import scalelatent.jobs.{module}") & (
+        set(HEAVY) - {"pydantic"} | {"numpy"}
+    )
 
 
 @pytest.mark.parametrize("name", ["CapsuleRegression", "MultilayerBootstrapNetwork", "CompressiveMBN"])
 def test_an_estimator_loads_little_except_base_classes_of_scikit_learn(name):
     """Compilers, clusters and storage are loaded by the first fit that needs them."""
-    loaded = loaded_after(f"import scalelatent as sl; sl.{name}")
-    beside = loaded - loaded_after("import sklearn.base, sklearn.utils.multiclass")
+    loaded = list_modules_after(f"import scalelatent as sl; sl.{name}")
+    beside = loaded - list_modules_after("import sklearn.base, sklearn.utils.multiclass")
     assert {module.split(".")[0] for module in beside} - sys.stdlib_module_names <= {"scalelatent", "crc32c"}
     assert not loaded & {"sklearn.metrics", "sklearn.model_selection", "sklearn.cluster"}
 
 
 def test_models_import_neither_storage_nor_cluster():
-    loaded = loaded_after("import scalelatent.models.capsule.model.em")
+    loaded = list_modules_after("import scalelatent.models.capsule.model.em")
     assert not loaded & {"zarr", "dask", "distributed", "sklearn", "scalelatent.data", "scalelatent.engine"}
 
 
@@ -69,7 +71,7 @@ PACKAGES = {
 OTHERS = {"scalelatent", "IPython", "anndata", "xarray"}
 
 
-def _imported() -> dict[str, str]:
+def find_imported() -> dict[str, str]:
     """Return the imported distributions, each with a file that imports it."""
     found = {}
     for file in sorted((ROOT / "scalelatent").rglob("*.py")):
@@ -89,7 +91,7 @@ def test_imported_packages_are_the_declared_ones():
         {re.split(r"[<>=\[]", line)[0] for line in lines}
         for lines in (project["dependencies"], [line for lines in optional for line in lines])
     )
-    imported = _imported()
+    imported = find_imported()
     assert {name: file for name, file in imported.items() if name not in needed | wished} == {}
     assert needed - imported.keys() == set()
 

@@ -92,11 +92,11 @@ def test_chosen_is_the_candidate_with_the_fewest_wrong_targets(tasks: Any) -> No
 
     x, y = np.zeros((20, 1)), np.full(20, 3)
     makes = [lambda seed, value=value: Constant(value) for value in (-1, 0, 3, 4)]
-    answer = tasks.chosen(*makes)(tasks.Rows(x, y, x[:2], y[:2]), 0)
+    answer = tasks.choose_and_predict(*makes)(tasks.TaskRows(x, y, x[:2], y[:2]), 0)
     assert answer.tolist() == [3, 3]
 
 
-def made_task(tasks: Any) -> Any:
+def make_task(tasks: Any) -> Any:
     """Return a task with one small and one large set, and methods that succeed, fail, or never end."""
 
     def busy(rows: Any, seed: int) -> Any:
@@ -112,7 +112,7 @@ def made_task(tasks: Any) -> Any:
 @pytest.fixture
 def run(rivals: Any, tasks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Run the command with a made task; return the units that it measured, and the file's records."""
-    monkeypatch.setattr(rivals, "TASKS", {"made": made_task(tasks)})
+    monkeypatch.setattr(rivals, "TASKS", {"made": make_task(tasks)})
     out = tmp_path / "rivals.json"
     run_unit, measured = rivals.run_unit, []
     monkeypatch.setattr(
@@ -156,7 +156,7 @@ def test_slow_units_are_ended_and_other_seeds_of_them_do_not_run(run: Any) -> No
 def test_methods_of_absent_packages_are_not_planned(rivals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "find_spec", lambda package: None)
     args = type("Args", (), {"task": None, "set": None, "method": None, "seed": 0, "seeds": 1})
-    methods = {unit[2] for unit in rivals.planned(args)}
+    methods = {unit[2] for unit in rivals.plan_units(args)}
     assert "RBF SVM" in methods
     assert not [method for method in methods if method.startswith(("LightGBM", "UMAP", "U-Net"))]
 

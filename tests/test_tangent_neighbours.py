@@ -25,15 +25,15 @@ TRAIN, X, LABELS = RNG.normal(size=(90, P)), RNG.normal(size=(17, P)), np.arange
 WAYS = RNG.normal(size=(3, P, P))
 
 
-def tangents(rows: np.ndarray) -> np.ndarray:
+def make_tangents(rows: np.ndarray) -> np.ndarray:
     """Return three tangents that are linear in the rows; the last is twice the first."""
     found = np.einsum("np,tpq->ntq", rows, WAYS)
     found[:, 2] = 2 * found[:, 0]
     return found
 
 
-def by_least_squares(x: np.ndarray, row: np.ndarray, sides: int) -> float:
-    own, other = tangents(x[None])[0], tangents(row[None])[0]
+def compute_by_least_squares(x: np.ndarray, row: np.ndarray, sides: int) -> float:
+    own, other = make_tangents(x[None])[0], make_tangents(row[None])[0]
     ways = np.concatenate([own, other][:sides]) if sides else np.zeros((1, P))
     step = np.linalg.lstsq(ways.T, x - row, rcond=1e-9)[0]
     return float(((x - row - ways.T @ step) ** 2).sum())
@@ -43,12 +43,14 @@ def by_least_squares(x: np.ndarray, row: np.ndarray, sides: int) -> float:
 def test_distances_are_those_of_least_squares(
     sides: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = np.array([[by_least_squares(x, row, sides) for row in TRAIN] for x in X])
+    wanted = np.array([[compute_by_least_squares(x, row, sides) for row in TRAIN] for x in X])
     train = Dataset.from_arrays(TRAIN, LABELS).save(tmp_path / "rows", chunk_rows=30)
     for size in (4096, 7):
         monkeypatch.setattr(neighbours, "BLOCK_ROWS", size)
         monkeypatch.setattr(neighbours, "QUERY_ROWS", 5 if size == 7 else 256)
-        found = nearest_neighbours(train, X, tangents=tangents, sides=sides, n_candidates=90, damping=0.0)
+        found = nearest_neighbours(
+            train, X, tangents=make_tangents, sides=sides, n_candidates=90, damping=0.0
+        )
         np.testing.assert_allclose(found.distances, wanted.min(axis=1), rtol=1e-6, atol=1e-9)
         np.testing.assert_array_equal(found.rows, wanted.argmin(axis=1))
         np.testing.assert_array_equal(found.labels, LABELS[found.rows])
@@ -56,10 +58,10 @@ def test_distances_are_those_of_least_squares(
 
 def test_fewer_candidates_are_not_nearer_and_damping_keeps_planes_apart() -> None:
     train = Dataset.from_arrays(TRAIN, LABELS)
-    every = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=90)
-    few = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=5)
+    every = nearest_neighbours(train, X, tangents=make_tangents, sides=2, n_candidates=90)
+    few = nearest_neighbours(train, X, tangents=make_tangents, sides=2, n_candidates=5)
     assert (few.distances >= every.distances - 1e-9).all()
-    free = nearest_neighbours(train, X, tangents=tangents, sides=2, n_candidates=90, damping=0.0)
+    free = nearest_neighbours(train, X, tangents=make_tangents, sides=2, n_candidates=90, damping=0.0)
     assert (every.distances > free.distances).all()
 
 

@@ -23,7 +23,7 @@ TOY = Path(__file__).parent / "toy"
 
 
 @pytest.fixture(autouse=True)
-def _installed(monkeypatch: pytest.MonkeyPatch):
+def install_toy(monkeypatch: pytest.MonkeyPatch):
     """Add the package to the path of this process and of those that it starts."""
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), os.environ.get("PYTHONPATH", "")]))
@@ -85,7 +85,7 @@ def test_the_toy_model_is_searched(rows_path: str) -> None:
     assert search.best_params_ == {"n_clusters": 3}
 
 
-def command(*arguments: str, cwd: Path) -> str:
+def run_command(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "scalelatent", *arguments],
         capture_output=True, text=True, timeout=150, cwd=cwd, check=False,
@@ -109,13 +109,13 @@ n_clusters = 3
 
 def test_jobs_fit_the_toy_model(rows_path: str, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
-    assert "kmeans" in command("--help", cwd=tmp_path)
-    assert "n_clusters" in command("plan", "job.toml", cwd=tmp_path)
-    command("fit", "job.toml", cwd=tmp_path)
+    assert "kmeans" in run_command("--help", cwd=tmp_path)
+    assert "n_clusters" in run_command("plan", "job.toml", cwd=tmp_path)
+    run_command("fit", "job.toml", cwd=tmp_path)
     state = json.loads((tmp_path / "run" / "state.json").read_text())
     assert state["state"] == "done"
     assert state["test_nmi"] > 0.7
-    scores = json.loads(command("score", "run", "rows.zarr", "--json", cwd=tmp_path))
+    scores = json.loads(run_command("score", "run", "rows.zarr", "--json", cwd=tmp_path))
     assert scores["nmi"] == state["test_nmi"]
     page = (tmp_path / "run" / "report" / "index.html").read_text()
     assert "StreamedKMeans" in page
@@ -135,7 +135,7 @@ def test_a_cluster_gives_the_same_bits(rows_path: str, tmp_path: Path) -> None:
     alone = toy().fit(ds, engine={"leaf_rows": 64, "block_rows": 32})
     engine = "[engine]\nleaf_rows = 64\nblock_rows = 32\n[cluster]\nworkers = 2\n"
     (tmp_path / "job.toml").write_text(JOB + engine)
-    command("fit", "job.toml", cwd=tmp_path)
+    run_command("fit", "job.toml", cwd=tmp_path)
     np.testing.assert_array_equal(sl.load_model(str(tmp_path / "run")).centroids_, alone.centroids_)
 
 

@@ -33,7 +33,7 @@ FILES = sorted(
 )
 
 
-def sentences(path: Path) -> list[tuple[int, str]]:
+def read_sentences(path: Path) -> list[tuple[int, str]]:
     """Return line and text of each comment and string."""
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
@@ -45,7 +45,7 @@ def sentences(path: Path) -> list[tuple[int, str]]:
 def test_comments_and_messages_use_plain_words(path: Path) -> None:
     found = [
         f"line {line}: {match[0]!r}; use {better}"
-        for line, text in sentences(path)
+        for line, text in read_sentences(path)
         for words, better in INSTEAD.items()
         for match in re.finditer(rf"\b(?:{words})\b", text)
     ]

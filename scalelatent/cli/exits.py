@@ -39,7 +39,7 @@ DEBUG_VARIABLE = "SCALELATENT_DEBUG"
 FAILED, REFUSED, UNEXPECTED, INTERRUPTED, PIPE_GONE = 1, 2, 70, 130, 141
 MAX_CHARACTERS = 1000
 """Upper bound on the printed characters of an error, because some libraries print whole arrays."""
-_STEPS = {
+_NEXT_STEPS = {
     errno.ENOSPC: "free some space, then try again",
     errno.EDQUOT: "free some space, or ask for a larger quota, then try again",
     errno.ENAMETOOLONG: "shorten the name",
@@ -130,7 +130,7 @@ def _end_unexpected(error: Exception, as_json: bool) -> None:
     file = _write_traceback(error)
     where = f"the traceback is in {file}" if file else "--debug shows the traceback"
     if isinstance(error, OSError) and error.filename is not None:  # a problem of the disk, not of the code
-        code, hint = REFUSED, _STEPS.get(error.errno or 0, "check this location, or choose another one")
+        code, hint = REFUSED, _NEXT_STEPS.get(error.errno or 0, "check this location, or choose another one")
         text = f"{_shorten(str(error.filename), 300)}: {error.strerror}"
     elif isinstance(error, MemoryError):
         code, hint = REFUSED, "give this process more memory, or reduce the job (scalelatent plan JOB)"

@@ -102,13 +102,13 @@ def demo(
 
     from .show import progress_bar
 
-    with announces_compilation() as unsaid, progress_bar("generating digits") as progress:
+    with announces_compilation() as unprinted, progress_bar("generating digits") as progress:
         resolved = prepare(
             out, rows=rows, workers=workers, overwrite=overwrite, progress=progress, print_line=print_line
         )
     data = resolved.data
     also = {"job": str(Path(out, "job.toml")), "train": data.train, "test": data.test}
-    _run(resolved, None, json, also, announced=not unsaid)
+    _run(resolved, None, json, also, announced=not unprinted)
     print_line(
         "the test error exceeds the validation error because other people wrote the test digits; other "
         "classifiers err more on these digits, too"
@@ -131,9 +131,9 @@ def _run(
     where = job.job.out if folder is None else folder.url
     if folder is None:
         RunFolder.unused(where)
-        with announces_compilation(announced) as unsaid:  # the fit announces its own compilations
+        with announces_compilation(announced) as unprinted:  # the fit announces its own compilations
             needs = plan_job(job, print_line=print_line)
-        announced = not unsaid
+        announced = not unprinted
         for line in plan_lines(needs):
             print_line(line)
     try:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Whole numbers that are identifiers, printed without thousands separators.
-IDENTIFIERS = ("seed", "pid", "random_state")
+IDENTIFIER_NAMES = ("seed", "pid", "random_state")
 _SHARE_NAMES = ("error", "accuracy", "nmi", "purity", "f1_macro", "converged")
-SHARES = tuple(f"{name}{part}" for name in _SHARE_NAMES for part in ("", "_mean", "_spread"))
+PERCENT_NAMES = tuple(f"{name}{part}" for name in _SHARE_NAMES for part in ("", "_mean", "_spread"))
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Threads; by default one per core.")]
@@ -180,22 +180,22 @@ def announces_compilation(announced: bool = False) -> Iterator[list[str]]:
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.compile_observers import observe_compilation
 
-    unsaid = [] if announced else [COMPILING]
+    unprinted = [] if announced else [COMPILING]
 
     def announce(kernel: str, seconds: float | None) -> None:
         with suppress(IndexError):
-            print_line(unsaid.pop())
+            print_line(unprinted.pop())
 
     with observe_compilation(announce):
-        yield unsaid
+        yield unprinted
 
 
 def print_json(value: Mapping[str, Any] | list[Any]) -> None:
     """Print JSON to standard output."""
-    typer.echo(json.dumps(value, indent=2, default=_plain))
+    typer.echo(json.dumps(value, indent=2, default=_to_json_value))
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)
@@ -255,9 +255,9 @@ def format_value(value: object, name: str = "") -> str:
     if isinstance(value, int | float) and (name.endswith("bytes") or "bytes_" in name or name == "memory"):
         return format_bytes(value)
     if isinstance(value, int):
-        return str(value) if name.rstrip("_").endswith(IDENTIFIERS) else f"{value:,}"
+        return str(value) if name.rstrip("_").endswith(IDENTIFIER_NAMES) else f"{value:,}"
     if isinstance(value, float):
-        share = name in ("all", "changed") or name.endswith("%") or name.rstrip("_").endswith(SHARES)
+        share = name in ("all", "changed") or name.endswith("%") or name.rstrip("_").endswith(PERCENT_NAMES)
         return f"{100 * value:.2f} %" if share else f"{value:.6g}"
     return str(value)
 

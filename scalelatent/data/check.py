@@ -71,20 +71,20 @@ class _CheckedPart:
             try:
                 self.columns = own_columns(location, attrs, group)
             except DataError as error:
-                self._table("crc", error)
+                self._report_bad_table("crc", error)
         self.digests: np.ndarray | None = None
         try:
             check_digests(location, attrs, self.columns, group)
             digests = read_digests(group, location.url)
             self.digests = digests if len(digests) == self.n_shards else None
         except DataError as error:
-            self._table("digest", error)
+            self._report_bad_table("digest", error)
 
     @property
     def n_shards(self) -> int:
         return -(-self.n_rows // self.shard_rows) * self.n_tiles
 
-    def _table(self, name: str, error: DataError) -> None:
+    def _report_bad_table(self, name: str, error: DataError) -> None:
         rows = self.first, self.first + self.n_rows
         self.bad.append(BadFile(self.location.name_of(name), *rows, str(error)))
 
@@ -201,5 +201,5 @@ def _parts(location: Location) -> tuple[list[_CheckedPart], DatasetAttrs]:
         if (found := read_attrs(folder).fingerprint) != segment["fingerprint"]:
             then, now = str(segment["fingerprint"])[:12], str(found)[:12]
             words = f"its fingerprint is {now}, but the rows that were appended had {then}"
-            parts[-1]._table("zarr.json", DataError(words))
+            parts[-1]._report_bad_table("zarr.json", DataError(words))
     return parts, attrs

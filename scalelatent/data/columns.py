@@ -1,4 +1,4 @@
-"""`Columns`: the row sources, the classes and the location that all slices of a dataset share."""
+"""`DatasetColumns`: the row sources, the classes and the location that all slices of a dataset share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from scalelatent.errors import DataError, ShardError
 
 from . import csr, schema
-from .feature_names import ARRAY, as_names, read_names
+from .feature_names import NAMES_ARRAY, as_names, read_names
 from .read.containers import SlicedRows, opened
 from .read.sources import ArrayRows, CsrSource, RowSource, as_source, is_dask, is_zarr
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
-class Columns:
+class DatasetColumns:
     """Row sources (readers) of `x`, `y` and weights, classes and location, for all slices of a dataset."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Columns:
         """Names of the features, read at the first use if they are stored; None without names."""
         if len(self.x.shape) != 2:
             return None
-        if self.attrs is None or ARRAY not in (self.attrs.columns or ()):
+        if self.attrs is None or NAMES_ARRAY not in (self.attrs.columns or ()):
             return self._names
         assert self.place is not None
         return as_names(read_names(self.place), self.x.shape[1:], f"dataset {self.url}")
@@ -78,11 +78,6 @@ class Columns:
         if len(self.y.shape) == 1:
             return "labels"
         return "multilabel" if self.y.sparse else "targets"
-
-    @property
-    def classes_known(self) -> bool:
-        """True if `classes` is available without a pass over the labels."""
-        return self.y_kind != "labels" or self.attrs is not None or "classes" in self.__dict__
 
     @functools.cached_property
     def classes(self) -> np.ndarray | None:
@@ -112,7 +107,7 @@ class Columns:
         """Fingerprint of stored columns; empty for columns in memory."""
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
-    def _changed(self, **values: object) -> Columns:
+    def _changed(self, **values: object) -> DatasetColumns:
         """Return a copy with the attributes in `values`, without cached classes and class codes."""
         other = copy.copy(self)
         other.__dict__.pop("classes", None)
@@ -120,20 +115,20 @@ class Columns:
         other.__dict__.update(values)
         return other
 
-    def reweighted(self, weight: RowSource) -> Columns:
+    def reweighted(self, weight: RowSource) -> DatasetColumns:
         """Return the same columns with new weights in memory, which other processes cannot open."""
         own_classes = {"classes": self.classes} if "classes" in self.__dict__ else {}
         return self._changed(weight=weight, shared=False, weight_is_own=True, **own_classes)
 
-    def with_target(self, target: PairedRows) -> Columns:
+    def with_target(self, target: PairedRows) -> DatasetColumns:
         """Return the same columns with the rows of another dataset as `y`."""
         return self._changed(y=target, shared=self.shared and target.dataset.is_stored)
 
-    def without_y(self) -> Columns:
+    def without_y(self) -> DatasetColumns:
         """Return the same columns without `y`."""
         return self._changed(y=None, y_is_dropped=True)
 
-    def outputs(self, name: str) -> RowSource:
+    def require_y(self, name: str) -> RowSource:
         """Return the row source of `y`; without `y` raise a `DataError` that calls the dataset `name`."""
         if self.y is None:
             raise DataError(f"{name} has no labels; pass y, or import the rows together with their labels")
@@ -141,7 +136,7 @@ class Columns:
 
     def read_y(self, start: int, stop: int, name: str) -> DenseOrCsr:
         """Return labels, targets or multi-labels of the rows `start:stop`; see `Dataset.read_y`."""
-        stored = self.outputs(name).read(start, stop)
+        stored = self.require_y(name).read(start, stop)
         if self.y_kind != "labels":
             return stored
         if not self.has_codes:
@@ -158,7 +153,7 @@ class Columns:
         unlabelled: bool = False,
     ) -> np.ndarray:
         """Return the class codes of a range of rows in the slice `within`; see `Dataset.read_codes`."""
-        stored, (start, stop) = self.outputs(name), rows
+        stored, (start, stop) = self.require_y(name), rows
         if self.y_kind != "labels":
             raise DataError(
                 f"{name} has {stored.shape[1]} {self.y_kind} columns per row instead of one label, so its "
@@ -192,7 +187,7 @@ class Columns:
                 f"{name} has {has}, but outputs must be zeros and ones of shape (n, v): pass them as y, or "
                 "use the rows of another dataset as outputs (Dataset.with_target(other) or [data] target)"
             )
-        stored = self.outputs(name).read(start, stop)
+        stored = self.require_y(name).read(start, stop)
         paired = self.paired
         if paired is None:
             return as_binary(stored, start, f"y of {name}")
@@ -204,7 +199,7 @@ class Columns:
         if self.y_kind is None:
             return {}
         if self.y_kind != "labels":
-            y = self.outputs(name)
+            y = self.require_y(name)
             return {
                 "y_dtype": y.dtype.newbyteorder("="),
                 "y_kind": self.y_kind,

@@ -85,7 +85,7 @@ def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
     return stack(list(parts))
 
 
-def canonical(
+def canonical_csr(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, name: str
 ) -> tuple[csr_array, int, int]:
     """Return CSR rows with sorted, unique columns, and the numbers of sorted rows and merged entries."""

@@ -266,12 +266,14 @@ class StoredCsr(_Column, StoredColumn):
         return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:
-        """Return one reader per array in `_PARTS`, which `_reader` copies for each row group."""
+        """Return readers of values, indices and pointers, which `_reader` copies for each row group."""
         with self._lock:
             if self._readers is None:
                 dtypes = (self.dtype, csr.index_dtype(self.shape[1]), np.dtype(np.int64))
                 self._readers = tuple(
-                    StoredRows(self._location, template(dtype.str, self.compressors[part]), self._repair)
+                    StoredRows(
+                        self._location, codec_template(dtype.str, self.compressors[part]), self._repair
+                    )
                     for part, dtype in zip(_PARTS, dtypes, strict=True)
                 )
             return self._readers
@@ -282,7 +284,7 @@ class StoredCsr(_Column, StoredColumn):
 
 
 @functools.lru_cache(maxsize=64)
-def template(dtype: str, compressor: str | None) -> zarr.Array:
+def codec_template(dtype: str, compressor: str | None) -> zarr.Array:
     """Return a zarr array (1,) in memory with the codecs of a sharded array of this dtype."""
     import zarr
 
@@ -299,7 +301,7 @@ def template(dtype: str, compressor: str | None) -> zarr.Array:
 
 def array_json(length: int, chunk: int, dtype: str, compressor: str | None) -> bytes:
     """Return the `zarr.json` of an array (length,) with all its chunks in one shard."""
-    meta = copy.deepcopy(template(dtype, compressor).metadata.to_dict())
+    meta = copy.deepcopy(codec_template(dtype, compressor).metadata.to_dict())
     meta["shape"] = [length]
     meta["chunk_grid"]["configuration"]["chunk_shape"] = [max(1, -(-length // chunk)) * chunk]
     meta["codecs"][0]["configuration"]["chunk_shape"] = [chunk]

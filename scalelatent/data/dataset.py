@@ -14,7 +14,7 @@ from scalelatent.errors import DataError
 from scalelatent.storage.storage_options import find_location, locate_recorded
 
 from . import schema
-from .columns import Columns, OffsetColumn, PairedRows, as_binary, label_source
+from .columns import DatasetColumns, OffsetColumn, PairedRows, as_binary, label_source
 from .csr import index_dtype, unpack_csr
 from .export import as_dask
 from .feature_names import as_names, frame_names
@@ -61,7 +61,7 @@ class Dataset:
     # Spec and storage options of an unpickled dataset that is not open yet; None for other datasets.
     _spec_and_accesses: tuple[schema.DatasetSpec, tuple[Access, ...]] | None = None
 
-    def __init__(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, columns: DatasetColumns, start: int = 0, stop: int | None = None) -> None:
         self._columns = columns
         self._start = start
         self._stop = columns.x.shape[0] if stop is None else stop
@@ -125,7 +125,7 @@ class Dataset:
             feature_names = frame_names(x)
         names = as_names(feature_names, source.shape[1:], "x")
         return cls(
-            Columns(source, labels, None if weight is None else ArrayRows(weight), feature_names=names)
+            DatasetColumns(source, labels, None if weight is None else ArrayRows(weight), feature_names=names)
         )
 
     @classmethod
@@ -202,7 +202,7 @@ class Dataset:
         return ds.with_target(cls.from_spec(spec["target"])) if "target" in spec else ds
 
     @functools.cached_property
-    def _columns(self) -> Columns:
+    def _columns(self) -> DatasetColumns:
         """Columns of an unpickled dataset, which is opened at its first use."""
         assert self._spec_and_accesses is not None
         return Dataset.from_spec(self._spec_and_accesses[0])._columns
@@ -279,7 +279,7 @@ class Dataset:
     @property
     def n_targets(self) -> int | None:
         """Number of columns of the targets or multi-labels, else None."""
-        return int(self._columns.outputs(self._name()).shape[1]) if self.has_targets else None
+        return int(self._columns.require_y(self._name()).shape[1]) if self.has_targets else None
 
     @property
     def has_weight(self) -> bool:
@@ -633,7 +633,8 @@ class Dataset:
         """Return text that describes `y`, such as "10 classes", without a pass over the labels."""
         if self.n_targets is not None:
             return f"{self.n_targets:,} {'targets' if self.y_kind == 'targets' else 'topics (multi-label)'}"
-        if self.has_y and self._columns.classes_known and self.classes is not None:
+        are_known = self._columns.attrs is not None or "classes" in self._columns.__dict__
+        if self.has_y and are_known and self.classes is not None:
             return f"{len(self.classes):,} classes"
         return "labels" if self.has_y else ""
 
@@ -681,7 +682,7 @@ def open_dataset(
     >>> open_dataset("memory://doc-open")
     <Dataset 4 rows x (3,) uint8, 2 classes, 'memory://doc-open'>
     """
-    return Dataset(Columns(**open_columns(find_location(url, storage_options))))
+    return Dataset(DatasetColumns(**open_columns(find_location(url, storage_options))))
 
 
 def _reopen(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:

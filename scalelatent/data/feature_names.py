@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.location import Location
 
-ARRAY = "feature_names"
+NAMES_ARRAY = "feature_names"
 """Name of the stored array. It is not an attribute, because every worker reads the attributes."""
 _SHOWN = 5  # maximum number of names in an error message, as in scikit-learn
 
@@ -49,7 +49,7 @@ def write_names(group: zarr.Group, names: np.ndarray) -> None:
     """Write the names to the group of a dataset, as the bytes of a JSON list."""
     text = np.frombuffer(json.dumps(names.tolist()).encode(), np.uint8)
     how: dict[str, Any] = {"dimension_names": ("byte",), "compressors": make_codecs("zstd", text.dtype)}
-    group.create_array(ARRAY, shape=text.shape, dtype=text.dtype, chunks=text.shape, **how)[:] = text
+    group.create_array(NAMES_ARRAY, shape=text.shape, dtype=text.dtype, chunks=text.shape, **how)[:] = text
 
 
 def read_names(location: Location) -> np.ndarray:
@@ -57,12 +57,14 @@ def read_names(location: Location) -> np.ndarray:
     import zarr
 
     try:
-        array = zarr.open_array(location.zarr_store(read_only=True), path=ARRAY, mode="r", zarr_format=3)
+        array = zarr.open_array(
+            location.zarr_store(read_only=True), path=NAMES_ARRAY, mode="r", zarr_format=3
+        )
         return np.array(json.loads(np.asarray(array[:]).tobytes()), dtype=object)
     except Exception as error:  # zarr raises errors of several types
         raise DataError(
-            f"dataset {location.url}: the names of its features, {location.name_of(ARRAY)}, are missing or "
-            "damaged; restore that folder from a copy, or import the data again"
+            f"dataset {location.url}: the names of its features, {location.name_of(NAMES_ARRAY)}, are "
+            "missing or damaged; restore that folder from a copy, or import the data again"
         ) from error
 
 

@@ -195,7 +195,7 @@ def _check_gpu(folder: str) -> Iterator[Finding]:
             return
         problem = [text for text in map(check_gpu, range(count)) if text]
         if problem:
-            yield fail(_list(problem), CUDA_EXTRA)
+            yield fail(_join(problem), CUDA_EXTRA)
         else:
             runtime, driver = cupy.cuda.runtime.runtimeGetVersion(), cupy.cuda.runtime.driverGetVersion()
             yield ok(
@@ -248,7 +248,7 @@ def _check_workers(view: ClusterView) -> Iterator[Finding]:
             if missing
             else "read the logs of these workers; if they hang, end them with Client.retire_workers"
         )
-        yield fail(f"no answer from {_some(view.silent)}: {_list(view.silent.values())}", fix)
+        yield fail(f"no answer from {_show(view.silent)}: {_join(view.silent.values())}", fix)
     if not view.workers:
         if not view.silent:
             yield no_workers(view.address)
@@ -258,7 +258,7 @@ def _check_workers(view: ClusterView) -> Iterator[Finding]:
     yield ok(f"workers: {len(view.workers)}, hosts: {len(hosts)}, threads: {threads}, with a GPU: {gpus}")
     alone = [address for address, nanny in view.values_of("nanny").items() if not nanny]
     if alone:
-        text = f"{_some(alone)} without a nanny, which restarts a dead worker and limits its memory"
+        text = f"{_show(alone)} without a nanny, which restarts a dead worker and limits its memory"
         yield Finding("nanny", "warn", text, "start workers with a nanny (the default of `dask worker`)")
 
 
@@ -329,27 +329,27 @@ def _check_threads(view: ClusterView) -> Iterator[Finding]:
         if threads > cores:
             crowded.append(f"{host} has {threads} worker threads on {cores} cores")
     if crowded:
-        yield warn(_list(crowded), "start fewer workers or threads there: one thread per core")
+        yield warn(_join(crowded), "start fewer workers or threads there: one thread per core")
     wide: dict[str, list[str]] = defaultdict(list)
     for address, pools in view.values_of("pools").items():
         if pools["BLAS"] > 1:
             wide[f"BLAS has {pools['BLAS']} threads"].append(address)
     for text, addresses in sorted(wide.items()):
-        text = f"{text} in {_some(addresses)}; code outside fits uses all of them"
+        text = f"{text} in {_show(addresses)}; code outside fits uses all of them"
         yield warn(text, f"start the workers with a nanny, or with {ONE_THREAD}")
     if not crowded and not wide and view.workers:
         sizes = {
             ", ".join(f"{name} {threads or 'default'}" for name, threads in pools.items())
             for pools in view.values_of("pools").values()
         }
-        yield ok(f"at most one worker thread per core; thread pools: {_list(sizes)}")
+        yield ok(f"at most one worker thread per core; thread pools: {_join(sizes)}")
 
 
 def _check_limits(view: ClusterView) -> Iterator[Finding]:
     limits = view.values_of("memory_limit")
     free = [address for address, limit in limits.items() if not limit]
     if free:
-        text = f"no memory limit for {_some(free)}: one worker can exhaust the memory of its host"
+        text = f"no memory limit for {_show(free)}: one worker can exhaust the memory of its host"
         yield warn(text, "start workers with --memory-limit auto, or a size such as 4GB")
     crowded = []
     for host, workers in view.by_host().items():
@@ -363,7 +363,7 @@ def _check_limits(view: ClusterView) -> Iterator[Finding]:
             "lower --memory-limit, or start fewer workers there; the system kills processes without a "
             "message when its memory is full"
         )
-        yield warn(_list(crowded), fix)
+        yield warn(_join(crowded), fix)
     if limits and not crowded and not free:
         low, high = min(limits.values()) / GIB, max(limits.values()) / GIB
         spread = f"{low:.1f} GiB" if high - low < 0.1 else f"{low:.1f} to {high:.1f} GiB"
@@ -374,7 +374,7 @@ def _check_trim(view: ClusterView) -> Iterator[Finding]:
     untrimmed = [a for a, facts in view.workers.items() if facts["glibc"] and not facts["trim"]]
     if untrimmed:
         fix = "export MALLOC_TRIM_THRESHOLD_=65536 before the workers start, or start them with a nanny"
-        text = f"MALLOC_TRIM_THRESHOLD_ is not set in {_some(untrimmed)}: freed memory is not returned"
+        text = f"MALLOC_TRIM_THRESHOLD_ is not set in {_show(untrimmed)}: freed memory is not returned"
         yield warn(text, fix)
     elif view.workers:
         yield ok("workers return freed memory to the system, except 32 MiB per active thread")
@@ -385,7 +385,7 @@ def _check_clock(view: ClusterView) -> Iterator[Finding]:
     if off:
         worst = max(off.values(), key=abs)
         text = (
-            f"clocks of {_some(off)} differ by up to {worst:+.1f} s, so locks of run folders may expire early"
+            f"clocks of {_show(off)} differ by up to {worst:+.1f} s, so locks of run folders may expire early"
         )
         yield warn(text, "synchronize the clocks with NTP (chrony or systemd-timesyncd)")
     elif view.workers:
@@ -406,23 +406,23 @@ def _check_gpus(view: ClusterView) -> Iterator[Finding]:
             if without
             else "check nvidia-smi and CUDA_VISIBLE_DEVICES there"
         )
-        yield fail(f"{_some(blind)} with the resource GPU, but {why}", fix)
+        yield fail(f"{_show(blind)} with the resource GPU, but {why}", fix)
     broken = {a: facts["gpu_problem"] for a, facts in offer.items() if facts["gpus"] and facts["gpu_problem"]}
     if broken:
-        yield fail(f"{_some(broken)} cannot compute on the GPU: {_list(broken.values())}", CUDA_EXTRA)
+        yield fail(f"{_show(broken)} cannot compute on the GPU: {_join(broken.values())}", CUDA_EXTRA)
     if wide:
-        text = f"{_some(wide)} with the resource GPU and several threads, which wait for each other"
+        text = f"{_show(wide)} with the resource GPU and several threads, which wait for each other"
         yield warn(text, "start one process with one thread per GPU: --nthreads 1 --resources GPU=1")
     if twice:
-        yield fail(f"CuPy is installed twice in {_some(twice)}", "pip uninstall all but one of them")
+        yield fail(f"CuPy is installed twice in {_show(twice)}", "pip uninstall all but one of them")
     if idle:
         fix = (
             "start a GPU worker with --nthreads 1 --resources GPU=1 or with dask-cuda, or set "
             "CUDA_VISIBLE_DEVICES=-1"
         )
-        yield warn(f"{_some(idle)} with an unused GPU, because the worker has no resource GPU", fix)
+        yield warn(f"{_show(idle)} with an unused GPU, because the worker has no resource GPU", fix)
     if not (blind or broken or wide or twice or idle):
-        memory = _list({facts["gpu_memory"]: None for facts in offer.values()})
+        memory = _join({facts["gpu_memory"]: None for facts in offer.values()})
         yield ok(
             f"{len(offer)} workers have a GPU and can compute on it; {memory}"
             if offer
@@ -433,7 +433,7 @@ def _check_gpus(view: ClusterView) -> Iterator[Finding]:
 def _check_caches(view: ClusterView) -> Iterator[Finding]:
     bad = {address: problem for address, problem in view.values_of("cache_problem").items() if problem}
     if bad:
-        text = f"every process of {_some(bad)} compiles the kernels again ({_list(bad.values())})"
+        text = f"every process of {_show(bad)} compiles the kernels again ({_join(bad.values())})"
         yield warn(text, f"{LOCAL_CACHE} there")
     elif view.workers:
         yield ok("every worker can write it")
@@ -449,7 +449,10 @@ def _check_shared_folder(view: ClusterView) -> Iterator[Finding]:
         return
     bad = {address: problem for address, problem in view.values_of("folder_problem").items() if problem}
     if bad:
-        yield fail(f"{folder}: {_some(bad)} cannot use it ({_list(bad.values())})", SHARED_STORAGE_ADVICE)
+        yield fail(
+            f"{folder}: {_show(bad)} cannot use it ({_join(bad.values())})",
+            SHARED_STORAGE_ADVICE,
+        )
     elif view.workers:
         yield ok(f"{folder}: every worker can read and write there")
 
@@ -484,7 +487,7 @@ def _check_datasets(view: ClusterView) -> Iterator[Finding]:
                 if nowhere
                 else ""
             )
-            text = f"{name} = {url!r} cannot be opened by {_some(blind)} ({_list(blind.values())}{also})"
+            text = f"{name} = {url!r} cannot be opened by {_show(blind)} ({_join(blind.values())}{also})"
             yield fail(text, "check the path" if nowhere else SHARED_STORAGE_ADVICE)
         elif len(prints) > 1:
             who = ", ".join(prints.values())
@@ -498,18 +501,18 @@ def _check_scratch(view: ClusterView) -> Iterator[Finding]:
     for name, url in view.requirements.scratch.items():
         blind = {a: found[name] for a, found in view.values_of("scratch").items() if found[name]}
         if blind:
-            text = f"{name} = {url!r} cannot be written by {_some(blind)} ({_list(blind.values())})"
+            text = f"{name} = {url!r} cannot be written by {_show(blind)} ({_join(blind.values())})"
             yield fail(text, SHARED_STORAGE_ADVICE)
 
 
-def _some(workers: Iterable[str]) -> str:
+def _show(workers: Iterable[str]) -> str:
     """Return the first MAX_NAMED addresses of workers and the number of further workers, as text."""
     names = sorted(workers)
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"worker{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED])}{more}"
 
 
-def _list(texts: Iterable[str]) -> str:
+def _join(texts: Iterable[str]) -> str:
     """Return the first MAX_NAMED distinct texts and the number of further texts, joined to one text."""
     texts = sorted(set(texts))
     more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""

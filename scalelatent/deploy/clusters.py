@@ -161,7 +161,7 @@ def cluster(
 
     if kind != "local":
         with Client(kind, timeout=30, security=security or make_security()) as client:
-            yield from _entered(client)
+            yield from _use_as_current(client)
         return
     if workers + gpus < 1:
         raise JobError(f"workers = {workers} and gpus = {gpus}; start at least one worker")
@@ -172,7 +172,7 @@ def cluster(
     try:
         with tolerate_lost_workers(), Client(local) as client:
             client.register_plugin(make_ctrl_c_plugin())
-            yield from _entered(client)
+            yield from _use_as_current(client)
     finally:
         close_cluster(local)
 
@@ -283,7 +283,7 @@ def make_ctrl_c_plugin() -> WorkerPlugin:
     return IgnoreCtrlC()
 
 
-def _entered(client: Client) -> Iterator[Client]:
+def _use_as_current(client: Client) -> Iterator[Client]:
     token = _current.set(client)
     try:
         yield client

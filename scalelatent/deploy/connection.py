@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROBE_SECONDS = 5.0  # time limit to open a connection
 CLIENT_SECONDS = 10.0  # time limit for a client to connect
-SCHEMES = ("tcp", "tls", "ws", "wss", "ucx", "inproc")
+ADDRESS_SCHEMES = ("tcp", "tls", "ws", "wss", "ucx", "inproc")
 SCHEDULER_VARIABLE = "SCALELATENT_CLUSTER__SCHEDULER"
 GIVE_CERTIFICATES = (
     "give --tls-ca-file, --tls-cert and --tls-key (in a job file: [cluster] tls_ca, tls_cert, tls_key)"
@@ -105,8 +105,8 @@ def _parts(address: str) -> tuple[str, str, int]:
         scheme, netloc = parse_address(address, strict=False)
         if scheme == "gateway":
             raise ValueError("for a cluster of Dask Gateway pass its client in Python, see cluster/README.md")
-        if scheme not in SCHEMES:
-            raise ValueError(f"{scheme!r} is not one of {', '.join(SCHEMES)}")
+        if scheme not in ADDRESS_SCHEMES:
+            raise ValueError(f"{scheme!r} is not one of {', '.join(ADDRESS_SCHEMES)}")
         if scheme not in ("tcp", "tls"):
             return scheme, netloc, 0
         host, port = parse_host_port(netloc, 8786)

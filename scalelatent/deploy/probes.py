@@ -93,7 +93,7 @@ def pool_threads() -> dict[str, int]:
     }
 
 
-def _gpus() -> int:
+def _count_gpus() -> int:
     from scalelatent.engine.backend import gpu_count
 
     return gpu_count()
@@ -103,14 +103,14 @@ def _find_gpu_problem() -> str:
     """Return why the GPU of this process cannot compute; empty if it can, or without a GPU."""
     from scalelatent.engine.backend import check_gpu
 
-    return check_gpu() if _gpus() else ""
+    return check_gpu() if _count_gpus() else ""
 
 
 def _describe_gpu_memory() -> str:
     """Return the memory of the GPU of this process and its limits as text; empty without a GPU."""
     from scalelatent.engine.backend import read_gpu_memory
 
-    return read_gpu_memory().describe() if _gpus() else ""
+    return read_gpu_memory().describe() if _count_gpus() else ""
 
 
 def peak_bytes() -> int:
@@ -152,7 +152,7 @@ PROBES: dict[str, Callable[[Requirements], object]] = {
     "trim": lambda requirements: os.environ.get("MALLOC_TRIM_THRESHOLD_") or None,
     "glibc": lambda requirements: platform.libc_ver()[0] == "glibc",
     "cupy": lambda requirements: cupy_wheels(),
-    "gpus": lambda requirements: _gpus(),
+    "gpus": lambda requirements: _count_gpus(),
     "gpu_problem": lambda requirements: _find_gpu_problem(),
     "gpu_memory": lambda requirements: _describe_gpu_memory(),
     "cache_problem": lambda requirements: find_cache_problem(),
@@ -165,7 +165,7 @@ PROBES: dict[str, Callable[[Requirements], object]] = {
     },
 }
 
-ON_GPU = ("gpu_problem", "gpu_memory")
+GPU_PROBES = ("gpu_problem", "gpu_memory")
 
 # -- on workers and the scheduler ----------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ async def probe_worker(
 
     settings = worker_settings(dask_worker)
     # Workers that compute on their CPU must not allocate memory on a GPU.
-    names = [name for name in probes if name not in ON_GPU or settings["offers_gpu"]]
+    names = [name for name in probes if name not in GPU_PROBES or settings["offers_gpu"]]
     # A thread keeps the event loop free during a slow import or a file system that hangs.
     found = await asyncio.to_thread(lambda: {name: PROBES[name](requirements) for name in names})
     return settings | found
@@ -251,7 +251,7 @@ def probe_cluster(
         of_scheduler, of_workers = _versions_by_dask(client)
         scheduler = scheduler or {"versions": of_scheduler}
         found |= {address: of_workers.get(address, {}) for address in lacking}
-    skews = _skews(client, workers, seconds) if "skew" in asked else {}
+    skews = _measure_clock_skews(client, workers, seconds) if "skew" in asked else {}
     silent = {
         address: f"{type(error).__name__}: {error}" if address in lacking else str(error)
         for address, error in failed.items()
@@ -280,7 +280,7 @@ def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]
             location.delete(mark)
 
 
-def _skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
+def _measure_clock_skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
     """Return the seconds that each worker's clock is ahead; 0 if the request's time explains them."""
     before = time.time()
     clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)

@@ -17,8 +17,8 @@ from scalelatent.errors import JobError
 if TYPE_CHECKING:
     from distributed import Security
 
-ROLES = ("client", "worker", "scheduler")
-FILES = ("ca.pem", "cluster-cert.pem", "cluster-key.pem", "client-cert.pem", "client-key.pem")
+TLS_ROLES = ("client", "worker", "scheduler")
+CERTIFICATE_FILES = ("ca.pem", "cluster-cert.pem", "cluster-key.pem", "client-cert.pem", "client-key.pem")
 
 
 def make_security(
@@ -50,7 +50,7 @@ def make_security(
             f"TLS: {missing} is missing; a cluster with TLS needs --tls-ca-file, --tls-cert and --tls-key"
         )
     _check_files(ca, cert, key)
-    files = {f"tls_{role}_cert": cert for role in ROLES} | {f"tls_{role}_key": key for role in ROLES}
+    files = {f"tls_{role}_cert": cert for role in TLS_ROLES} | {f"tls_{role}_key": key for role in TLS_ROLES}
     return Security(require_encryption=True, tls_ca_file=ca, **files)
 
 
@@ -106,12 +106,12 @@ def make_certificates(folder: str | os.PathLike[str]) -> dict[str, Path]:
     from distributed import Security
 
     folder = Path(folder).absolute()
-    files = {name: folder / name for name in FILES}
+    files = {name: folder / name for name in CERTIFICATE_FILES}
     there = [name for name, file in files.items() if file.exists()]
-    if len(there) == len(FILES):
+    if len(there) == len(CERTIFICATE_FILES):
         return files
     if there:
-        missing = ", ".join(name for name in FILES if name not in there)
+        missing = ", ".join(name for name in CERTIFICATE_FILES if name not in there)
         raise JobError(
             f"{folder} contains {', '.join(there)} but no {missing}; remove these files, or choose a new "
             "folder"

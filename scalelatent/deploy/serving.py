@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 START_SECONDS = 120  # time limit for all workers to start
 WATCH_SECONDS = 1.0  # seconds between checks for idleness
 REPEAT_SECONDS = 1.0  # signals within this time count as one
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
+STOP_SIGNALS = (
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if hasattr(signal, "SIGHUP") else [signal.SIGINT]
+)
 
 
 def prepare_certificates(folder: str | os.PathLike[str]) -> tuple[Security, dict[str, str]]:
@@ -127,7 +129,7 @@ def interrupt_on_signals() -> Iterator[None]:
             _end_children(seconds=0)
             os._exit(128 + number)
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         yield
     finally:

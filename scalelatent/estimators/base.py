@@ -377,7 +377,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _run_fit(self, call: FitCall, run_dir: LocationLike | None, callbacks: Callbacks) -> None:
         """Run the steps of a fit on the rows of ``call``, and notify the callbacks of its start and end."""
         steps = self._fit_steps({name: MappedRows(ds) for name, ds in call.rows.items()})
-        begin = first_step(steps)
+        start = first_step(steps)
         with FitSession(
             self._kind,
             client=call.client,
@@ -388,15 +388,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
             n_jobs=self.n_jobs,
             engine=call.engine,
         ) as session:
-            session.check_skipping(begin.all_rows)
-            if begin.keeps_records:
-                session.keep_records()
-            seed = session.begin(self.random_state, self._deciding_parameters(), call.rows)
             validation = call.rows.get("validation")
             more = {} if validation is None else {"validation_rows": len(validation)}
-            session.notify_start(call.rows["train"], **begin.info, **more, seed=seed)
-            rows = {name: MappedRows(session.make_visible(name, ds)) for name, ds in call.rows.items()}
-            session.run_steps(steps, (seed, rows))
+            params = self._deciding_parameters()
+            seed, rows = session.start_fit([start], self.random_state, params, call.rows, **more)
+            session.run_steps(steps, (seed, {name: MappedRows(ds) for name, ds in rows.items()}))
             session.remove_leftovers()
         seconds = sum(record["seconds"] for record in self.history_)
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})

@@ -48,7 +48,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
     """
 
     _transformed = "latents"
-    _without_labels = ""  # hint for error messages: how to learn from rows without labels
+    _without_labels = ""  # end of error messages: "; " and how to learn from rows without labels
     classes_: np.ndarray
 
     def fit(
@@ -80,7 +80,7 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
             if labels is None:
                 name = type(self).__name__
                 raise ValueError(
-                    f"{name} requires y to be passed, but the target y is None{self._unlabelled_hint()}"
+                    f"{name} requires y to be passed, but the target y is None{self._without_labels}"
                 )
             check_label_values(labels, "y")
             names = frame_names(rows)
@@ -106,13 +106,10 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
                 )
             raise DataError(
                 f"{ds.url or 'the rows'}: there are no labels, and {type(self).__name__} learns from "
-                f"labels; {remedy}{self._unlabelled_hint()}"
+                f"labels; {remedy}{self._without_labels}"
             )
         check_classes(ds, type(self).__name__)
         return ds
-
-    def _unlabelled_hint(self) -> str:
-        return f"; {self._without_labels}" if self._without_labels else ""
 
     def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         ds = super()._held_rows(X, y)

@@ -105,7 +105,9 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
     passes, was_fitted = PassRecorder(), _is_fitted(call.model)
     before: list[Callback] = [passes]  # first: it records a pass before a callback raises
     with ExitStack() as stack:
-        if shows_display(call.verbose) and not given.shows_progress:
+        # By default only notebooks show a display.
+        shows_display = in_notebook() if call.verbose is None else call.verbose
+        if shows_display and not given.shows_progress:
             from scalelatent.monitor.progress import ProgressDisplay  # rich loads slowly
 
             before.append(stack.enter_context(ProgressDisplay()))
@@ -123,11 +125,6 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
             raise
         finally:
             _IS_IN_FIT.reset(inside)
-
-
-def shows_display(verbose: bool | None) -> bool:
-    """Return whether a fit shows a display: as ``verbose`` requests or, if it is None, only in notebooks."""
-    return in_notebook() if verbose is None else bool(verbose)
 
 
 def _add_resume_advice(

@@ -160,9 +160,10 @@ def check_weights(sample_weight: WeightsLike, n_rows: int) -> np.ndarray:
             f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}: give one weight a row"
         )
     if not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError("sample_weight has negative or non-finite values: give numbers of at least 0")
-    largest = float(weights.max(initial=0.0))
-    if largest and not 1 / LARGEST_WEIGHT <= largest <= LARGEST_WEIGHT:
+        raise ValueError("sample_weight has negative values, NaN or infinity: give numbers of at least 0")
+    check_any_weight(weights)
+    largest = float(weights.max())
+    if not 1 / LARGEST_WEIGHT <= largest <= LARGEST_WEIGHT:
         raise ValueError(
             f"the largest sample_weight is {largest:g}, outside of {1 / LARGEST_WEIGHT:g} to "
             f"{LARGEST_WEIGHT:g}: divide sample_weight by its mean"
@@ -173,7 +174,9 @@ def check_weights(sample_weight: WeightsLike, n_rows: int) -> np.ndarray:
 def check_any_weight(weight: Any) -> None:
     """Raise DataError if the weights of all rows are 0, because no row would be left to train on."""
     if weight is not None and not np.any(weight):
-        raise DataError("sample_weight is 0 for all rows: give at least one row a weight above 0")
+        raise DataError(
+            "sample_weight is 0 for all rows, a total of zero: give at least one row a weight above 0"
+        )
 
 
 def warn_of_rounding(model: BaseEstimator, ds: Dataset) -> None:

@@ -49,6 +49,7 @@ from .steps import (
     ComputeValue,
     EncodeRows,
     MappedRows,
+    StartFit,
     Step,
     StoreArrays,
     StoreSets,
@@ -256,12 +257,29 @@ class FitSession:
 
         return self.device == "gpu" or (self.device == "auto" and all_use_gpu(self.client))
 
-    def check_skipping(self, all_rows: str) -> None:
-        """Raise ValueError if ``on_bad_shard`` is "skip" but the fit needs all rows. Call before `begin`."""
-        if all_rows and self.on_bad_shard == "skip":
-            raise ValueError(
-                f"on_bad_shard = 'skip' is for fits by passes: {all_rows}; or leave on_bad_shard out"
-            )
+    def start_fit(
+        self,
+        starts: Sequence[StartFit],
+        random_state: RandomState,
+        params: Mapping[str, Any],
+        datasets: Mapping[str, Dataset],
+        **more: object,
+    ) -> tuple[int, dict[str, Dataset]]:
+        """Start a fit, or a search of several fits; return the seed, and datasets that every worker can open.
+
+        ``more`` is additional information for ``on_fit_start`` of the callbacks.
+        """
+        for start in starts:
+            if start.all_rows and self.on_bad_shard == "skip":
+                raise ValueError(
+                    f"on_bad_shard = 'skip' is for fits by passes: {start.all_rows}; or leave on_bad_shard "
+                    "out"
+                )
+        if self.store is None and any(start.keeps_records for start in starts):
+            self.store = EngineStore(self._make_temporary_folder())
+        seed = self.begin(random_state, params, datasets)
+        self.notify_start(datasets["train"], **starts[0].info, **more, seed=seed)
+        return seed, {name: self.make_visible(name, ds) for name, ds in datasets.items()}
 
     def notify_start(self, train: Dataset, **more: object) -> None:
         """Notify the callbacks that a fit begins, with its numbers of rows and features."""
@@ -613,11 +631,6 @@ class FitSession:
         )
 
     # -- end -------------------------------------------------------------------------------------------------
-
-    def keep_records(self) -> None:
-        """Make a temporary folder for the fit's records if there is no run folder. Call before `begin`."""
-        if self.store is None:
-            self.store = EngineStore(self._make_temporary_folder())
 
     def remove_leftovers(self) -> None:
         """Remove temporary datasets after the fit; the records stay in the run folder."""

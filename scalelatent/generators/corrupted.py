@@ -74,7 +74,7 @@ def _count_share(p: dict[str, Any], pixels: int) -> int:
     return round(p["share"] * pixels)
 
 
-KINDS = {
+CORRUPTIONS = {
     "noisy-digits": Corruption(("share",), _count_share, _flip, lambda p, on: [on]),
     "occluded-digits": Corruption(
         ("patch", "value"),
@@ -142,9 +142,9 @@ class CorruptedImages:
         return out, labels
 
     def _corrupt(self, start: int, images: np.ndarray) -> None:
-        if self._kind not in KINDS:  # the clean images
+        if self._kind not in CORRUPTIONS:  # the clean images
             return
-        kind, p, on = KINDS[self._kind], self._p, 255 if self._p["threshold"] is None else 1
+        kind, p, on = CORRUPTIONS[self._kind], self._p, 255 if self._p["threshold"] is None else 1
         rows = np.arange(start, start + len(images))
         draws = draw_for_rows(rows, kind.n_draws(p, images[0].size), p["seed"], self._kind)
         kind.kernel(draws, np.array(kind.settings(p, on)), images)
@@ -231,8 +231,8 @@ def make_corrupted(
     ds = open_base(base_name(base, place), place)
     open_base(base_name(base, clean_place), clean_place)  # checks that the base is neither of the outputs
     first, last = check_base_rows(base_rows, ds.n_rows)
-    if kind not in KINDS:
-        raise DataError(f"there is no corruption {kind!r}; the corruptions are {', '.join(KINDS)}")
+    if kind not in CORRUPTIONS:
+        raise DataError(f"there is no corruption {kind!r}; the corruptions are {', '.join(CORRUPTIONS)}")
     values: dict[str, Any] = {
         "share": share,
         "patch": [int(p) for p in patch],
@@ -241,7 +241,7 @@ def make_corrupted(
         "pitch": int(pitch),
         "lines": int(lines),
     }
-    corruption = {name: values[name] for name in KINDS[kind].options}
+    corruption = {name: values[name] for name in CORRUPTIONS[kind].options}
     _check_parameters(kind, corruption, threshold, seed, ds.feature_shape)
 
     def parameters(importer: str, at: str) -> dict[str, Any]:

@@ -92,11 +92,11 @@ def parameters_of(kind: str, seed: int, options: dict[str, Any]) -> dict[str, An
 
 def _features(kind: str, p: dict[str, Any]) -> dict[str, list[str]]:
     if kind == "bars":
-        return glyphs.bar(p["length"])
+        return glyphs.draw_bars(p["length"])
     if kind == "symbols":
         return glyphs.SYMBOLS
     if kind == "traits":
-        return glyphs.traits(p["size"])
+        return glyphs.draw_traits(p["size"])
     wanted = p.get("alphabet", "".join(glyphs.LETTERS)).upper()
     absent = [c for c in wanted if c not in glyphs.LETTERS]
     if absent or not wanted or len(set(wanted)) < len(wanted):
@@ -127,7 +127,7 @@ class ImageSet:
         self.parameters = parameters
         self.seed, self.noise = int(parameters["seed"]), float(parameters["noise"])
         self.names: list[str] = list(parameters["features"])
-        shapes = glyphs.bitmaps(parameters["features"])
+        shapes = glyphs.draw_bitmaps(parameters["features"])
         self._sizes = np.array([b.shape for b in shapes], dtype=np.int64)
         self.features = np.zeros((len(shapes), *self._sizes.max(axis=0)), np.uint8)
         """Features, uint8 (n_features, h, w); smaller ones are padded with zeros."""
@@ -183,7 +183,7 @@ class ImageSet:
     def _draws(self, start: int, stop: int) -> np.ndarray:
         """Return uniform random uint32 (rows, draws); with noise, the last draws decide which pixels flip."""
         count = self._n_draws + (self.n_pixels if self.noise else 0)
-        return uniform(self.seed, self.kind, start, stop, count)
+        return draw_uint32(self.seed, self.kind, start, stop, count)
 
     def _choose_placements(self, draws: np.ndarray) -> np.ndarray:
         """Return the shapes and places in each image, chosen by the random numbers `draws`; see `truth`."""
@@ -194,7 +194,7 @@ class ImageSet:
         raise NotImplementedError
 
 
-def uniform(seed: int, purpose: str, start: int, stop: int, count: int) -> np.ndarray:
+def draw_uint32(seed: int, purpose: str, start: int, stop: int, count: int) -> np.ndarray:
     """Return `count` uniform draws of each of the rows `start:stop`, uint32 (rows, count)."""
     words = -(-count // 2)
     flat = random_words(seed, purpose, start * words, (stop - start) * words)
@@ -211,7 +211,7 @@ def _scale_draws(draws: np.ndarray, n: npt.ArrayLike) -> np.ndarray:
     return ((draws.astype(np.uint64) * np.asarray(n, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
-class Scattered(ImageSet):
+class ScatteredShapes(ImageSet):
     """Image sets 'symbols' and 'letters': random shapes at random places, completely inside the image."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ class Scattered(ImageSet):
         ).astype("i2")
 
 
-class Crosses(ImageSet):
+class CrossedBars(ImageSet):
     """Image set 'bars': a grid of crosses. Each of the two bars of a cross has one of `length` positions."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -252,7 +252,7 @@ class Crosses(ImageSet):
         return np.concatenate([horizontal, vertical], axis=1).astype("i2")
 
 
-class Pages(ImageSet):
+class TextPages(ImageSet):
     """Image set 'text': pages of lines of common English words, with frequencies by Zipf's law."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -284,7 +284,7 @@ class Pages(ImageSet):
         return out
 
 
-class Traits(ImageSet):
+class TwoTraits(ImageSet):
     """Image set 'traits': images of two shapes, first a square or a circle, and second one of two diagonals.
 
     Grey images (appendix B of Lázaro-Gredilla et al., 2016) are blurred binary images with random noise.
@@ -310,7 +310,7 @@ class Traits(ImageSet):
         out, labels = super().rows(start, stop)
         if any(self._grey):
             for a, b in _batches(start, stop):
-                draws = uniform(self.seed, "grain of traits", a, b, self.n_pixels)
+                draws = draw_uint32(self.seed, "grain of traits", a, b, self.n_pixels)
                 make_grey(draws, np.array(self._grey), out[a - start : b - start])
         return out, labels
 
@@ -338,11 +338,11 @@ class Traits(ImageSet):
 
 
 _SETS: dict[str, type[ImageSet]] = {
-    "bars": Crosses,
-    "symbols": Scattered,
-    "letters": Scattered,
-    "text": Pages,
-    "traits": Traits,
+    "bars": CrossedBars,
+    "symbols": ScatteredShapes,
+    "letters": ScatteredShapes,
+    "text": TextPages,
+    "traits": TwoTraits,
 }
 
 

@@ -13,7 +13,7 @@ import dask.system
 import numpy as np
 
 from scalelatent.data.dataset import Dataset
-from scalelatent.data.read.frames import FrameColumns, arrow
+from scalelatent.data.read.frames import FrameColumns, import_pyarrow
 from scalelatent.data.schema import as_classes, n_features
 from scalelatent.errors import DataError
 from scalelatent.storage.disk import is_local, locate
@@ -100,7 +100,7 @@ def import_parquet(
     <Dataset 3 rows x (2,) float64, 2 classes, 'memory://doc-parquet'>
     """
     decoder = ImageDecoder(size, crop, color)
-    return _import("parquet", source, url, label, weight, features, decoder, options)
+    return _import_table("parquet", source, url, label, weight, features, decoder, options)
 
 
 def import_csv(
@@ -141,10 +141,10 @@ def import_csv(
     ...     import_csv(file, "memory://doc-csv", label="kind", overwrite=True).read_x(0, 2).tolist()
     [[1.0, 2.0], [3.0, 4.5]]
     """
-    return _import("csv", source, url, label, weight, features, None, options)
+    return _import_table("csv", source, url, label, weight, features, None, options)
 
 
-def _import(
+def _import_table(
     kind: str,
     source: PathOrUrl,
     url: PathOrUrl,
@@ -155,7 +155,7 @@ def _import(
     options: ImportOptions,
 ) -> Dataset:
     source_name = f"{kind} {os.fspath(source)}"
-    arrow(f"importing {source_name}")
+    import_pyarrow(f"importing {source_name}")
     with _arrow_errors(source_name):
         table = _open_table(kind, os.fspath(source), source_name)
         image = _image_column(table.schema, label, weight, features, source_name)
@@ -194,7 +194,7 @@ def _image_column(
     source_name: str,
 ) -> str | None:
     """Return the only feature column if it holds images, or None if no feature column holds images."""
-    types = arrow(source_name).types
+    types = import_pyarrow(source_name).types
     names = [n for n in schema.names if n not in (label, weight)] if features is None else list(features)
     kinds = {field.name: field.type for field in schema}
     images = [
@@ -213,7 +213,7 @@ def _image_column(
 @contextlib.contextmanager
 def _arrow_errors(source_name: str) -> Iterator[None]:
     """Turn errors of Arrow into a `DataError` that names the file."""
-    pa = arrow(source_name)
+    pa = import_pyarrow(source_name)
     try:
         yield
     except FileNotFoundError as error:

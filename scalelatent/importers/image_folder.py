@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .files import PathOrUrl
     from .stream import ImportOptions
 
-FORMATS = {
+IMAGE_SUFFIXES = {
     "BMP": (".bmp",),
     "GIF": (".gif",),
     "JPEG": (".jpg", ".jpeg", ".jpe"),
@@ -41,7 +41,7 @@ FORMATS = {
 }
 """Suffixes of the supported formats by Pillow's name; formats whose decoders start programs are absent."""
 
-_SUFFIXES = {suffix for names in FORMATS.values() for suffix in names}
+_SUFFIXES = {suffix for names in IMAGE_SUFFIXES.values() for suffix in names}
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")
 # Number of images that a thread decodes at a time.
 _BATCH_IMAGES = 32
@@ -269,7 +269,7 @@ class ImageDecoder:
     def __call__(self, content: bytes) -> np.ndarray:
         from PIL import Image, ImageOps
 
-        with Image.open(io.BytesIO(content), formats=list(FORMATS)) as opened:
+        with Image.open(io.BytesIO(content), formats=list(IMAGE_SUFFIXES)) as opened:
             if self.size is not None or self.color == "gray":
                 self._draft(opened)
             image: Image.Image = opened
@@ -371,7 +371,7 @@ class _FolderReader(RowReader):
             try:
                 return path, self._load(path)
             except Exception as error:  # decoders raise errors of many types for a damaged file
-                problem = problem or f"{path} {_reason(error)}"
+                problem = problem or f"{path} {_describe_error(error)}"
                 if not self._skip_bad:
                     raise self._refusal(path, error) from error
         raise DataError(f"{self.name}: none of its images can be used; the first, {problem}")
@@ -419,7 +419,7 @@ class _FolderReader(RowReader):
             self._skipped.append(path)
 
     def _refusal(self, path: str, error: Exception) -> DataError:
-        head = f"image {self._root / path} {_reason(error)}"
+        head = f"image {self._root / path} {_describe_error(error)}"
         rest = "skip such images with --skip-bad (skip_bad=True)"
         if isinstance(error, _DifferentImage):
             return DataError(
@@ -430,7 +430,7 @@ class _FolderReader(RowReader):
         return DataError(f"{head}; replace it, or {rest}")
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, _DifferentImage):
@@ -438,7 +438,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, _UnusableImage):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
-        return f"cannot be read: it is none of {', '.join(FORMATS)}"
+        return f"cannot be read: it is none of {', '.join(IMAGE_SUFFIXES)}"
     return f"cannot be read: {error}"
 
 

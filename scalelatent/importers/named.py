@@ -50,7 +50,7 @@ def _make_idx_pair(mirrors: tuple[str, ...], prefix: str, images: str, labels: s
 
 
 # Checksums: MNIST from the original files, Fashion-MNIST from its authors.
-ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
+PUBLIC_FILES: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
     "mnist": {
         "train": _make_idx_pair(
             _MNIST,
@@ -82,10 +82,10 @@ ORIGINS: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
 }
 """Name of a dataset -> part -> its files: images, then labels."""
 
-NAMES = ("digits", *ORIGINS)
+DATASET_NAMES = ("digits", *PUBLIC_FILES)
 """Datasets that `import_named` imports."""
 
-PARTS = ("train", "test")
+DATASET_PARTS = ("train", "test")
 _TIMEOUT_SECONDS = 30
 
 
@@ -149,14 +149,16 @@ def import_named(
 
 def _fetch_files(name: str, part: str, cache: PathOrUrl | None, mirror: str | None) -> list[Path]:
     """Return the paths of images and labels in the cache, after downloading missing files."""
-    if name not in ORIGINS:
-        raise DataError(f"no dataset {name!r} is known by name; the known ones are {', '.join(NAMES)}")
-    if part not in PARTS:
-        raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(PARTS)}")
+    if name not in PUBLIC_FILES:
+        raise DataError(
+            f"no dataset {name!r} is known by name; the known ones are {', '.join(DATASET_NAMES)}"
+        )
+    if part not in DATASET_PARTS:
+        raise DataError(f"{name} has no part {part!r}; the parts are {', '.join(DATASET_PARTS)}")
     import pooch
 
     folder = Path(cache or os.environ.get("SCALELATENT_CACHE") or pooch.os_cache("scalelatent")) / name
-    return [_fetch(name, folder, file, mirror) for file in ORIGINS[name][part]]
+    return [_fetch(name, folder, file, mirror) for file in PUBLIC_FILES[name][part]]
 
 
 def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None) -> Path:
@@ -170,8 +172,8 @@ def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None) -> Pat
         try:
             return Path(pooch.retrieve(url, file.checksum, file.title, folder, downloader=download))
         except (OSError, ValueError) as error:  # requests raises OSError; a wrong checksum is a ValueError
-            problems.append(f"{url} ({_reason(error)})")
-    pair = next(files for files in ORIGINS[name].values() if file in files)
+            problems.append(f"{url} ({_describe_error(error)})")
+    pair = next(files for files in PUBLIC_FILES[name].values() if file in files)
     raise DataError(
         f"{name}: {file.title} is not in the cache and could not be downloaded: {'; '.join(problems)}. "
         f"Without a network, download it elsewhere and put it into {folder}, then try again, or scalelatent "
@@ -180,7 +182,7 @@ def _fetch(name: str, folder: Path, file: RemoteFile, mirror: str | None) -> Pat
     )
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from requests import exceptions
 
     if isinstance(error, exceptions.HTTPError) and error.response is not None:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dask.system
 import numpy as np
 
-from scalelatent.data.csr import canonical, check_finite
+from scalelatent.data.csr import canonical_csr, check_finite
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
     LayoutOptions,
@@ -101,7 +101,9 @@ class CsrReader(RowReader):
 
     def canonical_rows(self, data: np.ndarray, columns: np.ndarray, pointers: np.ndarray) -> csr_array:
         """Return the next rows in canonical form: columns sorted, entries of the same place added."""
-        rows, n_sorted, n_added = canonical(data, columns, pointers, self.shape[1], self._next_row, self.name)
+        rows, n_sorted, n_added = canonical_csr(
+            data, columns, pointers, self.shape[1], self._next_row, self.name
+        )
         self._next_row += rows.shape[0]
         self._rows_sorted += n_sorted
         self._entries_added += n_added

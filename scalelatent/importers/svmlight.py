@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from scalelatent.data.csr import canonical, csr_of, index_dtype, stack
+from scalelatent.data.csr import canonical_csr, csr_of, index_dtype, stack
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.batches import Progress
 from scalelatent.errors import DataError
@@ -89,7 +89,7 @@ def import_svmlight(
     """
     name = f"svmlight file {os.fspath(file)}"
     with tempfile.TemporaryFile() as parsed:
-        counts = _count(file, name, options.get("progress"), parsed)
+        counts = _parse_and_count(file, name, options.get("progress"), parsed)
         x = _SvmlightReader(parsed, name, counts, _first_column(counts, zero_based, name), n_features)
         provenance = {"options": {"zero_based": x.first_column == 0}}
         y = _open_labels(x, counts)
@@ -220,7 +220,7 @@ class _TextCounts:
         self.highest_label = max(self.highest_label, labels.max(initial=-np.inf))
 
 
-def _count(file: PathOrUrl, name: str, progress: Progress | None, parsed: IO[bytes]) -> _TextCounts:
+def _parse_and_count(file: PathOrUrl, name: str, progress: Progress | None, parsed: IO[bytes]) -> _TextCounts:
     """Parse a whole file once: return its numbers of rows and entries, and write the blocks to `parsed`.
 
     `progress` is called with (0, rows so far).
@@ -283,7 +283,7 @@ def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name
     """Return multi-labels, CSR uint8 (n, width) of ones, from all labels and the number of labels per row."""
     pointers = np.concatenate([[0], np.cumsum(row_labels)])
     ones = np.ones(len(labels), np.uint8)
-    rows, _, _ = canonical(ones, labels.astype(np.int64), pointers, width, 0, name)
+    rows, _, _ = canonical_csr(ones, labels.astype(np.int64), pointers, width, 0, name)
     rows.data[:] = 1  # a label that occurs twice in a row counts once
     return rows
 

@@ -19,8 +19,8 @@ from scalelatent.errors import ScalelatentError
 if TYPE_CHECKING:
     from distributed import Security
 
-PREFIX = "scalelatent-job-"
-CLIENT_SECONDS = 30.0
+DRIVER_PREFIX = "scalelatent-job-"
+CLIENT_SECONDS = 30.0  # time limit for the driver to connect to the scheduler
 # Seconds to wait for the lock of an earlier driver, which may outlive its worker. A lock expires after 90 s.
 LOCK_SECONDS = 300.0
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("distributed.scalelatent")
 
 
 def driver_key(identity: str, start: int) -> str:
-    return f"{PREFIX}{identity}-{start}"
+    return f"{DRIVER_PREFIX}{identity}-{start}"
 
 
 def plan_on_worker(

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
     from scalelatent.engine.callbacks import Callback
 
-METADATA = "scalelatent-jobs"
-ENDED = ("done", "failed", "cancelled")
+JOBS_METADATA = "scalelatent-jobs"
+ENDED_STATES = ("done", "failed", "cancelled")
 POLL_SECONDS = 0.5
 # Seconds to wait for a lost driver, which the scheduler restarts on another worker.
 RESTART_SECONDS = 20.0
+# Seconds that a followed job may stay queued before its scheduler is asked whether it knows the job.
 QUEUED_SECONDS = 30.0
+# Seconds that a cancel waits by default until the job has stopped at a checkpoint.
 CANCEL_SECONDS = 30.0
 # Maximum seconds to wait until the jobs of a cluster have stopped, before the cluster ends. The SLURM recipes
 # receive their signal two minutes before the end, so this wait must be shorter.
@@ -95,7 +97,7 @@ def restore_job(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
 
 def known_jobs(client: Client) -> dict[str, dict[str, Any]]:
     """Return the jobs that were submitted since the scheduler started, by job id."""
-    return dict(client.get_metadata([METADATA], default={}))
+    return dict(client.get_metadata([JOBS_METADATA], default={}))
 
 
 def list_jobs(below: str | os.PathLike[str] = ".", client: Client | None = None) -> list[dict[str, Any]]:
@@ -135,12 +137,12 @@ def follow(
         state = folder.read_state()
         if state["state"] != printed and not state.get("driver_lost"):
             printed = state["state"]
-            if printed not in ENDED:
+            if printed not in ENDED_STATES:
                 print_line(" on ".join(word for word in (printed, state.get("driver")) if word))
         watch.poll()
         if not state.get("driver_lost"):
             lost_since = None
-            if state["state"] in ENDED:
+            if state["state"] in ENDED_STATES:
                 return state
         elif lost_since is None:
             lost_since = time.monotonic()
@@ -219,7 +221,7 @@ def new_events(
     """Yield the events of a run, oldest first; with `follow`, until the run ends."""
     n_read = 0
     while True:
-        ended = folder.read_state()["state"] in ENDED
+        ended = folder.read_state()["state"] in ENDED_STATES
         events = folder.records("events.jsonl")
         yield from events[n_read:]
         n_read = len(events)
@@ -233,7 +235,7 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
     try:
         with folder.lock():  # no driver runs; a later driver reads the state
             state = folder.read_state()
-            if state["state"] in ENDED:
+            if state["state"] in ENDED_STATES:
                 if state["state"] == "cancelled":
                     return state
                 raise JobError(
@@ -247,14 +249,14 @@ def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, 
             return folder.read_state()
     except RunError:
         request_cancel(folder)
-    return _ended(folder, time.monotonic() + wait)
+    return _wait_until_ended(folder, time.monotonic() + wait)
 
 
-def _ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
+def _wait_until_ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
     """Wait until a run has ended, or until ``time.monotonic()`` reaches `deadline`; return the state."""
     while True:
         state = folder.read_state()
-        if state["state"] in ENDED or time.monotonic() > deadline:
+        if state["state"] in ENDED_STATES or time.monotonic() > deadline:
             return state
         time.sleep(0.1)
 
@@ -266,8 +268,8 @@ def stop_jobs(
     driven = []
     for known in known_jobs(client).values():
         folder = RunFolder(known["run"])
-        state = folder.read_state() if is_run_folder(folder.url) else {"state": ENDED[0]}
-        if state["state"] not in ENDED and _task_of(client, state) is not None:
+        state = folder.read_state() if is_run_folder(folder.url) else {"state": ENDED_STATES[0]}
+        if state["state"] not in ENDED_STATES and _task_of(client, state) is not None:
             driven.append(folder)
     if driven:
         print_line(f"stopping {len(driven)} job(s) at the next checkpoint, within {wait:g} s")
@@ -276,5 +278,5 @@ def stop_jobs(
             cancel_job(folder, wait=0)
     deadline = time.monotonic() + wait
     for folder in driven:
-        state = _ended(folder, deadline)
+        state = _wait_until_ended(folder, deadline)
         print_line(f"{state['id']}  {state['state']}; resume with: scalelatent resume {folder.url}")

@@ -74,19 +74,19 @@ def prepare(
     text = JOB.format(
         rows=rows,
         file=file,
-        out=_quoted(folder / "run"),
+        out=_as_toml_string(folder / "run"),
         other=folder / "run2",
         workers=workers,
         train_bases="{}:{}".format(*TRAIN_BASES),
         validation_bases="{}:{}".format(*VALIDATION_BASES),
         test_bases="{}:{}".format(*TEST_BASES),
-        **{name: _quoted(path) for name, path in paths.items()},
+        **{name: _as_toml_string(path) for name, path in paths.items()},
     )
     file.write_text(text, encoding="utf-8")
     return load_job(file)
 
 
-def _quoted(path: Path) -> str:
+def _as_toml_string(path: Path) -> str:
     """Return a path with any characters as a TOML string."""
     return json.dumps(str(path), ensure_ascii=False)
 

@@ -20,7 +20,7 @@ from scalelatent.storage.disk import is_local
 if TYPE_CHECKING:
     from .runfolder import RunFolder
 
-CANCEL = "cancel"
+CANCEL_FILE = "cancel"
 
 # Seconds between checks for a cancel request, on a disk and in an object store, where each check costs money.
 DISK_SECONDS, STORE_SECONDS = 0.5, 2.0
@@ -33,7 +33,7 @@ class StopRequest(Callback):
         self.by: str | None = None
 
     def stop(self, by: str) -> None:
-        """Request the stop; the first requester is recorded."""
+        """Request the stop of the fit; `by` describes the first requester, for messages."""
         self.by = self.by or by
 
     def check(self) -> None:
@@ -57,12 +57,12 @@ def request_cancel(folder: RunFolder) -> None:
     """Request a stop with a file in the run folder, which the driver reads on any machine."""
     start = folder.read_state().get("starts", 0)
     asked = {"who": _user_name(), "host": socket.gethostname(), "time": time_text(), "start": start}
-    folder.location.write(CANCEL, json.dumps(asked).encode())
+    folder.location.write(CANCEL_FILE, json.dumps(asked).encode())
 
 
 def read_cancel_request(folder: RunFolder) -> dict[str, Any] | None:
     """Return who asked to stop a run since its last start or resume, or None."""
-    content = folder.location.read(CANCEL)
+    content = folder.location.read(CANCEL_FILE)
     if content is None:
         return None
     try:
@@ -126,4 +126,4 @@ def stop_on_cancel(request: StopRequest, folder: RunFolder) -> Iterator[None]:
         watcher.join(timeout=STORE_SECONDS)
         if request.by is not None:
             with suppress(OSError):
-                folder.location.delete(CANCEL)
+                folder.location.delete(CANCEL_FILE)

@@ -11,10 +11,10 @@ from scalelatent.contract.kinds import import_object
 from scalelatent.engine.callbacks import Callback, Unfailing
 from scalelatent.errors import JobError, nearest
 
-GROUP = "scalelatent.callbacks"
-OWN = {"mlflow": "scalelatent.monitor.tracking:MlflowTracking"}
+CALLBACK_ENTRY_POINTS = "scalelatent.callbacks"
+OWN_CALLBACKS = {"mlflow": "scalelatent.monitor.tracking:MlflowTracking"}
 # Descriptions of the keys of each callback, for the page about job files.
-KEYS = {
+CALLBACK_KEYS = {
     "mlflow": {
         "uri": (
             "text",
@@ -67,15 +67,17 @@ def find_callback_problem(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _class_of(name: str, where: str) -> type[Callback]:
-    if name in OWN:
-        found = import_object(OWN[name])
+    if name in OWN_CALLBACKS:
+        found = import_object(OWN_CALLBACKS[name])
     else:
-        points: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
+        points: dict[str, EntryPoint] = {
+            point.name: point for point in entry_points(group=CALLBACK_ENTRY_POINTS)
+        }
         if name not in points:
-            near = nearest(name, [*OWN, *points])
+            near = nearest(name, [*OWN_CALLBACKS, *points])
             raise JobError(
                 f"{where}: [[callbacks]] kind = {name!r} is unknown; {near}; other packages can add "
-                f"callbacks with the entry point {GROUP}"
+                f"callbacks with the entry point {CALLBACK_ENTRY_POINTS}"
             )
         try:
             found = points[name].load()

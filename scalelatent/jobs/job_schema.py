@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scalelatent.contract.kinds import import_object, own_kinds
 from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Satisfies, Whole
 
-from .job_callbacks import KEYS, OWN
+from .job_callbacks import CALLBACK_KEYS, OWN_CALLBACKS
 from .spec import SECTIONS
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def job_page() -> str:
                 for key, field in fields.items()
             )
     lines += ["## [[callbacks]]", "", CALLBACKS_TEXT, ""]
-    for callback, path in OWN.items():
+    for callback, path in OWN_CALLBACKS.items():
         lines += [f'### kind = "{callback}"', ""]
         given = inspect.signature(import_object(path)).parameters.values()
-        rows = ((one, *KEYS[callback][one.name]) for one in given)
+        rows = ((one, *CALLBACK_KEYS[callback][one.name]) for one in given)
         lines += _table((f"`{one.name}`", value, _default(one.default), doc) for one, value, doc in rows)
     return "\n".join(lines)
 

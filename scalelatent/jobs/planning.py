@@ -74,11 +74,13 @@ def plan_job(
             planned = None if cluster.workers is None else PlannedCluster.from_section(cluster)
             limit = None if cluster.memory_limit is None else worker_bytes(cluster)
             options |= {"client": planned, "memory_limit": limit}
-            return _whole_job(job, data, _needs(job, estimator, lambda one: one.plan(data.train, **options)))
+            return _whole_job(
+                job, data, _plan_fits(job, estimator, lambda one: one.plan(data.train, **options))
+            )
         with connect(job, client, print_line) as found:
             assert found is not None, "a scheduler is named, or a client given"
-            needs = _needs(job, estimator, lambda one: one.plan(data.train, client=found, **options))
-            return _whole_job(job, data, needs) | _devices(job, found)
+            needs = _plan_fits(job, estimator, lambda one: one.plan(data.train, client=found, **options))
+            return _whole_job(job, data, needs) | _describe_devices(job, found)
 
 
 def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]:
@@ -106,13 +108,13 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
     return add_totals(needs, least, most)
 
 
-def _needs(
+def _plan_fits(
     job: Job, estimator: StreamedEstimator, plan: Callable[[StreamedEstimator], Mapping[str, Any]]
 ) -> dict[str, Any]:
     return dict(plan(estimator)) if job.search is None else plan_candidates(job, estimator, plan)
 
 
-def _devices(job: Job, client: Client) -> dict[str, Any]:
+def _describe_devices(job: Job, client: Client) -> dict[str, Any]:
     """Return which CPUs or GPUs of a cluster would run the job, and a message if they change the result."""
     from scalelatent.engine.dask.link import find_gpus
     from scalelatent.engine.dask.pools import devices_event

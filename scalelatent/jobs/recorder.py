@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from scalelatent.data import Dataset
     from scalelatent.estimators.fit_services import FitCall
 
+# Origins, in job.json, of a value that Python code gave: any value, one that JSON cannot store, and a search.
 PYTHON, NOT_JSON, SEARCH = "Python", "Python, not JSON", "Python, a search"
 _KEY_OF_ROLE = {
     "train": "train",
@@ -89,9 +90,9 @@ class _Record(Callbacks):
             ) from error
         self.exit.enter_context(self._held.lock())
         if location.keys("") in ([], ["lock"]):
-            self.exit.callback(self._take_back, created)
+            self.exit.callback(self._remove_unless_started, created)
 
-    def _take_back(self, created: list[Path]) -> None:
+    def _remove_unless_started(self, created: list[Path]) -> None:
         """Remove the created folders if the fit has not started; keep an empty folder that existed before."""
         if self._folder is None:
             self._held.remove()

@@ -28,7 +28,7 @@ from .spec import SECTIONS, Job
 # Keys outside [cluster] that a resume may change: the handling of bad shards, and the cache.
 _ALSO_CHANGEABLE = ("engine.on_bad_shard", "engine.cache")
 
-PREFIX = "SCALELATENT_"
+VARIABLE_PREFIX = "SCALELATENT_"
 _ACCOUNTS = ("anon", "cloud", "google_default")  # values of gcsfs's `token` that are not secrets
 _PATH_KEYS = {
     "job": ("out", "scratch"),
@@ -160,8 +160,8 @@ def parse_value(text: str) -> Any:
 
 def _from_environment(environ: Mapping[str, str]) -> Iterable[tuple[str, str, Any, str]]:
     for name in sorted(environ):
-        section, separator, key = name.removeprefix(PREFIX).partition("__")
-        if name.startswith(PREFIX) and separator:
+        section, separator, key = name.removeprefix(VARIABLE_PREFIX).partition("__")
+        if name.startswith(VARIABLE_PREFIX) and separator:
             _check_section(section.lower(), f"environment variable {name}")
             yield section.lower(), key.lower(), parse_value(environ[name]), name
 

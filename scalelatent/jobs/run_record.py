@@ -32,7 +32,7 @@ PUBLISH_SECONDS = 5.0  # time limit to publish a state
 
 @contextmanager
 def report_warnings(folder: RunFolder, print_line: Callable[[str], None]) -> Iterator[None]:
-    """Report user warnings as a line of output and an event, without the position in the code."""
+    """Print each user warning in the `with` block as a line without its place in the code; log an event."""
     global _shown
     mine = threading.get_ident()
     with _lock:

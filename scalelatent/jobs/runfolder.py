@@ -267,7 +267,7 @@ class RunFolder:
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Return the records of a ``.jsonl`` file of this folder; skip damaged lines."""
-        return [record for _, record in self._whole(name)]
+        return [record for _, record in self._valid_lines(name)]
 
     def write_progress(self, values: Mapping[str, Any]) -> None:
         """Write the progress of the pass and the current time to ``progress.json``."""
@@ -281,7 +281,7 @@ class RunFolder:
 
     def keep_records(self, name: str, count: int) -> None:
         """Keep only the first ``count`` records of a ``.jsonl`` file; a resume repeats the others."""
-        self._log(name).rewrite([line for line, _ in self._whole(name)[:count]])
+        self._log(name).rewrite([line for line, _ in self._valid_lines(name)[:count]])
 
     def remove(self) -> None:
         with suppress(OSError):
@@ -335,7 +335,7 @@ class RunFolder:
                 "its lock in time; this driver stops, and the other one resumes from the checkpoints"
             )
 
-    def _whole(self, name: str) -> list[tuple[bytes, dict[str, Any]]]:
+    def _valid_lines(self, name: str) -> list[tuple[bytes, dict[str, Any]]]:
         """Return the valid lines of a log, each with its record."""
         found = []
         for line in self._log(name).lines():

@@ -80,9 +80,9 @@ def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
         {
             "params": to_json_value(params),
             "rank": int(found["rank_test_score"][i]),
-            "score": _number(found["mean_test_score"][i]),
-            "spread": _number(found["std_test_score"][i]),
-            "scores": [_number(found[f"split{k}_test_score"][i]) for k in range(search.n_splits_)],
+            "score": _score_or_none(found["mean_test_score"][i]),
+            "spread": _score_or_none(found["std_test_score"][i]),
+            "scores": [_score_or_none(found[f"split{k}_test_score"][i]) for k in range(search.n_splits_)],
             "passes": int(found["n_passes"][i]),
             "fit_seconds": float(found["mean_fit_time"][i]),
             "error": found["error"][i],
@@ -107,7 +107,7 @@ def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
     return best
 
 
-def _number(value: float) -> float | None:
+def _score_or_none(value: float) -> float | None:
     """Return a score, or None for NaN, which JSON does not have."""
     return float(value) if value == value else None
 
@@ -122,7 +122,7 @@ def plan_candidates(
     params = candidates_of(job)
     folds = 1 if job.data.validation is not None else job.search.cv or 5
     plans: list[Mapping[str, Any]] = []
-    for number in _planned(params):
+    for number in _candidates_to_plan(params):
         own = params[number]
         try:
             plans.append(plan(clone(estimator).set_params(**own)))
@@ -143,7 +143,7 @@ def plan_candidates(
     return out
 
 
-def _planned(params: list[dict[str, Any]]) -> list[int]:
+def _candidates_to_plan(params: list[dict[str, Any]]) -> list[int]:
     """Return the candidates to plan: every n-th, and those with the largest values, which set the peak."""
     chosen = set(range(0, len(params), -(-len(params) // PLANNED)))
     for name in params[0] if len(chosen) < len(params) else ():

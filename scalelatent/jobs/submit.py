@@ -26,7 +26,7 @@ from scalelatent.monitor.times import time_text
 from scalelatent.storage.disk import is_local
 
 from .clusterdriver import drive, driver_key, plan_on_worker
-from .control import METADATA
+from .control import JOBS_METADATA
 from .job_callbacks import find_callback_problem
 from .job_cluster import connect
 from .resolve import override
@@ -42,7 +42,7 @@ PLAN_SECONDS = 120.0
 WORKER_SECONDS = 10.0
 # Seconds that a step may take before `submit` reports what the step waits for.
 SILENT_SECONDS = 1.0
-DATASETS = ("train", "validation", "test", "target", "validation_target", "test_target")
+DATASET_KEYS = ("train", "validation", "test", "target", "validation_target", "test_target")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _submit_driver(
     state = folder.read_state()
     identity = state["id"]
     known = {"run": folder.url, "name": job.job.name, "kind": job.kind, "submitted": state["submitted"]}
-    client.set_metadata([METADATA, identity], known)
+    client.set_metadata([JOBS_METADATA, identity], known)
     add_dashboard_page(client)
     publish_state(client, folder, job, state)
     key = driver_key(identity, start)
@@ -191,7 +191,7 @@ def check_cluster(
     with _report_waiting("the versions of the packages on the scheduler and on each worker", print_line):
         check_versions(client, job.cluster.allow_mismatch, print_line)
     _wait_for_worker(client, wait, print_line)
-    datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASETS}
+    datasets = {f"[data] {name}": getattr(job.data, name) for name in DATASET_KEYS}
     # Datasets with storage options cannot be checked by address; the plan opens these datasets on a worker.
     if job.data.storage_options is not None:
         datasets = {name: url for name, url in datasets.items() if url is not None and is_local(url)}

@@ -14,25 +14,43 @@ from .messages import (
     MEASURED,
     clip,
     describe_part,
-    number,
-    number_or_none,
-    pool_of,
-    span_text,
+    describe_span,
+    device_pool_of,
+    read_number,
+    read_number_or_none,
 )
 from .times import time_text
 
 COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "round")
-GPU_MEMORY = ("gpu_used", "gpu_total", "gpu_rows")  # bytes of a worker's GPUs
-ENDED = ("done", "failed", "cancelled")
+# Keys of a worker's message about the memory of its GPUs, in bytes: used, total, and used for rows.
+GPU_MEMORY = ("gpu_used", "gpu_total", "gpu_rows")
+ENDED_STATES = ("done", "failed", "cancelled")
 # A driver sends a message every few seconds; a job counts as silent after this time without a message.
 SILENT_SECONDS = 60.0
-EVENTS, STAGES, POINTS, OLD_POINTS = 60, 8, 400, 100  # upper bounds per job; OLD_POINTS: for ended jobs
-JOBS, WHOLE_JOBS, LOST, WORKERS = 300, 20, 50, 1000  # upper bounds; WHOLE_JOBS: ended jobs with workers
-NAN, EARLY = float("nan"), 0.2
-_OWN = ("kind", "run", "name", "event", "time")
+MAX_EVENTS, MAX_STAGES, MAX_POINTS, MAX_OLD_POINTS = (
+    60,
+    8,
+    400,
+    100,
+)  # upper bounds per job; MAX_OLD_POINTS: for ended jobs
+MAX_JOBS, MAX_WHOLE_JOBS, MAX_LOST_WORKERS, MAX_WORKERS = (
+    300,
+    20,
+    50,
+    1000,
+)  # upper bounds; MAX_WHOLE_JOBS: ended jobs with workers
+NAN = float("nan")
+EARLY_SECONDS = 0.2  # after this time a rate has its first estimate, although its window is not full
+_HEADER_KEYS = (
+    "kind",
+    "run",
+    "name",
+    "event",
+    "time",
+)  # keys of an event message that are no values of the event
 
 
-class Curve:
+class ThinnedCurve:
     """Columns of numbers over one increasing axis, with at most ``limit`` points.
 
     When the limit is reached, every other point is dropped, and from then on only every second (then fourth,
@@ -101,7 +119,7 @@ class Curve:
         self._count, self._last_kept = keep * self.stride, True
 
 
-class Rate:
+class SmoothedRate:
     """Rate of an amount per second, over the last few seconds."""
 
     __slots__ = ("_begin", "_last", "_sum", "value", "window")
@@ -122,9 +140,7 @@ class Rate:
         self._last = now
         passed = now - self._begin
         full = passed >= self.window
-        if full or (
-            not self.value and passed >= min(EARLY, self.window)
-        ):  # first estimate before the window is full
+        if full or (not self.value and passed >= min(EARLY_SECONDS, self.window)):
             fresh = self._sum / passed
             self.value = 0.5 * (self.value + fresh) if self.value and full else fresh
         if full:
@@ -146,23 +162,23 @@ class WorkerShare:
         self.rows = self.bytes = self.spans = self.rss = 0
         self.gpu_used = self.gpu_total = self.gpu_rows = 0
         self.seconds = self.wait = self.seen = 0.0
-        self.rate, self.last, self.lost = Rate(), "", False
+        self.rate, self.last, self.lost = SmoothedRate(), "", False
 
     def add(self, message: Mapping[str, Any], now: float) -> None:
-        rows, seconds = int(number(message, "rows")), number(message, "seconds")
+        rows, seconds = int(read_number(message, "rows")), read_number(message, "seconds")
         self.name = clip(message.get("name") or self.address, 80)
-        self.pool = pool_of(message)
+        self.pool = device_pool_of(message)
         self.rows += rows
-        self.bytes += int(number(message, "bytes"))
-        self.spans += int(number(message, "spans", 1))
+        self.bytes += int(read_number(message, "bytes"))
+        self.spans += int(read_number(message, "spans", 1))
         self.seconds += seconds
-        self.wait += number(message, "wait_seconds")
-        self.rss = int(number(message, "rss")) or self.rss
-        if number(message, "gpu_total"):
+        self.wait += read_number(message, "wait_seconds")
+        self.rss = int(read_number(message, "rss")) or self.rss
+        if read_number(message, "gpu_total"):
             for key in GPU_MEMORY:
-                setattr(self, key, int(number(message, key)))
+                setattr(self, key, int(read_number(message, key)))
         self.rate.add(now, rows, seconds)
-        self.last, self.seen, self.lost = span_text(message), now, False
+        self.last, self.seen, self.lost = describe_span(message), now, False
 
     def to_dict(self, now: float) -> dict[str, Any]:
         return {
@@ -184,7 +200,7 @@ class WorkerShare:
 
 
 class JobWorkers:
-    """Workers of a job: at most WORKERS of them, and sums that include dropped workers."""
+    """Workers of a job: at most MAX_WORKERS of them, and sums that include dropped workers."""
 
     def __init__(self) -> None:
         self.rows: dict[str, WorkerShare] = {}
@@ -203,14 +219,14 @@ class JobWorkers:
             self._make_room()
             worker = self.rows[address] = WorkerShare(address)
         worker.add(message, now)
-        self.pool_rows[worker.pool] = self.pool_rows.get(worker.pool, 0) + int(number(message, "rows"))
+        self.pool_rows[worker.pool] = self.pool_rows.get(worker.pool, 0) + int(read_number(message, "rows"))
 
     def mark_lost(self, address: str) -> bool:
         """Mark a worker as lost; return False if it was marked before."""
         if address in self._lost:
             return False
         self._lost[address] = None
-        if len(self._lost) > WORKERS:
+        if len(self._lost) > MAX_WORKERS:
             del self._lost[next(iter(self._lost))]
         self.lost_total += 1
         if address in self.rows:
@@ -233,11 +249,11 @@ class JobWorkers:
         return list(out.values())
 
     def to_list(self, now: float) -> list[dict[str, Any]]:
-        """Return the work of each worker, in the order of their first messages."""
+        """Return one JSON record per worker: rows, bytes, times, memory; workers in the order of joining."""
         return [worker.to_dict(now) for worker in self.rows.values()]
 
     def _make_room(self) -> None:
-        if len(self.rows) >= WORKERS:
+        if len(self.rows) >= MAX_WORKERS:
             oldest = min(self.rows.values(), key=lambda w: (not w.lost, w.seen))
             del self.rows[oldest.address]
 
@@ -260,11 +276,11 @@ class JobView:
         self.info: dict[str, Any] = {}
         self.stage = self.part = ""
         self.record: dict[str, Any] = {}
-        self.curves: dict[str, Curve] = {}
+        self.curves: dict[str, ThinnedCurve] = {}
         self.axes: dict[str, str] = {}
         self.workers = JobWorkers()
-        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
-        self.rows_rate, self.byte_rate = Rate(), Rate()
+        self.events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self.rows_rate, self.byte_rate = SmoothedRate(), SmoothedRate()
         self.rows = self.bytes = 0.0
         self.spans_redone: dict[str, int] = {}
         self.quarantined = 0
@@ -277,7 +293,7 @@ class JobView:
     # -- messages --------------------------------------------------------------------------------------------
 
     def update(self, message: Mapping[str, Any], now: float) -> None:
-        """Update the state by a message; ignore messages of unknown kinds."""
+        """Update this job's state from a message of its driver or of a worker; ignore unknown kinds."""
         handle = getattr(self, f"_on_{message.get('kind')}", None)
         if handle is not None:
             self.seen = max(self.seen, now)
@@ -298,7 +314,7 @@ class JobView:
         """Discard the data of an old job except its table row and shortened curves."""
         self.workers.clear()
         for curve in self.curves.values():
-            while len(curve) > OLD_POINTS:
+            while len(curve) > MAX_OLD_POINTS:
                 curve.thin()
 
     def _on_state(self, message: Mapping[str, Any], now: float) -> None:
@@ -307,17 +323,17 @@ class JobView:
                 setattr(self, key, clip(message[key], length))
         self.id = clip(message.get("job") or self.id, 120)
         for key in ("submitted", "began"):
-            # A driver that replaces a lost one continues the same work.
-            is_continued = key == "began" and self.began is not None and self.state not in ENDED
-            if number(message, key) and not is_continued:
-                setattr(self, key, number(message, key))
-        if message.get("again") and self.state in ENDED:
+            # A new driver process that replaces a lost one continues its fit, so the start time stays.
+            is_continued = key == "began" and self.began is not None and self.state not in ENDED_STATES
+            if read_number(message, key) and not is_continued:
+                setattr(self, key, read_number(message, key))
+        if message.get("again") and self.state in ENDED_STATES:
             return
         state = clip(message.get("state") or self.state, 20)
         if state != self.state or not self.events:
             self._note(state, {"error": message.get("error")}, now)
         self.state, self.error = state, clip(message.get("error") or "", 2000)
-        if state in ENDED:
+        if state in ENDED_STATES:
             self.ended = self.ended or now
         else:
             self.ended = None
@@ -326,28 +342,32 @@ class JobView:
 
     def _on_progress(self, message: Mapping[str, Any], now: float) -> None:
         self._store_stage(message)
-        at = (self.stage, number(message, "pass"))
-        done = number(message, "rows_done")
+        at = (self.stage, read_number(message, "pass"))
+        done = read_number(message, "rows_done")
         if at != self._at:
             self._at = at
             # The rate excludes rows that were done before the pass was interrupted.
-            self.rows_done = 0.0 if number(message, "rows_per_s") else done
-        fresh, rate = max(0.0, done - self.rows_done), number(message, "rows_per_s")
+            self.rows_done = 0.0 if read_number(message, "rows_per_s") else done
+        fresh, rate = max(0.0, done - self.rows_done), read_number(message, "rows_per_s")
         self.rows_rate.add(now, fresh, fresh / rate if rate else None)
         self.rows_done = done
-        self.rows_total = number(message, "rows_total")
+        self.rows_total = read_number(message, "rows_total")
 
     def _store_stage(self, message: Mapping[str, Any]) -> None:
-        """Store the stage and, for a network, the layer."""
+        """Store the stage of the fit and, for a multilayer network, the layer that a message names."""
         self.stage, self.part = clip(message.get("stage") or self.stage, 80), clip(describe_part(message), 80)
-        if number(message, "layer"):
-            self.layers = number(message, "layer"), number(message, "layers")
+        if read_number(message, "layer"):
+            self.layers = read_number(message, "layer"), read_number(message, "layers")
 
     def _on_pass(self, message: Mapping[str, Any], now: float) -> None:
         stage = self.stage = clip(message.get("stage") or self.stage, 80)
         self.part = clip(describe_part(message), 80)
-        rows, seconds, at = number(message, "rows"), number(message, "seconds"), number(message, "pass")
-        read = number(message, "bytes_read")
+        rows, seconds, at = (
+            read_number(message, "rows"),
+            read_number(message, "seconds"),
+            read_number(message, "pass"),
+        )
+        read = read_number(message, "bytes_read")
         fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
         reported = self.rows_done if (stage, at) == self._at else 0.0
         self.rows_rate.add(now, max(0.0, fresh_rows - reported), seconds or None)
@@ -355,36 +375,36 @@ class JobView:
         self.byte_rate.add(now, fresh_bytes, seconds or None)
         self._at = (stage, at)
         self.rows_done = self.rows_total = max(self.rows_total, rows)
-        values = {key: number_or_none(message, key) for key in COLUMNS}
+        values = {key: read_number_or_none(message, key) for key in COLUMNS}
         if seconds:
             # Average with later passes, because the first pass includes the compilation of kernels.
             self.pass_seconds = 0.5 * ((self.pass_seconds or seconds) + seconds)
             values["rows_per_s"], values["mb_per_s"] = rows / seconds, read / 1e6 / seconds
         self.record = {key: value for key, value in values.items() if value is not None} | {"pass": int(at)}
-        axis = "steps" if number(message, "steps") else "pass"
+        axis = "steps" if read_number(message, "steps") else "pass"
         curve = self._curve(stage, axis)
-        curve.add(number(message, axis), values)
+        curve.add(read_number(message, axis), values)
 
     def _on_span(self, message: Mapping[str, Any], now: float) -> None:
         self.workers.add(message, now)
 
     def _on_event(self, message: Mapping[str, Any], now: float) -> None:
         name = clip(message.get("name") or message.get("event") or "note", 60)
-        values = {key: message[key] for key in list(message)[:20] if key not in _OWN}
+        values = {key: message[key] for key in list(message)[:20] if key not in _HEADER_KEYS}
         if name == "fit_started":
-            self.info = {key: number(message, key) for key in ("rows", "features", "classes", "members")}
-            self.limit = number_or_none(message, "max_iter")
+            self.info = {key: read_number(message, key) for key in ("rows", "features", "classes", "members")}
+            self.limit = read_number_or_none(message, "max_iter")
         elif name == "stage":
             self._store_stage(message)
-            self.rows_done, self.rows_total = 0.0, number(message, "rows")
-            if self.stage in AFTER_FIT:  # these rows are not rows of passes
-                self.rows_rate = Rate()
+            self.rows_done, self.rows_total = 0.0, read_number(message, "rows")
+            if self.stage in AFTER_FIT:  # the rate of the passes does not count scored or reported rows
+                self.rows_rate = SmoothedRate()
         elif name == "checkpoint":
-            self.checkpoint = {"pass": number_or_none(message, "pass"), "time": now}
-            return  # one per pass would displace all other events
+            self.checkpoint = {"pass": read_number_or_none(message, "pass"), "time": now}
+            return  # a checkpoint in each pass would displace all other events from the bounded list
         elif name == "span_redone":
-            pool = pool_of(message, "all")
-            self.spans_redone[pool] = self.spans_redone.get(pool, 0) + int(number(message, "count", 1))
+            pool = device_pool_of(message, "all")
+            self.spans_redone[pool] = self.spans_redone.get(pool, 0) + int(read_number(message, "count", 1))
         elif name == "shard_quarantined":
             self.quarantined += 1
         elif (
@@ -437,7 +457,7 @@ class JobView:
         }
 
     def detail(self, now: float) -> dict[str, Any]:
-        """Return the summary, curves, workers, pools and events, for JSON."""
+        """Return all data of this job for JSON: summary, curves, workers, kinds of devices, events."""
         curves = [
             {"stage": stage, "axis": self.axes[stage], **curve.to_dict()}
             for stage, curve in self.curves.items()
@@ -483,8 +503,8 @@ class JobView:
 
     def _count(self, message: Mapping[str, Any], key: str, amount: float) -> float:
         """Add the rows or bytes of a pass to the sum; return the amount that was added."""
-        # ``run_rows`` counts all rows since the process that drives the fit began; a new one counts from 0.
-        total = number_or_none(message, f"run_{key}")
+        # ``run_rows`` counts all rows since the driver process began; a new driver process counts from 0.
+        total = read_number_or_none(message, f"run_{key}")
         if total is not None:
             before = self._totals.get(key, 0.0)
             amount, self._totals[key] = (total - before if total >= before else total), total
@@ -492,12 +512,12 @@ class JobView:
         setattr(self, key, getattr(self, key) + amount)
         return amount
 
-    def _curve(self, stage: str, axis: str) -> Curve:
+    def _curve(self, stage: str, axis: str) -> ThinnedCurve:
         if stage not in self.curves:
-            if len(self.curves) >= STAGES:
+            if len(self.curves) >= MAX_STAGES:
                 oldest = next(iter(self.curves))
                 del self.curves[oldest], self.axes[oldest]
-            self.curves[stage], self.axes[stage] = Curve(COLUMNS, POINTS), axis
+            self.curves[stage], self.axes[stage] = ThinnedCurve(COLUMNS, MAX_POINTS), axis
         return self.curves[stage]
 
     def _note(self, name: str, values: Mapping[str, Any], now: float) -> None:
@@ -524,13 +544,17 @@ def _time(seconds: float | None) -> str | None:
     return None if seconds is None else time_text(seconds)
 
 
-class Board:
-    """Jobs by run folder. A full board drops the job that ended first; old jobs lose their worker lists."""
+class JobBoard:
+    """State of all jobs on a scheduler, by run folder.
 
-    def __init__(self, jobs: int = JOBS, whole_jobs: int = WHOLE_JOBS) -> None:
+    At ``limit`` jobs a new job replaces the job that ended first. Only the last ``whole_jobs`` ended jobs
+    keep their lists of workers.
+    """
+
+    def __init__(self, jobs: int = MAX_JOBS, whole_jobs: int = MAX_WHOLE_JOBS) -> None:
         self.limit, self.whole_jobs = jobs, whole_jobs
         self.jobs: dict[str, JobView] = {}
-        self.lost: deque[dict[str, Any]] = deque(maxlen=LOST)
+        self.lost: deque[dict[str, Any]] = deque(maxlen=MAX_LOST_WORKERS)
         self.lost_total = self.joined_total = 0
 
     def update(self, message: object, now: float | None = None) -> None:
@@ -548,7 +572,7 @@ class Board:
             job = self._job(clip(message["run"], 1000))
             was = job.state
             job.update(message, now)
-            if job.state in ENDED and was not in ENDED:
+            if job.state in ENDED_STATES and was not in ENDED_STATES:
                 self._compact()
 
     def find(self, name: str) -> JobView | None:
@@ -558,20 +582,24 @@ class Board:
     def summary(self, now: float | None = None) -> list[dict[str, Any]]:
         """Return a row per job: jobs that have not ended first, then the latest start first."""
         now = time.time() if now is None else now
-        order = sorted(self.jobs.values(), key=lambda job: (job.state in ENDED, -(job.began or job.seen)))
+        order = sorted(
+            self.jobs.values(), key=lambda job: (job.state in ENDED_STATES, -(job.began or job.seen))
+        )
         return [job.summary(now) for job in order]
 
     def _job(self, run: str) -> JobView:
         job = self.jobs.get(run)
         if job is None:
             if len(self.jobs) >= self.limit:
-                first = min(self.jobs.values(), key=lambda j: (j.state not in ENDED, j.ended or j.seen))
+                first = min(
+                    self.jobs.values(), key=lambda j: (j.state not in ENDED_STATES, j.ended or j.seen)
+                )
                 del self.jobs[first.run]
             job = self.jobs[run] = JobView(run)
         return job
 
     def _working(self, run: str) -> JobView | None:
-        """Return the job of a worker: that of the run folder ``run``, or of a run folder that contains it."""
+        """Return the job whose run folder is ``run``, or contains ``run`` (a candidate's folder); or None."""
         around = (job for known, job in self.jobs.items() if run.startswith(f"{known.rstrip('/')}/"))
         return self.jobs.get(run) or next(around, None)
 

@@ -16,7 +16,7 @@ from scalelatent.engine.dask import hooks
 from scalelatent.errors import ScalelatentError
 from scalelatent.storage.disk import is_local, locate
 
-from .board import Board
+from .board import JobBoard
 from .messages import natural_sort_key
 from .times import time_text
 
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "page"
 FORMAT_VERSION = 2
-# Seconds for which a JSON answer is reused, so that several viewers share one computation.
+# Seconds for which a JSON answer is reused, so that several open pages share one computation.
 FRESH_SECONDS = 0.4
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
-WORKERS, WORKERS_LOST = 200, 50  # upper bounds on the workers and lost workers in an answer
-_bodies: weakref.WeakKeyDictionary[Board, dict[str | None, tuple[float, str]]] = weakref.WeakKeyDictionary()
+MAX_WORKERS, MAX_LOST_WORKERS = 200, 50  # upper bounds on the workers and lost workers in an answer
+_bodies: weakref.WeakKeyDictionary[JobBoard, dict[str | None, tuple[float, str]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class _Handler(RequestHandler):
@@ -38,7 +40,7 @@ class _Handler(RequestHandler):
         self.scheduler = scheduler
 
     @property
-    def board(self) -> Board:
+    def board(self) -> JobBoard:
         plugin = self.scheduler.plugins.get("scalelatent")
         board = getattr(plugin, "board", None)
         if board is None:
@@ -110,7 +112,7 @@ ROUTES: list[tuple[str, type[RequestHandler]]] = [
 
 
 def snapshot(
-    board: Board, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
+    board: JobBoard, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
 ) -> dict[str, Any]:
     """Return the answer of ``/scalelatent.json``: ISO 8601 times, seconds, bytes; null for unknown values."""
     now = time.time() if now is None else now
@@ -143,12 +145,12 @@ def snapshot(
 def _truncate_workers(rows: list[dict[str, Any]]) -> int:
     """Truncate a list of workers that ends with the lost ones; return the number of removed workers."""
     there = sum(not row["lost"] for row in rows)
-    hidden = max(0, there - WORKERS) + max(0, len(rows) - there - WORKERS_LOST)
-    rows[:] = rows[: min(there, WORKERS)] + rows[there:][-WORKERS_LOST:]
+    hidden = max(0, there - MAX_WORKERS) + max(0, len(rows) - there - MAX_LOST_WORKERS)
+    rows[:] = rows[: min(there, MAX_WORKERS)] + rows[there:][-MAX_LOST_WORKERS:]
     return hidden
 
 
-def _body(scheduler: Scheduler, board: Board, job: str | None) -> str:
+def _body(scheduler: Scheduler, board: JobBoard, job: str | None) -> str:
     """Return the answer as JSON text, cached for FRESH_SECONDS."""
     kept = _bodies.setdefault(board, {})
     now = time.monotonic()

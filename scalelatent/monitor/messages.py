@@ -19,7 +19,7 @@ AFTER_FIT = ("saving", "scoring", "report")
 """Stages of a job after its fit."""
 
 
-def number(message: Mapping[str, Any], key: str, default: float = 0.0) -> float:
+def read_number(message: Mapping[str, Any], key: str, default: float = 0.0) -> float:
     """Return a finite number of a message, or ``default``."""
     value = message.get(key)
     if isinstance(value, (int, float)) and abs(value) <= 1e300:
@@ -27,9 +27,9 @@ def number(message: Mapping[str, Any], key: str, default: float = 0.0) -> float:
     return default
 
 
-def number_or_none(message: Mapping[str, Any], key: str) -> float | None:
+def read_number_or_none(message: Mapping[str, Any], key: str) -> float | None:
     """Return a finite number of a message, or None."""
-    value = number(message, key, float("nan"))
+    value = read_number(message, key, float("nan"))
     return value if value == value else None
 
 
@@ -39,13 +39,13 @@ def clip(value: object, length: int = 300) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
+def device_pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
     """Return the kind of device, ``gpu`` or ``cpu``, from the names that messages use for it."""
     device = clip(message.get("device") or message.get("pool") or unknown, 20).lower()
     return {"cupy": "gpu", "cuda": "gpu", "numpy": "cpu", "numba": "cpu"}.get(device, device)
 
 
-def span_text(message: Mapping[str, Any]) -> str:
+def describe_span(message: Mapping[str, Any]) -> str:
     """Return a short text of the work in a message: 'capsule_estep, pass 3, span 17' (or step, or shard)."""
     words = [clip(message["stage"], 60)] if message.get("stage") else []
     for key in ("pass", "span", "step", "shard"):
@@ -64,7 +64,7 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 def describe_part(info: Mapping[str, Any]) -> str:
     """Return the layer of a network or the number of tried values as text; empty for other stages."""
-    layer, layers, k, tries = (int(number(info, key)) for key in ("layer", "layers", "k", "tries"))
+    layer, layers, k, tries = (int(read_number(info, key)) for key in ("layer", "layers", "k", "tries"))
     if layer:
         return f"layer {layer} of {layers}, k = {k:,}"
     return f"up to {tries} values tried" if tries else ""

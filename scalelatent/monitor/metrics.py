@@ -7,24 +7,24 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .board import Board
+from .board import JobBoard
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 LABELS = ("job", "model", "pool")
 # Label of values that belong to a whole job and not to one pool of workers.
-ALL = "all"
+ALL_POOLS = "all"
 
 
 class JobCollector:
-    """Collector that computes metrics on each scrape, from the lists of jobs (boards) of the schedulers here.
+    """Prometheus collector that computes metrics on each scrape, from all jobs of schedulers in this process.
 
-    It excludes jobs that a board has dropped, so the number of time series has an upper bound.
+    It excludes jobs that a `JobBoard` has dropped, so the number of time series has an upper bound.
     """
 
     def __init__(self) -> None:
-        self.boards: weakref.WeakSet[Board] = weakref.WeakSet()
+        self.boards: weakref.WeakSet[JobBoard] = weakref.WeakSet()
 
     def describe(self) -> list[Metric]:
         """Return no metrics, so that the registry does not collect at registration."""
@@ -53,13 +53,13 @@ class JobCollector:
                 if labels in seen:
                     continue
                 seen.add(labels)
-                for pool, count in (job.workers.pool_rows or {ALL: int(job.rows)}).items():
+                for pool, count in (job.workers.pool_rows or {ALL_POOLS: int(job.rows)}).items():
                     rows.add_metric([*labels, pool], count)
-                for pool, count in (job.spans_redone or {ALL: 0}).items():
+                for pool, count in (job.spans_redone or {ALL_POOLS: 0}).items():
                     redone.add_metric([*labels, pool], count)
                 for family, key in ((passes, "pass"), (objective, "objective")):
                     if job.record.get(key) is not None:
-                        family.add_metric([*labels, ALL], job.record[key])
+                        family.add_metric([*labels, ALL_POOLS], job.record[key])
         yield from (rows, passes, objective, redone)
 
 
@@ -67,8 +67,8 @@ _collector: JobCollector | None = None
 _lock = threading.Lock()
 
 
-def add_board(board: Board) -> bool:
-    """Add the jobs of a board to ``/metrics``; return False if prometheus_client is not installed."""
+def add_board(board: JobBoard) -> bool:
+    """Add the jobs of a scheduler to ``/metrics``; return False if prometheus_client is not installed."""
     global _collector
     try:
         from prometheus_client import REGISTRY
@@ -82,7 +82,7 @@ def add_board(board: Board) -> bool:
     return True
 
 
-def remove_board(board: Board) -> None:
-    """Remove the jobs of a scheduler, which ``board`` lists, from ``/metrics``."""
+def remove_board(board: JobBoard) -> None:
+    """Remove the jobs of a scheduler from ``/metrics``."""
     if _collector is not None:
         _collector.boards.discard(board)

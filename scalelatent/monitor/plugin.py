@@ -8,7 +8,7 @@ from distributed import SchedulerPlugin
 
 from scalelatent.engine.dask import hooks
 
-from .board import Board
+from .board import JobBoard
 from .handlers import ROUTES
 from .messages import TOPIC
 from .metrics import add_board, remove_board
@@ -35,14 +35,14 @@ class ScalelatentPlugin(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.scheduler: Scheduler | None = None
-        self.board: Board | None = None
+        self.board: JobBoard | None = None
         self._workers: dict[str, Any] = {}
 
     async def start(self, scheduler: Scheduler) -> None:
         """Start to listen to messages; do nothing on the second call, which a starting scheduler makes."""
         if self.scheduler is not None:
             return
-        self.scheduler, self.board = scheduler, Board()
+        self.scheduler, self.board = scheduler, JobBoard()
         for when, message in hooks.past_events(scheduler, TOPIC):
             self.board.update(message, when)
         self._workers = dict(scheduler.workers)

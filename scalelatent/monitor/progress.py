@@ -128,7 +128,7 @@ class ProgressDisplay(Callback):
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self._record = dict(record)
-        self._compiling.clear()  # a lost worker never reports the end of its compilation
+        self._compiling.clear()  # a worker that was lost while it compiled never reports the end
         seconds = record.get("seconds")
         if seconds:
             old = self._pass_seconds

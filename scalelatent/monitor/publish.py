@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 0.5  # shortest time between two progress messages
 BATCH_SECONDS, BATCH_PASSES = 0.1, 5  # seconds between batches of messages, and passes in one batch at most
 CHECKPOINT_SECONDS = 1.0  # shortest time between two checkpoint messages
-# Seconds between repeated state messages, from which a restarted scheduler or a new page learns of the job.
+# Seconds between repeated state messages, with which a restarted scheduler shows the job again.
 INTRODUCE_SECONDS = 15.0
-WAITING = 200  # upper bound on messages that wait to be sent
+MAX_WAITING_MESSAGES = 200  # upper bound on messages that wait to be sent
 
 
 class ClusterLog(Callback):
@@ -80,7 +80,7 @@ class ClusterLog(Callback):
         self._state: dict[str, Any] = {"state": "running"}
         self._sent_at: dict[str, float] = {}
         self._rows = self._bytes = 0
-        self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_MESSAGES)
         self._sending: Future[None] | None = None
         # The lock is reentrant, because a message that is sent at once calls back in the same thread.
         self._lock = threading.RLock()
@@ -196,7 +196,7 @@ class ClusterLog(Callback):
         old = [id(m) for m in passes[: -(BATCH_PASSES - 1)]] if kind == "pass" else []
         old += [id(m) for m in self._waiting if m["kind"] == "progress"]
         if old:
-            self._waiting = deque((m for m in self._waiting if id(m) not in old), WAITING)
+            self._waiting = deque((m for m in self._waiting if id(m) not in old), MAX_WAITING_MESSAGES)
 
     def _push(self) -> None:
         """Pass waiting messages to the event loop of the client, unless it is still sending earlier ones."""

@@ -235,7 +235,7 @@ class _Sender:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        # Time of the first attempt since the last call that succeeded, or None.
+        # Clock time in seconds of the first call after the last success; None if the last call succeeded.
         self._tried_since: float | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._work, name="scalelatent-tracking", daemon=True)

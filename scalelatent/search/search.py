@@ -331,21 +331,14 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             n_jobs=self.n_jobs,
             **where,
         ) as session:
-            for begin in begins:
-                session.check_skipping(begin.all_rows)
-            if any(begin.keeps_records for begin in begins):
-                session.keep_records()
-            self.seed_ = session.begin(
-                self._random_state(base), self._deciding_parameters(base, params), watched
-            )
-            session.notify_start(
-                watched["train"],
+            self.seed_, visible = session.start_fit(
+                begins,
+                self._random_state(base),
+                self._deciding_parameters(base, params),
+                watched,
                 candidates=len(params),
                 splits=self.n_splits_,
-                seed=self.seed_,
-                **begins[0].info,
             )
-            visible = {name: session.make_visible(name, ds) for name, ds in watched.items()}
             shared = SharedFit(
                 session,
                 find_resources(session.client, self.n_jobs, self.memory_limit),

@@ -189,14 +189,14 @@ class LocalLocation(Location):
         _sync_folder((self.path / key).parent)
 
 
-_STEPS = {
+_NEXT_STEPS = {
     errno.ENAMETOOLONG: "shorten the name, or move it to a shorter path",
     errno.ELOOP: "this link leads back to itself: remove it",
 }
 
 
 def _unreadable(path: Path, error: OSError) -> StoreError:
-    step = _STEPS.get(error.errno or 0, "let this user read it")
+    step = _NEXT_STEPS.get(error.errno or 0, "let this user read it")
     return StoreError(f"{path} cannot be read: {error.strerror or error}; {step}, or choose another place")
 
 

@@ -303,7 +303,7 @@ def _threads(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2 * READS_AT_ONCE, thread_name_prefix="scalelatent-objects")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _cause_chain(error: BaseException) -> Iterator[BaseException]:
     visited: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in visited:
@@ -314,7 +314,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _find_response(error: BaseException) -> tuple[int | None, str]:
     """Return (HTTP status, error code) of the store's response; (None, "") without a response."""
-    for e in _chain(error):
+    for e in _cause_chain(error):
         if type(e).__name__ in _TRANSIENT_NAMES:
             break  # The answer was interrupted; a status of an earlier error is not its status.
         response = getattr(e, "response", None)
@@ -335,14 +335,14 @@ def _is_transient(error: BaseException) -> bool:
         return False
     return any(
         isinstance(e, (TimeoutError, ConnectionError)) or type(e).__name__ in _TRANSIENT_NAMES
-        for e in _chain(error)
+        for e in _cause_chain(error)
     )
 
 
 def _translate(error: Exception, name: str, location: ObjectLocation, tries: int, spent: float) -> Exception:
     """Return the error with a clear message; `FileNotFoundError` and `FileExistsError` keep their type."""
     status, code = _find_response(error)
-    names = {type(e).__name__ for e in _chain(error)}
+    names = {type(e).__name__ for e in _cause_chain(error)}
     root = location.url.split("/")[2]
     text = _text_of(error, location.access)
     if isinstance(error, StoreError):

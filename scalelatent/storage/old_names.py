@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _CAPSULE, _CRBM, _MBN = "scalelatent.models.capsule", "scalelatent.models.crbm", "scalelatent.models.mbn"
 
-MOVED = {
+MOVED_MODULES = {
     "scalelatent.models.base": "scalelatent.contract.learners",
     "scalelatent.models.csr": "scalelatent.kernels.sparse_rows",
     "scalelatent.models.stats": "scalelatent.contract.stats",

@@ -18,7 +18,7 @@ import numpy as np
 from scalelatent.errors import RunError
 
 from .disk import Location, locate
-from .old_names import MOVED
+from .old_names import MOVED_MODULES
 
 MODELS = "scalelatent.models"
 """Group of entry points with which packages declare their models."""
@@ -157,7 +157,7 @@ def _build(head: Any, arrays: Any) -> Any:
             f"package that declares models here (entry points {MODELS})"
         )
     try:
-        cls = getattr(importlib.import_module(MOVED.get(module, module)), name)
+        cls = getattr(importlib.import_module(MOVED_MODULES.get(module, module)), name)
     except (ImportError, AttributeError):
         cls = None
     fields = {k: _build(v, arrays) for k, v in head["fields"].items()}

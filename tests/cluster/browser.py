@@ -29,7 +29,7 @@ def find_chromium() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
-class Page:
+class BrowserTab:
     """One tab; ``errors`` has its console errors and warnings, uncaught exceptions and failed loads."""
 
     def __init__(self, url: str) -> None:
@@ -114,7 +114,7 @@ class Page:
 
 
 @contextmanager
-def browser() -> Iterator[Page]:
+def browser() -> Iterator[BrowserTab]:
     """Start a Chromium with one tab, and end it after the test."""
     chromium = find_chromium()
     assert chromium is not None
@@ -132,7 +132,7 @@ def browser() -> Iterator[Page]:
             port = port_file.read_text().split()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=10) as answer:
                 tabs = [tab for tab in json.load(answer) if tab["type"] == "page"]
-            page = Page(tabs[0]["webSocketDebuggerUrl"])
+            page = BrowserTab(tabs[0]["webSocketDebuggerUrl"])
             try:
                 yield page
             finally:

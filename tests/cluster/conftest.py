@@ -16,7 +16,7 @@ from scalelatent import CapsuleRegression, Dataset
 from scalelatent.jobs import runner
 from scalelatent.jobs.resolve import load_job
 from tests.cluster.processes import Processes
-from tests.helpers import files_of
+from tests.helpers import read_model_files
 
 ENGINE = {"block_rows": 64, "leaf_rows": 128}
 OPTIONS: dict[str, Any] = {"capsule_dim": 2, "max_iter": 5, "random_state": 0, "projection": None}
@@ -65,7 +65,7 @@ def client() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def starter() -> Callable[..., Any]:
+def start_other_cluster() -> Callable[..., Any]:
     """Return a function that starts a separate cluster for a test."""
     return start_cluster
 
@@ -100,8 +100,8 @@ def fit(rows: SimpleNamespace) -> Callable[..., CapsuleRegression]:
 
 
 @pytest.fixture(scope="session")
-def alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleRegression]:
-    """Return a function that does the same fit in this process, once for each set of parameters."""
+def fit_alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleRegression]:
+    """Return a function like ``fit`` that fits in this process, once for each set of parameters."""
     kept: dict[str, CapsuleRegression] = {}
 
     def run(**more: Any) -> CapsuleRegression:
@@ -114,7 +114,7 @@ def alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleRegress
 
 
 @pytest.fixture(scope="session")
-def same() -> Callable[[CapsuleRegression, CapsuleRegression], None]:
+def assert_same() -> Callable[[CapsuleRegression, CapsuleRegression], None]:
     """Return a check that parameters and measurements of every pass are identical."""
 
     def check(a: CapsuleRegression, b: CapsuleRegression) -> None:
@@ -127,12 +127,12 @@ def same() -> Callable[[CapsuleRegression, CapsuleRegression], None]:
 
 
 @pytest.fixture
-def pids() -> Callable[[Any], dict[str, int]]:
+def worker_pids() -> Callable[[Any], dict[str, int]]:
     return lambda client: client.run(os.getpid)
 
 
 @pytest.fixture
-def mortal() -> Iterator[Any]:
+def mortal_cluster() -> Iterator[Any]:
     """Start a separate cluster for a test that kills its processes."""
     from distributed import Client
 
@@ -164,12 +164,14 @@ def scheduler_tasks(client: Any) -> Callable[..., int]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(place: Path) -> dict[str, bytes]:
+def undisturbed(dataset_folder: Path) -> dict[str, bytes]:
     """Return the model of the job, fitted in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
-        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
-    return files_of(result.folder)
+        result = runner.run_new_job(
+            load_job(dataset_folder / "job.toml", settings=[f"job.out={dataset_folder / 'oracle'}"])
+        )
+    return read_model_files(result.folder)
 
 
 @pytest.fixture

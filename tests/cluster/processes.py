@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import until
+from tests.helpers import wait_for
 
 
 class Processes:
@@ -33,7 +33,7 @@ class Processes:
             "distributed.cli.dask_scheduler", "--host", host, "--port", "0", "--no-dashboard",
             "--scheduler-file", str(file),
         )  # fmt: skip
-        until(lambda: file.exists() and file.stat().st_size)
+        wait_for(lambda: file.exists() and file.stat().st_size)
         return json.loads(file.read_text())["address"], process
 
     def worker(self, scheduler: str, *more: str, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:

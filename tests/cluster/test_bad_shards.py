@@ -20,13 +20,13 @@ from scalelatent.errors import RunError
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
-from tests.helpers import InterruptAt, until
+from tests.helpers import InterruptAt, wait_for
 
-# Rows of x/c/3/0, and those of them that kill a worker; two spans read them.
+# Rows of the shard x/c/3/0, which two spans read, and the rows among them that kill a worker.
 SHARD, CHUNK = (3600, 4800), (3900, 4200)
 
 
-class Poison(WorkerPlugin):
+class KillingShard(WorkerPlugin):
     """Worker plugin that kills its worker when it reads a row of the shard while a file exists.
 
     It imitates a codec that crashes on a chunk. New workers have the plugin, too.
@@ -53,7 +53,7 @@ class Poison(WorkerPlugin):
         StoredRows.read = read  # type: ignore[method-assign]
 
 
-class Events(Callback):
+class EventRecorder(Callback):
     def __init__(self) -> None:
         self.reported: list[dict[str, Any]] = []
         self.passes: list[int] = []
@@ -68,7 +68,7 @@ class Events(Callback):
         return [info for info in self.reported if info["event"] == name]
 
 
-class FromPass(Events):
+class KillFromPass(EventRecorder):
     """Callback that enables the killing rows at the start of a pass."""
 
     def __init__(self, number: int, mark: Path) -> None:
@@ -80,93 +80,106 @@ class FromPass(Events):
             self._mark.touch()
 
 
-def reads_of_the_chunk(text: str) -> bool:
-    """Return whether a message reports that rows of the chunk in the guilty span were read."""
+def reports_reads_of_the_chunk(text: str) -> bool:
+    """Return whether a message reports reads of the shard by the span with the killing rows."""
     start, stop = map(int, re.search(r"while reading rows (\d+):(\d+)", text).groups())
     return CHUNK[0] <= start < stop <= CHUNK[1]
 
 
 @pytest.fixture(scope="module")
-def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kill_mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("poison") / "mark"
 
 
 @pytest.fixture(scope="module")
-def workers(mark: Path, starter: Any) -> Iterator[Client]:
+def workers(kill_mark: Path, start_other_cluster: Any) -> Iterator[Client]:
     """Start three workers with Dask's default limit of deaths; some rows kill them."""
     with (
         # Otherwise a LocalCluster removes a worker that it finds dead 15 s after an earlier death.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
-        starter(3) as cluster,
+        start_other_cluster(3) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as client,
     ):
         client.wait_for_workers(3, timeout=60)
-        client.register_plugin(Poison(str(mark), CHUNK))
+        client.register_plugin(KillingShard(str(kill_mark), CHUNK))
         yield client
 
 
 @pytest.fixture
-def poisoned(workers: Client) -> Client:
+def killing_cluster(workers: Client) -> Client:
     """Wait until the workers that died in an earlier test are back."""
     workers.wait_for_workers(3, timeout=60)
     return workers
 
 
 @pytest.fixture
-def deaths(mark: Path) -> Iterator[Callable[[], int]]:
+def count_deaths(kill_mark: Path) -> Iterator[Callable[[], int]]:
     """Return the number of workers that rows killed in this test."""
-    file = Path(f"{mark}.deaths")
+    file = Path(f"{kill_mark}.deaths")
     file.unlink(missing_ok=True)
     yield lambda: len(file.read_text().split()) if file.exists() else 0
-    mark.unlink(missing_ok=True)
+    kill_mark.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("where", ["collect", "pass"])
 def test_the_error_names_a_shard_that_killed_three_workers(
-    poisoned: Any, fit: Any, alone: Any, same: Any, mark: Path, deaths: Any, tmp_path: Path, where: str
+    killing_cluster: Any,
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    kill_mark: Path,
+    count_deaths: Any,
+    tmp_path: Path,
+    where: str,
 ) -> None:
-    events = Events() if where == "collect" else FromPass(3, mark)
+    events = EventRecorder() if where == "collect" else KillFromPass(3, kill_mark)
     if where == "collect":
-        mark.touch()
+        kill_mark.touch()
     with pytest.raises(RunError) as raised:
-        fit(poisoned, run_dir=tmp_path, callbacks=events)
-    assert deaths() <= 3
+        fit(killing_cluster, run_dir=tmp_path, callbacks=events)
+    assert count_deaths() <= 3
     text = str(raised.value)
     assert "train/x/c/3/0 (rows 3600:4800)" in text
     for word in ("was with 3 workers", "127.0.0.1", "in use at its peak"):
         assert word in text
-    assert reads_of_the_chunk(text)
+    assert reports_reads_of_the_chunk(text)
     for step in ("scalelatent data check DATA", "memory_limit", "on_bad_shard", "resume"):
         assert step in text
     assert len(events.infos("worker_lost")) == 3
     assert not list((tmp_path / "engine").glob("trial-*"))
     if where == "pass":
         assert events.passes == [1, 2]
-    mark.unlink()
-    poisoned.wait_for_workers(3, timeout=60)
-    again = Events()
-    same(fit(poisoned, run_dir=tmp_path, resume=True, callbacks=again), alone())
+    kill_mark.unlink()
+    killing_cluster.wait_for_workers(3, timeout=60)
+    again = EventRecorder()
+    assert_same(fit(killing_cluster, run_dir=tmp_path, resume=True, callbacks=again), fit_alone())
     assert again.passes == ([3, 4, 5] if where == "pass" else [1, 2, 3, 4, 5])
 
 
-def _without(rows: SimpleNamespace) -> np.ndarray:
+def exclude_rows(rows: SimpleNamespace) -> np.ndarray:
     weight = np.ones(len(rows.x))
     weight[SHARD[0] : SHARD[1]] = 0
     return weight
 
 
 def test_a_shard_that_kills_workers_is_excluded_on_request(
-    poisoned: Any, fit: Any, same: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
+    killing_cluster: Any,
+    fit: Any,
+    assert_same: Any,
+    rows: Any,
+    kill_mark: Path,
+    count_deaths: Any,
+    tmp_path: Path,
 ) -> None:
     """Moments, projection and passes continue without the shard.
 
     A resumed fit excludes it even if it can be read again.
     """
-    mark.touch()
-    events, options = Events(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
+    kill_mark.touch()
+    events, options = EventRecorder(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
     with pytest.raises(KeyboardInterrupt):
-        fit(poisoned, run_dir=tmp_path, callbacks=[events, InterruptAt(2, "pass_end")], **options)
-    assert deaths() == 3
+        fit(killing_cluster, run_dir=tmp_path, callbacks=[events, InterruptAt(2, "pass_end")], **options)
+    assert count_deaths() == 3
     (reported,) = events.infos("shard_quarantined")
     assert reported["shard"].endswith("train/x/c/3/0")
     assert (reported["first_row"], reported["stop_row"], reported["rows"], reported["deaths"]) == (
@@ -175,29 +188,29 @@ def test_a_shard_that_kills_workers_is_excluded_on_request(
         3,
     )
     assert reported["stage"] == "capsule_svd"
-    mark.unlink()
-    poisoned.wait_for_workers(3, timeout=60)
-    model = fit(poisoned, run_dir=tmp_path, resume=True, projection=20)
-    same(model, fit(x=rows.train, sample_weight=_without(rows), projection=20))
-    assert deaths() == 3
+    kill_mark.unlink()
+    killing_cluster.wait_for_workers(3, timeout=60)
+    model = fit(killing_cluster, run_dir=tmp_path, resume=True, projection=20)
+    assert_same(model, fit(x=rows.train, sample_weight=exclude_rows(rows), projection=20))
+    assert count_deaths() == 3
 
 
 def test_a_damaged_shard_is_excluded_at_once(
-    poisoned: Any, fit: Any, same: Any, rows: Any, deaths: Any, tmp_path: Path
+    killing_cluster: Any, fit: Any, assert_same: Any, rows: Any, count_deaths: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     (tmp_path / "rows" / "x" / "c" / "3" / "0").unlink()
-    events, train = Events(), open_dataset(tmp_path / "rows")
+    events, train = EventRecorder(), open_dataset(tmp_path / "rows")
     skip = {"on_bad_shard": "skip"}
-    model = fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
-    same(model, fit(x=rows.train, sample_weight=_without(rows)))
+    model = fit(killing_cluster, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
+    assert_same(model, fit(x=rows.train, sample_weight=exclude_rows(rows)))
     (reported,) = events.infos("shard_quarantined")
     assert (reported["rows"], reported["deaths"]) == (1200, 0)
     assert "is missing" in reported["why"]
-    assert deaths() == 0
+    assert count_deaths() == 0
 
 
-class Removes(Events):
+class RemoveShard(EventRecorder):
     """Callback that removes a shard after some passes."""
 
     def __init__(self, shard: Path) -> None:
@@ -211,14 +224,14 @@ class Removes(Events):
 
 
 def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
-    poisoned: Any, fit: Any, rows: Any, tmp_path: Path
+    killing_cluster: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
     """The driver waits only for the M-step of a short pass, which fails with the error of a span."""
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
-    events, train = Removes(shard), open_dataset(tmp_path / "rows")
+    events, train = RemoveShard(shard), open_dataset(tmp_path / "rows")
     skip = {"on_bad_shard": "skip", "cache": 0}
-    fit(poisoned, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
+    fit(killing_cluster, x=train, run_dir=tmp_path / "run", callbacks=events, engine=skip)
     (reported,) = events.infos("shard_quarantined")
     assert (reported["rows"], reported["deaths"]) == (1200, 0)
     assert events.passes == [1, 2, 3, 4, 5]
@@ -235,7 +248,7 @@ def test_an_online_fit_refuses_to_exclude_shards_before_it_starts(fit: Any, tmp_
 
 @pytest.mark.timeout(240)
 def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
-    starter: Any, rows: Any, mark: Path, deaths: Any, tmp_path: Path
+    start_other_cluster: Any, rows: Any, kill_mark: Path, count_deaths: Any, tmp_path: Path
 ) -> None:
     """The driver dies with its only worker, so that a restarted driver counts the deaths from the run
     folder.
@@ -252,18 +265,18 @@ def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
         },
         "engine": {"block_rows": 64, "leaf_rows": 128},
     }
-    with starter(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
+    with start_other_cluster(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=60)
-        client.register_plugin(Poison(str(mark), CHUNK))
+        client.register_plugin(KillingShard(str(kill_mark), CHUNK))
         folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)
-        until(lambda: len(folder.records("metrics.jsonl")) > 1)
-        mark.touch()
+        wait_for(lambda: len(folder.records("metrics.jsonl")) > 1)
+        kill_mark.touch()
         # While its driver is restarted, the job is shown as a job with a lost driver.
-        ended = until(
+        ended = wait_for(
             lambda: (now := folder.read_state())["state"] == "failed" and not now.get("driver_lost") and now,
             seconds=120,
         )
     assert "train/x/c/3/0 (rows 3600:4800)" in ended["error"]
-    assert reads_of_the_chunk(ended["error"])
-    assert deaths() == 3
+    assert reports_reads_of_the_chunk(ended["error"])
+    assert count_deaths() == 3
     assert not list((tmp_path / "run" / "engine").glob("trial-*"))

@@ -20,7 +20,7 @@ from tests.helpers import load_online_toys
 toys = load_online_toys()
 
 
-class Checkpoints(Callback):
+class CheckpointRecorder(Callback):
     def __init__(self) -> None:
         self.reported: list[dict[str, Any]] = []
 
@@ -30,7 +30,7 @@ class Checkpoints(Callback):
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def loaded_states(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the states that this process, the driver, has loaded."""
     found: list[int] = []
     original = EngineStore.load_state
@@ -43,28 +43,28 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def _durable(folder: Path) -> list[str]:
+def list_durable_states(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("durable-*")]
 
 
 def test_checkpoints_of_a_batch_fit_are_not_sent_through_the_driver(
-    client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, loaded: list[int]
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, tmp_path: Path, loaded_states: list[int]
 ) -> None:
-    watch = Checkpoints()
+    watch = CheckpointRecorder()
     there = fit(client, run_dir=tmp_path, callbacks=watch, engine={"checkpoint_passes": 1})
     assert [info["pass"] for info in watch.reported] == [1, 2, 3, 4, 5]
-    assert loaded == [5]
-    assert _durable(tmp_path / "engine") == ["durable-capsule_estep-000005"]
-    same(there, alone())
+    assert loaded_states == [5]
+    assert list_durable_states(tmp_path / "engine") == ["durable-capsule_estep-000005"]
+    assert_same(there, fit_alone())
 
 
 def test_checkpoints_of_an_online_fit_are_not_sent_through_the_driver(
-    client: Any, tmp_path: Path, loaded: list[int]
+    client: Any, tmp_path: Path, loaded_states: list[int]
 ) -> None:
     client.upload_file(toys.__file__)
     rng = np.random.Generator(np.random.Philox(1))
     train = Dataset.from_arrays(rng.normal(size=(480, 6)).astype("f4")).save(tmp_path / "rows")
-    learner, store, watch = toys.Evidence(6), EngineStore(tmp_path / "run"), Checkpoints()
+    learner, store, watch = toys.Evidence(6), EngineStore(tmp_path / "run"), CheckpointRecorder()
     stage = make_stage("toy_step", learner, {"train": train}, "cpu")
     order = RowOrder(480, 3, 48, n_chains=2, run_rows=64, buffer_runs=2)
     fit_online(
@@ -72,7 +72,7 @@ def test_checkpoints_of_an_online_fit_are_not_sent_through_the_driver(
         callbacks=Callbacks(watch), store=store, checkpoint_seconds=0,
     )  # fmt: skip
     assert [(info["pass"], info["step"]) for info in watch.reported][-1] == (3, 0)
-    assert loaded == [30]
-    assert _durable(tmp_path / "run") == ["durable-toy_step-000030"]
+    assert loaded_states == [30]
+    assert list_durable_states(tmp_path / "run") == ["durable-toy_step-000030"]
     total, kept, _ = store.latest_state("toy_step")  # type: ignore[misc]
     assert (total, kept["place"].epoch, kept["place"].step) == (30, 3, 0)

@@ -14,7 +14,7 @@ from scalelatent.engine.dask.online_steps import DaskSteps
 from scalelatent.errors import DivergenceError
 from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.state import CrbmState
-from tests.estimators.test_crbm import patterns
+from tests.estimators.test_crbm import make_patterns
 
 FIELDS = ("W_", "Wvx_", "Whx_", "bv_", "bh_")
 
@@ -22,7 +22,7 @@ FIELDS = ("W_", "Wvx_", "Whx_", "bv_", "bh_")
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     folder = tmp_path_factory.mktemp("crbm")
-    x, v = patterns(400, 1)
+    x, v = make_patterns(400, 1)
     rows = Dataset.from_arrays(x).save(folder / "x", chunk_rows=50)
     both = rows.with_target(Dataset.from_arrays(v).save(folder / "v", chunk_rows=70))
     return both[:320], both[320:]
@@ -39,7 +39,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_cluster_gives_the_bits_of_one_process(
     client: Any,
-    starter: Any,
+    start_other_cluster: Any,
     pairs: tuple[Dataset, Dataset],
     options: dict[str, Any],
     tmp_path: Path,
@@ -67,7 +67,7 @@ def test_a_cluster_gives_the_bits_of_one_process(
 
     fits = [fit(1), fit(3), fit(1, client=client, run_dir=tmp_path / "two")]
     if not options:
-        with starter(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as one:
+        with start_other_cluster(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as one:
             fits.append(fit(1, client=one, run_dir=tmp_path / "one"))
     assert options is not RECORDS or (seen and all(seen))
     for other in fits[1:]:
@@ -81,7 +81,7 @@ def test_a_cluster_gives_the_bits_of_one_process(
 
 
 def test_arrays_are_corrupted_on_a_cluster(client: Any, tmp_path: Path) -> None:
-    v = patterns(200, 1)[1]
+    v = make_patterns(200, 1)[1]
     model = ConditionalRBM(n_hidden=3, n_epochs=1, corruption={"kind": "flip", "rate": 0.1}, random_state=0)
     alone = model.fit(v).W_
     np.testing.assert_array_equal(model.fit(v, client=client, run_dir=tmp_path / "run").W_, alone)

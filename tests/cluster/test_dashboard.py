@@ -11,7 +11,7 @@ import pytest
 from scalelatent import Callback, monitor
 from scalelatent.monitor import ClusterLog
 
-from .browser import NAMES, Page, browser, find_chromium
+from .browser import NAMES, BrowserTab, browser, find_chromium
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None, reason=f"a browser: none of {', '.join(NAMES)} is installed"
@@ -22,7 +22,7 @@ PASS = "+document.querySelector('.facts dd')?.textContent"
 JOB = "document.querySelector('#head h2')?.textContent"
 
 
-class Gate(Callback):
+class PassGate(Callback):
     """Callback that stops the fit after some passes until the test lets it continue."""
 
     def __init__(self, *passes: int) -> None:
@@ -34,26 +34,26 @@ class Gate(Callback):
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
+def page() -> Iterator[BrowserTab]:
     with browser() as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def base(client: Any) -> str:
+def dashboard_url(client: Any) -> str:
     assert monitor.install(client) == ""
     return str(client.dashboard_link).removesuffix("/status")
 
 
-def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: Page, base: str) -> None:
-    page.open(f"{base}/status")  # Like a user, the test opens the page from the navigation bar.
+def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: BrowserTab, dashboard_url: str) -> None:
+    page.open(f"{dashboard_url}/status")  # Like a user, the test opens the page from the navigation bar.
     page.wait("document.querySelector('.navbar a[href=scalelatent]') !== null")
     seen = len(page.errors)  # Errors so far come from Dask's own page.
     page.js("document.querySelector('.navbar a[href=scalelatent]').click()")
     page.wait("document.querySelector('#live')?.textContent === 'live'")
     assert page.js("location.pathname") == "/scalelatent"
 
-    gate, failed = Gate(3, 6), []
+    gate, failed = PassGate(3, 6), []
 
     def run() -> None:
         try:
@@ -92,28 +92,32 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: Page, base: 
     assert facts["Validation error"].endswith(" %")
     assert float(facts["Objective"]) < 3
     assert page.errors[seen:] == []
-    assert all(url.startswith((base, "data:", "about:")) for url in page.requests if "scalelatent" in url)
+    assert all(
+        url.startswith((dashboard_url, "data:", "about:")) for url in page.requests if "scalelatent" in url
+    )
 
 
-def test_text_of_a_message_is_not_html(client: Any, page: Page, base: str) -> None:
+def test_text_of_a_message_is_not_html(client: Any, page: BrowserTab, dashboard_url: str) -> None:
     """A name or an error that is HTML neither runs nor breaks the page."""
     evil = "<img src=x onerror=\"document.title='run'\">"
     send = {"run": evil, "name": evil, "model": evil, "job": "evil", "state": "failed", "error": evil}
     client.log_event("scalelatent", {"kind": "state", **send})
     client.log_event("scalelatent", {"kind": "event", "run": evil, "name": evil, evil: evil})
-    page.open(f"{base}/scalelatent#job=evil")
+    page.open(f"{dashboard_url}/scalelatent#job=evil")
     page.wait(f"{JOB}?.startsWith('<img')")
     assert page.js("document.querySelector('#head .error').textContent") == evil
     assert page.js("document.title") != "run"
     assert page.js("document.querySelectorAll('#scalelatent img').length") == 0
 
 
-def test_the_page_shows_hundreds_of_jobs_on_a_narrow_screen(client: Any, page: Page, base: str) -> None:
+def test_the_page_shows_hundreds_of_jobs_on_a_narrow_screen(
+    client: Any, page: BrowserTab, dashboard_url: str
+) -> None:
     for number in range(25):
         run = {"run": f"/runs/many-{number}", "job": f"many-{number}", "name": f"many {number}"}
         client.log_event("scalelatent", {"kind": "state", "state": "done", **run})
     page.open("about:blank")
-    page.open(f"{base}/scalelatent#job=many-3", width=480, height=900)
+    page.open(f"{dashboard_url}/scalelatent#job=many-3", width=480, height=900)
     page.wait(f"{JOB} === 'many 3'")
     assert page.js("document.querySelectorAll('#jobs tbody tr').length") <= 11
     assert page.js("document.documentElement.scrollWidth") <= 480  # Tables scroll, the page does not.
@@ -123,7 +127,9 @@ def test_the_page_shows_hundreds_of_jobs_on_a_narrow_screen(client: Any, page: P
     assert errors == []
 
 
-def test_the_page_shows_rounds_and_a_report_in_dark_mode(client: Any, page: Page, base: str) -> None:
+def test_the_page_shows_rounds_and_a_report_in_dark_mode(
+    client: Any, page: BrowserTab, dashboard_url: str
+) -> None:
     run = {"run": "/runs/rounds"}
     known = {"job": "rounds", "name": "rounds", "report": "/runs/rounds/report/index.html"}
     client.log_event("scalelatent", {"kind": "state", "state": "running", **run, **known})
@@ -138,7 +144,7 @@ def test_the_page_shows_rounds_and_a_report_in_dark_mode(client: Any, page: Page
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     try:
         page.open("about:blank")
-        page.open(f"{base}/scalelatent#job=rounds", width=800, height=900)
+        page.open(f"{dashboard_url}/scalelatent#job=rounds", width=800, height=900)
         page.wait("document.querySelectorAll('rect.round').length")
         assert page.js("document.documentElement.scrollWidth") == 800
         assert page.js("[...document.querySelectorAll('.scroll')].every(n => n.scrollWidth <= n.clientWidth)")

@@ -36,7 +36,7 @@ class EverySpan:
         )
 
 
-class At(Callback):
+class CallAtProgress(Callback):
     """Callback that calls a function once, within a pass."""
 
     def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
@@ -53,75 +53,89 @@ class At(Callback):
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+def report_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
 
 
 @pytest.mark.parametrize(("number", "share"), [(1, 0.0), (3, 0.5)])
 def test_a_worker_killed_within_a_pass_changes_no_bit(
-    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, number: int, share: float, tmp_path: Path
+    mortal_cluster: Any,
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    worker_pids: Any,
+    number: int,
+    share: float,
+    tmp_path: Path,
 ) -> None:
-    victim = sorted(pids(mortal).values())[number % 2]
-    killer = At(number, share, lambda: os.kill(victim, signal.SIGKILL))
-    model = fit(mortal, run_dir=tmp_path / "run", callbacks=killer)
+    victim = sorted(worker_pids(mortal_cluster).values())[number % 2]
+    killer = CallAtProgress(number, share, lambda: os.kill(victim, signal.SIGKILL))
+    model = fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=killer)
     assert killer.done
-    same(model, alone())
+    assert_same(model, fit_alone())
 
 
 def test_sums_that_are_lost_before_the_driver_fetches_them_are_recomputed(
-    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, monkeypatch: pytest.MonkeyPatch
+    mortal_cluster: Any,
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    worker_pids: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, fetched, killed = pids(mortal), executor.DaskExecutor.fetched, list[str]()
+    before, fetched, killed = worker_pids(mortal_cluster), executor.DaskExecutor.fetched, list[str]()
 
     def kill(self: Any, future: Any, item: Any = None) -> Any:
         if future.status == "finished" and not killed:
-            ((where,),) = mortal.who_has([future]).values()
+            ((where,),) = mortal_cluster.who_has([future]).values()
             killed.append(where)
             os.kill(before[where], signal.SIGKILL)
             deadline = time.monotonic() + 20
-            while where in mortal.nthreads() and time.monotonic() < deadline:
+            while where in mortal_cluster.nthreads() and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert where not in mortal.nthreads()
+            assert where not in mortal_cluster.nthreads()
         return fetched(self, future, item)
 
     monkeypatch.setattr(executor.DaskExecutor, "fetched", kill)
-    same(fit(mortal), alone())
+    assert_same(fit(mortal_cluster), fit_alone())
     assert killed
 
 
 def test_the_driver_requests_the_result_of_an_m_step_whose_event_is_lost(
-    client: Any, fit: Any, alone: Any, same: Any, monkeypatch: pytest.MonkeyPatch
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor.DaskExecutor, "pass_report", lambda self, current: None)
-    same(fit(client), alone())
+    assert_same(fit(client), fit_alone())
 
 
 @pytest.mark.slow
 def test_killing_all_workers_within_a_pass_changes_no_bit(
-    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
+    mortal_cluster: Any, fit: Any, fit_alone: Any, assert_same: Any, worker_pids: Any, tmp_path: Path
 ) -> None:
-    before = set(pids(mortal).values())
+    before = set(worker_pids(mortal_cluster).values())
 
     def kill() -> None:
         for pid in before:
             os.kill(pid, signal.SIGKILL)
 
-    model = fit(mortal, run_dir=tmp_path / "run", callbacks=At(3, 0.5, kill))
-    same(model, alone())
+    model = fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=CallAtProgress(3, 0.5, kill))
+    assert_same(model, fit_alone())
 
 
 @pytest.mark.slow
-def test_joining_and_leaving_workers_change_no_bit(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
-    more = At(2, 0.4, lambda: mortal.cluster.scale(3))
-    less = At(4, 0.4, lambda: mortal.cluster.scale(2))
-    same(fit(mortal, callbacks=[more, less]), alone())
+def test_joining_and_leaving_workers_change_no_bit(
+    mortal_cluster: Any, fit: Any, fit_alone: Any, assert_same: Any
+) -> None:
+    more = CallAtProgress(2, 0.4, lambda: mortal_cluster.cluster.scale(3))
+    less = CallAtProgress(4, 0.4, lambda: mortal_cluster.cluster.scale(2))
+    assert_same(fit(mortal_cluster, callbacks=[more, less]), fit_alone())
     assert more.done
     assert less.done
 
 
 @pytest.mark.parametrize("where", ["cluster", "here"])
 def test_a_fit_resumes_on_a_cluster_or_in_one_process(
-    client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, where: str, scheduler_tasks: Any
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, tmp_path: Path, where: str, scheduler_tasks: Any
 ) -> None:
     """A fit started on a cluster ends in this process, and the reverse; finished spans are kept."""
 
@@ -131,11 +145,11 @@ def test_a_fit_resumes_on_a_cluster_or_in_one_process(
     first, second = (client, None) if where == "cluster" else (None, client)
     engine = {"checkpoint_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
-        fit(first, run_dir=tmp_path, callbacks=At(3, 0.5, interrupt), engine=engine)
+        fit(first, run_dir=tmp_path, callbacks=CallAtProgress(3, 0.5, interrupt), engine=engine)
     assert list((tmp_path / "engine").glob("node-capsule_estep-000002-*")) != []
     if where == "cluster":
         assert scheduler_tasks(wait=5) == 0
-    same(fit(second, run_dir=tmp_path, resume=True, engine=engine), alone())
+    assert_same(fit(second, run_dir=tmp_path, resume=True, engine=engine), fit_alone())
 
 
 DRIVER = """
@@ -156,7 +170,13 @@ if __name__ == "__main__":
 
 
 def test_a_fit_resumes_after_its_driver_was_killed(
-    client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path, scheduler_tasks: Any
+    client: Any,
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    rows: SimpleNamespace,
+    tmp_path: Path,
+    scheduler_tasks: Any,
 ) -> None:
     client.wait_for_workers(2, timeout=60)
     process = subprocess.Popen(
@@ -187,7 +207,7 @@ def test_a_fit_resumes_after_its_driver_was_killed(
     model = fit(client, run_dir=tmp_path, resume=True, callbacks=Count(), **options)
     assert passes[0] >= 7  # The passes of the killed driver were kept.
     assert passes[-1] == 20
-    same(model, alone(**options))
+    assert_same(model, fit_alone(**options))
     assert scheduler_tasks(wait=10) == 0  # The scheduler has released the tasks of the dead driver, too.
 
 
@@ -195,8 +215,8 @@ def test_a_fit_resumes_after_its_driver_was_killed(
 def test_a_fit_on_a_cluster_resumes_after_a_shard_was_restored(
     client: Any,
     fit: Any,
-    alone: Any,
-    same: Any,
+    fit_alone: Any,
+    assert_same: Any,
     rows: SimpleNamespace,
     tmp_path: Path,
     how: str,
@@ -219,7 +239,10 @@ def test_a_fit_on_a_cluster_resumes_after_a_shard_was_restored(
         DataError, match=r"shard file .*x/c/3/0 \(rows 3600:4800 of 'x'\).*Restore that file"
     ) as raised:
         fit(
-            client, x=open_dataset(tmp_path / "train"), run_dir=tmp_path / "run", callbacks=At(3, 0.0, damage)
+            client,
+            x=open_dataset(tmp_path / "train"),
+            run_dir=tmp_path / "run",
+            callbacks=CallAtProgress(3, 0.0, damage),
         )
     assert str(tmp_path / "train") in str(raised.value)
     del raised  # The traceback keeps the futures of the pass alive.
@@ -235,7 +258,7 @@ def test_a_fit_on_a_cluster_resumes_after_a_shard_was_restored(
     model = fit(
         client, x=open_dataset(tmp_path / "train"), run_dir=tmp_path / "run", resume=True, callbacks=Count()
     )
-    same(model, alone())
+    assert_same(model, fit_alone())
     # The third pass may have ended on the workers before the file was removed.
     assert passes in ([3, 4, 5], [4, 5])
 
@@ -252,10 +275,10 @@ def test_the_error_names_bad_pixels_that_a_worker_found(client: Any, rows: Simpl
 # -- clusters that cannot do it ------------------------------------------------------------------------------
 
 
-def test_a_cluster_without_workers_is_reported_at_once(fit: Any, starter: Any) -> None:
+def test_a_cluster_without_workers_is_reported_at_once(fit: Any, start_other_cluster: Any) -> None:
     from distributed import Client
 
-    with starter(0) as cluster, Client(cluster, timeout=30) as client:
+    with start_other_cluster(0) as cluster, Client(cluster, timeout=30) as client:
         begin = time.monotonic()
         with pytest.raises(
             RunError, match=r"tcp://127\.0\.0\.1:\d+ has no workers: start some \(`dask worker tcp"
@@ -281,20 +304,25 @@ def test_a_folder_that_workers_do_not_see_is_refused(
 
 @pytest.mark.slow
 def test_a_fit_ends_if_the_last_worker_does_not_come_back(
-    fit: Any, alone: Any, same: Any, starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    start_other_cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from distributed import Client
 
     monkeypatch.setattr(executor, "STALL_SECONDS", 2.0)
-    with starter(1) as cluster, Client(cluster, timeout=30) as client:
+    with start_other_cluster(1) as cluster, Client(cluster, timeout=30) as client:
         client.wait_for_workers(1, timeout=60)
-        leave = At(3, 0.3, lambda: cluster.scale(0))
+        leave = CallAtProgress(3, 0.3, lambda: cluster.scale(0))
         begin = time.monotonic()
         with pytest.raises(RunError, match=r"no workers are left.*Start workers, then resume the run"):
             # Enough passes that the fit is still running when the worker leaves.
             fit(client, run_dir=tmp_path / "run", callbacks=leave, max_iter=60)
         assert time.monotonic() - begin < 60
-    same(fit(run_dir=tmp_path / "run", resume=True, max_iter=60), alone(max_iter=60))
+    assert_same(fit(run_dir=tmp_path / "run", resume=True, max_iter=60), fit_alone(max_iter=60))
 
 
 def test_a_dask_array_of_a_module_that_the_workers_lack_is_refused(

@@ -66,7 +66,7 @@ def fit(way: str, images: Any, n_jobs: int = 1, **how: Any) -> HierarchicalCompo
     return model.fit(images[:160], validation=images[160:], engine=ENGINE[way], **how)
 
 
-def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
+def assert_same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
     for a, b in zip([*one.beliefs_, *one.used_], [*other.beliefs_, *other.used_], strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_equal(one.compression_, other.compression_)
@@ -79,7 +79,7 @@ def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositional
     assert reported[0] == reported[1]
 
 
-class Kill(Callback):
+class KillWorker(Callback):
     """Callback that kills a worker within an epoch."""
 
     def __init__(self, client: Any) -> None:
@@ -92,7 +92,7 @@ class Kill(Callback):
             os.kill(self.victim, signal.SIGKILL)
 
 
-class Stop(Callback):
+class StopAtReport(Callback):
     """Callback that interrupts a fit at its second report."""
 
     reports = 0
@@ -105,19 +105,19 @@ class Stop(Callback):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_cluster_gives_the_bits_of_one_process(
-    way: str, client: Any, starter: Any, images: Dataset, tmp_path: Path
+    way: str, client: Any, start_other_cluster: Any, images: Dataset, tmp_path: Path
 ) -> None:
     from distributed import Client
 
     alone = fit(way, images)
     assert alone.weights_[0].any()
-    same(alone, fit(way, images, n_jobs=3))
-    same(alone, fit(way, images, client=client, run_dir=tmp_path / "two"))
+    assert_same(alone, fit(way, images, n_jobs=3))
+    assert_same(alone, fit(way, images, client=client, run_dir=tmp_path / "two"))
     if way == "online":
-        with starter(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as one:
-            same(alone, fit(way, images, client=one, run_dir=tmp_path / "one"))
+        with start_other_cluster(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as one:
+            assert_same(alone, fit(way, images, client=one, run_dir=tmp_path / "one"))
         arrays = Dataset.from_arrays(X, Y)
-        same(alone, fit(way, arrays, client=client, run_dir=tmp_path / "array"))
+        assert_same(alone, fit(way, arrays, client=client, run_dir=tmp_path / "array"))
     out = alone.transform(images, out=tmp_path / "s.zarr", client=client)
     here = alone.transform(X)
     np.testing.assert_array_equal(out.read_x(0, 200).reshape(here.shape), here)
@@ -125,12 +125,12 @@ def test_a_cluster_gives_the_bits_of_one_process(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_dead_worker_does_not_change_the_result(
-    way: str, mortal: Any, images: Dataset, tmp_path: Path
+    way: str, mortal_cluster: Any, images: Dataset, tmp_path: Path
 ) -> None:
-    kill = Kill(mortal)
-    model = fit(way, images, client=mortal, run_dir=tmp_path / "run", callbacks=kill)
+    kill = KillWorker(mortal_cluster)
+    model = fit(way, images, client=mortal_cluster, run_dir=tmp_path / "run", callbacks=kill)
     assert kill.killed
-    same(fit(way, images), model)
+    assert_same(fit(way, images), model)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -140,8 +140,8 @@ def test_a_fit_resumes_on_another_cluster(way: str, client: Any, images: Dataset
     for first, then in ((None, client), (client, None)):
         how: dict[str, Any] = {"run_dir": tmp_path / f"run-{first is None}"}
         with pytest.raises(KeyboardInterrupt):
-            fit(way, images, client=first, callbacks=Stop(), **how)
-        same(alone, fit(way, images, client=then, resume=True, **how))
+            fit(way, images, client=first, callbacks=StopAtReport(), **how)
+        assert_same(alone, fit(way, images, client=then, resume=True, **how))
 
 
 def test_unknown_pixels_reach_the_workers(client: Any, tmp_path: Path) -> None:

@@ -12,35 +12,35 @@ import pytest
 
 from scalelatent import Dataset, LinearMixture, LinearMixtureClassifier
 from scalelatent.engine.callbacks import Callback
-from tests.helpers import Log
+from tests.helpers import HookLog
 
 ENGINE = {"block_rows": 100, "leaf_rows": 200, "checkpoint_passes": 1}
 SMALL: dict[str, Any] = {"n_components": 3, "n_dims": 3, "max_iter": 2, "random_state": 0, "n_jobs": 1}
 FIELDS = ("means_", "bases_", "variances_", "noise_", "weights_")
 
 
-def classifier(**more: Any) -> LinearMixtureClassifier:
+def make_classifier(**more: Any) -> LinearMixtureClassifier:
     tangents = {"tangents": ("shift-x", "thickness"), "image_shape": (8, 8)}
     return LinearMixtureClassifier(**{**SMALL, **tangents, "recognition": "tangent-distance", **more})
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     for name in FIELDS:
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
     assert [record["objective"] for record in a.history_] == [record["objective"] for record in b.history_]
 
 
 @pytest.fixture(scope="module")
-def some(rows: Any) -> Dataset:
+def labelled_digits(rows: Any) -> Dataset:
     return rows.train[:3000]
 
 
 @pytest.fixture(scope="module")
-def alone(some: Dataset) -> LinearMixtureClassifier:
-    return classifier().fit(some, engine=ENGINE)
+def undisturbed(labelled_digits: Dataset) -> LinearMixtureClassifier:
+    return make_classifier().fit(labelled_digits, engine=ENGINE)
 
 
-class Kill(Callback):
+class KillWorker(Callback):
     """Callback that kills a worker at the first event of each stage."""
 
     def __init__(self, client: Any, *stages: str) -> None:
@@ -67,14 +67,14 @@ class StopWithin(Callback):
 
 
 def test_a_cluster_gives_the_bits_and_outputs_of_one_process(
-    client: Any, some: Dataset, alone: Any, tmp_path: Path
+    client: Any, labelled_digits: Dataset, undisturbed: Any, tmp_path: Path
 ) -> None:
-    m = classifier().fit(some, client=client, run_dir=tmp_path / "run", engine=ENGINE)
-    same(m, alone)
-    assert m.temperature_ == alone.temperature_
-    out = m.predict(some[:500], out=tmp_path / "out.zarr", client=client)
-    np.testing.assert_array_equal(out.read_y(0, 500), alone.predict(some[:500]))
-    np.testing.assert_array_equal(out.read_x(0, 500), alone.predict_proba(some[:500]))
+    m = make_classifier().fit(labelled_digits, client=client, run_dir=tmp_path / "run", engine=ENGINE)
+    assert_same(m, undisturbed)
+    assert m.temperature_ == undisturbed.temperature_
+    out = m.predict(labelled_digits[:500], out=tmp_path / "out.zarr", client=client)
+    np.testing.assert_array_equal(out.read_y(0, 500), undisturbed.predict(labelled_digits[:500]))
+    np.testing.assert_array_equal(out.read_x(0, 500), undisturbed.predict_proba(labelled_digits[:500]))
 
 
 @pytest.mark.parametrize(
@@ -85,35 +85,42 @@ def test_a_cluster_gives_the_bits_and_outputs_of_one_process(
     ],
 )
 def test_densities_on_a_cluster_have_the_bits_of_one_process(
-    client: Any, some: Dataset, tmp_path: Path, options: Any
+    client: Any, labelled_digits: Dataset, tmp_path: Path, options: Any
 ) -> None:
     d = LinearMixture(**{**SMALL, **options})
     engine = {key: ENGINE[key] for key in ("block_rows", "leaf_rows")}
     if "algorithm" in options:
         engine = {"run_rows": 100}
-    same(
-        d.fit(some, client=client, run_dir=tmp_path, engine=engine),
-        LinearMixture(**d.get_params()).fit(some, engine=engine),
+    assert_same(
+        d.fit(labelled_digits, client=client, run_dir=tmp_path, engine=engine),
+        LinearMixture(**d.get_params()).fit(labelled_digits, engine=engine),
     )
 
 
-def test_killed_workers_change_no_bit(mortal: Any, some: Dataset, alone: Any, tmp_path: Path) -> None:
-    kill = Kill(mortal, "linear_mixture_sample", "linear_mixture_em")
-    same(classifier().fit(some, client=mortal, run_dir=tmp_path, engine=ENGINE, callbacks=kill), alone)
+def test_killed_workers_change_no_bit(
+    mortal_cluster: Any, labelled_digits: Dataset, undisturbed: Any, tmp_path: Path
+) -> None:
+    kill = KillWorker(mortal_cluster, "linear_mixture_sample", "linear_mixture_em")
+    assert_same(
+        make_classifier().fit(
+            labelled_digits, client=mortal_cluster, run_dir=tmp_path, engine=ENGINE, callbacks=kill
+        ),
+        undisturbed,
+    )
     assert not kill.left
 
 
 def test_a_resume_within_a_pass_changes_no_bit(
-    client: Any, some: Dataset, alone: Any, tmp_path: Path
+    client: Any, labelled_digits: Dataset, undisturbed: Any, tmp_path: Path
 ) -> None:
     engine = {**ENGINE, "checkpoint_seconds": 0.0}
     how: dict[str, Any] = {"client": client, "run_dir": tmp_path, "engine": engine}
-    stop, reported = StopWithin(4), Log()
+    stop, reported = StopWithin(4), HookLog()
     with pytest.raises(KeyboardInterrupt):
-        classifier().fit(some, callbacks=stop, **how)
-    assert 4 <= stop.passes < alone.n_iter_
-    m = classifier().fit(some, resume=True, callbacks=reported, **how)
-    same(m, alone)
+        make_classifier().fit(labelled_digits, callbacks=stop, **how)
+    assert 4 <= stop.passes < undisturbed.n_iter_
+    m = make_classifier().fit(labelled_digits, resume=True, callbacks=reported, **how)
+    assert_same(m, undisturbed)
     # The workers may have finished the pass that was stopped.
     assert reported.infos("pass_end")[0]["pass"] - stop.passes in (1, 2)
     assert not list((tmp_path / "engine" / "sets").glob("*"))

@@ -17,12 +17,12 @@ from distributed import Client, WorkerPlugin
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
 from tests.cluster.processes import Processes, slow_blocks
-from tests.helpers import InterruptAt, until
+from tests.helpers import InterruptAt, wait_for
 
 CUT_SECONDS = 10.0
 
 
-class At(Callback):
+class CallAtPass(Callback):
     """Callback that calls a function once at the end of a pass, and records passes and events."""
 
     def __init__(self, number: int, action: Callable[[], None]) -> None:
@@ -92,7 +92,7 @@ def other_host() -> Iterator[OtherHost]:
 
 @pytest.mark.timeout(240)
 def test_a_network_partition_changes_no_bit(
-    fit: Any, alone: Any, same: Any, processes: Processes, other_host: OtherHost, tmp_path: Path
+    fit: Any, fit_alone: Any, assert_same: Any, processes: Processes, other_host: OtherHost, tmp_path: Path
 ) -> None:
     """The worker on the other host computes, but is unreachable for ten seconds within a pass."""
     address, _ = processes.scheduler(f"{other_host.net}.1")
@@ -108,8 +108,8 @@ def test_a_network_partition_changes_no_bit(
             cut.append(time.monotonic())
             threading.Timer(CUT_SECONDS, other_host.cable, ("up",)).start()
 
-        log = At(2, pull)
-        same(fit(client, run_dir=tmp_path / "run", callbacks=log), alone())
+        log = CallAtPass(2, pull)
+        assert_same(fit(client, run_dir=tmp_path / "run", callbacks=log), fit_alone())
         assert log.passes == [1, 2, 3, 4, 5]
         # The driver waited for the spans of the worker without a connection, or other workers recomputed
         # these spans.
@@ -146,14 +146,16 @@ def _fill(disk: Path) -> None:
 
 
 def test_a_fit_resumes_after_the_disk_of_the_run_folder_was_full(
-    client: Any, fit: Any, alone: Any, same: Any, small_disk: Path
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, small_disk: Path
 ) -> None:
     options = {"max_iter": 40, "nu_schedule": None}
     with pytest.raises(RunError, match=r"cannot write .*No space left.*Free some space.*resume the run"):
-        fit(client, run_dir=small_disk / "run", callbacks=At(3, lambda: _fill(small_disk)), **options)
+        fit(client, run_dir=small_disk / "run", callbacks=CallAtPass(3, lambda: _fill(small_disk)), **options)
     (small_disk / "filler").unlink()
-    again = At(0, lambda: None)
-    same(fit(client, run_dir=small_disk / "run", resume=True, callbacks=again, **options), alone(**options))
+    again = CallAtPass(0, lambda: None)
+    assert_same(
+        fit(client, run_dir=small_disk / "run", resume=True, callbacks=again, **options), fit_alone(**options)
+    )
     assert again.passes[0] > 1  # Finished passes are kept.
 
 
@@ -161,14 +163,14 @@ def test_a_fit_resumes_after_the_disk_of_the_run_folder_was_full(
 
 
 def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
-    client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(client, run_dir=tmp_path, callbacks=InterruptAt(3, "pass_end"))
     newest = sorted((tmp_path / "engine").glob("state-capsule_estep-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    log = At(0, lambda: None)
-    same(fit(client, run_dir=tmp_path, resume=True, callbacks=log), alone())
+    log = CallAtPass(0, lambda: None)
+    assert_same(fit(client, run_dir=tmp_path, resume=True, callbacks=log), fit_alone())
     assert log.events[0]["event"] == "checkpoint_unreadable"
     assert newest.name in log.events[0]["message"]
 
@@ -178,7 +180,7 @@ def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
 LIMIT = 700 * 2**20
 
 
-class Greedy(WorkerPlugin):
+class GreedyKernel(WorkerPlugin):
     """Mixin for models whose workers exceed their memory for some rows, in small amounts."""
 
     name = "greedy"
@@ -203,16 +205,22 @@ class Greedy(WorkerPlugin):
 
 @pytest.mark.timeout(240)
 def test_the_error_names_rows_that_exceed_the_memory_of_a_worker(
-    client: Any, starter: Any, fit: Any, alone: Any, same: Any, rows: Any, tmp_path: Path
+    client: Any,
+    start_other_cluster: Any,
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    rows: Any,
+    tmp_path: Path,
 ) -> None:
     shutil.copytree(rows.folder / "train", tmp_path / "train")
     train = open_dataset(tmp_path / "train")
     with (
-        starter(1, memory_limit=LIMIT) as cluster,
+        start_other_cluster(1, memory_limit=LIMIT) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as small,
     ):
-        until(lambda: small.nthreads())
-        small.register_plugin(Greedy())
+        wait_for(lambda: small.nthreads())
+        small.register_plugin(GreedyKernel())
         with pytest.raises(RunError) as raised:
             fit(small, x=train, run_dir=tmp_path / "run")
     text = str(raised.value)
@@ -221,4 +229,4 @@ def test_the_error_names_rows_that_exceed_the_memory_of_a_worker(
     assert "of 0.7 GiB in use at its peak" in text
     assert "They ran out of memory: give workers more memory" in text
     assert "memory_limit" in text
-    same(fit(client, x=train, run_dir=tmp_path / "run", resume=True), alone())
+    assert_same(fit(client, x=train, run_dir=tmp_path / "run", resume=True), fit_alone())

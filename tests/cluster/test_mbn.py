@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "decay": 0.5, "k1": 200, "n_compo
 
 
 @pytest.fixture(autouse=True)
-def _small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use tiles of 500 rows and one clustering. The driver divides the work, so workers need no change."""
     monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 500)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
@@ -49,7 +49,9 @@ def test_a_cluster_gives_the_bits_of_one_process(client: Any, rows: Any, tmp_pat
     np.testing.assert_array_equal(out.read_x(0, 1600), alone.transform(x))
 
 
-def test_workers_killed_within_a_layer_change_no_bit(starter: Any, rows: Any, tmp_path: Path) -> None:
+def test_workers_killed_within_a_layer_change_no_bit(
+    start_other_cluster: Any, rows: Any, tmp_path: Path
+) -> None:
     from distributed import Client
 
     x = rows.train[:1600]
@@ -63,7 +65,7 @@ def test_workers_killed_within_a_layer_change_no_bit(starter: Any, rows: Any, tm
                 self.left.remove(info["stage"])
                 os.kill(sorted(client.run(os.getpid).values())[0], signal.SIGKILL)
 
-    cluster = starter(2)
+    cluster = start_other_cluster(2)
     try:
         with Client(cluster, timeout=30, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)

@@ -40,7 +40,7 @@ LEARNERS = {"gradient": toys.Logistic(P, K), "walk": toys.Walk(P, K), "evidence"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rows_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with stored rows: ``train`` and ``validation``."""
     folder = tmp_path_factory.mktemp("online")
     centres = np.random.Generator(np.random.Philox(9)).normal(size=(K, P))
@@ -52,34 +52,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def upload(client: Any) -> None:
+def upload_learners(client: Any) -> None:
     """Send the toy learners to the workers, including later ones."""
     client.upload_file(toys.__file__)
 
 
 @pytest.fixture(scope="module")
 def workers(client: Any) -> Any:
-    upload(client)
+    upload_learners(client)
     return client
 
 
 @pytest.fixture
-def dying(mortal: Any) -> Any:
-    upload(mortal)
-    return mortal
+def killable_workers(mortal_cluster: Any) -> Any:
+    upload_learners(mortal_cluster)
+    return mortal_cluster
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Callable[..., LoopResult]:
+def run(rows_folder: Path) -> Callable[..., LoopResult]:
     def run(
         client: Any, where: Path | None, kind: str = "gradient", *, spread: str = "all", callback: Any = (),
         epochs: int = 2, chains: int = 4, train: Any = None, batch: int = BATCH, **options: Any,
     ) -> LoopResult:  # fmt: skip
         learner = LEARNERS[kind]
-        train = open_dataset(folder / "train") if train is None else train
+        train = open_dataset(rows_folder / "train") if train is None else train
         datasets = {"train": train}
         if kind == "gradient":
-            datasets["validation"] = open_dataset(folder / "validation")
+            datasets["validation"] = open_dataset(rows_folder / "validation")
         stage = make_stage("toy_step", learner, datasets, "cpu", train.classes, block_rows=64, leaf_rows=64)
         store = None if where is None else EngineStore(where)
         if client is None:
@@ -97,8 +97,8 @@ def run(folder: Path) -> Callable[..., LoopResult]:
 
 
 @pytest.fixture(scope="module")
-def alone(run: Any) -> Callable[..., LoopResult]:
-    """Return a function that does the same fit in this process, once for each set of options."""
+def fit_alone(run: Any) -> Callable[..., LoopResult]:
+    """Return a function like ``run`` that fits in this process, once for each set of options."""
     kept: dict[str, LoopResult] = {}
 
     def get(kind: str = "gradient", **options: Any) -> LoopResult:
@@ -110,7 +110,7 @@ def alone(run: Any) -> Callable[..., LoopResult]:
     return get
 
 
-def same(a: LoopResult, b: LoopResult) -> None:
+def assert_same(a: LoopResult, b: LoopResult) -> None:
     assert a.state.keys() == b.state.keys()
     for key in a.state:
         np.testing.assert_array_equal(a.state[key], b.state[key], err_msg=key)
@@ -124,10 +124,10 @@ def same(a: LoopResult, b: LoopResult) -> None:
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
 @pytest.mark.parametrize("spread", ["one", "all", "auto"])
 def test_a_cluster_gives_the_bits_of_one_process(
-    workers: Any, run: Any, alone: Any, tmp_path: Path, kind: str, spread: str
+    workers: Any, run: Any, fit_alone: Any, tmp_path: Path, kind: str, spread: str
 ) -> None:
     there = run(workers, tmp_path, kind, spread=spread)
-    same(there, alone(kind))
+    assert_same(there, fit_alone(kind))
     assert sum(r["rows"] for r in there.history) == 2 * ROWS
     nbytes = ROWS * (4 * P + 4)
     assert there.history[0]["bytes_read"] >= nbytes * 0.8
@@ -135,7 +135,7 @@ def test_a_cluster_gives_the_bits_of_one_process(
 
 @pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow), 2])
 def test_any_number_of_workers_gives_the_same_bits(
-    workers: Any, run: Any, alone: Any, tmp_path: Path, count: int
+    workers: Any, run: Any, fit_alone: Any, tmp_path: Path, count: int
 ) -> None:
     import time
 
@@ -145,15 +145,17 @@ def test_any_number_of_workers_gives_the_same_bits(
         time.sleep(0.05)
     assert len(workers.nthreads()) == count
     for chains in (4, 3):
-        same(run(workers, tmp_path / str(chains), chains=chains, epochs=1), alone(chains=chains, epochs=1))
+        assert_same(
+            run(workers, tmp_path / str(chains), chains=chains, epochs=1), fit_alone(chains=chains, epochs=1)
+        )
 
 
 def test_validation_and_reports_within_an_epoch_are_the_same(
-    workers: Any, run: Any, alone: Any, tmp_path: Path
+    workers: Any, run: Any, fit_alone: Any, tmp_path: Path
 ) -> None:
     options = {"validate_steps": 8, "report_steps": 5}
     there = run(workers, tmp_path, **options)
-    same(there, alone(**options))
+    assert_same(there, fit_alone(**options))
     assert len(there.history) == 2 * 6  # An epoch has records at the steps 5, 8, 10, 15, 16 and 20.
 
 
@@ -180,7 +182,7 @@ def test_auto_spreads_only_long_steps_over_workers(workers: Any) -> None:
 
 
 def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
-    workers: Any, run: Any, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: Any, run: Any, fit_alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str] = []
     kept = {name: getattr(dask_online.DaskSteps, name) for name in ("_on_one", "_on_all")}
@@ -199,7 +201,7 @@ def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
 
     for name in kept:
         monkeypatch.setattr(dask_online.DaskSteps, name, noted(name))
-    same(run(workers, tmp_path, spread="auto", epochs=3), alone(epochs=3))
+    assert_same(run(workers, tmp_path, spread="auto", epochs=3), fit_alone(epochs=3))
     assert found[:2] == ["_on_one", "_on_all"]
     assert set(found[2:]) == {"_on_one"}
 
@@ -207,7 +209,7 @@ def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
 # -- interrupts and deaths -----------------------------------------------------------------------------------
 
 
-class At(Callback):
+class CallAtRows(Callback):
     """Callback that calls a function once, after some rows of an epoch."""
 
     def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
@@ -222,7 +224,7 @@ class At(Callback):
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+def report_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr(online, "Progress", EverySpan)
     monkeypatch.setattr(dask_online, "SEGMENT_STEPS", 5)
@@ -236,43 +238,49 @@ def _interrupt() -> None:
 @pytest.mark.parametrize("spread", ["one", "all"])
 @pytest.mark.parametrize("where", ["cluster", "here"])
 def test_an_online_fit_resumes_on_a_cluster_or_in_one_process(
-    workers: Any, run: Any, alone: Any, tmp_path: Path, where: str, spread: str, scheduler_tasks: Any
+    workers: Any, run: Any, fit_alone: Any, tmp_path: Path, where: str, spread: str, scheduler_tasks: Any
 ) -> None:
     first, second = (workers, None) if where == "cluster" else (None, workers)
     for number, share in ((1, 0.1), (1, 0.7), (2, 1.0)):
         folder = tmp_path / f"{number}-{share}"
         with pytest.raises(KeyboardInterrupt):
-            run(first, folder, spread=spread, callback=At(number, share, _interrupt))
+            run(first, folder, spread=spread, callback=CallAtRows(number, share, _interrupt))
         assert EngineStore(folder).latest_state("toy_step")[0] >= STEPS * (number - 1 + share / 2)
         assert scheduler_tasks(wait=5) <= 0
-        same(run(second, folder, spread=spread), alone())
+        assert_same(run(second, folder, spread=spread), fit_alone())
 
 
 @pytest.mark.parametrize("spread", [pytest.param("one", marks=pytest.mark.slow), "all"])
 @pytest.mark.parametrize("victims", [pytest.param("one", marks=pytest.mark.slow), "all"])
 def test_workers_killed_within_an_epoch_change_no_bit(
-    dying: Any, run: Any, alone: Any, pids: Any, tmp_path: Path, spread: str, victims: str
+    killable_workers: Any,
+    run: Any,
+    fit_alone: Any,
+    worker_pids: Any,
+    tmp_path: Path,
+    spread: str,
+    victims: str,
 ) -> None:
-    there = sorted(pids(dying).values())
+    there = sorted(worker_pids(killable_workers).values())
 
     def kill() -> None:
         for pid in there[: 1 if victims == "one" else 2]:
             os.kill(pid, signal.SIGKILL)
 
-    killers = [At(1, 0.3, kill)]
+    killers = [CallAtRows(1, 0.3, kill)]
     if victims == "one":  # The second worker is killed later.
 
         def kill_other() -> None:
             os.kill(there[1], signal.SIGKILL)
 
-        killers.append(At(2, 0.5, kill_other))
-    result = run(dying, tmp_path, spread=spread, callback=killers)
+        killers.append(CallAtRows(2, 0.5, kill_other))
+    result = run(killable_workers, tmp_path, spread=spread, callback=killers)
     assert all(killer.done for killer in killers)
-    same(result, alone())
+    assert_same(result, fit_alone())
 
 
 def test_a_segment_is_repeated_if_its_worker_has_no_replica(
-    workers: Any, run: Any, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: Any, run: Any, fit_alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task may run on a worker that did not take part in the step before."""
     lost: list[int] = []
@@ -298,17 +306,17 @@ def test_a_segment_is_repeated_if_its_worker_has_no_replica(
         return original(self, segment, place, stop, names)
 
     monkeypatch.setattr(dask_online.DaskSteps, "_on_all", forgetful)
-    same(run(workers, tmp_path, epochs=1), alone(epochs=1))
+    assert_same(run(workers, tmp_path, epochs=1), fit_alone(epochs=1))
     # The lost segments were repeated. On a busy machine a third segment may be lost.
     assert len(set(lost)) >= 2
 
 
 def test_the_error_names_a_bad_row_that_a_worker_found(
-    workers: Any, run: Any, folder: Path, tmp_path: Path
+    workers: Any, run: Any, rows_folder: Path, tmp_path: Path
 ) -> None:
     import shutil
 
-    shutil.copytree(folder / "train", tmp_path / "train")
+    shutil.copytree(rows_folder / "train", tmp_path / "train")
     shard = tmp_path / "train" / "x" / "c" / "2" / "0"
     shard.write_bytes(bytes(shard.stat().st_size))
     for spread in ("one", "all"):
@@ -352,7 +360,7 @@ def test_tasks_are_small_and_have_readable_names(
     assert {key_split(key) for key in steps} == {"toy_step"}
 
 
-def _sizes() -> tuple[int, int, int]:
+def record_task_sizes() -> tuple[int, int, int]:
     import threading
 
     from scalelatent.engine.dask import online_tasks as online_sites
@@ -362,13 +370,15 @@ def _sizes() -> tuple[int, int, int]:
     return len(tasks._recent._kept), len(online_sites.sites), feeds
 
 
-def _watched(run: Any, client: Any, folder: Path, every: int, scheduler_tasks: Any, **options: Any) -> Any:
+def count_tasks_and_files(
+    run: Any, client: Any, folder: Path, every: int, scheduler_tasks: Any, **options: Any
+) -> Any:
     seen: list[tuple[int, ...]] = []
 
     class Watch(Callback):
         def on_report(self, record: dict[str, Any]) -> None:
             if record["steps"] % every == 0:
-                sizes = [max(column) for column in zip(*client.run(_sizes).values(), strict=True)]
+                sizes = [max(column) for column in zip(*client.run(record_task_sizes).values(), strict=True)]
                 seen.append((scheduler_tasks(), len(client.futures), len(list(folder.iterdir())), *sizes))
 
         on_pass_end = on_report
@@ -382,7 +392,7 @@ def _watched(run: Any, client: Any, folder: Path, every: int, scheduler_tasks: A
 def test_no_task_of_a_segment_remains(
     workers: Any, run: Any, tmp_path: Path, scheduler_tasks: Any, spread: str
 ) -> None:
-    (tasks, futures, files, recent, sites, feeds), _ = _watched(
+    (tasks, futures, files, recent, sites, feeds), _ = count_tasks_and_files(
         run, workers, tmp_path, 5, scheduler_tasks, epochs=2, spread=spread
     )
     assert tasks <= 4 * 5  # The limit allows for one segment, and one more whose tasks are being released.
@@ -397,9 +407,11 @@ def test_no_task_of_a_segment_remains(
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", ["one", "all"])
 def test_tasks_and_files_do_not_grow_over_1000_steps(
-    workers: Any, run: Any, alone: Any, tmp_path: Path, scheduler_tasks: Any, spread: str
+    workers: Any, run: Any, fit_alone: Any, tmp_path: Path, scheduler_tasks: Any, spread: str
 ) -> None:
-    top, seen = _watched(run, workers, tmp_path, 120, scheduler_tasks, epochs=9, spread=spread, batch=8)
+    top, seen = count_tasks_and_files(
+        run, workers, tmp_path, 120, scheduler_tasks, epochs=9, spread=spread, batch=8
+    )
     assert len(seen) >= 9
     assert top[0] <= 4 * 5
     assert top[1] <= 4

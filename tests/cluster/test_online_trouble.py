@@ -40,17 +40,17 @@ def workers(client: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def training_rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     rng = np.random.Generator(np.random.Philox(1))
     rows = Dataset.from_arrays(rng.normal(size=(ROWS, P)).astype("f4"))
     return rows.save(tmp_path_factory.mktemp("trouble") / "rows", chunk_rows=64)
 
 
 @pytest.fixture(scope="module")
-def run(train: Dataset) -> Callable[..., Any]:
+def run(training_rows: Dataset) -> Callable[..., Any]:
     def run(client: Any, where: Path, *, spread: str = "one", callback: Any = (), **more: Any) -> Any:
         learner, store = toys.Evidence(P), EngineStore(where)
-        stage = make_stage("toy_step", learner, {"train": train}, "cpu")
+        stage = make_stage("toy_step", learner, {"train": training_rows}, "cpu")
         if client is None:
             executor: Any = InProcessExecutor(1, store, cache=PieceCache(0))
         else:
@@ -66,7 +66,7 @@ def run(train: Dataset) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(run: Any, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def undisturbed(run: Any, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     return run(None, tmp_path_factory.mktemp("whole"))
 
 
@@ -77,7 +77,7 @@ def _is_true_within(true: Callable[[], bool], seconds: float = 20.0) -> bool:
     return true()
 
 
-def _slow(seconds: float) -> None:
+def compute_slowly(seconds: float) -> None:
     """Make each chain on this worker take some seconds."""
     from scalelatent.engine import chains
 
@@ -94,17 +94,17 @@ def _slow(seconds: float) -> None:
     chains.run_chains = slow
 
 
-def _quick() -> None:
+def compute_quickly() -> None:
     from scalelatent.engine import chains
 
     chains.run_chains = getattr(chains.run_chains, "original", chains.run_chains)
 
 
-def _at_work(dask_worker: Any) -> int:
+def list_working_workers(dask_worker: Any) -> int:
     return len(dask_worker.state.executing) + len(dask_worker.state.long_running)
 
 
-class Leave(Callback):
+class LeaveFit(Callback):
     def __init__(self, after: float) -> None:
         self.after, self.begin, self.left = after, time.monotonic(), 0.0
 
@@ -116,20 +116,20 @@ class Leave(Callback):
 
 @pytest.mark.parametrize("spread", ["one", "all"])
 def test_workers_stop_at_once_if_a_fit_is_cancelled_within_a_segment(
-    workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
+    workers: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # One segment lasts to the end of the epoch.
-    workers.run(_slow, 0.2)  # An epoch takes 16 s.
+    workers.run(compute_slowly, 0.2)  # An epoch takes 16 s.
     try:
-        leave = Leave(2.0)
+        leave = LeaveFit(2.0)
         with pytest.raises(KeyboardInterrupt):
             run(workers, tmp_path, spread=spread, callback=leave)
         assert time.monotonic() - leave.left < 3  # The driver waits for no worker.
-        assert _is_true_within(lambda: sum(workers.run(_at_work).values()) == 0, seconds=4)
+        assert _is_true_within(lambda: sum(workers.run(list_working_workers).values()) == 0, seconds=4)
         assert time.monotonic() - leave.left < 6
     finally:
-        workers.run(_quick)
-    np.testing.assert_array_equal(run(workers, tmp_path, spread=spread), whole)
+        workers.run(compute_quickly)
+    np.testing.assert_array_equal(run(workers, tmp_path, spread=spread), undisturbed)
 
 
 def test_several_fits_run_at_once(workers: Any, run: Any, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_several_fits_run_at_once(workers: Any, run: Any, tmp_path: Path) -> Non
         np.testing.assert_array_equal(answers[i], run(None, tmp_path / f"alone{i}", seed=i))
 
 
-def _left() -> tuple[int, int, list[str]]:
+def list_leftovers() -> tuple[int, int, list[str]]:
     from scalelatent.engine.dask import online_tasks as online_sites
     from scalelatent.engine.dask import pass_tasks as tasks
 
@@ -166,7 +166,9 @@ def test_a_finished_fit_leaves_nothing_on_the_workers(
     workers: Any, run: Any, tmp_path: Path, spread: str
 ) -> None:
     run(workers, tmp_path, spread=spread)
-    assert _is_true_within(lambda: all(left[0] == 0 and not left[2] for left in workers.run(_left).values()))
+    assert _is_true_within(
+        lambda: all(left[0] == 0 and not left[2] for left in workers.run(list_leftovers).values())
+    )
 
 
 def _hang(over: str) -> None:
@@ -187,7 +189,7 @@ def _hang(over: str) -> None:
 
 @pytest.mark.parametrize("spread", ["one", "all"])
 def test_a_hanging_worker_is_avoided(
-    workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
+    workers: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
     reported: list[dict[str, Any]] = []
@@ -200,7 +202,9 @@ def test_a_hanging_worker_is_avoided(
     workers.run(_hang, str(tmp_path / "over"), workers=[hung])
     try:
         begin = time.monotonic()
-        np.testing.assert_array_equal(run(workers, tmp_path / "run", spread=spread, callback=Log()), whole)
+        np.testing.assert_array_equal(
+            run(workers, tmp_path / "run", spread=spread, callback=Log()), undisturbed
+        )
         assert time.monotonic() - begin < 11
     finally:
         (tmp_path / "over").touch()
@@ -218,7 +222,7 @@ def _report_often(seconds: float) -> None:
 
 @pytest.mark.parametrize("spread", ["one", "all"])
 def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
-    workers: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
+    workers: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
     monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # With this duration, a segment is a whole epoch.
@@ -228,37 +232,37 @@ def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
         def on_event(self, info: dict[str, Any]) -> None:
             redone.extend([info] if info["event"] == "steps_redone" else [])
 
-    workers.run(_slow, 0.1)  # With this delay, a task takes 0.2 s, and a segment 4 s or more.
+    workers.run(compute_slowly, 0.1)  # With this delay, a task takes 0.2 s, and a segment 4 s or more.
     workers.run(_report_often, 0.5)
     try:
-        np.testing.assert_array_equal(run(workers, tmp_path, spread=spread, callback=Log()), whole)
+        np.testing.assert_array_equal(run(workers, tmp_path, spread=spread, callback=Log()), undisturbed)
     finally:
-        workers.run(_quick)
+        workers.run(compute_quickly)
         workers.run(_report_often, 10.0)
     assert redone == []
 
 
 def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
-    mortal: Any, run: Any, whole: np.ndarray, tmp_path: Path, monkeypatch: Any
+    mortal_cluster: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Its worker dies at that moment, and other workers may not compute it: another worker repeats the
     segment.
     """
-    mortal.upload_file(toys.__file__)
+    mortal_cluster.upload_file(toys.__file__)
     monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))
-    pids, poll, killed = mortal.run(os.getpid), online.Segment.poll, list[str]()
+    pids, poll, killed = mortal_cluster.run(os.getpid), online.Segment.poll, list[str]()
 
     def kill(segment: online.Segment) -> bool:
         moved = poll(segment)
         if moved and not killed:
-            ((where,),) = mortal.who_has(segment.futures).values()
+            ((where,),) = mortal_cluster.who_has(segment.futures).values()
             killed.append(where)
             os.kill(pids[where], signal.SIGKILL)
             assert _is_true_within(lambda: segment.futures[0].status != "finished")
         return moved
 
     monkeypatch.setattr(online.Segment, "poll", kill)
-    np.testing.assert_array_equal(run(mortal, tmp_path, callback=Leave(60.0)), whole)
+    np.testing.assert_array_equal(run(mortal_cluster, tmp_path, callback=LeaveFit(60.0)), undisturbed)
     assert killed
 
 
@@ -305,14 +309,14 @@ def test_the_error_of_steps_without_progress_does_not_mention_memory(steps: Any)
     assert "memory" not in str(reported.value)
 
 
-def test_a_killed_worker_is_distinguished_from_a_retired_one(mortal: Any, steps: Any) -> None:
-    pids = mortal.run(os.getpid)
+def test_a_killed_worker_is_distinguished_from_a_retired_one(mortal_cluster: Any, steps: Any) -> None:
+    pids = mortal_cluster.run(os.getpid)
     taken, killed = sorted(pids)
-    mortal.retire_workers([taken], close_workers=True)
-    assert _is_true_within(lambda: taken not in mortal.nthreads())
+    mortal_cluster.retire_workers([taken], close_workers=True)
+    assert _is_true_within(lambda: taken not in mortal_cluster.nthreads())
     os.kill(pids[killed], signal.SIGKILL)
-    assert _is_true_within(lambda: killed not in mortal.nthreads())
-    reported = [message for _, message in mortal.get_events("all")]
+    assert _is_true_within(lambda: killed not in mortal_cluster.nthreads())
+    reported = [message for _, message in mortal_cluster.get_events("all")]
     lost = {m["worker"]: m["expected"] for m in reported if m.get("action") == "remove-worker"}
     assert lost == {taken: True, killed: False}
     segment, place = online.Segment(steps, online.Place(), 0), online.Place()

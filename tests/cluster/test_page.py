@@ -19,29 +19,29 @@ from scalelatent.engine.dask.online_steps import DaskSteps
 X = np.random.default_rng(0).integers(0, 2, (3000, 16)).astype(np.uint8)
 
 
-def ask(client: Any, path: str) -> str:
+def fetch_page(client: Any, path: str) -> str:
     with urllib.request.urlopen(
         f"{client.dashboard_link.removesuffix('/status')}{path}", timeout=10
     ) as answer:
         return str(answer.read().decode())
 
 
-def jobs_of(client: Any) -> list[dict[str, Any]]:
+def list_jobs(client: Any) -> list[dict[str, Any]]:
     """Return the jobs that the page shows, including those of other tests."""
-    return list(json.loads(ask(client, "/scalelatent.json"))["jobs"])
+    return list(json.loads(fetch_page(client, "/scalelatent.json"))["jobs"])
 
 
 @pytest.fixture
-def job(client: Any) -> Callable[..., dict[str, Any]]:
+def wait_for_job(client: Any) -> Callable[..., dict[str, Any]]:
     """Return the newest job of a model as soon as a condition on it holds."""
 
     def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         deadline = time.monotonic() + 20
         while True:
-            found = [j for j in jobs_of(client) if j["model"] == model]
+            found = [j for j in list_jobs(client) if j["model"] == model]
             if found:
                 newest = max(found, key=lambda j: str(j["began"]))
-                reported = json.loads(ask(client, f"/scalelatent.json?job={newest['id']}"))["job"]
+                reported = json.loads(fetch_page(client, f"/scalelatent.json?job={newest['id']}"))["job"]
                 if until(reported):
                     return reported
             assert time.monotonic() < deadline, found
@@ -50,14 +50,14 @@ def job(client: Any) -> Callable[..., dict[str, Any]]:
     return wait
 
 
-def rows_of(reported: dict[str, Any]) -> int:
+def read_worker_rows(reported: dict[str, Any]) -> int:
     return sum(worker.get("rows", 0) for worker in reported["worker_rows"])
 
 
-def test_a_fit_without_a_run_folder_is_a_job_that_ends(client: Any, fit: Any, job: Any) -> None:
+def test_a_fit_without_a_run_folder_is_a_job_that_ends(client: Any, fit: Any, wait_for_job: Any) -> None:
     fit(client)
-    reported = job(
-        "capsule", lambda reported: reported["state"] == "done" and rows_of(reported) >= 5 * 10_000
+    reported = wait_for_job(
+        "capsule", lambda reported: reported["state"] == "done" and read_worker_rows(reported) >= 5 * 10_000
     )
     assert reported["name"] == "capsule without a run folder"
     assert reported["pass"] == 5
@@ -68,45 +68,53 @@ def test_a_fit_without_a_run_folder_is_a_job_that_ends(client: Any, fit: Any, jo
 
     with pytest.raises(ArithmeticError):
         fit(client, callbacks=Fails())
-    assert job("capsule", lambda reported: reported["state"] == "failed")["error"] == "of a callback"
+    assert wait_for_job("capsule", lambda reported: reported["state"] == "failed")["error"] == "of a callback"
 
 
 @pytest.mark.parametrize("one", [True, False])
 def test_workers_report_the_rows_of_steps(
-    client: Any, job: Any, one: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    client: Any, wait_for_job: Any, one: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(DaskSteps, "_use_one", lambda steps, groups: one)
     m = ConditionalRBM(n_hidden=2, n_epochs=2, batch_size=50, n_chains=2, random_state=0)
     m.fit(X, 1 - X, client=client, run_dir=tmp_path / "run")
     # The last reports arrive up to a second after the fit.
-    reported = job("crbm", lambda reported: reported["state"] == "done" and rows_of(reported) == 2 * len(X))
+    reported = wait_for_job(
+        "crbm", lambda reported: reported["state"] == "done" and read_worker_rows(reported) == 2 * len(X)
+    )
     assert len(reported["worker_rows"]) == (1 if one else 2)
     for worker in reported["worker_rows"]:
         # There is a step for each span, or a step has one chain.
         assert worker["spans"] == 2 * (len(X) // 50)
         assert worker["last_span"] == "crbm_learn, pass 2, step 60"
     found = re.findall(
-        rf'scalelatent_rows_total{{job="{reported["id"]}".*pool="cpu"}} (.*)', ask(client, "/metrics")
+        rf'scalelatent_rows_total{{job="{reported["id"]}".*pool="cpu"}} (.*)', fetch_page(client, "/metrics")
     )
     assert [float(count) for count in found] == [2 * len(X)]
 
 
 @pytest.mark.filterwarnings("ignore:n_clusterings=10")
-def test_workers_report_the_shards_of_outputs(client: Any, job: Any, tmp_path: Path) -> None:
+def test_workers_report_the_shards_of_outputs(client: Any, wait_for_job: Any, tmp_path: Path) -> None:
     m = MultilayerBootstrapNetwork(n_clusterings=10, k1=20, n_components=2, decay=0.5, random_state=0)
     m.fit(X)
     assert monitor.install(client) == ""
-    before = {job["id"] for job in jobs_of(client)}
+    before = {wait_for_job["id"] for wait_for_job in list_jobs(client)}
     m.transform(X, out=tmp_path / "out.zarr", client=client)
-    reported = job("mbn", lambda reported: reported["state"] == "done" and rows_of(reported) == len(X))
+    reported = wait_for_job(
+        "mbn", lambda reported: reported["state"] == "done" and read_worker_rows(reported) == len(X)
+    )
     assert {worker["last_span"] for worker in reported["worker_rows"]} == {"mbn_transform, shard 0"}
     # Fits store their records in a folder of their own.
     m.fit(X, client=client)
-    reported = job(
+    reported = wait_for_job(
         "mbn",
         lambda reported: (
-            reported["state"] == "done" and reported["stage"] != "mbn_transform" and rows_of(reported)
+            reported["state"] == "done"
+            and reported["stage"] != "mbn_transform"
+            and read_worker_rows(reported)
         ),
     )
     assert reported["name"] == "mbn without a run folder"
-    assert {job["state"] for job in jobs_of(client) if job["id"] not in before} == {"done"}
+    assert {
+        wait_for_job["state"] for wait_for_job in list_jobs(client) if wait_for_job["id"] not in before
+    } == {"done"}

@@ -28,14 +28,14 @@ from scalelatent.engine.dask.executor import DaskExecutor
 from scalelatent.engine.inprocess import InProcessExecutor
 from scalelatent.engine.passes import make_stage
 from scalelatent.errors import RunError
-from tests.helpers import Log
+from tests.helpers import HookLog
 
 SPEEDS = (1.0, 1.0, 20.0)
 LEAF_ROWS, LEAVES, PASSES, IDEAL = 8, 600, 6, 1.2
 pytestmark = pytest.mark.slow
 
 
-def _benchmark(name: str) -> Any:
+def import_benchmark(name: str) -> Any:
     """Import a module of ``benchmarks/``."""
     if name not in sys.modules:
         path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
@@ -47,36 +47,39 @@ def _benchmark(name: str) -> Any:
     return sys.modules[name]
 
 
-paced = _benchmark("paced_learner")
+paced = import_benchmark("paced_learner")
 
 
 @pytest.fixture(scope="module")
-def pool(starter: Callable[..., Any]) -> Iterator[Any]:
+def pool(start_other_cluster: Callable[..., Any]) -> Iterator[Any]:
     from distributed import Client
 
-    with starter(len(SPEEDS)) as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
+    with (
+        start_other_cluster(len(SPEEDS)) as cluster,
+        Client(cluster, timeout=30, set_as_default=False) as client,
+    ):
         client.wait_for_workers(len(SPEEDS), timeout=60)
         client.upload_file(paced.__file__)
         yield client
 
 
 @pytest.fixture(scope="module")
-def fitted(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def fit_of_pool(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Return a fit on the pool, the blocks that each worker computed, and the same fit in this process."""
     folder = tmp_path_factory.mktemp("pool")
     x = np.random.Generator(np.random.Philox(3)).normal(size=(LEAF_ROWS * LEAVES, 8)).astype("f4")
     dataset = Dataset.from_arrays(x).save(folder / "rows", chunk_rows=LEAF_ROWS * 16)
-    learner = paced.Paced(IDEAL * sum(SPEEDS) / len(x), SPEEDS, PASSES)
+    learner = paced.PacedLearner(IDEAL * sum(SPEEDS) / len(x), SPEEDS, PASSES)
     stage = make_stage(
         "paced_estep", learner, {"train": dataset}, "cpu", block_rows=LEAF_ROWS, leaf_rows=LEAF_ROWS
     )
-    log, store = Log(), EngineStore(folder / "run")
+    log, store = HookLog(), EngineStore(folder / "run")
     executor = DaskExecutor(pool, store, checkpoint_seconds=3600, callbacks=log)
     there = fit_batches(executor, stage, learner.start(), callbacks=log, store=store)
     here = fit_batches(
         InProcessExecutor(1, cache=PieceCache(0)), stage, learner.start(), callbacks=Callback()
     )
-    blocks = pool.run(paced.computed)
+    blocks = pool.run(paced.list_computed_blocks)
     speeds = executor.pools.speeds(stage, executor.threads)
     names = {w["name"]: a for a, w in pool.scheduler_info(n_workers=-1)["workers"].items()}
     return SimpleNamespace(
@@ -90,35 +93,37 @@ def fitted(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespa
     )
 
 
-def test_a_pool_gives_the_bits_of_one_process(fitted: SimpleNamespace) -> None:
-    assert [r["objective"] for r in fitted.there.history] == [r["objective"] for r in fitted.here.history]
-    assert fitted.there.state["shift"] == fitted.here.state["shift"]
+def test_a_pool_gives_the_bits_of_one_process(fit_of_pool: SimpleNamespace) -> None:
+    assert [r["objective"] for r in fit_of_pool.there.history] == [
+        r["objective"] for r in fit_of_pool.here.history
+    ]
+    assert fit_of_pool.there.state["shift"] == fit_of_pool.here.state["shift"]
 
 
-def test_every_row_is_computed_once(fitted: SimpleNamespace) -> None:
+def test_every_row_is_computed_once(fit_of_pool: SimpleNamespace) -> None:
     """No pass was restarted, and no running task was moved."""
     rows = [0] * PASSES
-    for own in fitted.blocks.values():
+    for own in fit_of_pool.blocks.values():
         for iteration, n, _, _ in own:
             rows[iteration] += n
     assert rows == [LEAF_ROWS * LEAVES] * PASSES
-    assert [e for e in fitted.log.infos("event") if e["event"] in ("span_redone", "worker_lost")] == []
+    assert [e for e in fit_of_pool.log.infos("event") if e["event"] in ("span_redone", "worker_lost")] == []
 
 
-def test_the_speeds_of_workers_are_measured(fitted: SimpleNamespace) -> None:
-    found = fitted.speeds.speeds
-    slow = [speed for address, speed in found.items() if address != fitted.fast]
-    assert 8 < found[fitted.fast] / statistics.mean(slow) < 30
+def test_the_speeds_of_workers_are_measured(fit_of_pool: SimpleNamespace) -> None:
+    found = fit_of_pool.speeds.speeds
+    slow = [speed for address, speed in found.items() if address != fit_of_pool.fast]
+    assert 8 < found[fit_of_pool.fast] / statistics.mean(slow) < 30
 
 
-def test_the_fast_worker_gets_its_share_and_does_not_wait(fitted: SimpleNamespace) -> None:
+def test_the_fast_worker_gets_its_share_and_does_not_wait(fit_of_pool: SimpleNamespace) -> None:
     """The best of some passes counts, once speeds are known, because others use this machine."""
     shares, idle = [], []
     for number in range(2, PASSES):
-        there = {a: [b for b in own if b[0] == number] for a, own in fitted.blocks.items()}
+        there = {a: [b for b in own if b[0] == number] for a, own in fit_of_pool.blocks.items()}
         begin = min(b[2] for own in there.values() for b in own)
         end = max(b[3] for own in there.values() for b in own)
-        fast = there[fitted.fast]
+        fast = there[fit_of_pool.fast]
         shares.append(sum(b[1] for b in fast) / (LEAF_ROWS * LEAVES))
         idle.append((end - max(b[3] for b in fast)) / (end - begin))
     # The fast worker should compute 20 of 22 parts, a share of 0.91.
@@ -126,12 +131,12 @@ def test_the_fast_worker_gets_its_share_and_does_not_wait(fitted: SimpleNamespac
     assert min(idle) < 0.15
 
 
-def test_the_devices_that_computed_are_reported(fitted: SimpleNamespace) -> None:
-    reported = [event for event in fitted.log.infos("event") if event["event"] == "devices"]
+def test_the_devices_that_computed_are_reported(fit_of_pool: SimpleNamespace) -> None:
+    reported = [event for event in fit_of_pool.log.infos("event") if event["event"] == "devices"]
     assert [event["devices"] for event in reported] == ["cpu 3 workers"]
 
 
-def test_dask_does_not_move_tasks_of_a_pool(pool: Any, fitted: SimpleNamespace) -> None:
+def test_dask_does_not_move_tasks_of_a_pool(pool: Any, fit_of_pool: SimpleNamespace) -> None:
     def fast_tasks() -> list[str]:
         from distributed import stealing
 
@@ -149,7 +154,7 @@ def test_a_fit_on_gpus_needs_a_gpu_worker(pool: Any, rows: SimpleNamespace) -> N
 def test_only_the_worker_of_a_gpu_computes_with_it(
     rows: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU is only declared.
+    """The worker declares a GPU that does not exist.
 
     With device="gpu" its worker has all the work and reports that it lacks CuPy. With "cpu" both compute, and
     the bits are those of one process.
@@ -158,7 +163,7 @@ def test_only_the_worker_of_a_gpu_computes_with_it(
     options: dict[str, Any] = {"capsule_dim": 2, "max_iter": 2, "random_state": 0, "projection": None}
     engine = {"block_rows": 64, "leaf_rows": 128}
     with sl.cluster("local", workers=1, threads=2, gpus=1, dashboard_address=None) as client:
-        found = client.run(_sees)
+        found = client.run(sees_gpu)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         reported = {w["name"]: (w["nthreads"], w["resources"].get("GPU")) for w in workers}
         if importlib.util.find_spec("cupy") is None:
@@ -171,5 +176,5 @@ def test_only_the_worker_of_a_gpu_computes_with_it(
     np.testing.assert_array_equal(there.W_, here.W_)
 
 
-def _sees(dask_worker: Any) -> tuple[str, str | None]:
+def sees_gpu(dask_worker: Any) -> tuple[str, str | None]:
     return dask_worker.name, os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -17,7 +17,7 @@ from scalelatent import Callback, CapsuleRegression, Dataset
 
 @pytest.mark.parametrize("workers", [1, 4, 2])
 def test_any_number_of_workers_gives_the_same_bits(
-    client: Any, fit: Any, alone: Any, same: Any, workers: int
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, workers: int
 ) -> None:
     client.cluster.scale(workers)
     client.wait_for_workers(workers, timeout=60)
@@ -27,7 +27,7 @@ def test_any_number_of_workers_gives_the_same_bits(
     while len(client.nthreads()) != workers and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(client.nthreads()) == workers
-    same(fit(client), alone())
+    assert_same(fit(client), fit_alone())
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,24 @@ def test_any_number_of_workers_gives_the_same_bits(
     ids=lambda o: ",".join(o),
 )
 def test_every_kind_of_fit_gives_the_same_bits(
-    client: Any, fit: Any, alone: Any, same: Any, options: dict[str, Any], tmp_path: Path
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    same(fit(client, run_dir=tmp_path / "run", **options), alone(**options))
+    assert_same(fit(client, run_dir=tmp_path / "run", **options), fit_alone(**options))
 
 
 def test_a_fit_without_a_run_folder_leaves_no_files(
-    client: Any, fit: Any, alone: Any, same: Any, monkeypatch: Any, tmp_path: Path
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    same(fit(client), alone())
+    assert_same(fit(client), fit_alone())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("form", ["numpy", "dask", "memory dataset", "weighted"])
 def test_arrays_are_fitted_on_a_cluster(
-    client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path, form: str
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, rows: SimpleNamespace, tmp_path: Path, form: str
 ) -> None:
     weight = np.random.Generator(np.random.Philox(1)).uniform(0.2, 2, len(rows.x))
     given: dict[str, Any] = {
@@ -70,13 +70,13 @@ def test_arrays_are_fitted_on_a_cluster(
         "weighted": {"x": rows.x, "y": rows.y, "sample_weight": weight},
     }[form]
     model = fit(client, run_dir=tmp_path / "run", **given)
-    same(model, fit(**given) if form == "weighted" else alone())
+    assert_same(model, fit(**given) if form == "weighted" else fit_alone())
     left = [p for p in (tmp_path / "run").rglob("*") if p.name.endswith(".zarr")]
     assert left == [tmp_path / "run" / "model.zarr"]
 
 
 def test_arrays_are_written_to_the_given_scratch_folder(
-    client: Any, fit: Any, alone: Any, same: Any, rows: SimpleNamespace, tmp_path: Path
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, rows: SimpleNamespace, tmp_path: Path
 ) -> None:
     seen: list[Path] = []
 
@@ -88,26 +88,26 @@ def test_arrays_are_written_to_the_given_scratch_folder(
         client, run_dir=tmp_path / "run", x=rows.x, y=rows.y, callbacks=Look(),
         engine={"scratch": str(tmp_path / "scratch")},
     )  # fmt: skip
-    same(model, alone())
+    assert_same(model, fit_alone())
     assert seen
     assert list((tmp_path / "scratch").rglob("*.zarr")) == []
 
 
 def test_the_context_manager_of_a_cluster_is_used_by_fits(
-    fit: Any, alone: Any, same: Any, rows: SimpleNamespace
+    fit: Any, fit_alone: Any, assert_same: Any, rows: SimpleNamespace
 ) -> None:
     with sl.cluster("local", workers=1, dashboard_address=None) as client:
         assert client.scheduler.address.startswith("tcp://127.0.0.1")
         before = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter)
-        same(fit(), alone())
+        assert_same(fit(), fit_alone())
         assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter) > before + 50
-    same(fit(), alone())  # The next fit runs in this process again.
+    assert_same(fit(), fit_alone())  # The next fit runs in this process again.
 
 
 def test_outputs_are_written_by_the_workers(
-    client: Any, alone: Any, rows: SimpleNamespace, tmp_path: Path
+    client: Any, fit_alone: Any, rows: SimpleNamespace, tmp_path: Path
 ) -> None:
-    model = alone()
+    model = fit_alone()
     there = model.predict(rows.train, out=tmp_path / "there", client=client)
     here = model.predict(rows.train, out=tmp_path / "here")
     for name in ("there", "here"):
@@ -138,7 +138,9 @@ def test_each_block_is_read_once_per_pass_for_all_members(
     assert [r["rows"] for r in model.history_] == [11_500] * 5
 
 
-def test_rows_that_fit_into_the_caches_are_read_once(client: Any, fit: Any, alone: Any, same: Any) -> None:
+def test_rows_that_fit_into_the_caches_are_read_once(
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any
+) -> None:
     def keep(limit: int) -> None:
         from scalelatent.engine import cache
 
@@ -149,7 +151,7 @@ def test_rows_that_fit_into_the_caches_are_read_once(client: Any, fit: Any, alon
         model = fit(client)
     finally:
         client.run(keep, 0)
-    same(model, alone())
+    assert_same(model, fit_alone())
     read = [r["bytes_read"] for r in model.history_]
     # The earlier pass over the second moments has put most rows into the caches of the workers.
     assert read[0] <= 11_500 * 68
@@ -158,7 +160,7 @@ def test_rows_that_fit_into_the_caches_are_read_once(client: Any, fit: Any, alon
 
 
 @pytest.fixture
-def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+def submitted_tasks(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Record (key, bytes of function and arguments, results of other tasks among them) of all tasks."""
     from distributed.protocol.pickle import dumps
 
@@ -177,7 +179,7 @@ def submitted(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
 
 
 @pytest.fixture
-def messages(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+def sent_graphs(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Record the keys of each graph that is sent."""
     found: list[set[str]] = []
     original = client._graph_to_futures
@@ -196,7 +198,7 @@ NAME = re.compile(
 
 
 def test_tasks_are_few_and_small_and_have_readable_names(
-    client: Any, fit: Any, submitted: list[tuple[str, int, int]], tmp_path: Path
+    client: Any, fit: Any, submitted_tasks: list[tuple[str, int, int]], tmp_path: Path
 ) -> None:
     from dask.utils import key_split
 
@@ -210,34 +212,36 @@ def test_tasks_are_few_and_small_and_have_readable_names(
     )
     # The parameters have more bytes than the limit of a task below, so no task can contain them.
     assert model.W_.nbytes > 80_000
-    assert submitted
-    for key, size, futures in submitted:
+    assert submitted_tasks
+    for key, size, futures in submitted_tasks:
         assert size < 10_000, key
         # A task depends at most on eight merged results of each of two parts, and on the parameters.
         assert futures <= 8 * 2 + 1, key
-    esteps = [key for key, _, _ in submitted if key.startswith("capsule_estep")]
-    strange = [k for k, _, _ in submitted if not NAME.fullmatch(k) and not k.startswith("capsule_project")]
+    esteps = [key for key, _, _ in submitted_tasks if key.startswith("capsule_estep")]
+    strange = [
+        k for k, _, _ in submitted_tasks if not NAME.fullmatch(k) and not k.startswith("capsule_project")
+    ]
     assert strange == []
-    assert len({key for key, _, _ in submitted}) == len(submitted)
+    assert len({key for key, _, _ in submitted_tasks}) == len(submitted_tasks)
     counts = [sum(f"-it{number:04d}-" in key for key in esteps) for number in (1, 2, 3, 4, 5)]
     # One more pass has started, because the last pass was not known to be the last; no other pass follows.
     assert counts[0] == counts[1] == counts[2] >= counts[3]
     assert counts[4] == 0
     for number in (1, 2, 3):
-        assert sum(key.startswith(f"capsule_mstep-it{number:04d}") for key, _, _ in submitted) == 1
+        assert sum(key.startswith(f"capsule_mstep-it{number:04d}") for key, _, _ in submitted_tasks) == 1
     assert any(re.match(r"capsule_estep-it0002-s0001", key) for key in esteps)
     assert {key_split(key) for key in esteps} == {"capsule_estep"}  # The dashboard shows one bar per kind.
 
 
-def test_a_pass_is_one_message(client: Any, fit: Any, messages: list[set[str]]) -> None:
+def test_a_pass_is_one_message(client: Any, fit: Any, sent_graphs: list[set[str]]) -> None:
     """The duration of a span must be known; the parameters of the first pass come from the run folder."""
     fit(client, max_iter=12, nu_schedule=None)
     for number in range(3, 13):
-        about = [keys for keys in messages if any(f"_estep-it{number:04d}-" in key for key in keys)]
+        about = [keys for keys in sent_graphs if any(f"_estep-it{number:04d}-" in key for key in keys)]
         assert len(about) == 1, number
         assert any(key.startswith(f"capsule_mstep-it{number:04d}-") for key in about[0])
         assert sum("_estep-" in key for key in about[0]) >= 3
-    assert len(messages) < 2 * 12 + 10
+    assert len(sent_graphs) < 2 * 12 + 10
 
 
 @pytest.mark.slow
@@ -260,7 +264,7 @@ def test_tasks_and_files_do_not_grow_over_200_passes(
                 folder = len(list((tmp_path / "run" / "engine").iterdir()))
                 seen.append((scheduler_tasks(), len(client.futures), recent, folder))
 
-    few = Dataset.from_arrays(*_few()).save(tmp_path / "few")
+    few = Dataset.from_arrays(*use_few_tasks()).save(tmp_path / "few")
     model = fit(
         client,
         run_dir=tmp_path / "run",
@@ -283,7 +287,7 @@ def test_tasks_and_files_do_not_grow_over_200_passes(
     assert scheduler_tasks(wait=5) <= 0
 
 
-def _few() -> tuple[np.ndarray, np.ndarray]:
+def use_few_tasks() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.Philox(3))
     return rng.normal(size=(600, 8)).astype("f4"), rng.integers(0, 3, 600)
 
@@ -302,7 +306,9 @@ def test_a_fit_does_not_limit_the_thread_pools_of_this_process(client: Any, fit:
     assert [p["num_threads"] for p in threadpool_info()] == before
 
 
-def test_two_fits_run_at_once(client: Any, fit: Any, alone: Any, same: Any, tmp_path: Path) -> None:
+def test_two_fits_run_at_once(
+    client: Any, fit: Any, fit_alone: Any, assert_same: Any, tmp_path: Path
+) -> None:
     import threading
 
     got: dict[int, CapsuleRegression] = {}
@@ -316,5 +322,5 @@ def test_two_fits_run_at_once(client: Any, fit: Any, alone: Any, same: Any, tmp_
         thread.start()
     for thread in threads:
         thread.join(90)
-    same(got[1], alone(capsule_dim=1))
-    same(got[2], alone(capsule_dim=2))
+    assert_same(got[1], fit_alone(capsule_dim=1))
+    assert_same(got[2], fit_alone(capsule_dim=2))

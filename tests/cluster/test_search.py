@@ -15,8 +15,8 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import build_estimator
 from scalelatent.jobs.submit import submit_job
-from tests.estimators.crbm_cases import patterns
-from tests.helpers import WITHOUT_REPORT, until
+from tests.estimators.crbm_cases import make_patterns
+from tests.helpers import WITHOUT_REPORT, wait_for
 
 ENGINE = {"block_rows": 64, "leaf_rows": 128}
 BASE = CapsuleRegression(max_iter=5, nu_schedule=[(0.5, 2), (0.0, 1)], random_state=0, n_jobs=1)
@@ -28,7 +28,7 @@ GRID = [
 ]
 
 
-class Stop(Callback):
+class StopSearch(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
@@ -64,7 +64,7 @@ def test_a_search_on_a_cluster_has_the_same_results(
     assert_same(Search(BASE, GRID, **given).fit(train, client=client, **call), here)
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        Search(BASE, GRID, **given).fit(train, client=client, run_dir=folder, callbacks=Stop(3), **call)
+        Search(BASE, GRID, **given).fit(train, client=client, run_dir=folder, callbacks=StopSearch(3), **call)
     # The search starts on the cluster and ends here.
     assert_same(Search(BASE, GRID, **given).fit(train, run_dir=folder, resume=True, **call), here)
     assert [found.name for found in folder.rglob("*.zarr")] == ["model.zarr"]
@@ -85,7 +85,7 @@ def test_a_search_of_arrays_has_readable_task_names(
 
 def test_a_submitted_search_fits_models_one_by_one(client: Any, tmp_path: Path) -> None:
     """The folds of a conditional RBM are cut from stored rows, in a folder that the workers see."""
-    x, v = patterns(240, 1)
+    x, v = make_patterns(240, 1)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")
     Dataset.from_arrays(v).save(tmp_path / "v.zarr")
     job = resolve(
@@ -99,10 +99,10 @@ def test_a_submitted_search_fits_models_one_by_one(client: Any, tmp_path: Path) 
     )
     client.run(exec, WITHOUT_REPORT)
     folder = RunFolder.open(submit_job(job, client=client).run)
-    state = until(lambda: (s := folder.read_state())["state"] in ("done", "failed") and s, 90)
+    state = wait_for(lambda: (s := folder.read_state())["state"] in ("done", "failed") and s, 90)
     assert (state["state"], state["error"]) == ("done", None)
     here = Search(build_estimator(job), {"n_hidden": [2, 5]}, cv=2).fit(open_job_data(job).train)
     assert state["search"]["best_params"] == here.best_params_
     assert state["search"]["best_score"] == here.best_score_
     np.testing.assert_array_equal(load_model(folder.url).W_, here.best_estimator_.W_)
-    assert not list((tmp_path / "run").rglob("train.zarr"))  # Copies of folds are deleted with their fits.
+    assert not list((tmp_path / "run").rglob("train.zarr"))  # Each copy of a fold is deleted.

@@ -20,15 +20,15 @@ from scalelatent.jobs import clusterdriver, control, submit
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
-from tests.helpers import WITHOUT_REPORT, digits_job, files_of, until
+from tests.helpers import WITHOUT_REPORT, read_model_files, wait_for, write_digits_job
 
 LONG = ["model.max_iter=100000"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("submitted")
-    digits_job(folder, 40)
+    write_digits_job(folder, 40)
     return folder
 
 
@@ -40,39 +40,39 @@ def cluster(client: Any) -> Any:
 
 
 @pytest.fixture
-def leaves_nothing(cluster: Any) -> Callable[[], Any]:
+def no_task_is_left(cluster: Any) -> Callable[[], Any]:
     """Wait until the scheduler has no task of this test."""
-    before = set(tasks_of(cluster))
-    return lambda: until(lambda: set(tasks_of(cluster)) <= before, 10)
+    before = set(list_tasks(cluster))
+    return lambda: wait_for(lambda: set(list_tasks(cluster)) <= before, 10)
 
 
 @pytest.fixture
-def make(place: Path, tmp_path: Path) -> Callable[..., Any]:
+def make(dataset_folder: Path, tmp_path: Path) -> Callable[..., Any]:
     """Return a job whose run folder belongs to this test."""
 
     def job(name: str = "run", *settings: str) -> Any:
-        return load_job(place / "job.toml", settings=[f"job.out={tmp_path / name}", *settings])
+        return load_job(dataset_folder / "job.toml", settings=[f"job.out={tmp_path / name}", *settings])
 
     return job
 
 
-def settled(folder: RunFolder, seconds: float = 60.0) -> dict[str, Any]:
+def wait_until_ended(folder: RunFolder, seconds: float = 60.0) -> dict[str, Any]:
     def ended() -> Any:
         state = folder.read_state()
         return state if state["state"] in ("done", "failed", "cancelled") else None
 
-    return until(ended, seconds)
+    return wait_for(ended, seconds)
 
 
-def passes(folder: RunFolder) -> int:
+def list_passes(folder: RunFolder) -> int:
     return len(folder.records("metrics.jsonl"))
 
 
-def tasks_of(client: Any) -> list[str]:
+def list_tasks(client: Any) -> list[str]:
     return client.run_on_scheduler(lambda dask_scheduler: list(map(str, dask_scheduler.tasks)))
 
 
-def command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+def run_command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "scalelatent", *map(str, arguments)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
@@ -81,29 +81,31 @@ def command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
 
 
 def test_submitted_job_gives_the_same_bits_as_a_local_job(
-    cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
+    cluster: Any, make: Any, no_task_is_left: Any, undisturbed: dict[str, bytes]
 ) -> None:
     submitted = submit_job(make(), client=cluster)
     folder = RunFolder.open(submitted.run)
-    state = settled(folder)
+    state = wait_until_ended(folder)
     assert (state["state"], state["error"], state["id"]) == ("done", None, submitted.id)
     assert state["driver"] in cluster.scheduler_info()["workers"]
     assert state["scheduler"] == cluster.scheduler.address
-    assert files_of(folder) == undisturbed
+    assert read_model_files(folder) == undisturbed
     events = [record["event"] for record in folder.records("events.jsonl")]
     assert events[:3] == ["submitted", "state", "fit_started"]
     # The last stage, the scores of the test rows, has 297 rows.
     assert folder.read_progress()["rows_total"] == 297
-    leaves_nothing()
+    no_task_is_left()
     assert control.known_jobs(cluster)[submitted.id]["run"] == submitted.run
 
 
 def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make: Any) -> None:
     """A driver leaves both threads of two workers free for tasks."""
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
-    until(lambda: passes(folder) > 2)
+    wait_for(lambda: list_passes(folder) > 2)
     # Several jobs share the dashboard, so each task shows its job.
-    until(lambda: any(re.match(rf"capsule_estep-it\d+-s\d+-{folder.id}-", key) for key in tasks_of(cluster)))
+    wait_for(
+        lambda: any(re.match(rf"capsule_estep-it\d+-s\d+-{folder.id}-", key) for key in list_tasks(cluster))
+    )
     info = cluster.run_on_scheduler(
         lambda dask_scheduler: [(len(w.long_running), w.nthreads) for w in dask_scheduler.workers.values()]
     )
@@ -112,12 +114,12 @@ def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make: Any) -> N
 
 
 def test_cancel_stops_within_two_seconds_and_resume_continues(
-    cluster: Any, make: Any, leaves_nothing: Any, undisturbed: dict[str, bytes]
+    cluster: Any, make: Any, no_task_is_left: Any, undisturbed: dict[str, bytes]
 ) -> None:
     folder = RunFolder.open(
         submit_job(make("run", "model.max_iter=40", "engine.leaf_rows=512"), client=cluster).run
     )
-    until(lambda: passes(folder) > 2)
+    wait_for(lambda: list_passes(folder) > 2)
     begin = time.monotonic()
     state = control.cancel_job(folder)
     assert time.monotonic() - begin < 2.5  # Two seconds, and a margin for a busy machine.
@@ -125,13 +127,13 @@ def test_cancel_stops_within_two_seconds_and_resume_continues(
     if state["state"] == "cancelled":
         assert "stopped by scalelatent cancel" in state["error"]
         assert f"scalelatent resume {folder.url}" in state["error"]
-        assert 2 < passes(folder) < 40
+        assert 2 < list_passes(folder) < 40
         assert not (folder.path / "cancel").exists()
-        leaves_nothing()
+        no_task_is_left()
         assert resubmit(folder.read_job(), folder, client=cluster).id == folder.id
-        state = settled(folder)
+        state = wait_until_ended(folder)
     assert state["state"] == "done"
-    assert files_of(folder) == undisturbed
+    assert read_model_files(folder) == undisturbed
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == list(range(1, 41))
 
 
@@ -144,7 +146,7 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
     block = block.format(str(tmp_path / "go"))
     busy = [cluster.submit(exec, block, priority=1000, pure=False) for _ in range(2)]
     try:
-        until(lambda: all(cluster.processing().values()))
+        wait_for(lambda: all(cluster.processing().values()))
         folder = RunFolder.open(submit_job(make(), client=cluster).run)
         time.sleep(0.3)
         assert folder.read_state()["state"] == "queued"
@@ -157,15 +159,18 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
         future.result(timeout=30)
     assert folder.read_state()["state"] == "cancelled"
     assert not folder.fit_began
-    assert settled(RunFolder.open(resubmit(folder.read_job(), folder, client=cluster).run))["state"] == "done"
+    assert (
+        wait_until_ended(RunFolder.open(resubmit(folder.read_job(), folder, client=cluster).run))["state"]
+        == "done"
+    )
 
 
 def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> None:
     """A driver that Dask repeats after its job has ended or restarted does nothing."""
     folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
-    assert settled(folder)["state"] == "done"
+    assert wait_until_ended(folder)["state"] == "done"
     # Wait for the last line of the job's events.
-    until(lambda: folder.records("events.jsonl")[-1].get("state") == "done")
+    wait_for(lambda: folder.records("events.jsonl")[-1].get("state") == "done")
     before = (folder.path / "events.jsonl").read_bytes()
     for start in (0, 1):
         said = cluster.submit(clusterdriver.drive, folder.url, start, pure=False).result(timeout=30)
@@ -175,13 +180,13 @@ def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> N
 
 def test_failed_job_reports_the_reason(cluster: Any, make: Any) -> None:
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
-    until(lambda: passes(folder) > 2)
+    wait_for(lambda: list_passes(folder) > 2)
     driver = folder.read_state()["driver"]
     loop = "from scalelatent.engine import batch_loop as loop\n"
     broken = loop + "def broken(*a, **k): raise ZeroDivisionError('oops')\n"
     cluster.run(exec, broken + "loop.make_record, loop._true = broken, loop.make_record", workers=[driver])
     try:
-        state = settled(folder)
+        state = wait_until_ended(folder)
     finally:
         cluster.run(exec, loop + "loop.make_record = loop._true", workers=[driver])
     assert (state["state"], state["error"]) == ("failed", "ZeroDivisionError: oops")
@@ -215,33 +220,33 @@ def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make: Any) ->
     accepted = [found for found in outcomes if not isinstance(found, JobError)]
     assert (len(errors), len(accepted)) == (1, 1)
     assert "output folder" in errors[0]
-    assert settled(RunFolder.open(accepted[0].run))["id"] == accepted[0].id
+    assert wait_until_ended(RunFolder.open(accepted[0].run))["id"] == accepted[0].id
 
 
 @pytest.mark.slow
 def test_jobs_make_progress_in_turn(cluster: Any, make: Any) -> None:
     """The oldest job does not occupy the cluster: two jobs both make passes."""
     folders = [RunFolder.open(submit_job(make(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
-    until(lambda: min(map(passes, folders)) > 2)
-    before = list(map(passes, folders))
+    wait_for(lambda: min(map(list_passes, folders)) > 2)
+    before = list(map(list_passes, folders))
     time.sleep(3)
-    made = [passes(folder) - count for folder, count in zip(folders, before, strict=True)]
+    made = [list_passes(folder) - count for folder, count in zip(folders, before, strict=True)]
     for folder in folders:
         control.cancel_job(folder)
     assert min(made) > 0.25 * max(made), made
 
 
 @pytest.mark.slow
-def test_twenty_jobs_run_at_once(cluster: Any, make: Any, leaves_nothing: Any) -> None:
+def test_twenty_jobs_run_at_once(cluster: Any, make: Any, no_task_is_left: Any) -> None:
     settings = ("data.train_rows=0:2000", "model.max_iter=4")
     folders = [
         RunFolder.open(submit_job(make(f"run{i:02d}", *settings), client=cluster).run) for i in range(20)
     ]
-    states = [settled(folder) for folder in folders]
+    states = [wait_until_ended(folder) for folder in folders]
     assert [state["error"] for state in states] == [None] * 20
-    models = [files_of(folder) for folder in folders]
+    models = [read_model_files(folder) for folder in folders]
     assert all(model == models[0] for model in models)
-    leaves_nothing()
+    no_task_is_left()
     listed = control.list_jobs(below=folders[0].path.parent, client=cluster)
     assert {state["id"] for state in states} <= {state["id"] for state in listed}
 
@@ -251,11 +256,17 @@ def test_twenty_jobs_run_at_once(cluster: Any, make: Any, leaves_nothing: Any) -
 
 @pytest.mark.slow
 def test_job_survives_a_client_killed_after_printing_the_id(
-    cluster: Any, place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+    cluster: Any, dataset_folder: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
     out = tmp_path / "run"
-    client = command(
-        "submit", place / "job.toml", "--scheduler", cluster.scheduler.address, "--out", out, cwd=tmp_path
+    client = run_command(
+        "submit",
+        dataset_folder / "job.toml",
+        "--scheduler",
+        cluster.scheduler.address,
+        "--out",
+        out,
+        cwd=tmp_path,
     )
     try:
         assert client.stdout is not None
@@ -264,22 +275,24 @@ def test_job_survives_a_client_killed_after_printing_the_id(
     finally:
         client.kill()
         client.communicate(timeout=30)
-    state = settled(RunFolder.open(out))
+    state = wait_until_ended(RunFolder.open(out))
     assert (state["state"], state["id"]) == ("done", identity)
-    assert files_of(RunFolder.open(out)) == undisturbed
+    assert read_model_files(RunFolder.open(out)) == undisturbed
     # On another machine the scheduler knows the folder; from its parent folder no scheduler is needed.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for where, more in ((elsewhere, ["--scheduler", cluster.scheduler.address]), (tmp_path, [])):
-        asked = command("status", identity, "--json", *more, cwd=where)
+        asked = run_command("status", identity, "--json", *more, cwd=where)
         said, trouble = asked.communicate(timeout=60)
         assert json.loads(said)["run"] == str(out), trouble
 
 
 @pytest.mark.slow
-def test_attach_shows_passes_and_may_end_before_the_job(cluster: Any, make: Any, place: Path) -> None:
+def test_attach_shows_passes_and_may_end_before_the_job(
+    cluster: Any, make: Any, dataset_folder: Path
+) -> None:
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
-    watcher = command("attach", folder.url)
+    watcher = run_command("attach", folder.url)
     try:
         assert watcher.stderr is not None
         lines = [watcher.stderr.readline() for _ in range(2)]

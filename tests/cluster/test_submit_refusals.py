@@ -39,7 +39,7 @@ def start(workers: int = 1, **more: Any) -> Any:
 
 
 @pytest.fixture
-def job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
+def make_job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
     """Return a job of this test; ``section__key=value`` changes it."""
 
     def make(**changes: Any) -> Any:
@@ -58,14 +58,14 @@ def job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def refused(client: Any, job: Any, tmp_path: Path) -> Callable[..., str]:
+def submit_refused_job(client: Any, make_job: Any, tmp_path: Path) -> Callable[..., str]:
     """Submit a job; return the refusal, and check that no folder and no task is left."""
 
     before = control.known_jobs(client)
 
     def run(kind: type[Exception] = JobError, **changes: Any) -> str:
         with pytest.raises(kind) as error:
-            submit_job(job(**changes), client=client)
+            submit_job(make_job(**changes), client=client)
         assert not (tmp_path / "run").exists()
         assert control.known_jobs(client) == before
         return str(error.value)
@@ -73,15 +73,15 @@ def refused(client: Any, job: Any, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def test_a_device_that_no_worker_offers_is_refused(refused: Any) -> None:
-    said = refused(model__device="gpu")
+def test_a_device_that_no_worker_offers_is_refused(submit_refused_job: Any) -> None:
+    said = submit_refused_job(model__device="gpu")
     assert "none of the 2 workers" in said
     assert '--resources "GPU=1"' in said
     assert '[cluster] device = "auto"' in said
 
 
-def test_a_missing_dataset_is_refused(refused: Any) -> None:
-    said = refused(data__validation="/no/such/rows.zarr")
+def test_a_missing_dataset_is_refused(submit_refused_job: Any) -> None:
+    said = submit_refused_job(data__validation="/no/such/rows.zarr")
     assert said.startswith("[data] validation = '/no/such/rows.zarr' cannot be opened by workers tcp://")
     assert (
         f"(it does not exist on host {socket.gethostname()}; it does not exist here either): check the path"
@@ -90,10 +90,10 @@ def test_a_missing_dataset_is_refused(refused: Any) -> None:
 
 
 def test_a_dataset_that_only_this_machine_sees_is_refused(
-    refused: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+    submit_refused_job: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(rows.folder)  # The workers are in another folder.
-    said = refused(data__train="/proc/self/cwd/train")
+    said = submit_refused_job(data__train="/proc/self/cwd/train")
     assert (
         f"(it does not exist on host {socket.gethostname()}; it exists on this machine): move it to storage"
         in said
@@ -101,40 +101,42 @@ def test_a_dataset_that_only_this_machine_sees_is_refused(
 
 
 def test_a_run_folder_that_the_workers_do_not_see_is_refused(
-    client: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Any, make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(JobError, match=r"/proc/self/cwd/run: workers .* cannot use it"):
-        submit_job(job(job__out="/proc/self/cwd/run"), client=client)
+        submit_job(make_job(job__out="/proc/self/cwd/run"), client=client)
     assert os.listdir(tmp_path) == []
 
 
-def test_callbacks_that_a_worker_cannot_create_are_refused(client: Any, job: Any, tmp_path: Path) -> None:
+def test_callbacks_that_a_worker_cannot_create_are_refused(
+    client: Any, make_job: Any, tmp_path: Path
+) -> None:
     client.run(exec, "import sys; sys.modules['mlflow'] = None")
     try:
         with pytest.raises(
             JobError, match=r"scalelatent\[mlflow\]' \(on worker tcp://.*, which may drive the job"
         ):
-            submit_job(replace(job(), callbacks=({"kind": "mlflow"},)), client=client)
+            submit_job(replace(make_job(), callbacks=({"kind": "mlflow"},)), client=client)
     finally:
         client.run(exec, "import sys; del sys.modules['mlflow']")
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_that_cannot_be_written_are_refused(refused: Any, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_written_are_refused(submit_refused_job: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = refused(job__scratch=str(tmp_path / "file" / "scratch"))
+    said = submit_refused_job(job__scratch=str(tmp_path / "file" / "scratch"))
     assert f"[job] scratch = '{tmp_path}/file/scratch' cannot be written by workers" in said
     assert f"{tmp_path}/file on host {socket.gethostname()} is a file" in said
 
 
-def test_worker_refuses_an_invalid_job(refused: Any) -> None:
-    assert "exceed" in refused(data__train_rows="0:1000000")
-    assert "capsule_dim" in refused(model__capsule_dim=-3)
+def test_worker_refuses_an_invalid_job(submit_refused_job: Any) -> None:
+    assert "exceed" in submit_refused_job(data__train_rows="0:1000000")
+    assert "capsule_dim" in submit_refused_job(model__capsule_dim=-3)
 
 
 def test_a_job_that_does_not_fit_in_memory_is_refused(
-    client: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+    client: Any, make_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.jobs import submit
 
@@ -142,37 +144,37 @@ def test_a_job_that_does_not_fit_in_memory_is_refused(
     small = {"memory_limit": 2**20}
     monkeypatch.setattr(submit, "_worker_facts", lambda c: {a: w | small for a, w in true(c).items()})
     with pytest.raises(PlanError, match="memory"):
-        submit_job(job(), client=client)
+        submit_job(make_job(), client=client)
 
 
-def test_a_cluster_without_workers_is_refused(job: Any) -> None:
+def test_a_cluster_without_workers_is_refused(make_job: Any) -> None:
     with start(0) as cluster:
         begin = time.monotonic()
         with pytest.raises(
             JobError, match=r"has no workers, and none joined within 0.5 s: start workers \(dask worker"
         ):
-            submit_job(job(), scheduler=cluster.scheduler_address, wait=0.5)
+            submit_job(make_job(), scheduler=cluster.scheduler_address, wait=0.5)
         assert time.monotonic() - begin < 10
 
 
 @pytest.mark.slow
-def test_workers_without_the_package_are_refused(job: Any, tmp_path: Path) -> None:
+def test_workers_without_the_package_are_refused(make_job: Any, tmp_path: Path) -> None:
     with (
         start(preload=[WITHOUT_PACKAGE]) as cluster,
         pytest.raises(JobError, match="scalelatent cannot be imported by tcp://") as error,
     ):
-        submit_job(job(cluster__allow_mismatch=True), scheduler=cluster.scheduler_address)
+        submit_job(make_job(cluster__allow_mismatch=True), scheduler=cluster.scheduler_address)
     assert "pip install scalelatent" in str(error.value)
     assert "missing (tcp://" in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_workers_with_other_versions_are_refused(job: Any, tmp_path: Path) -> None:
+def test_workers_with_other_versions_are_refused(make_job: Any, tmp_path: Path) -> None:
     reported: list[str] = []
     with start(preload=[OTHER_NUMBA]) as cluster:
         with pytest.raises(JobError, match=r"differ from those of this environment") as error:
-            submit_job(job(), scheduler=cluster.scheduler_address)
+            submit_job(make_job(), scheduler=cluster.scheduler_address)
         assert not (tmp_path / "run").exists()
         with open_client(cluster.scheduler_address) as client:
             check_versions(client, allow_mismatch=True, print_line=reported.append)
@@ -206,7 +208,7 @@ def schedulers() -> Iterator[Any]:
         yield plain, secure, ours
 
 
-def refusal(address: str, security: Any = None, seconds: float = 8.0) -> str:
+def connect_refused(address: str, security: Any = None, seconds: float = 8.0) -> str:
     begin = time.monotonic()
     with pytest.raises(JobError) as error:
         open_client(address, security)
@@ -224,12 +226,13 @@ def test_a_mismatch_of_tls_is_reported(schedulers: Any, monkeypatch: pytest.Monk
     for address, security in ((without, None), (with_tls, ours)):
         with open_client(address, security) as client:
             assert client.scheduler_info()["address"] == address
-    assert "no certificates are named" in refusal(with_tls)
-    assert "certificate" in refusal(with_tls, Security.temporary())
+    assert "no certificates are named" in connect_refused(with_tls)
+    assert "certificate" in connect_refused(with_tls, Security.temporary())
     monkeypatch.setattr(connection, "CLIENT_SECONDS", 1.0)
     for address, security in ((with_tls.replace("tls", "tcp"), None), (without.replace("tcp", "tls"), ours)):
-        assert "that both sides use TLS with certificates of one authority or neither does" in refusal(
-            address, security
+        assert (
+            "that both sides use TLS with certificates of one authority or neither does"
+            in connect_refused(address, security)
         )
 
 
@@ -238,13 +241,13 @@ def test_an_address_that_is_not_a_scheduler_is_refused(
 ) -> None:
     from scalelatent.deploy import connection
 
-    assert "no program listens there (connection refused)" in refusal("tcp://127.0.0.1:1")
-    assert "the host 'no-such-host.invalid' is unknown" in refusal("tcp://no-such-host.invalid:8786")
-    assert "'http' is not one of tcp, tls" in refusal("http://127.0.0.1:8787")
-    assert "is not an address" in refusal("tcp://127.0.0.1:scheduler")
+    assert "no program listens there (connection refused)" in connect_refused("tcp://127.0.0.1:1")
+    assert "the host 'no-such-host.invalid' is unknown" in connect_refused("tcp://no-such-host.invalid:8786")
+    assert "'http' is not one of tcp, tls" in connect_refused("http://127.0.0.1:8787")
+    assert "is not an address" in connect_refused("tcp://127.0.0.1:scheduler")
     monkeypatch.setattr(connection, "CLIENT_SECONDS", 1.0)
     dashboard = schedulers[0].dashboard_link.replace("http", "tcp").removesuffix("/status")
-    assert "Check the port (the dashboard has a different one)" in refusal(dashboard)
+    assert "Check the port (the dashboard has a different one)" in connect_refused(dashboard)
 
 
 @pytest.mark.parametrize("said", [b"", b"SSH-2.0-x"])
@@ -267,7 +270,7 @@ def test_a_silent_or_foreign_server_is_refused(said: bytes, monkeypatch: pytest.
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        refused = refusal(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        refused = connect_refused(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         assert "does not answer as a Dask scheduler within" in refused
         server.shutdown(socket.SHUT_RDWR)
     thread.join(10)
@@ -276,7 +279,7 @@ def test_a_silent_or_foreign_server_is_refused(said: bytes, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_hanging_worker_is_reported(rows: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_worker_is_reported(rows: Any, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
     from scalelatent.engine.dask import timed_calls
@@ -289,7 +292,7 @@ def test_a_hanging_worker_is_reported(rows: Any, job: Any, monkeypatch: pytest.M
         try:
             begin = time.monotonic()
             with pytest.raises(RunError, match=f"without an answer: {address} .last seen") as error:
-                submit_job(job(), client=client)
+                submit_job(make_job(), client=client)
             assert time.monotonic() - begin < 12
         finally:
             os.kill(pid, signal.SIGCONT)

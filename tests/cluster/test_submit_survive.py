@@ -16,32 +16,32 @@ from scalelatent.jobs.resolve import load_job, override
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import resubmit, submit_job
 from tests.cluster.processes import Processes
-from tests.helpers import WITHOUT_REPORT, digits_job, files_of, until
+from tests.helpers import WITHOUT_REPORT, read_model_files, wait_for, write_digits_job
 
 pytestmark = pytest.mark.slow
 PASSES = 120
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("survive")
-    digits_job(folder, PASSES)
+    write_digits_job(folder, PASSES)
     return folder
 
 
-def passes(folder: RunFolder) -> int:
+def list_passes(folder: RunFolder) -> int:
     return len(folder.records("metrics.jsonl"))
 
 
-def events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
+def list_events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
     return [record for record in folder.records("events.jsonl") if record["event"] == name]
 
 
 @pytest.mark.timeout(240)
 def test_a_job_survives_the_deaths_of_its_drivers_workers(
-    place: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+    dataset_folder: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    """Kill more workers than the deaths that the scheduler allows a task."""
+    """The test kills the driver's worker more often than the scheduler lets a task lose its worker."""
     import dask
     from distributed import Client, LocalCluster
 
@@ -54,40 +54,40 @@ def test_a_job_survives_the_deaths_of_its_drivers_workers(
         Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip
         client.run(exec, WITHOUT_REPORT)
-        job = load_job(place / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
+        job = load_job(dataset_folder / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
         folder = RunFolder.open(submit_job(job, client=client).run)
         killed: list[str] = []
         for _ in range(3):
-            until(lambda: passes(folder) > 3 + 10 * len(killed))
+            wait_for(lambda: list_passes(folder) > 3 + 10 * len(killed))
             driver = folder.read_state()["driver"]
             assert driver not in killed
             pid = client.run(os.getpid, workers=[driver])[driver]
             os.kill(pid, signal.SIGKILL)
             killed.append(driver)
-            until(lambda: folder.read_state()["driver"] not in killed, 90)
+            wait_for(lambda: folder.read_state()["driver"] not in killed, 90)
         state = control.follow(folder)
     assert (state["state"], state["error"]) == ("done", None)
-    assert files_of(folder) == undisturbed
+    assert read_model_files(folder) == undisturbed
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
-    drivers = [event["driver"] for event in events(folder, "state") if event["state"] == "running"]
+    drivers = [event["driver"] for event in list_events(folder, "state") if event["state"] == "running"]
     assert len(drivers) == 4
-    assert len(events(folder, "resumed")) == 3
-    assert len(events(folder, "submitted")) == 1
+    assert len(list_events(folder, "resumed")) == 3
+    assert len(list_events(folder, "submitted")) == 1
 
 
 @pytest.mark.timeout(240)
 def test_a_job_resumes_on_another_scheduler_after_a_kill(
-    place: Path, tmp_path: Path, undisturbed: dict[str, bytes], processes: Processes
+    dataset_folder: Path, tmp_path: Path, undisturbed: dict[str, bytes], processes: Processes
 ) -> None:
     address, scheduler = processes.scheduler()
     worker = processes.worker(address)
-    job = load_job(place / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
+    job = load_job(dataset_folder / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
     folder = RunFolder.open(submit_job(job, scheduler=address, wait=60).run)
-    until(lambda: passes(folder) > 5)
+    wait_for(lambda: list_passes(folder) > 5)
     scheduler.kill()
     scheduler.wait(30)
     # Without a scheduler, the folder has the state of the job.
-    state = until(lambda: (s := folder.read_state())["state"] != "running" and s, 90)
+    state = wait_for(lambda: (s := folder.read_state())["state"] != "running" and s, 90)
     assert state["state"] == "failed"
     assert state["error"].startswith(f"the scheduler {address} was lost")
     assert f"scalelatent resume {folder.url}" in state["error"]
@@ -101,27 +101,27 @@ def test_a_job_resumes_on_another_scheduler_after_a_kill(
     with open_client(address) as client:
         client.wait_for_workers(1, timeout=60)
         client.run(exec, WITHOUT_REPORT)
-    known = passes(folder)
+    known = list_passes(folder)
     resubmit(override(folder.read_job(), [f'cluster.scheduler="{address}"']), folder)
     state = control.follow(folder)
     assert (state["state"], state["error"], state["scheduler"]) == ("done", None, address)
-    assert files_of(folder) == undisturbed
+    assert read_model_files(folder) == undisturbed
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
-    resumed = events(folder, "resumed")[-1]["pass"]
+    resumed = list_events(folder, "resumed")[-1]["pass"]
     assert 5 < resumed <= known + 1
 
 
 @pytest.mark.timeout(240)
 def test_a_retired_worker_hands_over_the_driver(
-    place: Path, tmp_path: Path, undisturbed: dict[str, bytes], mortal: Any
+    dataset_folder: Path, tmp_path: Path, undisturbed: dict[str, bytes], mortal_cluster: Any
 ) -> None:
-    mortal.run(exec, WITHOUT_REPORT)
-    job = load_job(place / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
-    folder = RunFolder.open(submit_job(job, client=mortal).run)
-    until(lambda: passes(folder) > 5)
+    mortal_cluster.run(exec, WITHOUT_REPORT)
+    job = load_job(dataset_folder / "job.toml", settings=[f"job.out={tmp_path / 'run'}"])
+    folder = RunFolder.open(submit_job(job, client=mortal_cluster).run)
+    wait_for(lambda: list_passes(folder) > 5)
     first = folder.read_state()["driver"]
-    mortal.retire_workers([first], close_workers=True)
-    until(lambda: folder.read_state()["driver"] != first, 90)
+    mortal_cluster.retire_workers([first], close_workers=True)
+    wait_for(lambda: folder.read_state()["driver"] != first, 90)
     state = control.follow(folder)
     assert (state["state"], state["error"]) == ("done", None)
-    assert files_of(folder) == undisturbed
+    assert read_model_files(folder) == undisturbed

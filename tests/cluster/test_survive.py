@@ -23,7 +23,7 @@ from tests.cluster.processes import slow_blocks
 FROZEN_SECONDS = 20.0
 
 
-class Log(Callback):
+class LogAndCall(Callback):
     """Log of events that calls a function once after a stage has started."""
 
     def __init__(self, stage: str | None = None, action: Any = None, share: float = 0.0) -> None:
@@ -44,7 +44,7 @@ class Log(Callback):
         return [event for event in self.events if event["event"] == name]
 
 
-def _killer(pids: dict[str, int]) -> Any:
+def kill_worker_at(pids: dict[str, int]) -> Any:
     victims = list(pids.values())
 
     def kill() -> None:
@@ -62,16 +62,23 @@ def _killer(pids: dict[str, int]) -> Any:
     [("capsule_moments", 0.05), pytest.param("capsule_project", 0.0, marks=pytest.mark.slow)],
 )
 def test_killing_all_workers_in_any_stage_changes_no_bit(
-    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path, stage: str, share: float
+    mortal_cluster: Any,
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    worker_pids: Any,
+    tmp_path: Path,
+    stage: str,
+    share: float,
 ) -> None:
-    """Tasks that are bound to lost addresses would wait forever."""
-    mortal.run(slow_blocks, 0.004)
-    log = Log(stage, _killer(pids(mortal)), share)
+    """Tasks that may run only at the addresses of dead workers would wait forever."""
+    mortal_cluster.run(slow_blocks, 0.004)
+    log = LogAndCall(stage, kill_worker_at(worker_pids(mortal_cluster)), share)
     begin = time.monotonic()
-    model = fit(mortal, run_dir=tmp_path / "run", callbacks=log, projection=20)
+    model = fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=log, projection=20)
     assert log.done
     assert time.monotonic() - begin < 90
-    same(model, alone(projection=20))
+    assert_same(model, fit_alone(projection=20))
     assert len(log.infos("worker_lost")) >= 2
     assert not any(event["expected"] for event in log.infos("worker_lost"))
     assert len(log.infos("worker_joined")) >= 2
@@ -79,12 +86,12 @@ def test_killing_all_workers_in_any_stage_changes_no_bit(
 
 @pytest.mark.slow
 def test_a_killed_worker_is_reported_with_its_spans(
-    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
+    mortal_cluster: Any, fit: Any, fit_alone: Any, assert_same: Any, worker_pids: Any, tmp_path: Path
 ) -> None:
-    mortal.run(slow_blocks, 0.004)
-    address, pid = sorted(pids(mortal).items())[0]
-    log = Log("capsule_estep", lambda: os.kill(pid, signal.SIGKILL), 0.2)
-    same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+    mortal_cluster.run(slow_blocks, 0.004)
+    address, pid = sorted(worker_pids(mortal_cluster).items())[0]
+    log = LogAndCall("capsule_estep", lambda: os.kill(pid, signal.SIGKILL), 0.2)
+    assert_same(fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=log), fit_alone())
     assert [event["worker"] for event in log.infos("worker_lost")] == [address]
     redone = log.infos("span_redone")
     assert redone
@@ -97,17 +104,17 @@ def test_a_killed_worker_is_reported_with_its_spans(
 
 @pytest.mark.slow
 def test_a_worker_that_stops_for_some_seconds_changes_no_bit(
-    mortal: Any, fit: Any, alone: Any, same: Any, pids: Any, tmp_path: Path
+    mortal_cluster: Any, fit: Any, fit_alone: Any, assert_same: Any, worker_pids: Any, tmp_path: Path
 ) -> None:
-    pid = sorted(pids(mortal).values())[0]
+    pid = sorted(worker_pids(mortal_cluster).values())[0]
 
     def freeze() -> None:
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(FROZEN_SECONDS, os.kill, (pid, signal.SIGCONT)).start()
 
-    log = Log("capsule_estep", freeze, 0.2)
-    mortal.run(slow_blocks, 0.005)
-    same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+    log = LogAndCall("capsule_estep", freeze, 0.2)
+    mortal_cluster.run(slow_blocks, 0.005)
+    assert_same(fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=log), fit_alone())
     assert log.done
 
 
@@ -134,17 +141,22 @@ def hang_once(mark: str) -> None:
 
 @pytest.mark.slow
 def test_a_hanging_span_is_computed_by_another_worker(
-    mortal: Any, fit: Any, alone: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mortal_cluster: Any,
+    fit: Any,
+    fit_alone: Any,
+    assert_same: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watch, "HANG_SECONDS", 6.0)
     mark = tmp_path / "mark"
-    mortal.run(hang_once, str(mark))
-    log = Log("capsule_estep", lambda: mark.write_text(""), 0.2)
+    mortal_cluster.run(hang_once, str(mark))
+    log = LogAndCall("capsule_estep", lambda: mark.write_text(""), 0.2)
     # Compile the kernels before the test, because a worker sends no reports while it compiles.
-    fit(mortal, max_iter=1)
+    fit(mortal_cluster, max_iter=1)
     begin = time.monotonic()
     try:
-        same(fit(mortal, run_dir=tmp_path / "run", callbacks=log), alone())
+        assert_same(fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=log), fit_alone())
     finally:
         (tmp_path / "mark.over").touch()
     assert time.monotonic() - begin < 45
@@ -152,8 +164,8 @@ def test_a_hanging_span_is_computed_by_another_worker(
     assert any("it sent no message for" in event["why"] for event in log.infos("span_redone"))
 
 
-class Cancel(Callback):
-    """Callback that leaves from on_wait, like the driver of a cancelled job."""
+class LeaveOnWait(Callback):
+    """Callback whose ``on_wait`` ends the fit, like the driver of a cancelled job."""
 
     def __init__(self, slow_down: Callable[[], Any]) -> None:
         self.asked: float | None = None
@@ -176,36 +188,40 @@ class Cancel(Callback):
 
 @pytest.mark.parametrize("where", ["cluster", pytest.param("here", marks=pytest.mark.slow)])
 def test_a_cancelled_span_ends_within_two_seconds(
-    mortal: Any, fit: Any, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+    mortal_cluster: Any, fit: Any, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.engine import passes
 
     monkeypatch.setattr(passes, "iter_blocks", passes.iter_blocks)
     # Nothing can interrupt the compilation of a kernel.
-    fit(mortal if where == "cluster" else None, max_iter=1)
-    cancel = Cancel(lambda: mortal.run(slow_blocks, 0.1) if where == "cluster" else slow_blocks(0.1))
+    fit(mortal_cluster if where == "cluster" else None, max_iter=1)
+    cancel = LeaveOnWait(
+        lambda: mortal_cluster.run(slow_blocks, 0.1) if where == "cluster" else slow_blocks(0.1)
+    )
     with pytest.raises(KeyboardInterrupt):
-        fit(mortal if where == "cluster" else None, run_dir=tmp_path / "run", callbacks=cancel)
+        fit(mortal_cluster if where == "cluster" else None, run_dir=tmp_path / "run", callbacks=cancel)
     assert cancel.asked is not None
     assert time.monotonic() - cancel.asked < 2
     deadline = cancel.asked + 2.5
     if where == "cluster":
-        while any(mortal.processing().values()) or any(mortal.run(_executing).values()):
-            assert time.monotonic() < deadline, mortal.processing()
+        while any(mortal_cluster.processing().values()) or any(
+            mortal_cluster.run(list_executing_tasks).values()
+        ):
+            assert time.monotonic() < deadline, mortal_cluster.processing()
             time.sleep(0.05)
 
 
-def _executing(dask_worker: Any) -> int:
+def list_executing_tasks(dask_worker: Any) -> int:
     return len(dask_worker.active_keys)
 
 
-def test_the_error_names_a_closed_client(fit: Any, starter: Any, tmp_path: Path) -> None:
+def test_the_error_names_a_closed_client(fit: Any, start_other_cluster: Any, tmp_path: Path) -> None:
     from distributed import Client
 
-    with starter(1) as cluster:
+    with start_other_cluster(1) as cluster:
         client = Client(cluster, timeout=30, set_as_default=False)
         client.wait_for_workers(1, timeout=60)
-        log = Log("capsule_estep", client.close, 0.2)
+        log = LogAndCall("capsule_estep", client.close, 0.2)
         with pytest.raises(RunError, match=r"client of the scheduler .* was closed|scheduler .* was lost"):
             fit(client, run_dir=tmp_path / "run", callbacks=log)
     assert np.isfinite(fit(None, run_dir=tmp_path / "run", resume=True).W_).all()
@@ -214,7 +230,7 @@ def test_the_error_names_a_closed_client(fit: Any, starter: Any, tmp_path: Path)
 # -- a card that refuses all work ----------------------------------------------------------------------------
 
 
-def _lose_card() -> None:
+def lose_gpu() -> None:
     from scalelatent.engine.passes import PassContext
     from scalelatent.errors import DeviceLostError
 
@@ -224,29 +240,31 @@ def _lose_card() -> None:
     PassContext.run_span = fail
 
 
-class LostCards(WorkerPlugin):
+class LostGpuBackend(WorkerPlugin):
     """Backend whose GPU is lost, also after a restart of the worker."""
 
     def setup(self, worker: Any) -> None:
-        _lose_card()
+        lose_gpu()
 
 
 @pytest.mark.slow
-def test_a_worker_with_a_lost_gpu_is_restarted(mortal: Any, fit: Any, alone: Any, same: Any) -> None:
-    log, victim = Log(), min(mortal.nthreads())
-    mortal.run(_lose_card, workers=[victim])
-    same(fit(mortal, callbacks=log), alone())
+def test_a_worker_with_a_lost_gpu_is_restarted(
+    mortal_cluster: Any, fit: Any, fit_alone: Any, assert_same: Any
+) -> None:
+    log, victim = LogAndCall(), min(mortal_cluster.nthreads())
+    mortal_cluster.run(lose_gpu, workers=[victim])
+    assert_same(fit(mortal_cluster, callbacks=log), fit_alone())
     (event,) = log.infos("card_lost")
     assert event["worker"] == victim
     assert re.search(
         "is restarted, and its tasks go to other workers. GPU 0 .*IllegalAddress", event["message"]
     )
-    mortal.wait_for_workers(2, timeout=60)
-    assert victim not in mortal.nthreads()
+    mortal_cluster.wait_for_workers(2, timeout=60)
+    assert victim not in mortal_cluster.nthreads()
 
 
 @pytest.mark.slow
-def test_a_fit_that_loses_every_gpu_ends_with_an_error(mortal: Any, fit: Any) -> None:
-    mortal.register_plugin(LostCards())
+def test_a_fit_that_loses_every_gpu_ends_with_an_error(mortal_cluster: Any, fit: Any) -> None:
+    mortal_cluster.register_plugin(LostGpuBackend())
     with pytest.raises(RunError, match=r"GPU 0 .*cudaErrorIllegalAddress.*Use device='cpu' for this fit"):
-        fit(mortal)
+        fit(mortal_cluster)

@@ -18,7 +18,7 @@ MEANS = Kind("means", estimator="m:Means", parameters="m:TABLE", kernels={"means
 
 
 @pytest.fixture
-def others(monkeypatch):
+def declare_entry_points(monkeypatch):
     """Declare entry points of other packages: value by name."""
 
     def declare(**values):
@@ -49,8 +49,8 @@ def test_own_kinds_are_declared_like_those_of_other_packages():
     assert project["entry-points"] == {kinds.GROUP: {"scalelatent": kinds.OWN_ENTRY_POINT}}
 
 
-def test_a_kind_of_another_package_is_found(others):
-    others(scalelatent=kinds.OWN_ENTRY_POINT, means=f"{__name__}:MEANS")
+def test_a_kind_of_another_package_is_found(declare_entry_points):
+    declare_entry_points(scalelatent=kinds.OWN_ENTRY_POINT, means=f"{__name__}:MEANS")
     assert find_kind("means") is MEANS
     assert find_kernels("means_step") == {"numba": "a:b"}
     assert set(known_kinds()) == {*own_kinds(), "means"}
@@ -58,8 +58,8 @@ def test_a_kind_of_another_package_is_found(others):
         find_kind("mean")
 
 
-def test_own_kinds_load_without_other_packages(others):
-    others(broken="no_such_module:KIND")
+def test_own_kinds_load_without_other_packages(declare_entry_points):
+    declare_entry_points(broken="no_such_module:KIND")
     assert find_kind("capsule").name == "capsule"
     assert find_kernels("capsule_estep")
 
@@ -74,8 +74,8 @@ def test_own_kinds_load_without_other_packages(others):
         (f"{__name__}:AGAIN", "another package already defines the kind 'capsule'"),
     ],
 )
-def test_a_broken_entry_point_is_a_warning(others, value, why):
-    others(broken=value)
+def test_a_broken_entry_point_is_a_warning(declare_entry_points, value, why):
+    declare_entry_points(broken=value)
     with pytest.warns(UserWarning, match=f"entry point broken = '{value}' of scalelatent.models: .*{why}"):
         assert set(known_kinds()) == set(own_kinds())
 

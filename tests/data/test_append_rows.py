@@ -33,7 +33,7 @@ LABELS = {
 WEIGHT = np.arange(N) / 3
 
 
-def _part(kind: str, a: int, b: int) -> Dataset:
+def make_part(kind: str, a: int, b: int) -> Dataset:
     y = LABELS[kind]
     return Dataset.from_arrays(X[a:b], None if y is None else y[a:b], sample_weight=WEIGHT[a:b])
 
@@ -60,10 +60,10 @@ def _check(ds: Dataset, kind: str, n_rows: int) -> None:
 )
 def test_appending_is_concatenation(kind: str, cuts: list[int], rows: tuple[int, int]) -> None:
     edges = [*sorted(cuts), N]
-    ds = _part(kind, 0, edges[0]).save("memory://grown", shard_rows=9, overwrite=True)
+    ds = make_part(kind, 0, edges[0]).save("memory://grown", shard_rows=9, overwrite=True)
     for a, b in itertools.pairwise(edges):
         before = ds.fingerprint()
-        ds = append_rows("memory://grown", _part(kind, a, b), shard_rows=11)
+        ds = append_rows("memory://grown", make_part(kind, a, b), shard_rows=11)
         assert ds.fingerprint() != before
         _check(ds, kind, b)
     a, b = sorted(rows)
@@ -71,15 +71,15 @@ def test_appending_is_concatenation(kind: str, cuts: list[int], rows: tuple[int,
     pieces = ds.pieces(a, b)
     assert [p for piece in pieces for p in range(*piece)] == list(range(a, b))
     again = ds.save("memory://again", shard_rows=20, overwrite=True)
-    whole = _part(kind, 0, N).save("memory://whole", shard_rows=20, overwrite=True)
+    whole = make_part(kind, 0, N).save("memory://whole", shard_rows=20, overwrite=True)
     assert again.fingerprint() == whole.fingerprint()
 
 
 def test_few_segments_after_many_appends(tmp_path: Path) -> None:
-    ds = _part("numbers", 0, 30).save(tmp_path / "ds", shard_rows=9)
+    ds = make_part("numbers", 0, 30).save(tmp_path / "ds", shard_rows=9)
     for i in range(30, 54):
         opened = ds
-        ds = append_rows(tmp_path / "ds", _part("numbers", i, i + 1))
+        ds = append_rows(tmp_path / "ds", make_part("numbers", i, i + 1))
         assert len(ds.attrs["segments"]) <= 1 + (i - 29).bit_length()
         if i % 5 == 0:  # A dataset that was opened earlier still reads its own rows.
             _check(opened, "numbers", i)
@@ -91,25 +91,25 @@ def test_few_segments_after_many_appends(tmp_path: Path) -> None:
 
 def test_same_parts_give_the_same_fingerprint(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        _part("strings", 0, 30).save(tmp_path / name)
-        append_rows(tmp_path / name, _part("strings", 30, 90))
+        make_part("strings", 0, 30).save(tmp_path / name)
+        append_rows(tmp_path / name, make_part("strings", 30, 90))
     assert open_dataset(tmp_path / "a").fingerprint() == open_dataset(tmp_path / "b").fingerprint()
     record = open_dataset(tmp_path / "a").attrs["provenance"]["appended"]
     assert [r["rows"] for r in record] == [60]
 
 
 def test_other_processes_open_it_by_its_spec(tmp_path: Path) -> None:
-    _part("strings", 0, 30).save(tmp_path / "ds")
-    ds = append_rows(tmp_path / "ds", _part("strings", 30, N))
+    make_part("strings", 0, 30).save(tmp_path / "ds")
+    ds = append_rows(tmp_path / "ds", make_part("strings", 30, N))
     _check(Dataset.from_spec(ds.spec()), "strings", N)
     assert ds[20:50].read_y(0, 30).tolist() == LABELS["strings"][20:50].tolist()  # type: ignore[index]
 
 
-class _Killed(BaseException):
+class ProcessKilled(BaseException):
     """Stop all further changes, as if the process were killed."""
 
 
-def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
+def fail_writes_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
     """Make the first ``n_writes`` changes of the disk succeed, and all later changes fail."""
     from zarr.storage import LocalStore
 
@@ -117,7 +117,7 @@ def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
 
     def count() -> None:
         if done[0] >= n_writes:
-            raise _Killed
+            raise ProcessKilled
         done[0] += 1
 
     for owner, names in ((LocalLocation, ("write", "delete")), (LocalStore, ("set", "delete", "delete_dir"))):
@@ -142,18 +142,18 @@ def _die_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
 def test_an_append_killed_at_any_write_leaves_the_old_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _part("strings", 0, 30).save(tmp_path / "before", shard_rows=10)
-    append_rows(tmp_path / "before", _part("strings", 30, 50), shard_rows=20)
+    make_part("strings", 0, 30).save(tmp_path / "before", shard_rows=10)
+    append_rows(tmp_path / "before", make_part("strings", 30, 50), shard_rows=20)
     n_writes = 0
     while True:
         place = tmp_path / f"ds{n_writes}"
         shutil.copytree(tmp_path / "before", place)
         with monkeypatch.context() as patch:
-            done = _die_after(patch, n_writes)
+            done = fail_writes_after(patch, n_writes)
             try:
-                append_rows(place, _part("strings", 50, 80))
+                append_rows(place, make_part("strings", 50, 80))
                 finished = done[0] < n_writes
-            except _Killed:
+            except ProcessKilled:
                 finished = False
         opened = open_dataset(place)
         found = opened.n_rows
@@ -161,7 +161,7 @@ def test_an_append_killed_at_any_write_leaves_the_old_rows(
         _check(opened, "strings", found)
         if finished:
             break
-        ds = append_rows(place, _part("strings", found, N))
+        ds = append_rows(place, make_part("strings", found, N))
         _check(ds, "strings", N)
         before_last = {s["path"] for s in opened.attrs["segments"]}
         left = {p.name for p in place.iterdir() if p.name.startswith("append-")}
@@ -172,7 +172,7 @@ def test_an_append_killed_at_any_write_leaves_the_old_rows(
 
 
 def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ds = _part("numbers", 0, 60).save(tmp_path / "ds")
+    ds = make_part("numbers", 0, 60).save(tmp_path / "ds")
     before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
 
     def raise_disk_full(*_: Any, **__: Any) -> Any:
@@ -181,18 +181,18 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(module, "_commit", raise_disk_full)
         with pytest.raises(OSError):
-            append_rows(tmp_path / "ds", _part("numbers", 60, N))
+            append_rows(tmp_path / "ds", make_part("numbers", 60, N))
     from scalelatent.data.write.shards import ShardWriter
 
     with monkeypatch.context() as patch:
         patch.setattr(ShardWriter, "_paths_to_delete", raise_disk_full)
         with pytest.raises(DataError, match=r"appending failed: .*No space left.*the dataset is unchanged"):
-            append_rows(tmp_path / "ds", _part("numbers", 60, N))
+            append_rows(tmp_path / "ds", make_part("numbers", 60, N))
     assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before
     assert open_dataset(tmp_path / "ds").fingerprint() == ds.fingerprint()
 
 
-def _while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
+def call_while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
     """Call a function after an append has written its rows, before it adds them to the list of segments."""
     write = module._write_segment
 
@@ -210,16 +210,16 @@ def test_a_second_append_at_the_same_time_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     place = url if "://" in url else str(tmp_path / url)
-    _part("numbers", 0, 60).save(place, overwrite=True)
+    make_part("numbers", 0, 60).save(place, overwrite=True)
 
     def second() -> None:
         with pytest.raises(DataError, match=rf"is being appended to by process {os.getpid()} on .* since 20"):
-            append_rows(place, _part("numbers", 60, 70))
+            append_rows(place, make_part("numbers", 60, 70))
 
-    _while_writing(monkeypatch, second)
-    ds = append_rows(place, _part("numbers", 60, 90))
+    call_while_writing(monkeypatch, second)
+    ds = append_rows(place, make_part("numbers", 60, 90))
     _check(ds, "numbers", 90)
-    _check(append_rows(place, _part("numbers", 90, N)), "numbers", N)
+    _check(append_rows(place, make_part("numbers", 90, N)), "numbers", N)
     assert not locate(place).has(module._LOCK)
 
 
@@ -236,19 +236,19 @@ append_rows(sys.argv[1], sys.argv[1])
 
 
 def test_a_killed_append_leaves_no_lock(tmp_path: Path) -> None:
-    _part("numbers", 0, 60).save(tmp_path / "ds")
+    make_part("numbers", 0, 60).save(tmp_path / "ds")
     run = [sys.executable, "-c", _APPENDS, str(tmp_path / "ds")]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
         with pytest.raises(DataError, match=f"is being appended to by process {process.pid} on "):
-            append_rows(tmp_path / "ds", _part("numbers", 60, N))
+            append_rows(tmp_path / "ds", make_part("numbers", 60, N))
         process.kill()
-    _check(append_rows(tmp_path / "ds", _part("numbers", 60, N)), "numbers", N)
+    _check(append_rows(tmp_path / "ds", make_part("numbers", 60, N)), "numbers", N)
 
 
 def test_an_abandoned_lock_in_an_object_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    _part("numbers", 0, 60).save("memory://left", overwrite=True)
+    make_part("numbers", 0, 60).save("memory://left", overwrite=True)
     held = {"doing": "being appended to", "pid": 7, "host": "far", "since": 0}
     locate("memory://left").write(f"{module._LOCK}/000001.json", json.dumps(held).encode())
     expected = (
@@ -256,26 +256,26 @@ def test_an_abandoned_lock_in_an_object_store_is_reported(monkeypatch: pytest.Mo
         r"\(if that process has ended, its lease ends in \d+ s\), then"
     )
     with pytest.raises(DataError, match=expected):
-        append_rows("memory://left", _part("numbers", 60, N))
+        append_rows("memory://left", make_part("numbers", 60, N))
     monkeypatch.setattr(lease, "STALE_SECONDS", -1.0)
-    _check(append_rows("memory://left", _part("numbers", 60, N)), "numbers", N)
+    _check(append_rows("memory://left", make_part("numbers", 60, N)), "numbers", N)
 
 
 def test_a_change_by_another_host_without_a_lock_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system does not share its locks with the other host."""
-    _part("numbers", 0, 60).save(tmp_path / "ds")
+    make_part("numbers", 0, 60).save(tmp_path / "ds")
 
     def second() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(module, "hold_lock", lambda *_: contextlib.nullcontext())
             patch.setattr(module, "_remove_unlisted", lambda *_: None)
-            append_rows(tmp_path / "ds", _part("numbers", 60, 70))
+            append_rows(tmp_path / "ds", make_part("numbers", 60, 70))
 
-    _while_writing(monkeypatch, second)
+    call_while_writing(monkeypatch, second)
     with pytest.raises(DataError, match="was changed by another process"):
-        append_rows(tmp_path / "ds", _part("numbers", 60, N))
+        append_rows(tmp_path / "ds", make_part("numbers", 60, N))
     _check(open_dataset(tmp_path / "ds"), "numbers", 70)
 
 
@@ -300,7 +300,7 @@ def test_a_change_by_another_host_without_a_lock_is_refused(
     ],
 )
 def test_rows_of_another_kind_are_refused(tmp_path: Path, rows: Dataset, message: str) -> None:
-    ds = _part("numbers", 0, 60).save(tmp_path / "ds")
+    ds = make_part("numbers", 0, 60).save(tmp_path / "ds")
     with pytest.raises(DataError, match=message) as error:
         append_rows(tmp_path / "ds", rows)
     assert "Nothing was appended" in str(error.value)
@@ -309,7 +309,7 @@ def test_rows_of_another_kind_are_refused(tmp_path: Path, rows: Dataset, message
 
 
 def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
-    ds = _part("numbers", 0, 30).save(tmp_path / "ds")
+    ds = make_part("numbers", 0, 30).save(tmp_path / "ds")
     for url, source in (("ds", "nowhere"), ("nowhere", "ds")):
         with pytest.raises(DataError, match="nowhere does not exist"):
             append_rows(tmp_path / url, tmp_path / source)
@@ -318,18 +318,18 @@ def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
 
 
 def test_appending_a_dataset_to_itself_is_refused(tmp_path: Path) -> None:
-    ds = _part("strings", 0, 30).save(tmp_path / "ds")
+    ds = make_part("strings", 0, 30).save(tmp_path / "ds")
     twice = append_rows(tmp_path / "ds", ds)
     np.testing.assert_array_equal(twice.read_x(30, 60), ds.read_x(0, 30))
 
 
 def test_a_lost_or_foreign_segment_is_reported(tmp_path: Path) -> None:
-    _part("numbers", 0, 30).save(tmp_path / "ds")
-    ds = append_rows(tmp_path / "ds", _part("numbers", 30, 60))
+    make_part("numbers", 0, 30).save(tmp_path / "ds")
+    ds = append_rows(tmp_path / "ds", make_part("numbers", 30, 60))
     path = tmp_path / "ds" / ds.attrs["segments"][1]["path"]
     path.rename(tmp_path / "away")
     with pytest.raises(DataError, match=f"appended rows in {path.name} cannot be opened"):
         open_dataset(tmp_path / "ds")
-    _part("numbers", 0, 30).save(path)
+    make_part("numbers", 0, 30).save(path)
     with pytest.raises(DataError, match="does not contain the rows that were appended"):
         open_dataset(tmp_path / "ds")

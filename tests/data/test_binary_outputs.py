@@ -17,7 +17,7 @@ RNG = np.random.Generator(np.random.Philox(3))
 X, OUT = RNG.normal(size=(N, P)).astype("f4"), RNG.integers(0, 2, (N, V))
 
 
-def given(kind: str) -> Any:
+def give_outputs(kind: str) -> Any:
     """Return the outputs in one of their possible forms."""
     return scipy.sparse.csr_array(OUT.astype("f4")) if kind == "csr" else OUT.astype(kind)
 
@@ -29,10 +29,10 @@ def test_outputs_of_any_dtype_and_storage_are_zeros_and_ones(
     tmp_path: Path, kind: str, stored: bool, own: bool
 ) -> None:
     if own:
-        ds = Dataset.from_arrays(X, given(kind))
+        ds = Dataset.from_arrays(X, give_outputs(kind))
         ds = ds.save(tmp_path / "both", shard_rows=20, chunk_rows=10) if stored else ds
     else:
-        x, v = Dataset.from_arrays(X, np.arange(N) % 2), Dataset.from_arrays(given(kind))
+        x, v = Dataset.from_arrays(X, np.arange(N) % 2), Dataset.from_arrays(give_outputs(kind))
         if stored:  # The outputs have their own chunks and shards.
             how = {} if kind == "csr" else {"chunk_rows": 7}
             x, v = x.save(tmp_path / "x", chunk_rows=10), v.save(tmp_path / "v", **how)

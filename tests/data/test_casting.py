@@ -16,7 +16,7 @@ EDGES = [2**k + d for k in (7, 8, 15, 16, 24, 31, 32, 53, 63, 64) for d in (-1, 
 VALUES: list[Any] = [0, 1, 2, *EDGES, *(-e for e in EDGES), 0.5, 1.5, 2.5, -0.5, 300.7, 1e-30, 1e30, -0.0]
 
 
-def _values(dtype: np.dtype[Any]) -> np.ndarray:
+def representable_values(dtype: np.dtype[Any]) -> np.ndarray:
     """Return the values in `VALUES` that a dtype can represent, rounded to its precision."""
     found = []
     for value in VALUES:
@@ -30,12 +30,12 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
     return np.array(found, dtype=dtype)
 
 
-def _exactly(value: Any) -> Fraction:
+def as_fraction(value: Any) -> Fraction:
     plain = value.item()
     return Fraction(int(plain) if isinstance(plain, bool) else plain)
 
 
-def _ends(dtype: np.dtype[Any]) -> tuple[Fraction, Fraction]:
+def dtype_limits(dtype: np.dtype[Any]) -> tuple[Fraction, Fraction]:
     if dtype.kind == "b":
         return Fraction(0), Fraction(1)
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
@@ -46,24 +46,24 @@ def _ends(dtype: np.dtype[Any]) -> tuple[Fraction, Fraction]:
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(KINDS, KINDS)))
 def test_conversions_are_exact_or_give_the_nearest_value(source: str, target: str) -> None:
-    x, dtype = _values(np.dtype(source)), np.dtype(target)
-    low, high = _ends(dtype)
+    x, dtype = representable_values(np.dtype(source)), np.dtype(target)
+    low, high = dtype_limits(dtype)
     plain, exact = cast(x, dtype)
     nearest, also = cast(x, dtype, lossy=True)
     np.testing.assert_array_equal(exact, also)
     assert plain.dtype == nearest.dtype == dtype
     for value, same, p, near in zip(x, exact, plain, nearest, strict=True):
-        true = _exactly(value)
+        true = as_fraction(value)
         if same:
-            assert _exactly(p) == _exactly(near) == true
+            assert as_fraction(p) == as_fraction(near) == true
             continue
         clipped = min(max(true, low), high)
         if dtype.kind == "b":
             assert bool(near) == (true != 0)
             continue
-        assert _exactly(near) != true  # Otherwise the conversion would be exact.
+        assert as_fraction(near) != true  # Otherwise the conversion would be exact.
         half = Fraction(1, 2)
         if dtype.kind == "f":
             half *= abs(clipped) * Fraction(float(np.finfo(dtype).eps))
             half += Fraction(float(np.finfo(dtype).smallest_subnormal))
-        assert abs(_exactly(near) - clipped) <= half
+        assert abs(as_fraction(near) - clipped) <= half

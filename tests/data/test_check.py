@@ -12,10 +12,10 @@ from scalelatent.data import Dataset, append_rows, create_dataset, open_dataset
 from scalelatent.data.check import DatasetCheck, check_dataset
 from scalelatent.errors import DataError
 
-from .test_seals import N, P, _arrays, _as_before, _save
+from .test_seals import N, P, _as_before, _save, make_arrays
 
 
-def _files(found: DatasetCheck, root: Path) -> list[tuple[str, int, int]]:
+def list_files(found: DatasetCheck, root: Path) -> list[tuple[str, int, int]]:
     return [(str(Path(bad.file).relative_to(root)), bad.start, bad.stop) for bad in found.bad]
 
 
@@ -52,12 +52,12 @@ def test_shards_of_another_dataset_are_reported(
     expected = [(key.split("/data")[0] if before else key, 20, 40) for key in keys]
     if before and kind == "tiled":
         expected = [("x/c/1/0", 20, 40)]
-    assert _files(found, tmp_path / "a") == expected[: 1 if before else None]
+    assert list_files(found, tmp_path / "a") == expected[: 1 if before else None]
 
 
 def test_missing_and_damaged_shards_do_not_stop_the_check(tmp_path: Path) -> None:
     _save("ints", 1, str(tmp_path / "a"))
-    append_rows(tmp_path / "a", Dataset.from_arrays(**_arrays("ints", 3)))
+    append_rows(tmp_path / "a", Dataset.from_arrays(**make_arrays("ints", 3)))
     segment = next(tmp_path.glob("a/append-*"))
     (tmp_path / "a/x/c/0/0").unlink()
     raw = bytearray((tmp_path / "a/weight/c/2").read_bytes())
@@ -65,7 +65,7 @@ def test_missing_and_damaged_shards_do_not_stop_the_check(tmp_path: Path) -> Non
     (tmp_path / "a/weight/c/2").write_bytes(raw)
     (segment / "y/c/0").unlink()
     found = check_dataset(tmp_path / "a")
-    assert _files(found, tmp_path / "a") == [
+    assert list_files(found, tmp_path / "a") == [
         ("x/c/0/0", 0, 20),
         ("weight/c/2", 40, 60),
         (f"{segment.name}/y/c/0", 60, 120),
@@ -79,7 +79,7 @@ def test_tables_of_another_dataset_are_reported_and_the_rest_is_checked(table: s
     shutil.copytree(tmp_path / "b" / table, tmp_path / "a" / table, dirs_exist_ok=True)
     (tmp_path / "a/x/c/2/0").unlink()
     found = check_dataset(tmp_path / "a")
-    assert _files(found, tmp_path / "a") == [(table, 0, N), ("x/c/2/0", 40, 60)]
+    assert list_files(found, tmp_path / "a") == [(table, 0, N), ("x/c/2/0", 40, 60)]
     with pytest.raises(DataError):
         open_dataset(tmp_path / "a")
 

@@ -24,7 +24,7 @@ LABELS = np.arange(90) % 3
 NAMES = [f"f{i}" for i in range(6)]
 
 
-class Counted:
+class CountedBlocks:
     """A dask array that counts the blocks that are computed."""
 
     def __init__(self, rows: np.ndarray, chunk: int) -> None:
@@ -38,20 +38,20 @@ class Counted:
         return block
 
 
-def _model() -> Any:
+def make_model() -> Any:
     return CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0, n_jobs=1)
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, xr.DataArray], ids=["dask", "xarray"])
 def test_no_block_is_computed_before_the_fit(wrap: Callable[[Any], Any]) -> None:
-    counted, labels = Counted(ROWS, 10), Counted(LABELS, 10)
+    counted, labels = CountedBlocks(ROWS, 10), CountedBlocks(LABELS, 10)
     ds = Dataset.from_arrays(wrap(counted.array), wrap(labels.array))
     assert (len(ds), ds.feature_shape, ds.y_kind) == (90, (6,), "labels")
     assert counted.computed == labels.computed == 0
     ds.read_x(10, 20)
     assert counted.computed == 1
-    fitted = _model().fit(wrap(counted.array), wrap(labels.array))
-    np.testing.assert_array_equal(fitted.W_, _model().fit(ROWS, LABELS).W_)
+    fitted = make_model().fit(wrap(counted.array), wrap(labels.array))
+    np.testing.assert_array_equal(fitted.W_, make_model().fit(ROWS, LABELS).W_)
     before = counted.computed
     lazy = fitted.predict(wrap(counted.array))
     assert isinstance(lazy, da.Array)
@@ -93,30 +93,30 @@ def test_the_error_names_a_chunk_whose_shape_differs_from_the_array(shape: tuple
         Dataset.from_arrays(rows).read_x(0, 40)
 
 
-def _sliced_dataarray(folder: Path) -> Any:
+def open_dataarray(folder: Path) -> Any:
     """Return a DataArray of a file, of which xarray reads only the requested rows."""
     xr.Dataset({"v": (("row", "feature"), ROWS)}).to_zarr(folder / "x.zarr")
     return xr.open_zarr(folder / "x.zarr", chunks=None)["v"]
 
 
-def _columns() -> dict[str, np.ndarray]:
+def make_table() -> dict[str, np.ndarray]:
     return dict(zip(NAMES, ROWS.T, strict=True))
 
 
 FORMS: dict[str, Callable[[Path], Any]] = {
     "xarray": lambda _: xr.DataArray(ROWS),
     "xarray over dask": lambda _: xr.DataArray(da.from_array(ROWS, chunks=25)),
-    "xarray of a file": _sliced_dataarray,
-    "polars": lambda _: pl.DataFrame(_columns()),
-    "polars lazy": lambda _: pl.DataFrame(_columns()).lazy(),
-    "arrow": lambda _: pa.table(_columns()),
-    "arrow in chunks": lambda _: pa.Table.from_batches(pa.table(_columns()).to_batches(max_chunksize=18)),
+    "xarray of a file": open_dataarray,
+    "polars": lambda _: pl.DataFrame(make_table()),
+    "polars lazy": lambda _: pl.DataFrame(make_table()).lazy(),
+    "arrow": lambda _: pa.table(make_table()),
+    "arrow in chunks": lambda _: pa.Table.from_batches(pa.table(make_table()).to_batches(max_chunksize=18)),
     "masked without masks": lambda _: np.ma.array(ROWS),
-    "masked memmap": lambda folder: np.ma.array(_memmap(folder), copy=False),
+    "masked memmap": lambda folder: np.ma.array(write_memmap(folder), copy=False),
 }
 
 
-def _memmap(folder: Path) -> np.memmap[Any, Any]:
+def write_memmap(folder: Path) -> np.memmap[Any, Any]:
     np.save(folder / "x.npy", ROWS)
     return np.load(folder / "x.npy", mmap_mode="r")
 
@@ -127,8 +127,8 @@ def test_every_container_gives_the_same_bits(form: str, tmp_path: Path) -> None:
     ds = Dataset.from_arrays(given)
     for a, b in ((0, 90), (17, 41), (40, 40)):
         np.testing.assert_array_equal(ds.read_x(a, b), ROWS[a:b])
-    expected = _model().fit(ROWS, LABELS)
-    fitted = _model().fit(given, LABELS)
+    expected = make_model().fit(ROWS, LABELS)
+    fitted = make_model().fit(given, LABELS)
     np.testing.assert_array_equal(fitted.W_, expected.W_)
     np.testing.assert_array_equal(np.asarray(fitted.predict(given)), expected.predict(ROWS))
     assert fitted.score(given, LABELS) == expected.score(ROWS, LABELS)
@@ -143,8 +143,8 @@ def test_a_masked_memmap_is_not_loaded(tmp_path: Path) -> None:
 def test_torch_tensors_are_rows() -> None:
     torch = pytest.importorskip("torch")
     given = torch.tensor(ROWS, requires_grad=True)
-    expected = _model().fit(ROWS, LABELS)
-    fitted = _model().fit(given, torch.tensor(LABELS))
+    expected = make_model().fit(ROWS, LABELS)
+    fitted = make_model().fit(given, torch.tensor(LABELS))
     np.testing.assert_array_equal(fitted.W_, expected.W_)
     assert fitted.score(given, torch.tensor(LABELS)) == expected.score(ROWS, LABELS)
     shared = torch.tensor(ROWS)
@@ -161,7 +161,7 @@ def test_a_lazy_frame_computes_only_the_rows_that_are_read() -> None:
         return column
 
     looked = pl.col("f1").map_batches(look, return_dtype=pl.Float32, is_elementwise=True)
-    lazy = pl.DataFrame(_columns()).lazy().with_columns(looked)
+    lazy = pl.DataFrame(make_table()).lazy().with_columns(looked)
     ds = Dataset.from_dataframe(lazy, features=NAMES[:2])
     assert not seen
     np.testing.assert_array_equal(ds.read_x(5, 9), ROWS[5:9, :2])
@@ -172,17 +172,17 @@ def test_dask_frames_are_refused_with_advice() -> None:
     dd = pytest.importorskip("dask.dataframe")
     import pandas as pd
 
-    frame = dd.from_pandas(pd.DataFrame(_columns()), npartitions=4)
+    frame = dd.from_pandas(pd.DataFrame(make_table()), npartitions=4)
     for use in (
         lambda: Dataset.from_arrays(frame),
         lambda: Dataset.from_dataframe(frame),
-        lambda: _model().fit(frame, LABELS),
+        lambda: make_model().fit(frame, LABELS),
         lambda: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=2, k1=3).fit(frame),
     ):
         with pytest.raises(DataError, match=r"is a Dask DataFrame, .*to_dask_array\(lengths=True\)"):
             use()
     np.testing.assert_array_equal(
-        _model().fit(frame.to_dask_array(lengths=True), LABELS).W_, _model().fit(ROWS, LABELS).W_
+        make_model().fit(frame.to_dask_array(lengths=True), LABELS).W_, make_model().fit(ROWS, LABELS).W_
     )
 
 
@@ -190,7 +190,7 @@ def test_dask_frames_are_refused_with_advice() -> None:
 def test_data_frames_are_rows(kind: str) -> None:
     import pandas as pd
 
-    columns = {**_columns(), "weight": np.arange(90) % 4, "kind": np.array(["x", "yy", "z"])[LABELS]}
+    columns = {**make_table(), "weight": np.arange(90) % 4, "kind": np.array(["x", "yy", "z"])[LABELS]}
     frame: Any = {
         "pandas": lambda: pd.DataFrame(columns, index=np.arange(90)[::-1]).astype({"kind": "category"}),
         "polars": lambda: pl.DataFrame(columns).with_columns(pl.col("kind").cast(pl.Categorical)),
@@ -226,19 +226,19 @@ def test_lists_tensors_and_bools_are_features() -> None:
     np.testing.assert_array_equal(bools.read_x(0, 90), np.c_[flags, ~flags])
 
 
-def _without(row: int) -> list[float | None]:
+def hide_package(row: int) -> list[float | None]:
     return [None if i == row else 1.0 for i in range(9)]
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "null": (lambda: pa.table({"a": np.zeros(9), "b": _without(7)}), {}, r"row 7, column 'b' is null"),
+    "null": (lambda: pa.table({"a": np.zeros(9), "b": hide_package(7)}), {}, r"row 7, column 'b' is null"),
     "null in a list": (
-        lambda: pa.table({"a": pa.array([[1.0, v] for v in _without(3)], pa.list_(pa.float64(), 2))}),
+        lambda: pa.table({"a": pa.array([[1.0, v] for v in hide_package(3)], pa.list_(pa.float64(), 2))}),
         {},
         r"row 3, column 'a' is null",
     ),
     "null label": (
-        lambda: pa.table({"a": np.zeros(9), "y": pa.array(_without(2))}),
+        lambda: pa.table({"a": np.zeros(9), "y": pa.array(hide_package(2))}),
         {"label": "y"},
         r"row 2, column 'y' is null",
     ),
@@ -274,8 +274,8 @@ def test_unsupported_containers_are_refused(case: str) -> None:
 
 
 def test_set_output_returns_polars_frames() -> None:
-    model = _model().fit(ROWS, LABELS).set_output(transform="polars")
+    model = make_model().fit(ROWS, LABELS).set_output(transform="polars")
     framed = model.transform(ROWS)
     assert isinstance(framed, pl.DataFrame)
     assert framed.columns == list(model.get_feature_names_out())
-    np.testing.assert_array_equal(framed.to_numpy(), _model().fit(ROWS, LABELS).transform(ROWS))
+    np.testing.assert_array_equal(framed.to_numpy(), make_model().fit(ROWS, LABELS).transform(ROWS))

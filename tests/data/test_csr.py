@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from scalelatent.data import Dataset, DatasetWriter, create_dataset, open_dataset
 from scalelatent.data import csr as csr_module
-from scalelatent.data.csr import canonical
+from scalelatent.data.csr import canonical_csr
 from scalelatent.data.csr_store import _chunk
 from scalelatent.errors import DataError
 
 ROWS, COLUMNS, TOPICS = 300, 40, 7
 
 
-def _random(rows: int, columns: int, density: float, dtype: Any, seed: int = 0) -> sp.csr_array:
+def make_random_csr(rows: int, columns: int, density: float, dtype: Any, seed: int = 0) -> sp.csr_array:
     rng = np.random.default_rng(seed)
     out = sp.random_array((rows, columns), density=density, rng=rng, format="csr")
     out.data = (out.data * 200 + 1).astype(dtype)
@@ -37,9 +37,9 @@ def assert_same_csr(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-X = _random(ROWS, COLUMNS, 0.1, "f4")
+X = make_random_csr(ROWS, COLUMNS, 0.1, "f4")
 Y = np.arange(ROWS) % 3
-TOPICS_OF = (_random(ROWS, TOPICS, 0.3, "u1", 1) != 0).astype(np.uint8)
+TOPICS_OF = (make_random_csr(ROWS, TOPICS, 0.3, "u1", 1) != 0).astype(np.uint8)
 
 
 @st.composite
@@ -86,7 +86,7 @@ def test_unsorted_and_duplicate_entries_are_read_as_scipy_does(rows: list[list[t
     indices = np.array([c for row in rows for c, _ in row], "i4")
     data = np.array([v for row in rows for _, v in row], "f8")
     indptr = np.r_[0, np.cumsum([len(row) for row in rows])]
-    found, unsorted, added = canonical(data, indices, indptr, 6, 0, "x")
+    found, unsorted, added = canonical_csr(data, indices, indptr, 6, 0, "x")
     wanted = sp.csr_array((data.copy(), indices.copy(), indptr), shape=(len(rows), 6))
     wanted.sum_duplicates()
     assert_same_csr(found, wanted)
@@ -141,7 +141,7 @@ def test_every_kind_of_y_is_stored_with_dense_and_csr_rows(
         if kind in ("targets", "multilabel"):
             with pytest.raises(DataError, match=f"{kind} columns per row instead of one label"):
                 one.read_codes(0, 1)
-    # Earlier readers open every dataset that they understand; only other datasets have a new version.
+    # A dataset has a new format version only if earlier releases cannot read it.
     old = kind in (None, "labels") and not sp.issparse(x)
     assert ds.attrs["format_version"] == (1 if old else 2)
     assert ("x_kind" in ds.attrs) == (not old)
@@ -159,7 +159,7 @@ def test_targets_alone_decide_the_fingerprint() -> None:
     assert len(stored) == 4
 
 
-def _writer(url: Any, **options: Any) -> DatasetWriter:
+def open_writer(url: Any, **options: Any) -> DatasetWriter:
     return create_dataset(url, ROWS, (COLUMNS,), "f4", nnz=X.nnz, shard_rows=100, y_dtype="i8", **options)
 
 
@@ -171,19 +171,19 @@ def _write(writer: DatasetWriter, shard: int) -> None:
 def test_writers_in_any_order_resume_and_repair(tmp_path: Path) -> None:
     url = tmp_path / "ds"
     for shard in (2, 0):
-        _write(_writer(url) if shard == 2 else DatasetWriter.attach(url), shard)
+        _write(open_writer(url) if shard == 2 else DatasetWriter.attach(url), shard)
     with pytest.raises(DataError, match=r"1 of 3 shards are not written, the first is shard 1"):
         DatasetWriter.attach(url).finalize()
     with pytest.raises(DataError, match="incomplete: its writer finished only 2 shards"):
         open_dataset(url)
-    writer = _writer(url, resume=True)
+    writer = open_writer(url, resume=True)
     assert [writer.is_done(i) for i in range(3)] == [True, False, True]
     (url / "x/000002/indices/c/0").unlink()
     assert not writer.is_done(2)
     for shard in (1, 2):
         _write(writer, shard)
     first = writer.finalize().fingerprint()
-    assert first == _filled("memory://csr-twice").fingerprint()
+    assert first == write_first_groups("memory://csr-twice").fingerprint()
     shutil.rmtree(url / "x/000001")
     writer = DatasetWriter.attach(url)
     assert [writer.is_done(i) for i in range(3)] == [True, False, True]
@@ -192,15 +192,15 @@ def test_writers_in_any_order_resume_and_repair(tmp_path: Path) -> None:
     assert_same_csr(open_dataset(url).read_x(0, ROWS), X)
 
 
-def _filled(url: str) -> Dataset:
-    writer = _writer(url, overwrite=True)
+def write_first_groups(url: str) -> Dataset:
+    writer = open_writer(url, overwrite=True)
     for shard in range(3):
         _write(writer, shard)
     return writer.finalize()
 
 
 def test_a_resume_with_other_kinds_of_rows_is_refused(tmp_path: Path) -> None:
-    _writer(tmp_path / "ds")
+    open_writer(tmp_path / "ds")
     with pytest.raises(DataError, match="x_kind was 'csr', now 'dense'"):
         create_dataset(tmp_path / "ds", ROWS, (COLUMNS,), "f4", y_dtype="i8", resume=True)
 
@@ -246,17 +246,17 @@ def test_the_error_names_lost_and_damaged_row_groups(
             r"\(99, 40\), but this shard has shape \(100, 4",
         ),
         (lambda w: w.write_shard(0, X[:100].astype("f8"), Y[:100]), "float64, which does not fit"),
-        (lambda w: w.write_shard(1, _with_nan(), Y[:100]), "row 107, column 3 is nan"),
+        (lambda w: w.write_shard(1, make_csr_with_nan(), Y[:100]), "row 107, column 3 is nan"),
     ],
 )
 def test_invalid_csr_rows_are_refused(make: Any, message: str) -> None:
-    writer = _writer("memory://csr-wrong", overwrite=True)
+    writer = open_writer("memory://csr-wrong", overwrite=True)
     with pytest.raises(DataError, match=message):
         make(writer)
     assert not any(writer.is_done(i) for i in range(3))
 
 
-def _with_nan() -> sp.csr_array:
+def make_csr_with_nan() -> sp.csr_array:
     x = X[:100].tolil()
     x[7, 3] = np.nan
     return x.tocsr()
@@ -306,7 +306,7 @@ def test_invalid_csr_arrays_are_refused(x: Any, y: Any, message: str | None) -> 
 
 def test_the_error_names_the_row_of_a_sum_that_overflows() -> None:
     with pytest.raises(DataError, match="row 12 add up to 300, which does not fit into uint8"):
-        canonical(np.array([150, 150], "u1"), np.array([1, 1]), np.array([0, 0, 0, 2]), 3, 10, "x")
+        canonical_csr(np.array([150, 150], "u1"), np.array([1, 1]), np.array([0, 0, 0, 2]), 3, 10, "x")
 
 
 def test_chunks_of_a_row_group_are_equal_parts() -> None:

@@ -17,7 +17,7 @@ from scalelatent.errors import DataError
 DTYPES = ("bool", "uint8", "int16", "int64", "float32", "float64", ">f4")
 
 
-def _rows(n: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def make_rows(n: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     values = np.random.Generator(np.random.Philox(n)).integers(0, 100, (n, *shape))
     return values.astype(dtype)
 
@@ -34,7 +34,7 @@ def test_stored_rows_equal_the_numpy_array(
     shard = chunk * data.draw(st.integers(1, 4), "chunks per shard")
     codec = data.draw(st.sampled_from(["auto", None, "zstd", "lz4"]), "compressor")
     memory = data.draw(st.booleans(), "memory")
-    x, y = _rows(n, shape, dtype), np.arange(n) % 5 - 2
+    x, y = make_rows(n, shape, dtype), np.arange(n) % 5 - 2
     url = "memory://property" if memory else str(tmp_path_factory.mktemp("rows") / "ds")
     original = Dataset.from_arrays(x, y, sample_weight=np.arange(n))
     ds = original.save(url, overwrite=True, chunk_rows=chunk, shard_rows=shard, compressor=codec)
@@ -83,7 +83,7 @@ def test_rows_in_memory_are_read_as_views() -> None:
 
 
 def test_memmaps_and_fortran_order_are_read(tmp_path: Path) -> None:
-    x = np.asfortranarray(_rows(30, (3, 4), "f8"))
+    x = np.asfortranarray(make_rows(30, (3, 4), "f8"))
     np.save(tmp_path / "x.npy", x)
     ds = Dataset.from_arrays(np.load(tmp_path / "x.npy", mmap_mode="r"))
     np.testing.assert_array_equal(ds.read_x(5, 9), x.reshape(30, -1)[5:9])
@@ -93,7 +93,7 @@ def test_memmaps_and_fortran_order_are_read(tmp_path: Path) -> None:
 def test_zarr_array_is_read_by_chunks() -> None:
     import zarr
 
-    x = _rows(50, (3,), "f4")
+    x = make_rows(50, (3,), "f4")
     array = zarr.create_array({}, data=x, chunks=(8, 3))
     ds = Dataset.from_arrays(array, zarr.create_array({}, data=np.arange(50) % 3))
     np.testing.assert_array_equal(ds.read_x(3, 47), x[3:47])
@@ -110,7 +110,7 @@ def test_dask_array_is_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) 
         computed.append(len(values))
         return values * 2
 
-    x = _rows(40, (4,), "f4")
+    x = make_rows(40, (4,), "f4")
     lazy = da.from_array(x, chunks=(16, 4)).map_blocks(block, dtype="f4", meta=np.empty((0, 4), "f4"))
     ds = Dataset.from_arrays(lazy, da.arange(40, chunks=7) % 2)
     assert computed == []
@@ -195,7 +195,7 @@ def test_invalid_weights_and_labels_are_refused() -> None:
 
 
 def test_a_spec_opens_the_same_rows_in_another_process(tmp_path: Path) -> None:
-    x = _rows(20, (3,), "u1")
+    x = make_rows(20, (3,), "u1")
     ds = Dataset.from_arrays(x, np.arange(20) % 2).save(tmp_path / "ds")
     spec = json.loads(json.dumps(ds[4:9].spec()))
     again = Dataset.from_spec(spec)
@@ -219,7 +219,7 @@ def test_the_spec_of_rows_in_memory_is_refused_and_names_save(kind: str, tmp_pat
 
 
 def test_fingerprints_differ_if_the_content_does(tmp_path: Path) -> None:
-    x, y = _rows(20, (3,), "f4"), np.arange(20) % 2
+    x, y = make_rows(20, (3,), "f4"), np.arange(20) % 2
     prints = {
         Dataset.from_arrays(x).fingerprint(),
         Dataset.from_arrays(x, y).fingerprint(),
@@ -236,7 +236,7 @@ def test_fingerprints_differ_if_the_content_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("y", [np.arange(20) % 2, np.array(["a", "b"] * 10), np.eye(20)])
 def test_rows_without_labels_are_the_same_rows(y: np.ndarray, tmp_path: Path) -> None:
-    x = _rows(20, (3,), "f4")
+    x = make_rows(20, (3,), "f4")
     labelled = Dataset.from_arrays(x, y).save(tmp_path / "ds", chunk_rows=5, shard_rows=10)
     for ds in (Dataset.from_arrays(x, y), labelled):
         bare = ds[4:9].without_labels()

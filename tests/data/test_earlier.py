@@ -16,7 +16,7 @@ from scalelatent.errors import DataError
 SIZES = (40, 10, 15, 80, 5)  # Rows of each appended part. Later appends merge the second and the third part.
 
 
-def _rows(part: int, kind: str) -> Dataset:
+def make_rows(part: int, kind: str) -> Dataset:
     random = np.random.default_rng(part)
     n = SIZES[part]
     x: Any = random.integers(0, 5, (n, 6)).astype("u1")
@@ -30,7 +30,7 @@ def _rows(part: int, kind: str) -> Dataset:
     return Dataset.from_arrays(x, y, sample_weight=random.random(n))
 
 
-def _content(ds: Dataset) -> tuple[Any, ...]:
+def read_content(ds: Dataset) -> tuple[Any, ...]:
     n = len(ds)
     x, y = ds.read_x(0, n), ds.read_y(0, n)
     dense = [v.toarray().tolist() if hasattr(v, "toarray") else v.tolist() for v in (x, y)]
@@ -41,45 +41,47 @@ def _content(ds: Dataset) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", ["strings", "numbers", "csr"])
 def test_every_earlier_state_is_reopened(kind: str, tmp_path: Path) -> None:
-    old = [_rows(0, kind).save(tmp_path / "a", shard_rows=20)]
-    before = [(old[0].fingerprint(), old[0][5:30].fingerprint(), old[0][30:].fingerprint(), _content(old[0]))]
+    old = [make_rows(0, kind).save(tmp_path / "a", shard_rows=20)]
+    before = [
+        (old[0].fingerprint(), old[0][5:30].fingerprint(), old[0][30:].fingerprint(), read_content(old[0]))
+    ]
     for part in range(1, len(SIZES)):
-        ds = append_rows(tmp_path / "a", _rows(part, kind))
-        before.append((ds.fingerprint(), ds[5:30].fingerprint(), ds[30:].fingerprint(), _content(ds)))
+        ds = append_rows(tmp_path / "a", make_rows(part, kind))
+        before.append((ds.fingerprint(), ds[5:30].fingerprint(), ds[30:].fingerprint(), read_content(ds)))
     now = open_dataset(tmp_path / "a")
     for i, (whole, middle, end, content) in enumerate(before):
         found = find_earlier_rows(now, whole)
         assert found is not None
         assert (found.fingerprint(), len(found)) == (whole, sum(SIZES[: i + 1]))
-        assert _content(found)[:-1] == content[:-1]
+        assert read_content(found)[:-1] == content[:-1]
         for rows, then in ((now[5:30], middle), (now[30:], end)):
             found = find_earlier_rows(rows, then)
             assert found is not None
             assert found.fingerprint() == then
             again = Dataset.from_spec(found.spec())  # A task opens the dataset in this way.
             assert again.fingerprint() == then
-            assert _content(again) == _content(found)
+            assert read_content(again) == read_content(found)
     assert find_earlier_rows(now, "another") is None
     assert find_earlier_rows(now[5:30], before[0][0]) is None
 
 
 def test_a_task_continues_on_its_rows_after_an_append(tmp_path: Path) -> None:
-    ds = _rows(0, "strings").save(tmp_path / "a")
-    spec, content = ds[3:].spec(), _content(ds[3:])
-    append_rows(tmp_path / "a", _rows(1, "strings"))
-    assert _content(Dataset.from_spec(spec))[:-1] == content[:-1]
+    ds = make_rows(0, "strings").save(tmp_path / "a")
+    spec, content = ds[3:].spec(), read_content(ds[3:])
+    append_rows(tmp_path / "a", make_rows(1, "strings"))
+    assert read_content(Dataset.from_spec(spec))[:-1] == content[:-1]
     with pytest.raises(DataError, match="has changed since this job started"):
         Dataset.from_spec({**spec, "fingerprint": "0" * 64})
 
 
 def test_earlier_rows_are_found_with_their_earlier_targets(tmp_path: Path) -> None:
-    x, v = (_rows(0, "strings").save(tmp_path / name) for name in "xv")
+    x, v = (make_rows(0, "strings").save(tmp_path / name) for name in "xv")
     both = x.with_target(v)
     whole, part = both.fingerprint(), both[10:].fingerprint()
     weighted = x.with_weight(np.arange(40.0)).fingerprint()
     bare = x.without_labels().fingerprint()
     for name in "xv":
-        append_rows(tmp_path / name, _rows(1, "strings"))
+        append_rows(tmp_path / name, make_rows(1, "strings"))
     now = open_dataset(tmp_path / "x").with_target(open_dataset(tmp_path / "v"))
     found = [find_earlier_rows(now, whole), find_earlier_rows(now[10:], part)]
     assert [len(rows or ()) for rows in found] == [40, 30]
@@ -91,8 +93,8 @@ def test_earlier_rows_are_found_with_their_earlier_targets(tmp_path: Path) -> No
 
 
 def test_test_rows_are_reopened_at_the_same_state(tmp_path: Path) -> None:
-    old = _rows(0, "strings").save(tmp_path / "a")
-    now = append_rows(tmp_path / "a", _rows(1, "strings"))
+    old = make_rows(0, "strings").save(tmp_path / "a")
+    now = append_rows(tmp_path / "a", make_rows(1, "strings"))
     train = find_earlier_rows(now[:20], old[:20].fingerprint())
     assert train is not None
     assert rows_at_same_time(now[30:], train).extent == (30, 40)

@@ -29,20 +29,20 @@ LABELS = np.arange(10) % 2
 FRAME = pd.DataFrame(ROWS, columns=NAMES).assign(kind=LABELS)
 
 
-def named(rows: np.ndarray = ROWS) -> Dataset:
+def named_dataset(rows: np.ndarray = ROWS) -> Dataset:
     return Dataset.from_arrays(rows, LABELS, feature_names=NAMES)
 
 
-def names_of(ds: Dataset) -> list[str] | None:
+def read_names(ds: Dataset) -> list[str] | None:
     return None if ds.feature_names is None else ds.feature_names.tolist()
 
 
-def in_polars(lazy: bool) -> Any:
+def make_polars_frame(lazy: bool) -> Any:
     frame = pytest.importorskip("polars").from_pandas(FRAME)
     return frame.lazy() if lazy else frame
 
 
-def in_anndata() -> Dataset:
+def make_anndata() -> Dataset:
     adata = pytest.importorskip("anndata").AnnData(ROWS.copy())
     adata.var_names = NAMES
     return Dataset.from_arrays(adata.X, feature_names=adata.var_names)
@@ -50,22 +50,22 @@ def in_anndata() -> Dataset:
 
 SOURCES: dict[str, Callable[[], Dataset]] = {
     "pandas": lambda: Dataset.from_dataframe(FRAME, label="kind"),
-    "polars": lambda: Dataset.from_dataframe(in_polars(False), label="kind"),
-    "polars lazy": lambda: Dataset.from_dataframe(in_polars(True), label="kind"),
+    "polars": lambda: Dataset.from_dataframe(make_polars_frame(False), label="kind"),
+    "polars lazy": lambda: Dataset.from_dataframe(make_polars_frame(True), label="kind"),
     "chosen columns": lambda: Dataset.from_dataframe(FRAME, features=NAMES, weight="kind"),
     "a frame as an array": lambda: Dataset.from_arrays(FRAME[NAMES]),
-    "a polars frame as an array": lambda: Dataset.from_arrays(in_polars(True).select(NAMES)),
-    "AnnData": in_anndata,
-    "an array": named,
+    "a polars frame as an array": lambda: Dataset.from_arrays(make_polars_frame(True).select(NAMES)),
+    "AnnData": make_anndata,
+    "an array": named_dataset,
 }
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_sources_with_names(source: str, tmp_path: Path) -> None:
     ds = SOURCES[source]()
-    assert names_of(ds) == NAMES
+    assert read_names(ds) == NAMES
     stored = ds.save(tmp_path / "d")
-    assert names_of(stored) == names_of(stored[3:]) == NAMES
+    assert read_names(stored) == read_names(stored[3:]) == NAMES
     np.testing.assert_array_equal(stored.read_x(0, 10), ROWS)
 
 
@@ -109,15 +109,15 @@ COPIES: dict[str, Callable[[Dataset, Path], Dataset]] = {
 @pytest.mark.parametrize("stored", [False, True], ids=["memory", "stored"])
 @pytest.mark.parametrize("copy", COPIES)
 def test_copies_keep_the_names(copy: str, stored: bool, tmp_path: Path) -> None:
-    ds = named().save(tmp_path / "d") if stored else named()
+    ds = named_dataset().save(tmp_path / "d") if stored else named_dataset()
     found = COPIES[copy](ds, tmp_path / "out")
-    assert names_of(found) == NAMES
+    assert read_names(found) == NAMES
     if found.url is not None:
-        assert names_of(open_dataset(found.url)) == NAMES
+        assert read_names(open_dataset(found.url)) == NAMES
 
 
 def test_images_have_no_names(tmp_path: Path) -> None:
-    ds = named()
+    ds = named_dataset()
     assert convert_dataset(ds, tmp_path / "a", crop=0, resize=(1, 1)).feature_names is None
     with pytest.raises(DataError, match=r"3 feature names for rows of shape \(4,\)"):
         Dataset.from_arrays(ROWS, feature_names=NAMES[:3])
@@ -130,11 +130,11 @@ def test_a_writer_takes_names(tmp_path: Path) -> None:
     writer = create_dataset(tmp_path / "d", 10, (4,), "f8", feature_names=NAMES)
     for i in range(writer.n_shards):
         writer.write_shard(i, ROWS[slice(*writer.shard_bounds(i))])
-    assert names_of(writer.finalize()) == NAMES
+    assert read_names(writer.finalize()) == NAMES
 
 
 def test_appended_rows_have_the_same_names(tmp_path: Path) -> None:
-    ds = named().save(tmp_path / "d")
+    ds = named_dataset().save(tmp_path / "d")
     other = Dataset.from_arrays(ROWS, LABELS, feature_names=["w", "d", "größe", "h"])
     with pytest.raises(DataError, match=r"feature 1 is 'd' instead of 'h'. Nothing was appended"):
         append_rows(ds.url or "", other)
@@ -148,7 +148,7 @@ def test_workers_do_not_read_names(tmp_path: Path) -> None:
     names = [f"ENSG{i:011d}" for i in range(30_000)]
     url = Dataset.from_arrays(np.zeros((3, 30_000), "u1"), feature_names=names).save(tmp_path / "d").url or ""
     assert (tmp_path / "d" / "zarr.json").stat().st_size < 10_000
-    assert names_of(open_dataset(url)) == names
+    assert read_names(open_dataset(url)) == names
     shutil.rmtree(tmp_path / "d" / "feature_names")
     ds = open_dataset(url)
     assert not ds.read_x(0, 3).any()
@@ -158,12 +158,12 @@ def test_workers_do_not_read_names(tmp_path: Path) -> None:
 
 def test_names_do_not_change_the_fingerprint(tmp_path: Path) -> None:
     bare = Dataset.from_arrays(ROWS, LABELS)
-    assert named().fingerprint() == bare.fingerprint()
-    assert named().save(tmp_path / "a").fingerprint() == bare.save(tmp_path / "b").fingerprint()
+    assert named_dataset().fingerprint() == bare.fingerprint()
+    assert named_dataset().save(tmp_path / "a").fingerprint() == bare.save(tmp_path / "b").fingerprint()
 
 
 def test_other_libraries_see_the_names(tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
-    ds = named().save(tmp_path / "d")
+    ds = named_dataset().save(tmp_path / "d")
     plain = xarray.open_zarr(ds.url, consolidated=False)
     np.testing.assert_array_equal(plain.x, ROWS)

@@ -28,12 +28,12 @@ every_kind = pytest.mark.parametrize(
 )
 
 
-def _rows(x_kind: str, y_kind: str, a: int = 0, b: int = N) -> Dataset:
+def make_dataset(x_kind: str, y_kind: str, a: int = 0, b: int = N) -> Dataset:
     y = Y[y_kind]
     return Dataset.from_arrays(X[x_kind][a:b], None if y is None else y[a:b])
 
 
-def _plain(values: Any) -> np.ndarray:
+def to_numpy(values: Any) -> np.ndarray:
     return values.toarray() if sparse.issparse(values) else values
 
 
@@ -42,35 +42,35 @@ def _check(ds: Dataset, x_kind: str, y_kind: str, order: np.ndarray) -> None:
     assert n == len(order)
     assert ds.is_sparse == (x_kind == "csr")
     assert ds.y_kind == (None if y_kind == "none" else y_kind)
-    np.testing.assert_array_equal(_plain(ds.read_x(0, n)), DENSE[order])
-    np.testing.assert_array_equal(_plain(ds.read_x(7, 31)), DENSE[order[7:31]])
+    np.testing.assert_array_equal(to_numpy(ds.read_x(0, n)), DENSE[order])
+    np.testing.assert_array_equal(to_numpy(ds.read_x(7, 31)), DENSE[order[7:31]])
     if ds.is_sparse:
         assert ds.nnz == np.count_nonzero(DENSE[order])
         assert ds[7:31].nnz == np.count_nonzero(DENSE[order[7:31]])
     if y_kind != "none":
-        np.testing.assert_array_equal(_plain(ds.read_y(0, n)), WHOLE_Y[y_kind][order])
+        np.testing.assert_array_equal(to_numpy(ds.read_y(0, n)), WHOLE_Y[y_kind][order])
 
 
 @every_kind
 def test_rows_of_every_kind_are_shuffled(tmp_path: Path, x_kind: str, y_kind: str) -> None:
-    stored = _rows(x_kind, y_kind).save(tmp_path / "in", shard_rows=25)
+    stored = make_dataset(x_kind, y_kind).save(tmp_path / "in", shard_rows=25)
     few = shuffle_dataset(stored, tmp_path / "few", seed=4, memory=6000, shard_rows=20)
     _check(few, x_kind, y_kind, shuffled_rows(4, N))
-    much = shuffle_dataset(_rows(x_kind, y_kind), tmp_path / "much", seed=4, shard_rows=20)
+    much = shuffle_dataset(make_dataset(x_kind, y_kind), tmp_path / "much", seed=4, shard_rows=20)
     assert few.fingerprint() == much.fingerprint()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["few", "in", "much"]
 
 
 @every_kind
 def test_rows_of_every_kind_are_appended_and_converted(tmp_path: Path, x_kind: str, y_kind: str) -> None:
-    _rows(x_kind, y_kind, 0, 30).save(tmp_path / "ds", shard_rows=12)
-    append_rows(tmp_path / "ds", _rows(x_kind, y_kind, 30, 35))
-    append_rows(tmp_path / "ds", _rows(x_kind, y_kind, 35, 41).save(tmp_path / "more", shard_rows=4))
-    grown = append_rows(tmp_path / "ds", _rows(x_kind, y_kind, 41, N), shard_rows=20)
+    make_dataset(x_kind, y_kind, 0, 30).save(tmp_path / "ds", shard_rows=12)
+    append_rows(tmp_path / "ds", make_dataset(x_kind, y_kind, 30, 35))
+    append_rows(tmp_path / "ds", make_dataset(x_kind, y_kind, 35, 41).save(tmp_path / "more", shard_rows=4))
+    grown = append_rows(tmp_path / "ds", make_dataset(x_kind, y_kind, 41, N), shard_rows=20)
     _check(grown, x_kind, y_kind, np.arange(N))
     again = convert_dataset(grown, tmp_path / "again", shard_rows=12)
     _check(again, x_kind, y_kind, np.arange(N))
-    whole = _rows(x_kind, y_kind).save(tmp_path / "whole", shard_rows=12)
+    whole = make_dataset(x_kind, y_kind).save(tmp_path / "whole", shard_rows=12)
     assert again.fingerprint() == whole.fingerprint()
     packed = convert_dataset(whole, tmp_path / "packed", compressor="zstd")
     assert packed.fingerprint() == whole.fingerprint()
@@ -110,10 +110,10 @@ def test_the_error_names_csr_values_that_a_conversion_would_change(tmp_path: Pat
 def test_rows_of_another_kind_are_not_appended(
     tmp_path: Path, ours: tuple[str, str], theirs: tuple[str, str], message: str
 ) -> None:
-    before = _rows(*ours).save(tmp_path / "ds")
+    before = make_dataset(*ours).save(tmp_path / "ds")
     with pytest.raises(DataError, match=message):
-        append_rows(tmp_path / "ds", _rows(*theirs))
-    assert append_rows(tmp_path / "ds", _rows(*ours)).n_rows == 2 * before.n_rows
+        append_rows(tmp_path / "ds", make_dataset(*theirs))
+    assert append_rows(tmp_path / "ds", make_dataset(*ours)).n_rows == 2 * before.n_rows
 
 
 def test_images_become_csr_rows_of_one_axis(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def _write(x: Any, folder: Path) -> None:
     create_dataset(folder / "a", 40, (10,), "f4", shard_rows=40).write_shard(0, x)
 
 
-def _capsule() -> Any:
+def make_capsule() -> Any:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=1, n_jobs=1)
 
 
@@ -37,12 +37,12 @@ DOORS: dict[str, Callable[[Any, Path], Any]] = {
     "save dask": lambda x, path: Dataset.from_arrays(da.from_array(x, chunks=40)).save(path / "a"),
     "writer": _write,
     "targets": lambda x, _: Dataset.from_arrays(X, x),
-    "capsule": lambda x, _: _capsule().fit(x, Y),
-    "validation": lambda x, _: _capsule().fit(X, Y, validation=(x, Y)),
+    "capsule": lambda x, _: make_capsule().fit(x, Y),
+    "validation": lambda x, _: make_capsule().fit(X, Y, validation=(x, Y)),
     "mbn": lambda x, _: sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=2, k1=3).fit(x),
     "crbm": lambda x, _: sl.ConditionalRBM(n_hidden=2, n_epochs=1).fit(x, X),
     "crbm outputs": lambda x, _: sl.ConditionalRBM(n_hidden=2, n_epochs=1).fit(X, x),
-    "partial_fit": lambda x, _: _capsule().partial_fit(x, Y, classes=[0, 1]),
+    "partial_fit": lambda x, _: make_capsule().partial_fit(x, Y, classes=[0, 1]),
 }
 
 
@@ -65,8 +65,8 @@ def test_predict_refuses_masked_rows() -> None:
     [
         lambda: Dataset.from_arrays(X, MASKED_Y),
         lambda: Dataset.from_arrays(X, Y, sample_weight=MASKED_Y),
-        lambda: _capsule().fit(X, MASKED_Y),
-        lambda: _capsule().fit(X, Y, sample_weight=MASKED_Y),
+        lambda: make_capsule().fit(X, MASKED_Y),
+        lambda: make_capsule().fit(X, Y, sample_weight=MASKED_Y),
     ],
 )
 def test_masked_labels_and_weights_are_refused_with_the_row(call: Callable[[], Any]) -> None:

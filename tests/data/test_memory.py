@@ -118,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _growth(folder: Path, what: str) -> int:
+def measure_memory_growth(folder: Path, what: str) -> int:
     run = [sys.executable, "-c", _CHILD, str(folder), what]
     return int(json.loads(subprocess.run(run, capture_output=True, timeout=120, check=True).stdout))
 
@@ -129,11 +129,11 @@ def _growth(folder: Path, what: str) -> int:
 )
 @pytest.mark.slow
 def test_importing_a_file_takes_the_memory_of_a_few_shards(folder: Path, what: str) -> None:
-    assert _growth(folder, what) < ALLOWED
+    assert measure_memory_growth(folder, what) < ALLOWED
 
 
 def test_the_memory_test_detects_a_file_that_is_read_whole(folder: Path) -> None:
-    assert _growth(folder, "whole") > 2 * ALLOWED
+    assert measure_memory_growth(folder, "whole") > 2 * ALLOWED
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +171,9 @@ SPARSE = ["csr", "csr-packed", "h5ad", "svmlight", "svmlight.gz", "documents", "
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SPARSE)
 def test_importing_sparse_rows_takes_the_memory_of_a_few_row_groups(sparse_folder: Path, what: str) -> None:
-    assert _growth(sparse_folder, what) < 3 * ALLOWED
+    assert measure_memory_growth(sparse_folder, what) < 3 * ALLOWED
 
 
 @pytest.mark.slow
 def test_the_memory_test_detects_sparse_rows_that_are_read_whole(sparse_folder: Path) -> None:
-    assert _growth(sparse_folder, "whole-csr") > 200 * MB
+    assert measure_memory_growth(sparse_folder, "whole-csr") > 200 * MB

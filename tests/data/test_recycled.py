@@ -15,7 +15,7 @@ ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # A chunk has 256 KiB.
 F4 = np.dtype("f4")
 
 
-def _stored(tmp_path) -> tuple[np.ndarray, sl.Dataset]:
+def write_rows(tmp_path) -> tuple[np.ndarray, sl.Dataset]:
     x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
     writer = create_dataset(tmp_path / "d.zarr", ROWS, (WIDTH,), "f4", chunk_rows=CHUNK, shard_rows=4 * CHUNK)
     for shard in range(writer.n_shards):
@@ -25,7 +25,7 @@ def _stored(tmp_path) -> tuple[np.ndarray, sl.Dataset]:
 
 
 def test_memory_of_deleted_rows_is_reused(tmp_path):
-    x, ds = _stored(tmp_path)
+    x, ds = write_rows(tmp_path)
     places = set()
     for a in range(0, ROWS, CHUNK):
         rows = ds.read_x(a, a + CHUNK)
@@ -36,7 +36,7 @@ def test_memory_of_deleted_rows_is_reused(tmp_path):
 
 
 def test_rows_stay_while_a_view_of_them_exists(tmp_path):
-    x, ds = _stored(tmp_path)
+    x, ds = write_rows(tmp_path)
     starts = range(0, ROWS, CHUNK)
     rows = ds.read_x(0, CHUNK)
     held = {
@@ -57,7 +57,7 @@ def test_rows_stay_while_a_view_of_them_exists(tmp_path):
 
 
 def test_threads_never_share_the_memory_of_rows(tmp_path):
-    x, ds = _stored(tmp_path)
+    x, ds = write_rows(tmp_path)
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -76,7 +76,7 @@ def test_threads_never_share_the_memory_of_rows(tmp_path):
 
 
 def test_little_memory_is_kept_and_none_is_pickled(tmp_path):
-    _, ds = _stored(tmp_path)
+    _, ds = write_rows(tmp_path)
     held = [ds.read_x(a, a + CHUNK) for a in range(0, ROWS, CHUNK)]
     del held
     memory = ds._columns.x._memory

@@ -10,9 +10,9 @@ from scipy.sparse import csr_array
 from scalelatent.data import Dataset
 from scalelatent.data.checksums import chunk_crcs
 from scalelatent.data.columns import as_binary
-from scalelatent.data.csr import canonical
+from scalelatent.data.csr import canonical_csr
 from scalelatent.data.csr_store import shard_bytes
-from scalelatent.data.read.chunk_files import DamagedFileError, entry
+from scalelatent.data.read.chunk_files import DamagedFileError, index_entry
 from scalelatent.data.read.selected import select_rows
 from scalelatent.data.read.sources import ArrayRows, RowSource, as_source
 from scalelatent.data.schema import check_label_values, refuse_masked
@@ -43,7 +43,7 @@ def test_binary_outputs_become_zeros_and_ones() -> None:
 
 
 def test_entries_of_one_row_and_column_are_added() -> None:
-    x, *counts = canonical(np.array([1, 2, 4]), np.array([1, 0, 1]), np.array([0, 3]), 2, 0, "x")
+    x, *counts = canonical_csr(np.array([1, 2, 4]), np.array([1, 0, 1]), np.array([0, 3]), 2, 0, "x")
     assert (x.toarray().tolist(), counts) == ([[2, 5]], [1, 1])
 
 
@@ -54,9 +54,9 @@ def test_checksums_of_a_shard_are_those_of_its_chunks() -> None:
 
 def test_a_chunk_that_was_never_written_is_damage() -> None:
     index = np.array([[0, 90], [2**64 - 1, 2**64 - 1]], dtype="<u8")
-    assert entry(index, 0) == (0, 90)
+    assert index_entry(index, 0) == (0, 90)
     with pytest.raises(DamagedFileError, match="chunk 1 was never written"):
-        entry(index, 1)
+        index_entry(index, 1)
 
 
 def test_rows_are_taken_by_index() -> None:

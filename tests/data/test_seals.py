@@ -19,7 +19,7 @@ from scalelatent.storage.disk import locate
 N, P = 60, 6
 
 
-def _arrays(kind: str, seed: int) -> dict[str, Any]:
+def make_arrays(kind: str, seed: int) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     x: Any = random.integers(1, 9, (N, P)).astype("f4" if kind == "floats" else "u1")
     y: Any = random.integers(0, 3, N)
@@ -33,7 +33,7 @@ def _arrays(kind: str, seed: int) -> dict[str, Any]:
 
 
 def _save(kind: str, seed: int, url: str) -> Dataset:
-    arrays = _arrays(kind, seed)
+    arrays = make_arrays(kind, seed)
     if kind != "tiled":
         how = {"shard_rows": 20} | ({} if kind == "csr" else {"chunk_rows": 10})
         return Dataset.from_arrays(**arrays).save(url, overwrite=True, **how)
@@ -79,12 +79,12 @@ def test_a_file_of_the_same_rows_from_an_earlier_version_is_accepted(tmp_path: P
     ds = _save("ints", 1, str(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.copyfile(tmp_path / "b/x/c/1/0", tmp_path / "a/x/c/1/0")
-    np.testing.assert_array_equal(open_dataset(str(ds.url)).read_x(0, N), _arrays("ints", 1)["x"])
+    np.testing.assert_array_equal(open_dataset(str(ds.url)).read_x(0, N), make_arrays("ints", 1)["x"])
 
 
 def test_appended_rows_have_digests(tmp_path: Path) -> None:
     _save("ints", 1, str(tmp_path / "a"))
-    ds = append_rows(tmp_path / "a", Dataset.from_arrays(**_arrays("ints", 3)))
+    ds = append_rows(tmp_path / "a", Dataset.from_arrays(**make_arrays("ints", 3)))
     segment = next(tmp_path.glob("a/append-*"))
     shutil.copyfile(tmp_path / "a/weight/c/0", segment / "weight/c/0")
     with pytest.raises(DataError):
@@ -95,7 +95,7 @@ def test_appended_rows_have_digests(tmp_path: Path) -> None:
 def test_a_changed_table_of_digests_is_refused(tmp_path: Path, appended: bool) -> None:
     _save("ints", 1, str(tmp_path / "a")), _save("ints", 2, str(tmp_path / "b"))
     if appended:
-        append_rows(tmp_path / "a", Dataset.from_arrays(**{**_arrays("ints", 3), "y": np.full(N, 7)}))
+        append_rows(tmp_path / "a", Dataset.from_arrays(**{**make_arrays("ints", 3), "y": np.full(N, 7)}))
     open_dataset(tmp_path / "a")
     shutil.copytree(tmp_path / "b/digest", tmp_path / "a/digest", dirs_exist_ok=True)
     with pytest.raises(
@@ -142,7 +142,7 @@ def test_an_invalid_checksum_attribute_is_refused(tmp_path: Path, crc: Any, what
 
 def test_a_table_of_digests_of_another_length_is_refused(tmp_path: Path) -> None:
     _save("ints", 1, str(tmp_path / "a"))
-    Dataset.from_arrays(**_arrays("ints", 1)).save(str(tmp_path / "b"), chunk_rows=10, shard_rows=10)
+    Dataset.from_arrays(**make_arrays("ints", 1)).save(str(tmp_path / "b"), chunk_rows=10, shard_rows=10)
     shutil.rmtree(tmp_path / "a/digest")
     shutil.copytree(tmp_path / "b/digest", tmp_path / "a/digest")
     with pytest.raises(DataError, match=r"table of digests, .*a/digest, does not match its fingerprint"):
@@ -154,7 +154,7 @@ def test_a_dataset_without_the_table_opens_and_reads(tmp_path: Path) -> None:
     _save("csr", 1, str(tmp_path / "a"))
     _as_before(tmp_path / "a")
     _read(open_dataset(tmp_path / "a"))
-    append_rows(tmp_path / "a", Dataset.from_arrays(**_arrays("csr", 3)))
+    append_rows(tmp_path / "a", Dataset.from_arrays(**make_arrays("csr", 3)))
     _read(open_dataset(tmp_path / "a")[40:])
 
 
@@ -225,7 +225,7 @@ def test_rows_compressed_again_by_zarr_are_read_and_reported_as_unchecked(
     import zarr
 
     _save("ints", 1, str(tmp_path / "a"))
-    x = _arrays("ints", 1)["x"]
+    x = make_arrays("ints", 1)["x"]
     zarr.open_group(tmp_path / "a", mode="r+").create_array("x", data=x, chunks=(15, P), overwrite=True)
     np.testing.assert_array_equal(open_dataset(tmp_path / "a").read_x(7, 55), x[7:55])
     assert "'x' has been compressed again" in caplog.text

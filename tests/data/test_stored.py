@@ -23,13 +23,13 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
     return Dataset.from_arrays(X, Y).save(tmp_path / "ds", **layout)
 
 
-def _edit_attrs(path: Path, **changes: Any) -> None:
+def edit_attributes(path: Path, **changes: Any) -> None:
     meta = json.loads((path / "zarr.json").read_text())
     meta["attributes"].update(changes)
     (path / "zarr.json").write_text(json.dumps(meta))
 
 
-def _expect_damage(ds: Dataset, column: str, shard: int, what: str) -> None:
+def assert_damage_is_reported(ds: Dataset, column: str, shard: int, what: str) -> None:
     a, b = shard * 20, shard * 20 + 20
     file = Path(str(ds.url), column, "c", str(shard), *(["0"] if column == "x" else []))
     read = ds.read_x if column == "x" else ds.read_codes
@@ -44,7 +44,7 @@ def _expect_damage(ds: Dataset, column: str, shard: int, what: str) -> None:
 def test_a_missing_shard_is_an_error_and_not_a_fill_value(stored: Dataset, column: str) -> None:
     file = Path(str(stored.url), column, "c", "3", *(["0"] if column == "x" else []))
     file.unlink()
-    _expect_damage(stored, column, 3, "is missing")
+    assert_damage_is_reported(stored, column, 3, "is missing")
 
 
 @pytest.mark.parametrize("column", ["x", "y"])
@@ -59,7 +59,7 @@ def test_a_damaged_shard_is_an_error(stored: Dataset, column: str, how: str) -> 
     else:
         content = content[: len(content) // 2] if how == "cut" else bytearray()
     file.write_bytes(content)
-    _expect_damage(stored, column, 2, "is damaged")
+    assert_damage_is_reported(stored, column, 2, "is damaged")
 
 
 @pytest.mark.parametrize("through", ["ours", "zarr"])
@@ -91,7 +91,7 @@ def test_chunks_of_zeros_are_written(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_version_is_refused(stored: Dataset) -> None:
-    _edit_attrs(Path(str(stored.url)), format_version=4)
+    edit_attributes(Path(str(stored.url)), format_version=4)
     with pytest.raises(
         DataError, match=r"format_version 4; this scalelatent .* reads versions up to 3: install a newer"
     ):
@@ -110,7 +110,7 @@ def test_a_newer_format_version_is_refused(stored: Dataset) -> None:
 )
 def test_damaged_attributes_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     Dataset.from_arrays(X, Y).save(tmp_path / "ds")
-    _edit_attrs(tmp_path / "ds", **changes)
+    edit_attributes(tmp_path / "ds", **changes)
     with pytest.raises(DataError, match=message) as error:
         open_dataset(tmp_path / "ds")
     assert str(tmp_path / "ds") in str(error.value)

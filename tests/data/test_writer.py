@@ -317,7 +317,7 @@ def test_the_error_names_the_row_of_an_invalid_weight(tmp_path: Path) -> None:
 
 
 def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an object store each marker is a round trip, and ten thousand take minutes."""
+    """In an object store each marker file is a request; ten thousand requests take minutes."""
     from scalelatent.storage.objects import ObjectLocation
 
     writer = _create("memory://markers", overwrite=True)

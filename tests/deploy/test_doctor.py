@@ -15,17 +15,17 @@ from scalelatent.deploy import checks, probes, warm
 from scalelatent.storage.folder_probe import find_folder_problem
 
 
-def by_check(findings):
+def group_by_check(findings):
     return {finding.check: finding for finding in findings}
 
 
-def only(check, folder="."):
+def find_single_finding(check, folder="."):
     (finding,) = checks.examine(folder, only=(check,))
     return finding
 
 
 def test_a_healthy_machine_passes_all_checks(tmp_path):
-    findings = by_check(checks.examine(tmp_path))
+    findings = group_by_check(checks.examine(tmp_path))
     expected = {
         "cpu",
         "memory",
@@ -44,7 +44,7 @@ def test_an_error_in_a_check_is_a_finding(monkeypatch):
 
     broken_check = checks.Check("numba", "here", broken)
     monkeypatch.setattr(checks, "CHECKS", (*checks.CHECKS[:2], broken_check))
-    finding = by_check(checks.examine())["numba"]
+    finding = group_by_check(checks.examine())["numba"]
     assert finding.status == "fail"
     assert "half installed" in finding.found
 
@@ -66,7 +66,7 @@ def test_warm_kernels_pass_and_cold_ones_name_the_command(monkeypatch, cold, sta
     monkeypatch.setattr(
         warm, "_find_uncompiled", lambda kinds: (40, [("mbn", n, "scan") for n in range(cold)])
     )
-    finding = only("kernels")
+    finding = find_single_finding("kernels")
     assert finding.status == status
     assert ("3 of 40" in finding.found) == (finding.fix == "scalelatent warm") == bool(cold)
 
@@ -75,7 +75,7 @@ def test_two_installations_of_cupy_are_reported(monkeypatch):
     names = ("cupy-cuda12x", "CuPy-CUDA13x", "cupydo")
     wheels = [SimpleNamespace(metadata={"Name": name}, version="13") for name in names]
     monkeypatch.setattr(probes.metadata, "distributions", lambda: wheels)
-    finding = only("gpu")
+    finding = find_single_finding("gpu")
     assert finding.status == "fail"
     assert "CuPy is installed twice: cupy-cuda12x, cupy-cuda13x" in finding.found
     assert finding.fix == "pip uninstall cupy-cuda13x"
@@ -84,13 +84,13 @@ def test_two_installations_of_cupy_are_reported(monkeypatch):
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    finding = only("folder", blocked / "run")
+    finding = find_single_finding("folder", blocked / "run")
     assert finding.status == "fail"
     assert str(blocked) in finding.found
 
 
 def test_a_folder_that_does_not_exist_yet_is_accepted(tmp_path):
-    finding = only("folder", tmp_path / "a" / "b")
+    finding = find_single_finding("folder", tmp_path / "a" / "b")
     assert finding.status in ("ok", "warn")
     assert not (tmp_path / "a").exists()
 
@@ -99,13 +99,13 @@ def test_a_folder_that_does_not_exist_yet_is_accepted(tmp_path):
 def test_a_process_bound_to_some_cpus_is_reported(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    finding = only("cpu")
+    finding = find_single_finding("cpu")
     assert finding.status == "warn"
     assert "1 of 4" in finding.found
 
 
 def test_an_invalid_folder_is_not_reported_as_a_broken_installation(tmp_path):
-    found = only("folder", tmp_path / ("a" * 300))
+    found = find_single_finding("folder", tmp_path / ("a" * 300))
     assert (found.status, found.fix) == ("fail", "choose another folder, or ask for write access")
     assert "File name too long" in found.found
 

@@ -15,33 +15,33 @@ from scalelatent.cli import main
 X, Y = np.arange(60, dtype=np.uint8).reshape(10, 6), np.arange(10) % 2
 
 
-def good_npz(path: Path) -> None:
+def write_good_npz(path: Path) -> None:
     np.savez(path, x=X, y=Y)
     path.with_name(path.name + ".npz").rename(path)
 
 
-def good_npy(path: Path) -> None:
+def write_good_npy(path: Path) -> None:
     with open(path, "wb") as file:
         np.save(file, X)
 
 
-def good_hdf5(path: Path) -> None:
+def write_good_hdf5(path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
         file["x"], file["y"] = X, Y
 
 
-def good_mat(path: Path) -> None:
+def write_good_mat(path: Path) -> None:
     from scipy.io import savemat
 
     with open(path, "wb") as file:
         savemat(file, {"x": X, "y": Y})
 
 
-GOOD = {"npz": good_npz, "npy": good_npy, "hdf5": good_hdf5, "mat": good_mat}
+GOOD = {"npz": write_good_npz, "npy": write_good_npy, "hdf5": write_good_hdf5, "mat": write_good_mat}
 
 
-def half(make: Callable[[Path], None]) -> Callable[[Path], None]:
+def truncate_to_half(make: Callable[[Path], None]) -> Callable[[Path], None]:
     def torn(path: Path) -> None:
         make(path)
         path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
@@ -65,7 +65,7 @@ FILES: list[tuple[str, Callable[[Path], object]]] = [
 NAMES = ("npz", "npy", "svmlight", "hdf5", "mat", "csr", "images", "idx")
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def assert_refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["data", "import", *arguments])
     said = capsys.readouterr()
@@ -80,7 +80,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("SCALELATENT_DEBUG", "")
@@ -96,7 +96,7 @@ def test_files_of_another_format_are_refused(
         pytest.importorskip("h5py")
     put(tmp_path / "file")
     more = ["labels"] if importer == "idx" else []
-    assert "file" in refused(capsys, importer, "file", *more, "out.zarr")
+    assert "file" in assert_refused(capsys, importer, "file", *more, "out.zarr")
     assert not os.path.lexists("out.zarr")
 
 
@@ -104,8 +104,8 @@ def test_files_of_another_format_are_refused(
 def test_a_truncated_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], importer: str
 ) -> None:
-    half(GOOD[importer])(tmp_path / "file")
-    assert "file" in refused(capsys, importer, "file", "out.zarr")
+    truncate_to_half(GOOD[importer])(tmp_path / "file")
+    assert "file" in assert_refused(capsys, importer, "file", "out.zarr")
     assert not os.path.lexists("out.zarr")
 
 
@@ -130,7 +130,7 @@ def test_arrays_that_are_not_rows_are_refused(
     capsys: pytest.CaptureFixture[str], arrays: dict[str, object], reported: str
 ) -> None:
     np.savez("file.npz", **arrays)  # type: ignore[arg-type]
-    assert reported in refused(capsys, "npz", "file.npz", "out.zarr")
+    assert reported in assert_refused(capsys, "npz", "file.npz", "out.zarr")
     assert not os.path.lexists("out.zarr")
 
 
@@ -141,7 +141,7 @@ def test_an_impossible_output_is_refused(capsys: pytest.CaptureFixture[str], out
     np.savez("file.npz", x=X, y=Y)
     os.symlink("loop", "loop")
     before = Path("file.npz").read_bytes()
-    refused(capsys, "npz", "file.npz", out)
+    assert_refused(capsys, "npz", "file.npz", out)
     assert Path("file.npz").read_bytes() == before
 
 
@@ -150,7 +150,7 @@ def test_the_message_for_an_existing_output_names_overwrite(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["data", "import", "npz", "file.npz", "out.zarr"])
     capsys.readouterr()
-    message = refused(capsys, "npz", "file.npz", "out.zarr")
+    message = assert_refused(capsys, "npz", "file.npz", "out.zarr")
     assert "--overwrite" in message
     assert "--resume" not in message
 
@@ -163,7 +163,7 @@ def test_a_shuffle_needs_space_for_two_copies(
 
     np.save("rows.npy", np.zeros((10**6, 6), dtype))
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: least - 1)
-    reported = refused(capsys, "npy", "rows.npy", "rows.zarr", "--shuffle", "1")
+    reported = assert_refused(capsys, "npy", "rows.npy", "rows.zarr", "--shuffle", "1")
     assert "2 copies of 1,000,000 rows of shape (6,)" in reported
     assert "free there; choose another place" in reported
     assert not [path for path in Path().iterdir() if path.name.startswith("rows.zarr")]

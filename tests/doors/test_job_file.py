@@ -77,7 +77,7 @@ TOGETHER: list[tuple[str, dict[str, str], str]] = [
 ]  # fmt: skip
 
 
-def written(folder: Path, values: dict[str, str]) -> Path:
+def write_job(folder: Path, values: dict[str, str]) -> Path:
     """Return a job file with these values in place of valid ones."""
     sections: dict[str, str] = {}
     for name, text in (GOOD | values).items():
@@ -88,7 +88,7 @@ def written(folder: Path, values: dict[str, str]) -> Path:
     return file
 
 
-def refused(file: Path, reported: str) -> None:
+def assert_refused(file: Path, reported: str) -> None:
     with pytest.raises(JobError) as error:
         load_job(file, environ={})
     message = str(error.value)
@@ -102,20 +102,20 @@ def refused(file: Path, reported: str) -> None:
     ("key", "text", "reported"), [row[1:] for row in VALUES], ids=[row[0] for row in VALUES]
 )
 def test_an_invalid_value_is_refused(tmp_path: Path, key: str, text: str, reported: str) -> None:
-    refused(written(tmp_path, {key: text}), reported)
+    assert_refused(write_job(tmp_path, {key: text}), reported)
 
 
 @pytest.mark.parametrize(("content", "reported"), [row[1:] for row in FILES], ids=[row[0] for row in FILES])
 def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes, reported: str) -> None:
     (tmp_path / "job.toml").write_bytes(content)
-    refused(tmp_path / "job.toml", reported)
+    assert_refused(tmp_path / "job.toml", reported)
 
 
 @pytest.mark.parametrize(
     ("values", "reported"), [row[1:] for row in TOGETHER], ids=[row[0] for row in TOGETHER]
 )
 def test_contradictory_values_are_refused(tmp_path: Path, values: dict[str, str], reported: str) -> None:
-    refused(written(tmp_path, values), reported)
+    assert_refused(write_job(tmp_path, values), reported)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_path_that_is_not_a_file_is_refused(tmp_path: Path, name: str, reporte
 
 
 def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
-    file = written(tmp_path, {})
+    file = write_job(tmp_path, {})
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert load_job(file, environ={}).kind == "capsule"
 
@@ -157,7 +157,7 @@ def test_a_plan_refuses_values_that_cannot_run(
     from scalelatent.errors import ScalelatentError
 
     monkeypatch.chdir(tmp_path)
-    job = load_job(written(tmp_path, values), environ={})
+    job = load_job(write_job(tmp_path, values), environ={})
     with pytest.raises(ScalelatentError) as error:
         plan_job(job)
     assert reported in str(error.value)

@@ -27,7 +27,7 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def value(row: int, feature: int, number: float) -> np.ndarray:
+def make_rows_with(row: int, feature: int, number: float) -> np.ndarray:
     x = X.astype(np.float64)
     x[row, feature] = number
     return x
@@ -49,9 +49,9 @@ ROWS: list[tuple[str, Any, str]] = [
     ("rows of two lengths", [[1, 2], [3]], "inhomogeneous"),
     ("objects", np.full((60, 8), None), "row 0, feature 0 is nan"),
     ("no rows", X[:0], "0 sample(s)"),
-    ("NaN", value(7, 5, np.nan), "row 7, feature 5 is nan"),
-    ("infinite", value(7, 5, -np.inf), "row 7, feature 5 is -inf"),
-    ("beyond float32", value(7, 5, 1e39), "row 7, feature 5 is 1e+39"),
+    ("NaN", make_rows_with(7, 5, np.nan), "row 7, feature 5 is nan"),
+    ("infinite", make_rows_with(7, 5, -np.inf), "row 7, feature 5 is -inf"),
+    ("beyond float32", make_rows_with(7, 5, 1e39), "row 7, feature 5 is 1e+39"),
 ]  # fmt: skip
 
 
@@ -99,13 +99,13 @@ def test_a_missing_column_is_named_with_the_argument_first() -> None:
         sl.Dataset.from_dataframe(frame)
 
 
-HUGE = value(5, 3, 1e38)
+HUGE = make_rows_with(5, 3, 1e38)
 ALGORITHMS = ("em", "stepwise")
 TOO_LARGE = "row 5, feature 3 is {:g}, too large for products in float32: scale the features below 1e+18"
 # Rows of a capsule model: name, value, options, words of the message.
 CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
     *((f"1e38, {name}", HUGE, {"algorithm": name}, TOO_LARGE.format(1e38)) for name in ALGORITHMS),
-    ("-1e20", value(5, 3, -1e20), {}, TOO_LARGE.format(-1e20)),
+    ("-1e20", make_rows_with(5, 3, -1e20), {}, TOO_LARGE.format(-1e20)),
     ("1e38, random start", HUGE, {"init": "random"}, TOO_LARGE.format(1e38)),
     ("1e38, projected", HUGE, {"projection": 4}, TOO_LARGE.format(1e38)),
     ("1e38, one against the rest", HUGE, {"architecture": "one_vs_all"}, TOO_LARGE.format(1e38)),
@@ -185,7 +185,7 @@ def test_a_batch_with_too_large_values_is_refused_and_changes_nothing() -> None:
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0).partial_fit(X, Y, [0, 1, 2])
     before = model.W_.copy()
     with pytest.raises(DataError, match=r"row 5, feature 3 is 1e\+38"):
-        model.partial_fit(value(5, 3, 1e38), Y)
+        model.partial_fit(make_rows_with(5, 3, 1e38), Y)
     np.testing.assert_array_equal(model.W_, before)
 
 

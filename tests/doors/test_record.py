@@ -23,7 +23,7 @@ JOB = Job(
 )
 
 
-def sealed(head: Any, **arrays: np.ndarray) -> bytes:
+def seal(head: Any, **arrays: np.ndarray) -> bytes:
     """Return a record with a valid checksum and any content."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     buffer = io.BytesIO()
@@ -31,34 +31,34 @@ def sealed(head: Any, **arrays: np.ndarray) -> bytes:
     return buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest()
 
 
-def sealed_bytes(body: bytes) -> bytes:
+def seal_bytes(body: bytes) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
 def whole() -> bytes:
-    return sealed({"!dict": {"a": {"!array": "a0"}}}, a0=np.arange(3))
+    return seal({"!dict": {"a": {"!array": "a0"}}}, a0=np.arange(3))
 
 
 RECORDS: list[tuple[str, bytes, str]] = [
     ("no bytes", b"", "incomplete or changed"),
     ("half of it", whole()[:100], "incomplete or changed"),
     ("a bit is flipped", whole()[:50] + bytes([whole()[50] ^ 1]) + whole()[51:], "incomplete or changed"),
-    ("text", sealed_bytes(b"text"), "holds no arrays"),
-    ("nothing", sealed_bytes(b""), "incomplete or changed"),
-    ("no head", sealed_bytes(b"PK\5\6" + bytes(18)), "not a tree of values"),
-    ("a head that is no JSON", sealed(b"{"), "not a tree of values"),
-    ("a head that is no text", sealed(b"\xff"), "not a tree of values"),
-    ("a type without a colon", sealed({"!type": "scalelatent.Stats", "fields": {}}), "does not know"),
-    ("a type that is a number", sealed({"!type": 3, "fields": {}}), "not one of scalelatent's"),
-    ("a type of others", sealed({"!type": "os:path", "fields": {}}), "not one of scalelatent's"),
-    ("an unknown type", sealed({"!type": "scalelatent.x:Y", "fields": {}}), "does not know"),
-    ("no fields", sealed({"!type": "scalelatent.contract.learners:Block"}), "not a tree of values (KeyError"),
-    ("an array that lacks", sealed({"!array": "a7"}), "not a tree of values (KeyError: 'a7')"),
-    ("an array that is a list", sealed({"!array": []}), "not a tree of values (TypeError"),
-    ("a tuple of a number", sealed({"!tuple": 3}), "not a tree of values (TypeError"),
-    ("a dict of a number", sealed({"!dict": 3}), "not a tree of values"),
-    ("an object that is nothing", sealed({"x": 3}), "not a tree of values (KeyError: '!type')"),
-    ("nested 20,000 deep", sealed(b"[" * 20_000 + b"]" * 20_000), "not a tree of values (RecursionError"),
+    ("text", seal_bytes(b"text"), "holds no arrays"),
+    ("nothing", seal_bytes(b""), "incomplete or changed"),
+    ("no head", seal_bytes(b"PK\5\6" + bytes(18)), "not a tree of values"),
+    ("a head that is no JSON", seal(b"{"), "not a tree of values"),
+    ("a head that is no text", seal(b"\xff"), "not a tree of values"),
+    ("a type without a colon", seal({"!type": "scalelatent.Stats", "fields": {}}), "does not know"),
+    ("a type that is a number", seal({"!type": 3, "fields": {}}), "not one of scalelatent's"),
+    ("a type of others", seal({"!type": "os:path", "fields": {}}), "not one of scalelatent's"),
+    ("an unknown type", seal({"!type": "scalelatent.x:Y", "fields": {}}), "does not know"),
+    ("no fields", seal({"!type": "scalelatent.contract.learners:Block"}), "not a tree of values (KeyError"),
+    ("an array that lacks", seal({"!array": "a7"}), "not a tree of values (KeyError: 'a7')"),
+    ("an array that is a list", seal({"!array": []}), "not a tree of values (TypeError"),
+    ("a tuple of a number", seal({"!tuple": 3}), "not a tree of values (TypeError"),
+    ("a dict of a number", seal({"!dict": 3}), "not a tree of values"),
+    ("an object that is nothing", seal({"x": 3}), "not a tree of values (KeyError: '!type')"),
+    ("nested 20,000 deep", seal(b"[" * 20_000 + b"]" * 20_000), "not a tree of values (RecursionError"),
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from tests.helpers import load_online_toys
 
 
 @dataclass(frozen=True)
-class Sums:
+class OrderedSums:
     """A reduction whose float sums show every change of order in their last bits."""
 
     p: int
@@ -47,15 +47,18 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Wander:
+class WanderingLearner:
     """A batch learner whose next state depends on every bit of the last pass."""
 
     p: int
     passes: int
     validated: bool = False
 
-    def reductions(self) -> dict[str, Sums]:
-        return {"train": Sums(self.p), **({"validation": Sums(self.p)} if self.validated else {})}
+    def reductions(self) -> dict[str, OrderedSums]:
+        return {
+            "train": OrderedSums(self.p),
+            **({"validation": OrderedSums(self.p)} if self.validated else {}),
+        }
 
     def update(self, state: dict[str, Any], stats: dict[str, Stats]) -> dict[str, Any]:
         total = sum(float(s["total"].sum()) + float(s["classes"] @ np.arange(8)) for s in stats.values())
@@ -69,7 +72,7 @@ class Wander:
         return state["iteration"] >= self.passes
 
 
-def first_state() -> dict[str, Any]:
+def make_first_state() -> dict[str, Any]:
     return {"shift": 1.0, "trail": np.zeros(0), "iteration": 0}
 
 
@@ -81,10 +84,10 @@ def make_rows(n: int, p: int = 3, seed: int = 0, weighted: bool = False) -> Data
     )
 
 
-def toy_stage(
+def make_toy_stage(
     train: Dataset, passes: int = 3, validation: Dataset | None = None, block: int = 8, leaf: int = 16
 ) -> Stage:
-    learner = Wander(train.n_features, passes, validation is not None)
+    learner = WanderingLearner(train.n_features, passes, validation is not None)
     datasets = {"train": train} | ({} if validation is None else {"validation": validation})
     return make_stage("toy_estep", learner, datasets, "cpu", np.arange(8), block_rows=block, leaf_rows=leaf)
 
@@ -92,7 +95,13 @@ def toy_stage(
 @pytest.fixture(scope="session")
 def toy() -> SimpleNamespace:
     """Return a toy model with its rows and stages."""
-    return SimpleNamespace(Sums=Sums, Wander=Wander, start=first_state, rows=make_rows, stage=toy_stage)
+    return SimpleNamespace(
+        Sums=OrderedSums,
+        Wander=WanderingLearner,
+        start=make_first_state,
+        rows=make_rows,
+        stage=make_toy_stage,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ class State:
     more: Any = None
 
 
-def _sent(value: Any) -> Any:
+def send_unaligned(value: Any) -> Any:
     """Return the value after a pickle whose buffers are unaligned, as in a message that has several."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -28,8 +28,8 @@ def _sent(value: Any) -> Any:
 def test_received_parameters_are_aligned_to_their_type() -> None:
     w = np.random.default_rng(0).normal(size=(30, 20)).astype("f4")
     state = State(w, {"same": w, "list": [np.arange(5.0)], "pair": (np.arange(3), "text", None)})
-    assert not _sent(state).w.flags.aligned
-    got = _sent(TaskParams(state, {"rows": 3}))
+    assert not send_unaligned(state).w.flags.aligned
+    got = send_unaligned(TaskParams(state, {"rows": 3}))
     assert got.info == {"rows": 3}
     assert got.state.w.flags.aligned
     assert got.state.more["same"] is got.state.w
@@ -43,7 +43,7 @@ def test_received_parameters_are_aligned_to_their_type() -> None:
 def test_received_parameters_have_the_bits_that_were_sent() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(150, 12)), rng.normal(size=(150, 12))
-    np.testing.assert_array_equal(_sent(TaskParams(a)).state.T @ b, a.T @ b)
+    np.testing.assert_array_equal(send_unaligned(TaskParams(a)).state.T @ b, a.T @ b)
 
 
 class Pair(NamedTuple):
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 def test_received_named_tuples_keep_their_type() -> None:
-    got = _sent(TaskParams(Pair(np.arange(4.0), 1))).state
+    got = send_unaligned(TaskParams(Pair(np.arange(4.0), 1))).state
     assert isinstance(got, Pair)
     assert got.a.flags.aligned
 

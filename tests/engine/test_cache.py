@@ -16,7 +16,7 @@ from scalelatent.engine import rates
 from scalelatent.engine.cache import PieceCache, memory_limit, shared_cache
 
 
-def _piece(n: int) -> tuple[np.ndarray | None, ...]:
+def make_piece(n: int) -> tuple[np.ndarray | None, ...]:
     return np.zeros(n, np.uint8), None, None
 
 
@@ -44,7 +44,7 @@ def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
             found = cache.get(key)
             assert found is None or found is put[key]
         else:
-            piece = _piece(size)
+            piece = make_piece(size)
             known = cache.get(key)
             if cache.put(key, piece):
                 put[key] = piece if known is None else known
@@ -63,7 +63,7 @@ def test_a_cyclic_scan_has_hits_for_the_pieces_that_fit() -> None:
         count = 0
         for key in range(10):
             if cache.get(key) is None:
-                cache.put(key, _piece(100))
+                cache.put(key, make_piece(100))
             else:
                 count += 1
         hits.append(count)
@@ -74,13 +74,13 @@ def test_pieces_that_two_passes_did_not_use_are_evicted() -> None:
     cache = PieceCache(300)
     cache.start_pass()
     for key in "abc":
-        cache.put(key, _piece(100))
+        cache.put(key, make_piece(100))
     for _ in range(2):
         cache.start_pass()
-        assert not cache.put("new", _piece(100))
+        assert not cache.put("new", make_piece(100))
     cache.get("b")
     cache.start_pass()
-    assert cache.put("new", _piece(100))
+    assert cache.put("new", make_piece(100))
     # The cache has dropped a single piece, because that was enough.
     assert (cache.get("a") is None) != (cache.get("c") is None)
     assert cache.get("b") is not None
@@ -88,18 +88,18 @@ def test_pieces_that_two_passes_did_not_use_are_evicted() -> None:
 
 def test_nothing_is_dropped_for_a_piece_larger_than_the_cache() -> None:
     cache = PieceCache(100)
-    assert not cache.put("huge", _piece(101))
-    assert cache.put("a", _piece(100))
-    assert not cache.put("b", _piece(1))
+    assert not cache.put("huge", make_piece(101))
+    assert cache.put("a", make_piece(100))
+    assert not cache.put("b", make_piece(1))
     assert cache.get("a") is not None
 
 
 def test_clear_empties_the_cache() -> None:
     cache = PieceCache(100)
-    cache.put("a", _piece(100))
+    cache.put("a", make_piece(100))
     cache.clear()
     assert (cache.used, cache.get("a")) == (0, None)
-    assert cache.put("b", _piece(100))
+    assert cache.put("b", make_piece(100))
 
 
 def test_threads_share_the_cache_safely() -> None:
@@ -110,7 +110,7 @@ def test_threads_share_the_cache_safely() -> None:
         for _ in range(500):
             key = int(rng.integers(30))
             if cache.get(key) is None:
-                cache.put(key, _piece(key * 10))
+                cache.put(key, make_piece(key * 10))
             if key == 0:
                 cache.start_pass()
 
@@ -140,7 +140,7 @@ def test_the_shared_cache_takes_its_limit_from_the_environment(monkeypatch: pyte
 def test_a_smaller_limit_applies_at_once() -> None:
     cache = PieceCache(300)
     for key in "abc":
-        cache.put(key, _piece(100))
+        cache.put(key, make_piece(100))
     cache.resize(150)
     assert (cache.used, cache.limit) == (100, 150)
     assert sum(cache.get(key) is not None for key in "abc") == 1

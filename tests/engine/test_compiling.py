@@ -14,7 +14,7 @@ from scalelatent.engine.dask.scheduler_listener import KERNELS
 from scalelatent.estimators.session import FitSession
 from scalelatent.kernels import compile_observers
 from scalelatent.monitor.progress import ProgressDisplay
-from tests.helpers import fresh_kernel
+from tests.helpers import make_fresh_kernel
 
 
 class EventLog(Callback):
@@ -28,9 +28,9 @@ class EventLog(Callback):
 def test_a_fit_receives_compiler_events_only_while_it_runs() -> None:
     heard = EventLog()
     with FitSession("test", device="cpu", n_jobs=1, callbacks=[heard]):
-        kernel = fresh_kernel()
+        kernel = make_fresh_kernel()
         assert kernel(1) == kernel(1) == 2
-    fresh_kernel()(1)
+    make_fresh_kernel()(1)
     assert [event["event"] for event in heard.events] == ["compiling_kernels", "kernel_compiled"]
     assert heard.events[0]["message"] == COMPILING
     assert heard.events[1]["seconds"] >= 0
@@ -72,7 +72,7 @@ def test_a_worker_reports_compilation_to_every_driver(monkeypatch) -> None:
     monkeypatch.setattr(worker_side, "_worker", lambda: worker)
     monkeypatch.setattr(compile_observers, "_observers", [])
     worker_side.report_kernels()
-    fresh_kernel()(1)
+    make_fresh_kernel()(1)
     assert [topic for topic, _ in reported] == [KERNELS] * 2
     assert reported[0][1]["worker"] == "tcp://w:1"
     assert [message["event"] for _, message in reported] == ["compiling_kernels", "kernel_compiled"]

@@ -20,7 +20,7 @@ from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 
 
 @dataclass(frozen=True)
-class Identity:
+class IdentityMap:
     """Row map whose rows are the probabilities."""
 
     requirements = BlockRequirements()
@@ -45,7 +45,7 @@ def test_scores_of_one_pass_equal_scikit_learns_scores_of_all_rows(
     weight = rng.uniform(0.1, 2, n) if weighted else None
     dataset = Dataset.from_arrays(p, y, sample_weight=weight)
     stage = make_stage(
-        "score", {"train": ConfusionCounts(Identity(), classes)}, {"train": dataset}, "cpu",
+        "score", {"train": ConfusionCounts(IdentityMap(), classes)}, {"train": dataset}, "cpu",
         np.arange(classes), block_rows=16, leaf_rows=32,
     )  # fmt: skip
     stats = InProcessExecutor(2).collect(stage, lambda done, total: None)["train"]

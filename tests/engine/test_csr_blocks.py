@@ -24,7 +24,7 @@ X = sp.random_array((500, 30), density=0.1, rng=np.random.default_rng(0), format
 DENSE = X.toarray()
 
 
-class Sums:
+class ColumnSums:
     """Column sums that also record whether their blocks were dense or CSR."""
 
     def __init__(self, csr: bool = False) -> None:
@@ -49,14 +49,14 @@ class Sums:
         stats["sums"][:] += x.sum(axis=0, dtype=np.float64)
 
 
-def _stored(tmp_path: Path, x: Any, **layout: Any) -> Dataset:
+def write_rows(tmp_path: Path, x: Any, **layout: Any) -> Dataset:
     return Dataset.from_arrays(x).save(tmp_path / "ds", overwrite=True, **layout)
 
 
 @pytest.mark.parametrize("group", [None, 7, 64, 500])
 @pytest.mark.parametrize("csr", [True, False])
 def test_blocks_equal_the_rows_for_any_row_groups(csr: bool, group: int | None, tmp_path: Path) -> None:
-    ds = Dataset.from_arrays(X) if group is None else _stored(tmp_path, X, shard_rows=group)
+    ds = Dataset.from_arrays(X) if group is None else write_rows(tmp_path, X, shard_rows=group)
     reader = Reader(ds, None, Meter(), requirements=BlockRequirements(csr=csr))
     blocks = [(a, min(a + 32, 500)) for a in range(0, 500, 32)]
     for (a, b), block in zip(blocks, iter_blocks(reader, blocks, StopEvent()), strict=True):
@@ -70,12 +70,12 @@ def test_blocks_equal_the_rows_for_any_row_groups(csr: bool, group: int | None, 
 @pytest.mark.parametrize("accepts", [False, True])
 def test_a_pass_over_csr_rows_gives_the_bits_of_dense_rows(accepts: bool, tmp_path: Path) -> None:
     grid = {"train": RowGrid(500, 16, 2)}
-    work = Sums(accepts)
-    csr = _stored(tmp_path, X, shard_rows=64)
+    work = ColumnSums(accepts)
+    csr = write_rows(tmp_path, X, shard_rows=64)
     stage = Stage("sums", {"train": work}, {"train": csr}, grid, "cpu")
     cache = PieceCache(10**6)
     found = InProcessExecutor(2, cache=cache).collect(stage, lambda *_: None)["train"].vector
-    dense = Stage("sums", {"train": Sums()}, {"train": Dataset.from_arrays(DENSE)}, grid, "cpu")
+    dense = Stage("sums", {"train": ColumnSums()}, {"train": Dataset.from_arrays(DENSE)}, grid, "cpu")
     wanted = InProcessExecutor(1).collect(dense, lambda *_: None)["train"].vector
     assert (found == wanted).all()
     assert work.kinds == {CsrRows if accepts else np.ndarray}

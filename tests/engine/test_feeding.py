@@ -34,7 +34,7 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def feeding_on(rows: Dataset, **options: Any) -> Iterator[tuple[Feed, Reader]]:
+def make_feed(rows: Dataset, **options: Any) -> Iterator[tuple[Feed, Reader]]:
     reader = Reader(rows, None, Meter())
     order = RowOrder(ROWS, 5, 16, run_rows=32, buffer_runs=4, **options)
     feed = Feed(reader, order, range(order.n_chains), 2)
@@ -60,7 +60,7 @@ def test_held_out_rows_are_not_read(rows: Dataset, in_memory: bool) -> None:
     assert sorted(seen) == [row for row in range(ROWS) if row % 10 != 9]
 
 
-def _threads() -> list[threading.Thread]:
+def list_reader_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "scalelatent-feed"]
 
 
@@ -72,7 +72,7 @@ def _is_true_within(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def test_a_long_step_causes_no_second_read(rows: Dataset) -> None:
-    with feeding_on(rows) as (feed, reader):
+    with make_feed(rows) as (feed, reader):
         for step in range(40):
             feed.blocks(0, step)
             if step % 8 == 3:
@@ -85,13 +85,13 @@ def test_a_long_step_causes_no_second_read(rows: Dataset) -> None:
 
 
 def test_an_idle_feed_releases_its_thread_and_resumes_when_used(rows: Dataset) -> None:
-    with feeding_on(rows) as (feed, _):
+    with make_feed(rows) as (feed, _):
         first = feed.blocks(0, 0)[0]
         assert first is not None
         time.sleep(0.3)
-        assert _threads()  # The caller computes.
+        assert list_reader_threads()  # The caller computes.
         feed.finish_step()
-        assert _is_true_within(lambda: not _threads())
+        assert _is_true_within(lambda: not list_reader_threads())
         assert not feed._runs
         assert not feed._ready
         again = feed.blocks(0, 4)[0]
@@ -100,7 +100,7 @@ def test_an_idle_feed_releases_its_thread_and_resumes_when_used(rows: Dataset) -
 
 
 def test_a_dead_reader_thread_is_restarted(rows: Dataset) -> None:
-    with feeding_on(rows) as (feed, _):
+    with make_feed(rows) as (feed, _):
         feed._thread = threading.Thread()  # A thread that was never started is not alive.
         assert feed.blocks(0, 0)[0] is not None
 
@@ -118,11 +118,11 @@ def test_waiting_for_rows_can_be_interrupted(rows: Dataset, monkeypatch: pytest.
     monkeypatch.setattr(Reader, "read", hang)
     monkeypatch.setattr(feeding, "CLOSE_SECONDS", 0.1)
     begin = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), feeding_on(rows) as (feed, _):
+    with pytest.raises(KeyboardInterrupt), make_feed(rows) as (feed, _):
         feed.blocks(0, 0, leave)
     assert time.monotonic() - begin < 10  # Closing does not wait for the read that hangs either.
     never.set()
-    assert _is_true_within(lambda: not _threads())
+    assert _is_true_within(lambda: not list_reader_threads())
 
 
 def test_closing_does_not_wait_for_unfinished_reads(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +134,14 @@ def test_closing_does_not_wait_for_unfinished_reads(rows: Dataset, monkeypatch: 
         return read(self, start, stop)
 
     monkeypatch.setattr(Reader, "read", slow)
-    with feeding_on(rows, n_chains=4) as (feed, _):
+    with make_feed(rows, n_chains=4) as (feed, _):
         feed.blocks(0, 0)
         seen = len(reads)
     assert len(reads) <= seen + 2
 
 
 def test_a_closed_feed_raises_an_error(rows: Dataset) -> None:
-    with feeding_on(rows) as (feed, _):
+    with make_feed(rows) as (feed, _):
         pass
     with pytest.raises(RuntimeError, match="closed"):
         feed.blocks(0, 0)

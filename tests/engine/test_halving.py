@@ -27,11 +27,11 @@ from scalelatent.engine.passes import Span, make_stage
 from scalelatent.engine.reading import StopEvent
 from scalelatent.errors import RunError
 from scalelatent.kernels.sparse_rows import CsrRows
-from tests.helpers import Log
+from tests.helpers import HookLog
 
 
-class Card(HostBackend):
-    """A backend whose memory is too small for more than some rows.
+class SmallGpuBackend(HostBackend):
+    """GPU backend that runs out of memory for blocks of more than a given number of rows.
 
     It raises an error of its own type, as the expressions of a model do.
     """
@@ -50,7 +50,7 @@ class Card(HostBackend):
         return DeviceMemoryError(f"no memory for a block: {error}")
 
 
-class Needy:
+class InterruptedSums:
     """A reduction that has already added half of a block's sums when memory runs out."""
 
     def __init__(self, sums: Any) -> None:
@@ -76,10 +76,10 @@ class Needy:
 @pytest.fixture
 def run(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(room: int | None, rows: int = 3000, block: int = 512, threads: int = 1) -> Any:
-        work, log, cards = Needy(toy.stage(toy.rows(8)).reductions["train"]), Log(), list[Any]()
+        work, log, cards = InterruptedSums(toy.stage(toy.rows(8)).reductions["train"]), HookLog(), list[Any]()
 
         def make(device: str, slot: int = 0) -> Any:
-            cards.append(HostBackend() if room is None else Card(room))
+            cards.append(HostBackend() if room is None else SmallGpuBackend(room))
             return cards[-1]
 
         monkeypatch.setattr(inprocess, "make_backend", make)
@@ -131,7 +131,7 @@ def test_blocks_that_are_too_short_to_split_raise_an_error_with_advice(run: Any)
 
 
 def test_blocks_are_not_split_if_host_memory_runs_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Card, "gpu_errors", ())
+    monkeypatch.setattr(SmallGpuBackend, "gpu_errors", ())
     with pytest.raises(RunError, match="out of memory on rows of the given arrays: 512 rows"):
         run(100)
 
@@ -159,7 +159,7 @@ def test_parts_of_a_split_block_keep_labels_weights_and_rows() -> None:
 def test_blocks_of_a_map_are_split(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.engine import mapwrite
 
-    card = Card(100)
+    card = SmallGpuBackend(100)
 
     class Doubled:
         requirements = BlockRequirements()
@@ -184,8 +184,8 @@ def test_blocks_of_a_map_are_split(toy: SimpleNamespace, monkeypatch: pytest.Mon
         apply_block(card, "map", Doubled(), card, Block(rows.read_x(0, 400), None, None, 0))
 
 
-class Coder:
-    """A map in stages:
+class StagedMap:
+    """Row map that computes its output in stages:
 
     rows to multiples of their first number, column by column. Memory runs out in the last stage.
     """
@@ -195,7 +195,7 @@ class Coder:
     def __init__(self, width: int, first: int = 0) -> None:
         self.width, self.first, self.seen = width, first, list[tuple[int, int]]()
 
-    def stages(self) -> tuple[Coder]:
+    def stages(self) -> tuple[StagedMap]:
         return (self,)
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -206,8 +206,8 @@ class Coder:
 
     column_group = 1
 
-    def select_columns(self, first: int, stop: int) -> Coder:
-        part = Coder(stop - first, self.first + first)
+    def select_columns(self, first: int, stop: int) -> StagedMap:
+        part = StagedMap(stop - first, self.first + first)
         part.seen = self.seen
         return part
 
@@ -233,14 +233,14 @@ def test_blocks_of_a_map_in_stages_are_split(
 
     rows = toy.rows(700)
     want = rows.read_x(0, 700)[:, :1] * np.arange(3)
-    card = Card(100)
+    card = SmallGpuBackend(100)
     monkeypatch.setattr(mapwrite, "make_backend", lambda device, slot=0: card)
-    np.testing.assert_array_equal(map_to_array(Coder(3), rows, "cpu", 1), want)
+    np.testing.assert_array_equal(map_to_array(StagedMap(3), rows, "cpu", 1), want)
     assert card.row_limits == {"map": 88}
     assert card.released == 3
     # The map also writes a dataset and reports the event. Stages that finish before memory runs out run once.
-    monkeypatch.setattr(inprocess, "make_backend", lambda device, slot=0: Card(200))
-    log, coder = Log(), Coder(3)
+    monkeypatch.setattr(inprocess, "make_backend", lambda device, slot=0: SmallGpuBackend(200))
+    log, coder = HookLog(), StagedMap(3)
     executor = InProcessExecutor(1, cache=PieceCache(0), callbacks=log)
     task = mapwrite.start_map("toy_codes", rows, coder, tmp_path / "out", "cpu", shard_rows=350)
     written = mapwrite.map_rows(executor, task, lambda done, total: None)
@@ -258,7 +258,7 @@ def test_a_map_in_stages_resumes_where_memory_ran_out() -> None:
 
     finished rows stay, and blocks that cannot be split raise an error.
     """
-    card, coder, out = Card(400), Coder(2), np.zeros((400, 2))
+    card, coder, out = SmallGpuBackend(400), StagedMap(2), np.zeros((400, 2))
     card.row_limits["map"] = 200
     block = Block(np.arange(400.0)[:, None], None, None, 30)
     filling = fill_block(card, "map", coder, card, block, out)
@@ -284,7 +284,7 @@ def test_codes_of_a_bootstrap_network_are_the_same_from_split_blocks() -> None:
     for what in ("output", "codes"):
         network = model._row_map(what)
         wanted = network.apply(network.prepare(HostBackend()), Block(x, None, None, 0))
-        card, out = Card(10**9), np.zeros_like(wanted)
+        card, out = SmallGpuBackend(10**9), np.zeros_like(wanted)
         card.row_limits["map"] = 67
         for _ in fill_block(card, "map", network, network.prepare(card), Block(x, None, None, 0), out):
             pass
@@ -295,12 +295,12 @@ def test_a_span_continues_reading_after_a_split(toy: SimpleNamespace) -> None:
     """The rows of the leaf are read again, and the next leaf starts at the right row."""
     from scalelatent.engine.passes import PassContext
 
-    work = Needy(toy.stage(toy.rows(8)).reductions["train"])
+    work = InterruptedSums(toy.stage(toy.rows(8)).reductions["train"])
     data = toy.rows(1000)
     stage = make_stage("toy_sums", {"train": work}, {"train": data}, "cpu", block_rows=128, leaf_rows=256)
     whole, cut = (
         PassContext(stage, None, backend, None).run_span(Span("train", 1, 0), StopEvent())
-        for backend in (HostBackend(), Card(100))
+        for backend in (HostBackend(), SmallGpuBackend(100))
     )
     np.testing.assert_allclose(cut[:-1], whole[:-1], rtol=1e-12)
     assert cut[-2] == whole[-2] == 1000

@@ -30,7 +30,7 @@ from tests.helpers import InterruptAt
 
 
 @dataclass(frozen=True)
-class Means:
+class LeafMeans:
     """Total over leaves of rows times a factor that each step changes, so that stale leaves show."""
 
     requirements = BlockRequirements()
@@ -76,7 +76,7 @@ X = np.random.Generator(np.random.Philox(3)).normal(size=(103, 2)).astype("f4")
 
 def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **options: Any) -> Any:
     order = RowOrder(len(X), 0, 16, n_chains=2, shuffle=False)
-    learner = KeptLeaves(Means(), str(folder), "toy")
+    learner = KeptLeaves(LeafMeans(), str(folder), "toy")
     stage = make_stage("toy_leaves", learner, {"train": Dataset.from_arrays(X)}, "cpu")
     store = EngineStore(folder)
     cleaner = DropLeaves(learner)
@@ -93,7 +93,7 @@ def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **opti
     return result, cleaner
 
 
-def by_hand(epochs: int = 3) -> np.ndarray:
+def compute_by_hand(epochs: int = 3) -> np.ndarray:
     order = RowOrder(len(X), 0, 16, n_chains=2, shuffle=False)
     kept: dict[int, Any] = {}
     total = np.zeros(2)
@@ -113,7 +113,7 @@ def by_hand(epochs: int = 3) -> np.ndarray:
 
 def test_a_new_contribution_of_a_leaf_replaces_the_old_one(tmp_path: Path) -> None:
     one, _ = fit(tmp_path / "one")
-    np.testing.assert_allclose(one.state["total"], by_hand(), rtol=1e-12)
+    np.testing.assert_allclose(one.state["total"], compute_by_hand(), rtol=1e-12)
     two, _ = fit(tmp_path / "two", jobs=2)
     np.testing.assert_array_equal(two.state["total"], one.state["total"])
     assert one.state["visits"] == 3 * 14
@@ -134,7 +134,7 @@ def test_an_interrupted_or_killed_fit_resumes_with_the_same_bits(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupt a fit in any epoch, or kill it, so that it repeats steps over its own records."""
-    monkeypatch.setattr("scalelatent.engine.batch_loop.Progress.__call__", _every_step)
+    monkeypatch.setattr("scalelatent.engine.batch_loop.Progress.__call__", checkpoint_every_step)
     whole, _ = fit(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "run", callback=InterruptAt(at * 2 - 1, "progress"), checkpoint_steps=5)
@@ -145,7 +145,7 @@ def test_an_interrupted_or_killed_fit_resumes_with_the_same_bits(
     np.testing.assert_array_equal(again.state["total"], whole.state["total"])
 
 
-def _every_step(progress: Any, done: int, total: int) -> None:
+def checkpoint_every_step(progress: Any, done: int, total: int) -> None:
     progress._callbacks.on_progress({"rows_done": done})
 
 
@@ -179,7 +179,7 @@ class StopAfter(Callback):
 
 def test_a_fit_writes_nothing_into_the_folder_of_another_run(tmp_path: Path) -> None:
     _, run = EngineStore(tmp_path).ref
-    learner = KeptLeaves(Means(), str(tmp_path), "toy", run)
+    learner = KeptLeaves(LeafMeans(), str(tmp_path), "toy", run)
     block = Block(np.ones((3, 2), "f4"), None, None, 0)
     stats = Stats.zeros(learner.layout())
     learner.run_chain({"total": np.zeros(2), "visits": 0}, block, stats)

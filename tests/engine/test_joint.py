@@ -44,12 +44,12 @@ SIGNS = ("stage", "pass_end", "checkpoint")
 GRID = {"block_rows": 8, "leaf_rows": 16}
 
 
-def _alone(toy: SimpleNamespace, learner: Any, rows: dict[str, Any]) -> Any:
+def run_alone(toy: SimpleNamespace, learner: Any, rows: dict[str, Any]) -> Any:
     stage = make_stage("toy_estep", learner, rows, "cpu", np.arange(8), **GRID)
     return fit_batches(InProcessExecutor(1), stage, toy.start(), callbacks=Callbacks())
 
 
-def _joint(members: dict[str, Member], jobs: int = 1, log: Any = (), **more: Any) -> Any:
+def run_jointly(members: dict[str, Member], jobs: int = 1, log: Any = (), **more: Any) -> Any:
     store = more.get("store")
     return fit_joint(
         InProcessExecutor(jobs, store, 0), "toy", members,
@@ -125,10 +125,10 @@ def test_members_of_every_kind_learn_the_same_as_in_separate_fits(toy: SimpleNam
 
     look = Look()
     for jobs in (1, 3):
-        found = _joint(members, jobs, look)
+        found = run_jointly(members, jobs, look)
         assert list(found) == list(members)
         for key, member in members.items():
-            alone = _alone(toy, member.learner, {k: part.dataset for k, part in member.rows.items()})
+            alone = run_alone(toy, member.learner, {k: part.dataset for k, part in member.rows.items()})
             np.testing.assert_array_equal(found[key].state["trail"], alone.state["trail"])
             assert [r["objective"] for r in found[key].history] == [r["objective"] for r in alone.history]
             assert found[key].done
@@ -143,7 +143,7 @@ def test_a_failing_member_does_not_end_the_others(toy: SimpleNamespace) -> None:
             return super().update(state, stats)
 
     train = toy.rows(200)
-    found = _joint(
+    found = run_jointly(
         {
             "a": Member(toy.Wander(3, 5), toy.start(), {"train": MemberRows(train)}),
             "b": Member(Fails(3, 5), toy.start(), {"train": MemberRows(train)}),
@@ -153,21 +153,21 @@ def test_a_failing_member_does_not_end_the_others(toy: SimpleNamespace) -> None:
     assert (len(found["b"].history), found["b"].done) == (2, True)
     assert found["a"].error is None
     np.testing.assert_array_equal(
-        found["a"].state["trail"], _alone(toy, toy.Wander(3, 5), {"train": train}).state["trail"]
+        found["a"].state["trail"], run_alone(toy, toy.Wander(3, 5), {"train": train}).state["trail"]
     )
 
 
 def test_members_stop_at_a_pass_and_continue_later(toy: SimpleNamespace) -> None:
     train = toy.rows(300)
     members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in (2, 6, 9)}
-    half = _joint(members, until=4)
+    half = run_jointly(members, until=4)
     assert {k: (o.done, o.state["iteration"]) for k, o in half.items()} == {
         "2": (True, 2), "6": (False, 4), "9": (False, 4),
     }  # fmt: skip
     rest = {k: Member(members[k].learner, half[k].state, members[k].rows) for k in ("6", "9")}
-    whole = _joint(rest, first=4)
+    whole = run_jointly(rest, first=4)
     for n in (6, 9):
-        alone = _alone(toy, toy.Wander(3, n), {"train": train})
+        alone = run_alone(toy, toy.Wander(3, n), {"train": train})
         np.testing.assert_array_equal(whole[str(n)].state["trail"], alone.state["trail"])
         assert [r["pass"] for r in whole[str(n)].history] == list(range(5, n + 1))
 
@@ -178,14 +178,14 @@ def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, 
     members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in (2, 3, 5)}
     store = EngineStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        _joint(members, log=InterruptAt(at, *SIGNS), store=store, checkpoint_passes=2)
-    found = _joint(members, 2, store=store)
+        run_jointly(members, log=InterruptAt(at, *SIGNS), store=store, checkpoint_passes=2)
+    found = run_jointly(members, 2, store=store)
     for n in (2, 3, 5):
-        alone = _alone(toy, toy.Wander(3, n), {"train": train})
+        alone = run_alone(toy, toy.Wander(3, n), {"train": train})
         np.testing.assert_array_equal(found[str(n)].state["trail"], alone.state["trail"])
         assert [r["objective"] for r in found[str(n)].history] == [r["objective"] for r in alone.history]
     assert not list(tmp_path.glob("state-*"))
-    again = _joint(
+    again = run_jointly(
         members, log=InterruptAt(0, *SIGNS), store=store
     )  # Nothing is left to do, so nothing is reported.
     np.testing.assert_array_equal(again["5"].state["trail"], found["5"].state["trail"])
@@ -282,7 +282,7 @@ def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNam
     ]
 
 
-class _Blocks:
+class BlockRecorder:
     """Record of (first row, rows, sum of weights) of its blocks; it requests a block size."""
 
     def __init__(self, size: int) -> None:
@@ -312,7 +312,7 @@ def test_members_with_different_block_sizes_share_the_rows_they_read(toy: Simple
     """
     rows, classes = toy.rows(100), np.arange(8)
     for mask in (None, RowMask(30, 50, 0)):
-        alone, together = [_Blocks(n) for n in (4, 16, 8)], [_Blocks(n) for n in (4, 16, 8)]
+        alone, together = [BlockRecorder(n) for n in (4, 16, 8)], [BlockRecorder(n) for n in (4, 16, 8)]
         for work in alone:
             stage, _ = make_joint_sums("alone", [(work, MemberRows(rows, mask))], "cpu", classes)
             InProcessExecutor(1).collect(stage, lambda *_: None)

@@ -16,7 +16,7 @@ from scalelatent.engine.callbacks import Callback, Callbacks
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.engine.inprocess import InProcessExecutor, run_threads
 from scalelatent.engine.reading import Stopped
-from tests.helpers import Log
+from tests.helpers import HookLog
 
 
 def _fit(
@@ -28,7 +28,7 @@ def _fit(
 
 
 def test_each_pass_has_one_record(toy: SimpleNamespace) -> None:
-    log = Log()
+    log = HookLog()
     result = _fit(toy, log)
     assert result.history == log.infos("pass_end")
     assert [r["pass"] for r in result.history] == [1, 2, 3, 4, 5]
@@ -42,7 +42,7 @@ def test_each_pass_has_one_record(toy: SimpleNamespace) -> None:
 
 
 def test_progress_starts_at_zero_and_ends_at_all_rows(toy: SimpleNamespace) -> None:
-    log = Log()
+    log = HookLog()
     _fit(toy, log)
     for number in range(1, 6):
         reported = [i for i in log.infos("progress") if i["pass"] == number]
@@ -60,7 +60,7 @@ def test_progress_is_reported_at_most_ten_times_per_second_and_always_at_the_end
 ) -> None:
     clock = iter(np.arange(1, 1000) * 0.01)
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    log = Log()
+    log = HookLog()
     progress = Progress(log, "s", 1)
     for done in range(101):
         progress(done, 100)
@@ -72,7 +72,7 @@ def test_progress_is_reported_at_most_ten_times_per_second_and_always_at_the_end
 def test_the_rate_excludes_rows_of_an_interrupted_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 2.0])
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    log = Log()
+    log = HookLog()
     progress = Progress(log, "s", 1)
     progress(80, 100)
     progress(100, 100)
@@ -80,7 +80,7 @@ def test_the_rate_excludes_rows_of_an_interrupted_pass(monkeypatch: pytest.Monke
 
 
 def test_a_callback_stops_the_fit(toy: SimpleNamespace) -> None:
-    log = Log(stop_at=2)
+    log = HookLog(stop_at=2)
     result = _fit(toy, log)
     assert len(result.history) == 2
     assert result.state["iteration"] == 2
@@ -89,7 +89,7 @@ def test_a_callback_stops_the_fit(toy: SimpleNamespace) -> None:
 
 def test_a_fit_that_a_callback_stopped_is_stored(toy: SimpleNamespace, tmp_path: Path) -> None:
     store = EngineStore(tmp_path)
-    result = _fit(toy, Log(stop_at=3), store)
+    result = _fit(toy, HookLog(stop_at=3), store)
     iteration, state, _ = store.latest_state("toy_estep")
     assert iteration == 3
     np.testing.assert_array_equal(state["trail"], result.state["trail"])
@@ -108,7 +108,7 @@ def test_a_fit_that_a_callback_stopped_is_stored(toy: SimpleNamespace, tmp_path:
 def test_checkpoints_have_the_requested_interval(
     toy: SimpleNamespace, tmp_path: Path, options: dict[str, Any], expected: list[int]
 ) -> None:
-    log = Log()
+    log = HookLog()
     store = EngineStore(tmp_path)
     _fit(toy, log, store, **options)
     assert [i["pass"] for i in log.infos("checkpoint")] == expected
@@ -119,7 +119,7 @@ def test_checkpoints_have_the_requested_interval(
 
 
 def test_a_checkpoint_is_stored_before_the_pass_is_reported(toy: SimpleNamespace, tmp_path: Path) -> None:
-    log = Log()
+    log = HookLog()
     _fit(toy, log, EngineStore(tmp_path), checkpoint_passes=1)
     order = [name for name, _ in log.reported if name in ("pass_end", "checkpoint")]
     assert order == ["checkpoint", "pass_end"] * 5
@@ -129,7 +129,7 @@ def test_without_a_store_nothing_is_written(
     toy: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    log = Log()
+    log = HookLog()
     _fit(toy, log, checkpoint_passes=1)
     assert log.infos("checkpoint") == []
     assert list(tmp_path.iterdir()) == []
@@ -137,8 +137,8 @@ def test_without_a_store_nothing_is_written(
 
 def test_a_finished_fit_is_read_and_not_repeated(toy: SimpleNamespace, tmp_path: Path) -> None:
     store = EngineStore(tmp_path)
-    first = _fit(toy, Log(), store)
-    log = Log()
+    first = _fit(toy, HookLog(), store)
+    log = HookLog()
     again = _fit(toy, log, store)
     assert log.infos("pass_end") == []
     assert again.history == first.history

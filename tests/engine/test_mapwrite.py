@@ -23,7 +23,7 @@ from scalelatent.errors import DataError
 
 
 @dataclass(frozen=True)
-class Double:
+class DoubleMap:
     requirements = BlockRequirements()
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -36,7 +36,7 @@ class Double:
         return (block.x[:, :2] * prepared + block.start * 0).astype("f4")
 
 
-class Vote(Double):
+class LabelMap(DoubleMap):
     requirements = BlockRequirements(labels=True)
 
     @staticmethod
@@ -45,7 +45,7 @@ class Vote(Double):
 
 
 @pytest.fixture(autouse=True)
-def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.data import create_dataset
 
     monkeypatch.setattr(
@@ -54,11 +54,11 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def list_files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def _quiet(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     pass
 
 
@@ -73,7 +73,7 @@ def test_a_written_map_has_rows_labels_and_weights(
     outs = []
     for jobs in (1, 3):
         reported: list[tuple[int, int]] = []
-        task = start_map("toy_double", ds, Double(), tmp_path / f"out{jobs}", "cpu")
+        task = start_map("toy_double", ds, DoubleMap(), tmp_path / f"out{jobs}", "cpu")
         out = map_rows(
             InProcessExecutor(jobs),
             task,
@@ -86,7 +86,7 @@ def test_a_written_map_has_rows_labels_and_weights(
         assert out.has_weight is weighted
         if weighted:
             np.testing.assert_array_equal(out.read_weight(0, len(ds)), ds.read_weight(0, len(ds)))
-        outs.append(_files(tmp_path / f"out{jobs}"))
+        outs.append(list_files(tmp_path / f"out{jobs}"))
     assert outs[0] == outs[1]
     assert open_dataset(tmp_path / "out1").attrs["provenance"]["made_by"] == "toy_double"
 
@@ -94,7 +94,9 @@ def test_a_written_map_has_rows_labels_and_weights(
 def test_a_map_of_rows_without_labels_writes_none(toy: SimpleNamespace, tmp_path: Path) -> None:
     ds = toy.rows(120, weighted=True)
     out = map_rows(
-        InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "o", "cpu", with_labels=False), _quiet
+        InProcessExecutor(1),
+        start_map("m", ds, DoubleMap(), tmp_path / "o", "cpu", with_labels=False),
+        ignore_progress,
     )
     assert (out.has_y, out.has_weight) == (False, False)
 
@@ -105,7 +107,9 @@ def test_a_map_may_compute_the_labels_of_its_output(
 ) -> None:
     ds = toy.rows(250)
     out = map_rows(
-        InProcessExecutor(2), start_map("m", ds, Vote(), tmp_path / "o", "cpu", classes=classes), _quiet
+        InProcessExecutor(2),
+        start_map("m", ds, LabelMap(), tmp_path / "o", "cpu", classes=classes),
+        ignore_progress,
     )
     expected = classes[(ds.read_x(0, 250)[:, :2] * 2).argmax(axis=1)]
     np.testing.assert_array_equal(out.read_y(0, 250), expected)
@@ -117,7 +121,9 @@ def test_a_resume_writes_only_missing_shards(
     toy: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     ds = toy.rows(430)
-    map_rows(InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "whole", "cpu"), _quiet)
+    map_rows(
+        InProcessExecutor(1), start_map("m", ds, DoubleMap(), tmp_path / "whole", "cpu"), ignore_progress
+    )
     written: list[int] = []
     original = mapwrite.MapTask.write_shard
 
@@ -130,40 +136,48 @@ def test_a_resume_writes_only_missing_shards(
     monkeypatch.setattr(mapwrite.MapTask, "write_shard", write_shard)
     resumed = False
     with pytest.raises(KeyboardInterrupt):
-        map_rows(InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "out", "cpu"), _quiet)
+        map_rows(
+            InProcessExecutor(1), start_map("m", ds, DoubleMap(), tmp_path / "out", "cpu"), ignore_progress
+        )
     with pytest.raises(DataError, match="incomplete"):
         open_dataset(tmp_path / "out")
     first, resumed = list(written), True
     reported: list[int] = []
-    task = start_map("m", ds, Double(), tmp_path / "out", "cpu", resume=True)
+    task = start_map("m", ds, DoubleMap(), tmp_path / "out", "cpu", resume=True)
     out = map_rows(InProcessExecutor(1), task, lambda done, total: reported.append(done))
     assert sorted(written) == [0, 1, 2, 3, 4]
     assert written[: len(first)] == first
     assert reported[0] == 100 * after
     np.testing.assert_array_equal(out.read_x(0, 430), ds.read_x(0, 430)[:, :2] * 2)
-    assert _files(tmp_path / "out") == _files(tmp_path / "whole")
+    assert list_files(tmp_path / "out") == list_files(tmp_path / "whole")
     # Another resume writes nothing.
-    map_rows(InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "out", "cpu", resume=True), _quiet)
+    map_rows(
+        InProcessExecutor(1),
+        start_map("m", ds, DoubleMap(), tmp_path / "out", "cpu", resume=True),
+        ignore_progress,
+    )
     assert len(written) == 5
 
 
 def test_an_existing_output_is_refused_without_overwrite(toy: SimpleNamespace, tmp_path: Path) -> None:
     ds = toy.rows(120)
-    map_rows(InProcessExecutor(1), start_map("m", ds, Double(), tmp_path / "o", "cpu"), _quiet)
-    before = _files(tmp_path / "o")
+    map_rows(InProcessExecutor(1), start_map("m", ds, DoubleMap(), tmp_path / "o", "cpu"), ignore_progress)
+    before = list_files(tmp_path / "o")
     with pytest.raises(DataError, match=str(tmp_path / "o")):
-        start_map("m", ds, Double(), tmp_path / "o", "cpu")
-    assert _files(tmp_path / "o") == before
+        start_map("m", ds, DoubleMap(), tmp_path / "o", "cpu")
+    assert list_files(tmp_path / "o") == before
     other = toy.rows(150, seed=4)
     out = map_rows(
-        InProcessExecutor(1), start_map("m", other, Double(), tmp_path / "o", "cpu", overwrite=True), _quiet
+        InProcessExecutor(1),
+        start_map("m", other, DoubleMap(), tmp_path / "o", "cpu", overwrite=True),
+        ignore_progress,
     )
     assert len(out) == 150
 
 
 def test_a_resume_over_other_rows_is_refused(toy: SimpleNamespace, tmp_path: Path) -> None:
     ds = toy.rows(250)
-    task = start_map("m", ds, Double(), tmp_path / "o", "cpu")
-    InProcessExecutor(1).run_map(task, _quiet)
+    task = start_map("m", ds, DoubleMap(), tmp_path / "o", "cpu")
+    InProcessExecutor(1).run_map(task, ignore_progress)
     with pytest.raises(DataError, match=str(tmp_path / "o")):
-        start_map("m", toy.rows(250, seed=9), Double(), tmp_path / "o", "cpu", resume=True)
+        start_map("m", toy.rows(250, seed=9), DoubleMap(), tmp_path / "o", "cpu", resume=True)

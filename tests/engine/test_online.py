@@ -23,12 +23,12 @@ from scalelatent.engine.online_loop import fit_online
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.errors import DataError, RunError
-from tests.helpers import Log
+from tests.helpers import HookLog
 
 P, K = 5, 3
 
 
-def blobs(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def make_blobs(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.Philox(seed))
     y = rng.integers(0, K, n)
     centres = np.random.Generator(np.random.Philox(99)).normal(size=(K, P))
@@ -64,14 +64,14 @@ def fit(
     )  # fmt: skip
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     assert a.keys() == b.keys()
     for key in a:
         np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
 @pytest.fixture(scope="module")
-def learners(online: Any) -> dict[str, Callable[[], Any]]:
+def make_learner(online: Any) -> dict[str, Callable[[], Any]]:
     return {
         "gradient": lambda: online.Logistic(P, K),
         "walk": lambda: online.Walk(P, K),
@@ -84,13 +84,13 @@ def learners(online: Any) -> dict[str, Callable[[], Any]]:
 
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
 @pytest.mark.parametrize("chains", [1, 3])
-def test_an_online_fit_equals_a_loop_over_rows(learners: Any, kind: str, chains: int) -> None:
-    """Compare the engine with this loop over rows."""
+def test_an_online_fit_equals_a_loop_over_rows(make_learner: Any, kind: str, chains: int) -> None:
+    """The test runs the same steps in a plain loop over rows."""
     from scalelatent.contract.learners import Block
     from scalelatent.contract.stats import Stats
 
-    x, y = blobs(130)
-    learner = learners[kind]()
+    x, y = make_blobs(130)
+    learner = make_learner[kind]()
     state, order = learner.start(), RowOrder(130, 5, 24, n_chains=chains, run_rows=16, buffer_runs=3)
     for epoch in range(2):
         for step in range(order.n_steps):
@@ -107,20 +107,20 @@ def test_an_online_fit_equals_a_loop_over_rows(learners: Any, kind: str, chains:
                 total = total.merge(one)
             state = learner.step(state, total, order.step_rows(step))
         state = learner.end_epoch(state)
-    same(fit(learner, Dataset.from_arrays(x, y), chains=chains).state, state)
+    assert_same(fit(learner, Dataset.from_arrays(x, y), chains=chains).state, state)
 
 
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
-def test_same_bits_for_threads_storage_and_cache(learners: Any, kind: str, tmp_path: Path) -> None:
-    x, y = blobs(500)
+def test_same_bits_for_threads_storage_and_cache(make_learner: Any, kind: str, tmp_path: Path) -> None:
+    x, y = make_blobs(500)
     arrays = Dataset.from_arrays(x, y)
-    whole = fit(learners[kind](), arrays, chains=4).state
+    whole = fit(make_learner[kind](), arrays, chains=4).state
     for jobs in (2, 3, 8):
-        same(fit(learners[kind](), arrays, chains=4, jobs=jobs).state, whole)
+        assert_same(fit(make_learner[kind](), arrays, chains=4, jobs=jobs).state, whole)
     for chunk in (7, 100, 500):
         stored = arrays.save(tmp_path / str(chunk), chunk_rows=chunk)
         for cache in (0, 3000, 10**6):
-            same(fit(learners[kind](), stored, chains=4, jobs=2, cache=cache).state, whole)
+            assert_same(fit(make_learner[kind](), stored, chains=4, jobs=2, cache=cache).state, whole)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -130,13 +130,13 @@ def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, store
 
     from scalelatent.kernels.sparse_rows import CsrRows
 
-    x, y = blobs(300)
+    x, y = make_blobs(300)
     x[np.abs(x) < 0.8] = 0
     x[[5, 6, 299]] = 0  # Rows 5, 6 and 299 have no CSR entries.
     rows = Dataset.from_arrays(csr_array(x), y)
     rows = rows.save(tmp_path / "rows", shard_rows=70) if stored else rows
     whole = fit(online.Walk(P, K), Dataset.from_arrays(x, y))
-    same(fit(online.Walk(P, K), rows).state, whole.state)
+    assert_same(fit(online.Walk(P, K), rows).state, whole.state)
 
     class Taker(online.Walk):
         requirements = BlockRequirements(csr=True)
@@ -145,12 +145,12 @@ def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, store
             assert isinstance(block.x, CsrRows)
             super().run_chain(prepared, replace(block, x=block.x.to_dense()), stats)
 
-    same(fit(Taker(P, K), rows).state, whole.state)
+    assert_same(fit(Taker(P, K), rows).state, whole.state)
 
 
 def test_weights_reach_the_chains_row_by_row(online: Any) -> None:
     """A row of weight 2 moves a step of one batch as much as the row twice."""
-    x, y = blobs(40)
+    x, y = make_blobs(40)
     weight = np.where(np.arange(40) % 3, 1.0, 2.0)
     learner = online.Logistic(P, K)
     options = {"batch": 1000, "chains": 1, "epochs": 1}
@@ -161,7 +161,7 @@ def test_weights_reach_the_chains_row_by_row(online: Any) -> None:
 
 
 def test_the_number_of_chains_and_the_seed_belong_to_the_job(online: Any) -> None:
-    rows = Dataset.from_arrays(*blobs(200))
+    rows = Dataset.from_arrays(*make_blobs(200))
     states = [fit(online.Walk(P, K), rows, chains=c).state["w"] for c in (1, 2, 3)]
     assert not np.array_equal(states[0], states[1])
     assert not np.array_equal(states[1], states[2])
@@ -172,7 +172,7 @@ def test_rows_are_read_once_per_epoch_or_once_if_they_fit_in_memory(
 ) -> None:
     # With longer slabs the rows of two epochs would be in memory at once.
     monkeypatch.setattr(feeding, "SLAB_STEPS", 2)
-    rows = Dataset.from_arrays(*blobs(640)).save(tmp_path / "rows")
+    rows = Dataset.from_arrays(*make_blobs(640)).save(tmp_path / "rows")
     nbytes = 640 * (4 * P + 4)
     options = {"chains": 1, "batch": 16, "epochs": 3}
     kept = fit(online.Evidence(P), rows, cache=10**6, **options)
@@ -186,8 +186,8 @@ def test_rows_are_read_once_per_epoch_or_once_if_they_fit_in_memory(
 
 
 def test_each_epoch_has_one_record_and_reports_in_between(online: Any) -> None:
-    log = Log()
-    rows, held = Dataset.from_arrays(*blobs(100)), Dataset.from_arrays(*blobs(60, 1))
+    log = HookLog()
+    rows, held = Dataset.from_arrays(*make_blobs(100)), Dataset.from_arrays(*make_blobs(60, 1))
     result = fit(online.Logistic(P, K), rows, validation=held, callback=log, report_steps=2, validate_steps=3)
     # An epoch has 5 steps: reports at 2 and 4, a validation at 3, and both at the end.
     assert [(r["pass"], r["steps"], r["rows_seen"]) for r in result.history] == [
@@ -206,15 +206,15 @@ def test_each_epoch_has_one_record_and_reports_in_between(online: Any) -> None:
 
 
 def test_reports_do_not_change_the_fit(online: Any) -> None:
-    rows = Dataset.from_arrays(*blobs(100))
-    same(
+    rows = Dataset.from_arrays(*make_blobs(100))
+    assert_same(
         fit(online.Logistic(P, K), rows).state,
         fit(online.Logistic(P, K), rows, report_steps=1).state,
     )
 
 
 def test_a_learner_that_is_done_ends_the_fit(online: Any) -> None:
-    rows, held = Dataset.from_arrays(*blobs(300)), Dataset.from_arrays(*blobs(60, 1))
+    rows, held = Dataset.from_arrays(*make_blobs(300)), Dataset.from_arrays(*make_blobs(60, 1))
     learner = online.Logistic(P, K, patience=2)
     result = fit(learner, rows, validation=held, epochs=50)
     assert result.state["worse"] == 2
@@ -223,22 +223,26 @@ def test_a_learner_that_is_done_ends_the_fit(online: Any) -> None:
 
 @pytest.mark.parametrize("stop_at", [3, 5])
 def test_a_callback_stops_the_fit(online: Any, tmp_path: Path, stop_at: int) -> None:
-    log = Log(stop_at, "steps")
+    log = HookLog(stop_at, "steps")
     result = fit(
-        online.Logistic(P, K), Dataset.from_arrays(*blobs(100)), callback=log, report_steps=3, folder=tmp_path
+        online.Logistic(P, K),
+        Dataset.from_arrays(*make_blobs(100)),
+        callback=log,
+        report_steps=3,
+        folder=tmp_path,
     )
     assert result.state["steps"] == stop_at
     assert log.infos("event")[-1]["event"] == "stopped_by_callback"
     total, tree, _ = EngineStore(tmp_path).latest_state("toy_step")
     assert total == stop_at
-    same(tree["state"], result.state)
+    assert_same(tree["state"], result.state)
 
 
 def test_online_checkpoints_have_the_requested_interval(online: Any, tmp_path: Path) -> None:
-    log = Log()
+    log = HookLog()
     fit(
         online.Evidence(P),
-        Dataset.from_arrays(*blobs(240)),
+        Dataset.from_arrays(*make_blobs(240)),
         callback=log,
         folder=tmp_path,
         checkpoint_steps=4,
@@ -253,7 +257,7 @@ def test_online_checkpoints_have_the_requested_interval(online: Any, tmp_path: P
 
 
 def test_a_resume_with_another_number_of_rows_is_refused(online: Any) -> None:
-    stage = make_stage("toy_step", online.Evidence(P), {"train": Dataset.from_arrays(*blobs(10))}, "cpu")
+    stage = make_stage("toy_step", online.Evidence(P), {"train": Dataset.from_arrays(*make_blobs(10))}, "cpu")
     with pytest.raises(ValueError, match="order has 11 rows, but the stage has 10 training rows"):
         fit_online(
             InProcessExecutor(1), stage, {}, order=RowOrder(11, 0, 2), n_epochs=1, callbacks=Callbacks()
@@ -261,7 +265,7 @@ def test_a_resume_with_another_number_of_rows_is_refused(online: Any) -> None:
 
 
 def test_a_resume_with_another_row_order_is_refused(online: Any, tmp_path: Path) -> None:
-    rows = Dataset.from_arrays(*blobs(100))
+    rows = Dataset.from_arrays(*make_blobs(100))
     fit(online.Evidence(P), rows, folder=tmp_path)
     with pytest.raises(
         RunError, match="another order of rows .*batch_rows=24.*resume with the same settings"
@@ -272,7 +276,7 @@ def test_a_resume_with_another_row_order_is_refused(online: Any, tmp_path: Path)
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("stored", [False, True])
 def test_the_error_names_a_bad_row(online: Any, tmp_path: Path, jobs: int, stored: bool) -> None:
-    x, y = blobs(100)
+    x, y = make_blobs(100)
     rows = Dataset.from_arrays(x, y)
     if stored:
         rows = rows.save(tmp_path / "rows")
@@ -294,7 +298,7 @@ def test_a_failing_learner_ends_the_fit_after_the_last_step_is_stored(online: An
             return super().step(state, stats, n_rows)
 
     with pytest.raises(FloatingPointError, match="not finite"):
-        fit(Broken(P), Dataset.from_arrays(*blobs(100)), folder=tmp_path)
+        fit(Broken(P), Dataset.from_arrays(*make_blobs(100)), folder=tmp_path)
     assert EngineStore(tmp_path).latest_state("toy_step")[0] == 1
 
 
@@ -302,8 +306,8 @@ def test_a_failing_learner_ends_the_fit_after_the_last_step_is_stored(online: An
 
 
 def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> None:
-    x, y = blobs(20_000)
-    held = Dataset.from_arrays(*blobs(4000, 1))
+    x, y = make_blobs(20_000)
+    held = Dataset.from_arrays(*make_blobs(4000, 1))
     by_class = np.argsort(y, kind="stable")
     options = {"validation": held, "chains": 2, "batch": 64, "epochs": 3}
     runs = {"order": {"run_rows": 128, "buffer_runs": 16}}
@@ -323,7 +327,7 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
 # -- leaving -------------------------------------------------------------------------------------------------
 
 
-class Leave(Callback):
+class LeaveAtCall(Callback):
     """Callback that asks to leave at its n-th call, and remembers the times of its calls."""
 
     def __init__(self, after: int = 10**9) -> None:
@@ -345,17 +349,17 @@ def test_callbacks_may_interrupt_within_a_step_without_loss(online: Any, tmp_pat
             self.ran.append(time.monotonic())
             super().run_chain(prepared, block, stats)
 
-    rows = Dataset.from_arrays(*blobs(48))
+    rows = Dataset.from_arrays(*make_blobs(48))
     options = {"chains": 12, "batch": 24, "epochs": 1}
     whole = fit(online.Walk(P, K), rows, **options).state
-    leave = Leave(after=1)
+    leave = LeaveAtCall(after=1)
     with pytest.raises(KeyboardInterrupt):
         fit(Slow(P, K), rows, jobs=jobs, callback=leave, folder=tmp_path, **options)
     assert len(Slow.ran) < 12  # The fit ended within a step.
     # Other threads finish the row that they compute.
     assert len([t for t in Slow.ran if t > leave.asked[-1] + 0.05]) < jobs
-    again = Leave()
-    same(fit(Slow(P, K), rows, jobs=jobs, callback=again, folder=tmp_path, **options).state, whole)
+    again = LeaveAtCall()
+    assert_same(fit(Slow(P, K), rows, jobs=jobs, callback=again, folder=tmp_path, **options).state, whole)
     gaps = np.diff(again.asked)
     assert len(gaps) >= 2
     assert gaps.max() < 0.5 * 3  # Callbacks are called every half second; test machines are busy.

@@ -16,7 +16,7 @@ from scalelatent.engine.order import RowOrder, held_rows, measure_sortedness, wa
 
 
 @st.composite
-def orders(draw: st.DrawFn) -> RowOrder:
+def draw_orders(draw: st.DrawFn) -> RowOrder:
     chains = draw(st.integers(1, 6))
     return RowOrder(
         n_rows=draw(st.integers(1, 400)),
@@ -30,7 +30,7 @@ def orders(draw: st.DrawFn) -> RowOrder:
     )
 
 
-@given(orders(), st.integers(0, 3))
+@given(draw_orders(), st.integers(0, 3))
 def test_every_row_comes_once_per_epoch(order: RowOrder, epoch: int) -> None:
     rows = [order.rows(epoch, s, c) for s in range(order.n_steps) for c in range(order.n_chains)]
     assert all(r.dtype == np.int64 for r in rows)
@@ -41,7 +41,7 @@ def test_every_row_comes_once_per_epoch(order: RowOrder, epoch: int) -> None:
     assert sorted([*learned[: order.n_rows], *held_rows(order.held, n)]) == list(range(n))
 
 
-@given(orders(), st.integers(0, 3))
+@given(draw_orders(), st.integers(0, 3))
 def test_batches_are_full_except_the_last_whose_rows_spread_over_chains(order: RowOrder, epoch: int) -> None:
     for step in range(order.n_steps):
         sizes = [len(order.rows(epoch, step, c)) for c in range(order.n_chains)]
@@ -53,7 +53,7 @@ def test_batches_are_full_except_the_last_whose_rows_spread_over_chains(order: R
             assert max(sizes) - min(sizes) <= 1
 
 
-@given(orders(), st.integers(0, 3), st.data())
+@given(draw_orders(), st.integers(0, 3), st.data())
 def test_random_access_to_steps_equals_a_scan(order: RowOrder, epoch: int, data: st.DataObject) -> None:
     chain = data.draw(st.integers(0, order.n_chains - 1))
     whole = order.rows_at(epoch, chain, 0, order.segment(chain)[1])
@@ -63,7 +63,7 @@ def test_random_access_to_steps_equals_a_scan(order: RowOrder, epoch: int, data:
     np.testing.assert_array_equal(order.rows_at(epoch, chain, a, b), whole[a:b])
 
 
-@given(orders(), st.integers(0, 3))
+@given(draw_orders(), st.integers(0, 3))
 def test_rows_of_a_step_are_in_its_row_ranges(order: RowOrder, epoch: int) -> None:
     for chain in range(order.n_chains):
         for step in range(order.n_steps):
@@ -111,7 +111,7 @@ def test_neighbouring_rows_are_in_different_batches() -> None:
 
 
 def test_every_row_has_every_position_equally_often() -> None:
-    """Over epochs, row 0 and the last row (of the short range) are early as often as late."""
+    """Over many epochs, the first and the last row are early as often as late."""
     order = RowOrder(330, seed=0, batch_rows=330, run_rows=32, buffer_runs=2)
     for row in (0, 329):
         places = [int(np.flatnonzero(order.rows(e, 0) == row)[0]) for e in range(600)]
@@ -169,7 +169,7 @@ def test_a_step_beyond_the_last_is_refused(place: tuple[int, int, int]) -> None:
 # -- sorted datasets -----------------------------------------------------------------------------------------
 
 
-def labelled(y: np.ndarray) -> Dataset:
+def make_labelled_rows(y: np.ndarray) -> Dataset:
     return Dataset.from_arrays(np.zeros((len(y), 1), "u1"), y)
 
 
@@ -179,16 +179,16 @@ def test_sortedness_of_sorted_and_shuffled_labels(n: int, names: bool) -> None:
     rng = np.random.Generator(np.random.Philox(0))
     y = rng.choice(10, n, p=np.arange(1, 11) / 55)
     y = np.array([f"class {i}" for i in range(10)])[y] if names else y
-    assert measure_sortedness(labelled(y)) < (0.3 if n == 50 else 0.05)
-    assert measure_sortedness(labelled(np.sort(y))) > 0.95
-    assert measure_sortedness(labelled(np.sort(y)[::-1])) > 0.95
+    assert measure_sortedness(make_labelled_rows(y)) < (0.3 if n == 50 else 0.05)
+    assert measure_sortedness(make_labelled_rows(np.sort(y))) > 0.95
+    assert measure_sortedness(make_labelled_rows(np.sort(y)[::-1])) > 0.95
 
 
 def test_sortedness_of_rows_that_are_partly_sorted() -> None:
     rng = np.random.Generator(np.random.Philox(0))
     y = np.sort(rng.integers(0, 4, 100_000))
     loose = np.where(rng.random(len(y)) < 0.5, rng.integers(0, 4, len(y)), y)
-    assert 0.1 < measure_sortedness(labelled(loose)) < 0.5
+    assert 0.1 < measure_sortedness(make_labelled_rows(loose)) < 0.5
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_sortedness_reads_few_labels_and_no_rows() -> None:
 
 
 def test_a_sorted_dataset_gives_a_warning() -> None:
-    rows = labelled(np.repeat([0, 1, 2], 3000))
+    rows = make_labelled_rows(np.repeat([0, 1, 2], 3000))
     order = RowOrder(9000, 0, 100, run_rows=100, buffer_runs=4)
     match = (
         r"sorted by label \(sortedness 1.00 of 1\).*mixes 4 runs of 100 rows.*"
@@ -229,4 +229,4 @@ def test_a_sorted_dataset_gives_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert warn_if_sorted(rows, RowOrder(9000, 0, 100)) == 0.0  # One buffer holds all rows.
-        assert warn_if_sorted(labelled(np.arange(9000) % 3), order) == 0.0
+        assert warn_if_sorted(make_labelled_rows(np.arange(9000) % 3), order) == 0.0

@@ -33,7 +33,7 @@ from scalelatent.engine.reading import StopEvent
 from scalelatent.errors import DataError, JobError
 
 
-def _by_spans(stage: Any, level: int) -> np.ndarray:
+def run_by_spans(stage: Any, level: int) -> np.ndarray:
     context = PassContext(stage, None, make_backend("cpu"), PieceCache(0))
     reducer = TreeReducer(stage.grids["train"])
     for index in reversed(range(stage.grids["train"].n_nodes(level))):
@@ -55,7 +55,7 @@ def test_spans_of_every_level_give_the_same_bits(
         block_rows=block,
         leaf_rows=block * blocks,
     )
-    roots = [_by_spans(stage, level) for level in range(stage.grids["train"].depth + 1)]
+    roots = [run_by_spans(stage, level) for level in range(stage.grids["train"].depth + 1)]
     for root in roots[1:]:
         np.testing.assert_array_equal(root, roots[0])
     assert roots[0][-2] == n  # The rows are in memory, so no bytes are read.
@@ -70,7 +70,7 @@ def test_any_number_of_threads_gives_the_same_bits(
         "toy", {"train": toy.Sums(3)}, {"train": toy.rows(n, seed=seed)}, "cpu", np.arange(8),
         block_rows=block, leaf_rows=block * blocks,
     )  # fmt: skip
-    oracle = _by_spans(stage, 0)[:-2]
+    oracle = run_by_spans(stage, 0)[:-2]
     for jobs in (1, 2, 3, 4):
         stats = InProcessExecutor(jobs, cache=PieceCache(0)).collect(stage, lambda done, total: None)["train"]
         np.testing.assert_array_equal(stats.vector, oracle)
@@ -83,7 +83,7 @@ def test_stored_rows_of_any_layout_give_the_same_bits(
 ) -> None:
     ds = toy.rows(233, weighted=True)
     stored = ds.save(tmp_path / "ds", chunk_rows=chunk_rows, shard_rows=chunk_rows * 2)
-    oracle = _by_spans(toy.stage(ds, block=5, leaf=20), 0)[:-2]
+    oracle = run_by_spans(toy.stage(ds, block=5, leaf=20), 0)[:-2]
     stage = toy.stage(stored, block=5, leaf=20)
     collected = make_stage(
         "toy", {"train": toy.Sums(3)}, {"train": stored}, "cpu", np.arange(8), block_rows=5, leaf_rows=20
@@ -99,7 +99,8 @@ def test_stored_rows_of_any_layout_give_the_same_bits(
 def test_the_grid_decides_the_bits_so_these_tests_can_fail(toy: SimpleNamespace) -> None:
     ds = toy.rows(500)
     roots = {
-        _by_spans(toy.stage(ds, block=b, leaf=lf), 0)[:-2].tobytes() for b, lf in ((8, 16), (4, 16), (8, 8))
+        run_by_spans(toy.stage(ds, block=b, leaf=lf), 0)[:-2].tobytes()
+        for b, lf in ((8, 16), (4, 16), (8, 8))
     }
     assert len(roots) > 1
 

@@ -25,7 +25,7 @@ from scalelatent.engine.reading import Meter, Reader
 from scalelatent.errors import RunError, ShardError
 
 
-def bad(start: int, stop: int, url: str = "rows.zarr") -> BadShard:
+def make_bad_shard(start: int, stop: int, url: str = "rows.zarr") -> BadShard:
     return BadShard(url, f"{url}/x/c/{start}", start, stop, 3, "workers died of it")
 
 
@@ -38,7 +38,7 @@ def test_excluded_rows_of_a_slice_count_from_its_start(
     runs: list[tuple[int, int]], first: int, n: int
 ) -> None:
     quarantine = Quarantine("skip")
-    quarantine.shards = [bad(a, a + size) for a, size in runs]
+    quarantine.shards = [make_bad_shard(a, a + size) for a, size in runs]
     found = quarantine.excluded_rows(SimpleNamespace(place=None, url="rows.zarr", extent=(first, first + n)))
     lost = {row for a, size in runs for row in range(a, a + size)} & set(range(first, first + n))
     assert {row + first for a, b in found for row in range(a, b)} == lost
@@ -95,7 +95,7 @@ def test_an_error_names_the_rows_in_an_appended_dataset(tmp_path: Path) -> None:
     assert str(error) == str(raised.value)
 
 
-class Events(Callback):
+class EventRecorder(Callback):
     def __init__(self) -> None:
         self.reported: list[dict[str, Any]] = []
 
@@ -118,7 +118,7 @@ def test_a_damaged_shard_is_excluded_permanently(tmp_path: Path, toy: Any) -> No
     file = Path(train.shards(80, 81)[0][0])
     content = file.read_bytes()
     file.write_bytes(content[:-10])
-    events, store = Events(), EngineStore(tmp_path / "run")
+    events, store = EventRecorder(), EngineStore(tmp_path / "run")
 
     def fit(choice: str, passes: int, where: EngineStore) -> Any:
         executor = InProcessExecutor(2, where, 0.0, callbacks=events, quarantine=Quarantine(choice, where))
@@ -158,7 +158,7 @@ def test_a_missing_dataset_is_not_excluded_as_bad_shards(tmp_path: Path, toy: An
 
 def test_a_derived_dataset_excludes_the_rows_of_its_source() -> None:
     quarantine = Quarantine("skip")
-    quarantine.shards = [bad(100, 200), bad(300, 400)]
+    quarantine.shards = [make_bad_shard(100, 200), make_bad_shard(300, 400)]
     source = SimpleNamespace(place=None, url="rows.zarr", extent=(150, 350))
     mapped = SimpleNamespace(place=None, url="mapped.zarr", extent=(0, 200))
     for _ in range(2):

@@ -14,7 +14,7 @@ from scalelatent.engine import rates as module
 from scalelatent.engine.rates import Rates, cpu_seconds
 
 
-def _never() -> float:
+def fail_if_called() -> float:
     raise AssertionError("was measured again")
 
 
@@ -23,7 +23,7 @@ def test_a_rate_is_measured_once_by_any_process(tmp_path: Path) -> None:
     assert Rates(path).get("a", lambda: 1.5) == 1.5
     other = Rates(path)
     assert other.get("b", lambda: 2.5) == 2.5
-    assert (Rates(path).get("a", _never), Rates(path).get("b", _never)) == (1.5, 2.5)
+    assert (Rates(path).get("a", fail_if_called), Rates(path).get("b", fail_if_called)) == (1.5, 2.5)
 
 
 @pytest.mark.parametrize("change", ["version", "cpu", "age", "torn", "asked"])
@@ -45,14 +45,14 @@ def test_rates_of_another_machine_are_measured_again(
     if change == "asked":
         again.measure_again()
     assert again.get("a", lambda: 2.0) == 2.0
-    assert again.get("a", _never) == 2.0
+    assert again.get("a", fail_if_called) == 2.0
     assert set(json.loads(rates.path.read_text())["rates"]) == {"a"}
 
 
 def test_rates_are_measured_if_they_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     rates = Rates(tmp_path / "file" / "rates.json")
-    assert rates.get("a", lambda: 1.0) == rates.get("a", _never) == 1.0
+    assert rates.get("a", lambda: 1.0) == rates.get("a", fail_if_called) == 1.0
 
 
 def test_seconds_are_those_of_one_thread_while_others_work() -> None:
@@ -81,9 +81,9 @@ def test_a_failing_thread_does_not_block_the_others(monkeypatch: pytest.MonkeyPa
 
 def test_a_plan_needs_no_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "rates", Rates(tmp_path / "rates.json"))
-    monkeypatch.setattr(module.tempfile, "TemporaryDirectory", _no_place)
+    monkeypatch.setattr(module.tempfile, "TemporaryDirectory", no_cache_folder)
     assert module.scratch_rates() == module.NOMINAL_SCRATCH
 
 
-def _no_place(**how: str) -> None:
+def no_cache_folder(**how: str) -> None:
     raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")

@@ -31,7 +31,7 @@ from scalelatent.engine.reading import (
 from scalelatent.errors import DataError, RunError
 
 
-class Rows:
+class CountedRows:
     """A stored dataset whose reads are counted, delayed or fail; pieces of any size."""
 
     is_stored, has_y, has_weight, n_features = True, True, True, 2
@@ -66,12 +66,12 @@ class Rows:
         return np.arange(start, stop) + 0.5
 
 
-def _blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+def read_blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(a, min(a + size, stop)) for a in range(start, stop, size)]
 
 
 def _check(reader: Reader, start: int, stop: int, size: int) -> None:
-    blocks = _blocks(start, stop, size)
+    blocks = read_blocks(start, stop, size)
     found = list(iter_blocks(reader, blocks, StopEvent()))
     assert [(b.start, b.start + len(b.x)) for b in found] == blocks
     for block, (a, b) in zip(found, blocks, strict=True):
@@ -91,7 +91,7 @@ def _check(reader: Reader, start: int, stop: int, size: int) -> None:
 def test_blocks_equal_the_rows_for_any_pieces(
     n: int, edges: list[int], size: int, first: int, cached: bool
 ) -> None:
-    rows = Rows(n, [e for e in edges if e < n])
+    rows = CountedRows(n, [e for e in edges if e < n])
     first = min(first, n - 1)
     reader = Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3))
     _check(reader, first, n, size)
@@ -101,8 +101,8 @@ def test_blocks_equal_the_rows_for_any_pieces(
 
 
 def test_blocks_within_a_piece_are_views_and_others_are_copies() -> None:
-    rows = Rows(40, [20])
-    found = list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 40, 8), StopEvent()))
+    rows = CountedRows(40, [20])
+    found = list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 40, 8), StopEvent()))
     assert [b.x.base is not None for b in found] == [True, True, False, True, True]
 
 
@@ -110,13 +110,13 @@ def test_rows_in_memory_are_not_copied() -> None:
     x = np.arange(40.0).reshape(20, 2)
     meter = Meter()
     reader = Reader(Dataset.from_arrays(x, np.zeros(20, int)), PieceCache(10**6), meter, np.arange(1))
-    for block in iter_blocks(reader, _blocks(0, 20, 6), StopEvent()):
+    for block in iter_blocks(reader, read_blocks(0, 20, 6), StopEvent()):
         assert np.shares_memory(block.x, x)
     assert meter.bytes_read == 0
 
 
 def test_without_classes_labels_are_not_read() -> None:
-    rows = Rows(10, [])
+    rows = CountedRows(10, [])
     rows.read_codes = None  # type: ignore[assignment]
     (block,) = iter_blocks(Reader(rows, None, Meter()), [(0, 10)], StopEvent())
     assert block.y is None
@@ -139,7 +139,7 @@ def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
 
 
 def test_rows_from_the_cache_do_not_count_as_read() -> None:
-    rows, meter = Rows(64, list(range(8, 64, 8))), Meter()
+    rows, meter = CountedRows(64, list(range(8, 64, 8))), Meter()
     reader = Reader(rows, PieceCache(10**6), meter, np.arange(3))
     size = 64 * (2 * 4 + 4 + 8)  # float32 x, int32 codes, float64 weights
     _check(reader, 0, 64, 8)
@@ -152,8 +152,8 @@ def test_rows_from_the_cache_do_not_count_as_read() -> None:
 
 
 def test_the_reader_reads_a_bounded_number_of_pieces_ahead() -> None:
-    rows = Rows(100, list(range(1, 100)))
-    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 100, 1), StopEvent())
+    rows = CountedRows(100, list(range(1, 100)))
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 100, 1), StopEvent())
     next(source)
     deadline = time.monotonic() + 5
     while len(rows.reads) < 1 + AHEAD and time.monotonic() < deadline:
@@ -175,8 +175,8 @@ def test_fewer_large_pieces_are_read_ahead() -> None:
 
 
 def test_reading_overlaps_computing() -> None:
-    rows = Rows(30, [10, 20])
-    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 10), StopEvent())
+    rows = CountedRows(30, [10, 20])
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 30, 10), StopEvent())
     next(source)
     deadline = time.monotonic() + 5
     while len(rows.reads) < 3 and time.monotonic() < deadline:
@@ -187,18 +187,18 @@ def test_reading_overlaps_computing() -> None:
 
 @pytest.mark.parametrize("fail_at", [0, 11, 29])
 def test_an_error_of_the_reader_reaches_the_caller(fail_at: int) -> None:
-    rows = Rows(30, [10, 20], fail_at)
+    rows = CountedRows(30, [10, 20], fail_at)
     good = 0
     with pytest.raises(DataError, match=f"row {fail_at} is lost"):
-        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 30, 5), StopEvent()):
+        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 30, 5), StopEvent()):
             good += 1
     assert good == fail_at // 10 * 2
 
 
 def test_an_error_of_the_consumer_ends_the_reader_thread() -> None:
-    rows = Rows(1000, list(range(1, 1000)))
+    rows = CountedRows(1000, list(range(1, 1000)))
     with pytest.raises(ZeroDivisionError):
-        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), _blocks(0, 1000, 1), StopEvent()):
+        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 1000, 1), StopEvent()):
             1 / 0  # noqa: B018
     import gc
 
@@ -208,9 +208,11 @@ def test_an_error_of_the_consumer_ends_the_reader_thread() -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_stop_takes_effect_at_the_next_block(cached: bool) -> None:
-    rows, stop = Rows(100, [50]), StopEvent()
+    rows, stop = CountedRows(100, [50]), StopEvent()
     source = iter_blocks(
-        Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3)), _blocks(0, 100, 10), stop
+        Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3)),
+        read_blocks(0, 100, 10),
+        stop,
     )
     next(source)
     stop.set()
@@ -219,7 +221,7 @@ def test_a_stop_takes_effect_at_the_next_block(cached: bool) -> None:
 
 
 def test_without_blocks_nothing_is_read() -> None:
-    rows = Rows(10, [])
+    rows = CountedRows(10, [])
     assert list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), [], StopEvent())) == []
     assert rows.reads == []
 
@@ -232,7 +234,7 @@ def test_threads_read_one_dataset_safely(toy: SimpleNamespace, tmp_path: Path) -
     def work() -> None:
         for _ in range(3):
             rows: Any = iter_blocks(
-                Reader(stored, cache, Meter(), np.arange(8)), _blocks(0, 400, 30), StopEvent()
+                Reader(stored, cache, Meter(), np.arange(8)), read_blocks(0, 400, 30), StopEvent()
             )
             if not np.array_equal(np.concatenate([b.x for b in rows]), expected):
                 wrong.append(1)

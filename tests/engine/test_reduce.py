@@ -14,12 +14,12 @@ from scalelatent.engine.grid import FAN_IN, PairTree, RowGrid, TreeReducer
 from scalelatent.engine.passes import _SpanSum
 
 
-def _leaves(n: int, seed: int) -> list[np.ndarray]:
+def make_leaves(n: int, seed: int) -> list[np.ndarray]:
     rng = np.random.Generator(np.random.Philox(seed))
     return list(rng.normal(size=(n, 2)) * 10.0 ** rng.integers(-9, 9, (n, 2)))
 
 
-def _oracle(vectors: list[np.ndarray], fan_in: int = FAN_IN) -> np.ndarray:
+def merge_in_order(vectors: list[np.ndarray], fan_in: int = FAN_IN) -> np.ndarray:
     """Merge eight vectors per node, in order, from left to right, level by level, as the tree is defined."""
     while len(vectors) > 1:
         families = [vectors[i : i + fan_in] for i in range(0, len(vectors), fan_in)]
@@ -34,20 +34,20 @@ def _oracle(vectors: list[np.ndarray], fan_in: int = FAN_IN) -> np.ndarray:
 
 @given(st.integers(1, 600), st.integers(0, 10**6), st.randoms(use_true_random=False))
 def test_the_sum_is_the_same_for_any_order_of_arrival(n: int, seed: int, random: object) -> None:
-    leaves = _leaves(n, seed)
+    leaves = make_leaves(n, seed)
     reducer = TreeReducer(RowGrid(n, 1, 1))
     order = list(range(n))
     random.shuffle(order)  # type: ignore[attr-defined]
     for leaf in order:
         reducer.add(0, leaf, leaves[leaf])
-    np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
+    np.testing.assert_array_equal(reducer.root(), merge_in_order(leaves))
 
 
 @given(st.integers(1, 600), st.integers(0, 10**6), st.integers(0, 4))
 def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: int) -> None:
     grid = RowGrid(n, 1, 1)
     level = min(level, grid.depth)
-    leaves = _leaves(n, seed)
+    leaves = make_leaves(n, seed)
     reducer = TreeReducer(grid)
     for index in reversed(range(grid.n_nodes(level))):
         tree = _SpanSum(level, 2)
@@ -57,21 +57,21 @@ def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: in
             vector += leaves[leaf]
             tree.add(vector)
         reducer.add(level, index, tree.total())
-    np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
+    np.testing.assert_array_equal(reducer.root(), merge_in_order(leaves))
 
 
 @given(st.integers(2, 200), st.integers(0, 10**6), st.data())
 def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
-    """Merge some spans of a level and the rest leaf by leaf, as a retry with half the range does."""
+    """Some spans have several leaves and others one, as after a retry with half of the rows."""
     grid = RowGrid(n, 1, 1)
-    leaves, reducer = _leaves(n, seed), TreeReducer(grid)
+    leaves, reducer = make_leaves(n, seed), TreeReducer(grid)
     for index in range(grid.n_nodes(1) if grid.depth else 0):
         if data.draw(st.booleans()):
-            reducer.add(1, index, _oracle([leaves[leaf] for leaf in grid.node_leaves(1, index)]))
+            reducer.add(1, index, merge_in_order([leaves[leaf] for leaf in grid.node_leaves(1, index)]))
         else:
             for leaf in grid.node_leaves(1, index):
                 reducer.add(0, leaf, leaves[leaf])
-    np.testing.assert_array_equal(reducer.root(), _oracle(leaves))
+    np.testing.assert_array_equal(reducer.root(), merge_in_order(leaves))
 
 
 @given(st.integers(1, 100), st.integers(0, 10**6), st.data())
@@ -80,7 +80,7 @@ def test_the_sum_of_chains_is_the_same_for_any_division(n: int, seed: int, data:
 
     each merges its own chains; records of rows are appended.
     """
-    tree, leaves = PairTree(n), _leaves(n, seed)
+    tree, leaves = PairTree(n), make_leaves(n, seed)
     counts = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
     records = [float(leaf) + np.arange(count) / 8 for leaf, count in enumerate(counts)]
     whole = TreeReducer(tree, size=2)
@@ -95,13 +95,13 @@ def test_the_sum_of_chains_is_the_same_for_any_division(n: int, seed: int, data:
         assert len(nodes) <= max(1, 2 * tree.depth)
         for node, vector in nodes.items():
             whole.add(*node, vector)
-    np.testing.assert_array_equal(whole.root()[:2], _oracle(leaves, 2))
+    np.testing.assert_array_equal(whole.root()[:2], merge_in_order(leaves, 2))
     np.testing.assert_array_equal(whole.root()[2:], np.concatenate(records))
 
 
 @given(st.integers(1, 20), st.integers(0, 10**6))
 def test_merging_does_not_change_the_children(n: int, seed: int) -> None:
-    vectors = _leaves(n, seed)
+    vectors = make_leaves(n, seed)
     before = [v.copy() for v in vectors]
     merge_vectors(vectors)
     for vector, kept in zip(vectors, before, strict=True):
@@ -109,9 +109,9 @@ def test_merging_does_not_change_the_children(n: int, seed: int) -> None:
 
 
 def test_order_matters_so_these_tests_can_fail() -> None:
-    leaves = _leaves(64, 1)
-    assert not np.array_equal(_oracle(leaves), _oracle(leaves[::-1]))
-    assert not np.array_equal(_oracle(leaves), np.sum(leaves, axis=0))
+    leaves = make_leaves(64, 1)
+    assert not np.array_equal(merge_in_order(leaves), merge_in_order(leaves[::-1]))
+    assert not np.array_equal(merge_in_order(leaves), np.sum(leaves, axis=0))
 
 
 @pytest.mark.parametrize("missing", [0, 7, 8, 29])

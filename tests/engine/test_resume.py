@@ -47,7 +47,7 @@ def _fit(
 
 
 @pytest.fixture(scope="module")
-def whole(toy: Toy) -> np.ndarray:
+def uninterrupted(toy: Toy) -> np.ndarray:
     """Return the result of an uninterrupted fit."""
     trail = _fit(toy, None).state["trail"]
     assert len(set(trail)) == PASSES
@@ -55,7 +55,7 @@ def whole(toy: Toy) -> np.ndarray:
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
+def computed_spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
     """Return the spans that are computed from now on."""
     spans: list[Span] = []
     original = PassContext.run_span
@@ -82,79 +82,89 @@ class EverySpan:
 
 
 def test_an_interrupt_after_any_span_changes_no_bit(
-    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
+    toy: Toy,
+    uninterrupted: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    computed_spans: list[Span],
 ) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
     # There are ten training and three validation leaves; one task per leaf gives a pass many spans.
-    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", use_leaf_spans)
     _fit(toy, tmp_path / "count")
-    total = len(computed)
+    total = len(computed_spans)
     assert total == PASSES * 13
     reported = PASSES * (13 + 1)
     for after in range(reported):
         folder = tmp_path / str(after)
-        computed.clear()
+        computed_spans.clear()
         with pytest.raises(KeyboardInterrupt):
             _fit(toy, folder, InterruptAt(after, "progress"))
-        first = len(computed)
+        first = len(computed_spans)
         result = _fit(toy, folder)
-        np.testing.assert_array_equal(result.state["trail"], whole)
+        np.testing.assert_array_equal(result.state["trail"], uninterrupted)
         assert [r["pass"] for r in result.history] == [1, 2, 3]
-        assert len(computed) == total, f"interrupted after {first} spans, {len(computed) - first} came on top"
+        assert len(computed_spans) == total, (
+            f"interrupted after {first} spans, {len(computed_spans) - first} came on top"
+        )
 
 
-def _leaf_spans(stage: Any, workers: int, task_seconds: float = 0.0) -> list[Span]:
+def use_leaf_spans(stage: Any, workers: int, task_seconds: float = 0.0) -> list[Span]:
     return [Span(part, 0, i) for part, grid in stage.grids.items() for i in range(grid.n_nodes(0))]
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_a_resume_with_another_number_of_threads_changes_no_bit(
-    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+    toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
-    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", use_leaf_spans)
     for after in range(1, 40, 5):
         with pytest.raises(KeyboardInterrupt):
             _fit(toy, tmp_path / str(after), InterruptAt(after, "progress"), jobs)
         result = _fit(toy, tmp_path / str(after), jobs=4 - jobs)
-        np.testing.assert_array_equal(result.state["trail"], whole)
+        np.testing.assert_array_equal(result.state["trail"], uninterrupted)
 
 
 def test_finished_spans_of_another_level_are_used_or_recomputed(
-    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume with another number of workers would choose other spans; the stored spans decide."""
     monkeypatch.setattr(loop, "Progress", EverySpan)
-    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", use_leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     monkeypatch.undo()
     assert len(EngineStore(tmp_path).nodes("toy_estep", 0)) == 6
-    np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], whole)
+    np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], uninterrupted)
 
 
 def test_a_damaged_span_is_recomputed(
-    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[Span]
+    toy: Toy,
+    uninterrupted: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    computed_spans: list[Span],
 ) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
-    monkeypatch.setattr(passes, "list_spans", _leaf_spans)
+    monkeypatch.setattr(passes, "list_spans", use_leaf_spans)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(6, "progress"))
     for i, path in enumerate(sorted(tmp_path.glob("node-*"))[:3]):
         path.write_bytes(path.read_bytes()[: i * 30])
-    computed.clear()
-    np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], whole)
-    assert len(computed) == PASSES * 13 - 3
+    computed_spans.clear()
+    np.testing.assert_array_equal(_fit(toy, tmp_path).state["trail"], uninterrupted)
+    assert len(computed_spans) == PASSES * 13 - 3
 
 
 def test_short_spans_are_not_stored_and_a_resume_repeats_the_pass(
-    toy: Toy, whole: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
     with pytest.raises(KeyboardInterrupt):
         _fit(toy, tmp_path, InterruptAt(5, "progress"), seconds=1000)
     assert list(tmp_path.glob("node-*")) == []
-    np.testing.assert_array_equal(_fit(toy, tmp_path, seconds=1000).state["trail"], whole)
+    np.testing.assert_array_equal(_fit(toy, tmp_path, seconds=1000).state["trail"], uninterrupted)
 
 
 def test_spans_are_stored_if_recomputing_takes_longer_than_writing() -> None:
@@ -166,7 +176,9 @@ def test_spans_are_stored_if_recomputing_takes_longer_than_writing() -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "missing", "history"])
-def test_a_resume_survives_a_damaged_folder(toy: Toy, whole: np.ndarray, tmp_path: Path, damage: str) -> None:
+def test_a_resume_survives_a_damaged_folder(
+    toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, damage: str
+) -> None:
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
             if record["pass"] == 2:
@@ -189,7 +201,7 @@ def test_a_resume_survives_a_damaged_folder(toy: Toy, whole: np.ndarray, tmp_pat
             events.append(info)
 
     result = _fit(toy, tmp_path, Listen())
-    np.testing.assert_array_equal(result.state["trail"], whole)
+    np.testing.assert_array_equal(result.state["trail"], uninterrupted)
     assert [e["event"] for e in events] == (["checkpoint_unreadable"] if damage == "torn" else []) + [
         "resumed"
     ]
@@ -197,7 +209,9 @@ def test_a_resume_survives_a_damaged_folder(toy: Toy, whole: np.ndarray, tmp_pat
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2])
-def test_no_pass_is_missing_from_the_history(toy: Toy, whole: np.ndarray, tmp_path: Path, lines: int) -> None:
+def test_no_pass_is_missing_from_the_history(
+    toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, lines: int
+) -> None:
     """A cluster continues while its driver is killed: up to two states have no line in the history."""
 
     class Stop(Callback):
@@ -214,17 +228,17 @@ def test_no_pass_is_missing_from_the_history(toy: Toy, whole: np.ndarray, tmp_pa
     assert [(r["pass"], r["objective"], r["rows"]) for r in result.history] == [
         (r["pass"], r["objective"], r["rows"]) for r in undisturbed
     ]
-    np.testing.assert_array_equal(result.state["trail"], whole)
+    np.testing.assert_array_equal(result.state["trail"], uninterrupted)
 
 
 # -- the disk fails, or the process is killed, at every single write -----------------------------------------
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """Imitation of SIGKILL: nothing reaches the disk from here on."""
 
 
-class Disk:
+class FailingDisk:
     """Count of writes:
 
     every open for writing, write and rename in a folder. The n-th one and all later ones fail.
@@ -243,7 +257,7 @@ class Disk:
         if not str(file).startswith(self.folder) or not set(mode) & set("wax"):
             return self._open(file, mode, *args, **kwargs)
         self.step()
-        return Torn(self, self._open(file, mode, *args, **kwargs))
+        return TornFile(self, self._open(file, mode, *args, **kwargs))
 
     def replace(self, source: Any, target: Any) -> None:
         if str(target).startswith(self.folder):
@@ -259,10 +273,10 @@ class Disk:
             yield
 
 
-class Torn:
+class TornFile:
     """A file whose failing write writes half of its data."""
 
-    def __init__(self, disk: Disk, file: Any) -> None:
+    def __init__(self, disk: FailingDisk, file: Any) -> None:
         self._disk, self._file = disk, file
 
     def write(self, data: Any) -> Any:
@@ -274,7 +288,7 @@ class Torn:
             raise
         return self._file.write(data)
 
-    def __enter__(self) -> Torn:
+    def __enter__(self) -> TornFile:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -286,20 +300,25 @@ class Torn:
 
 @pytest.mark.parametrize("how", ["killed", "full"])
 def test_a_failure_of_any_write_of_a_batch_fit_changes_no_bit(
-    toy: Toy, whole: np.ndarray, tmp_path: Path, how: str
+    toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, how: str
 ) -> None:
-    error: BaseException = Killed() if how == "killed" else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    count = Disk(tmp_path / "count", 10**9, error)
+    error: BaseException = (
+        ProcessKilled() if how == "killed" else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    )
+    count = FailingDisk(tmp_path / "count", 10**9, error)
     with count.mounted():
         _fit(toy, tmp_path / "count")
     assert count.calls > 3 * PASSES * 3
     for fail_at in range(count.calls):
         folder = tmp_path / str(fail_at)
-        with Disk(folder, fail_at, error).mounted(), pytest.raises((Killed, ScalelatentError)) as raised:
+        with (
+            FailingDisk(folder, fail_at, error).mounted(),
+            pytest.raises((ProcessKilled, ScalelatentError)) as raised,
+        ):
             _fit(toy, folder)
         if how == "full":
             assert "No space left" in str(raised.value)
             assert str(folder) in str(raised.value)
         result = _fit(toy, folder)
-        np.testing.assert_array_equal(result.state["trail"], whole)
+        np.testing.assert_array_equal(result.state["trail"], uninterrupted)
         assert [r["pass"] for r in result.history] == [1, 2, 3]

@@ -13,7 +13,7 @@ import pytest
 from scalelatent.engine.dask.scheduler_policies import SpanGuard
 
 
-class Cluster:
+class SchedulerState:
     """The part of a scheduler's state that the plugin uses."""
 
     allowed_failures = 3
@@ -61,7 +61,7 @@ class Task:
 
 @pytest.mark.parametrize("others", [{"b": [], "c": []}, {"b": [], "c": [], "d": [("far", 800, 900)]}])
 def test_spans_of_one_shard_go_to_one_worker(others: dict[str, Any]) -> None:
-    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150), ("k", 300, 400)], **others)
+    cluster = SchedulerState(a=[("i", 0, 100), ("j", 50, 150), ("k", 300, 400)], **others)
     cluster.lose("a")
     assert cluster.doomed() == {"i", "j", "k"}
     bound = cluster.bound()
@@ -70,14 +70,16 @@ def test_spans_of_one_shard_go_to_one_worker(others: dict[str, Any]) -> None:
 
 
 def test_spans_go_to_the_worker_that_already_reads_the_shard() -> None:
-    cluster = Cluster(a=[("i", 0, 100)], b=[], c=[("j", 50, 150), ("m", 150, 250)], d=[("n", 600, 700)])
+    cluster = SchedulerState(
+        a=[("i", 0, 100)], b=[], c=[("j", 50, 150), ("m", 150, 250)], d=[("n", 600, 700)]
+    )
     cluster.lose("a")
     assert cluster.bound() == {"i": "c"}
     assert cluster.doomed() == {"i", "j"}  # c is the second worker that dies of one shard.
 
 
 def test_spans_are_free_again_when_their_worker_is_retired() -> None:
-    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
+    cluster = SchedulerState(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     cluster.lose("a")
     assert set(cluster.bound()) == {"i", "j"}
     cluster.workers["b"].processing = {cluster.tasks["i"], cluster.tasks["j"]}
@@ -86,7 +88,7 @@ def test_spans_are_free_again_when_their_worker_is_retired() -> None:
 
 
 def test_spans_that_the_fit_has_restricted_stay_on_their_worker() -> None:
-    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
+    cluster = SchedulerState(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     for task in cluster.tasks.values():
         task.loose_restrictions = False
     cluster.lose("a")
@@ -94,7 +96,7 @@ def test_spans_that_the_fit_has_restricted_stay_on_their_worker() -> None:
 
 
 def test_keys_of_finished_tasks_are_forgotten() -> None:
-    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[], c=[])
+    cluster = SchedulerState(a=[("i", 0, 100), ("j", 50, 150)], b=[], c=[])
     cluster.lose("a")
     assert set(cluster.guard._bound) == {"i", "j"}
     cluster.tasks.clear()
@@ -103,7 +105,7 @@ def test_keys_of_finished_tasks_are_forgotten() -> None:
 
 
 def test_a_waiting_span_is_free_again_if_its_worker_dies_of_another_cause() -> None:
-    cluster = Cluster(a=[("i", 0, 100), ("j", 50, 150)], b=[])
+    cluster = SchedulerState(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     cluster.lose("a")
     cluster.tasks["j"].state = "waiting"  # The lost worker also had the parameters of j, so j waits for them.
     cluster.workers["b"].processing = {cluster.tasks["i"]}

@@ -164,7 +164,7 @@ def test_thread_pools_have_one_thread_inside_and_are_restored() -> None:
     assert (pools(), zarr.config.get("threading.max_workers")) == (before, of_zarr)
 
 
-def _in_a_thread(work: Any) -> tuple[threading.Thread, threading.Event, threading.Event]:
+def run_single_threaded(work: Any) -> tuple[threading.Thread, threading.Event, threading.Event]:
     """Run a thread inside ``single_threaded``.
 
     Return it, the event that it has entered, and the event that lets it leave.
@@ -197,7 +197,7 @@ def test_thread_pools_are_limited_until_the_last_user_leaves(first_out: str) -> 
     with blas.limit(limits=3), zarr.config.set({"threading.max_workers": 7}):
         before = pools()
         assert before != [1, 1]
-        entered = [_in_a_thread(single_threaded), _in_a_thread(single_threaded)]
+        entered = [run_single_threaded(single_threaded), run_single_threaded(single_threaded)]
         assert pools() == [1, 1]
         for thread, _, leave in entered if first_out == "first" else entered[::-1]:
             assert pools() == [1, 1]
@@ -232,7 +232,7 @@ def test_n_jobs_respects_a_cpu_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [resolve_jobs(n) for n in (None, -1, -2, 5)] == [3, 3, 2, 5]
 
 
-def _resolved(n_jobs: int | None) -> int:
+def resolve_in_process(n_jobs: int | None) -> int:
     return resolve_jobs(n_jobs)
 
 
@@ -243,7 +243,7 @@ def test_n_jobs_follows_joblibs_nesting(backend: str, monkeypatch: pytest.Monkey
 
     with parallel_config(backend=backend, n_jobs=2):
         assert resolve_jobs(None) == min(2, cpu_count())
-        assert Parallel()(delayed(_resolved)(n) for n in (None, 3, None)) == [1, 3, 1]
+        assert Parallel()(delayed(resolve_in_process)(n) for n in (None, 3, None)) == [1, 3, 1]
     with parallel_config(n_jobs=1):
         assert resolve_jobs(None) == 1
     with parallel_config(backend=backend):

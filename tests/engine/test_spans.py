@@ -15,14 +15,14 @@ from scalelatent.engine.passes import Span, _cover_leaves, plan_spans
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> tuple[RowGrid, int, set[tuple[int, int]]]:
+def draw_grid(draw: st.DrawFn) -> tuple[RowGrid, int, set[tuple[int, int]]]:
     grid = RowGrid(draw(st.integers(1, 700)), 1, 1)
     nodes = [(level, i) for level in range(grid.depth + 1) for i in range(grid.n_nodes(level))]
     have = draw(st.sets(st.sampled_from(nodes), max_size=12))
     return grid, draw(st.integers(0, grid.depth)), have
 
 
-@given(grids())
+@given(draw_grid())
 def test_every_leaf_is_covered_once(case: tuple[RowGrid, int, set[tuple[int, int]]]) -> None:
     grid, level, have = case
     nodes = list(_cover_leaves(grid, level, have))

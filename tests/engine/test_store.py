@@ -100,7 +100,7 @@ def test_a_folder_belongs_to_one_fit(store: EngineStore) -> None:
     store.claim(IDENTITY, resume=True)  # A refusal changes nothing.
 
 
-def _claimed(store: EngineStore, params: dict[str, Any]) -> None:
+def claim_folder(store: EngineStore, params: dict[str, Any]) -> None:
     store.claim({"kind": "toy", "params": named_values(params)}, resume=True)
 
 
@@ -126,16 +126,16 @@ LOSS = np.linspace(0, 1, 10_000).reshape(100, 100)
 def test_parameters_of_a_fit_are_compared_by_value(
     store: EngineStore, was: dict[str, Any], now: dict[str, Any], reported: str
 ) -> None:
-    _claimed(store, was)
+    claim_folder(store, was)
     copied = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in was.items()}
-    _claimed(store, copied)
+    claim_folder(store, copied)
     with pytest.raises(RunError, match=re.escape(reported)):
-        _claimed(store, now)
+        claim_folder(store, now)
 
 
 def test_equal_parameters_are_equal_in_any_container(store: EngineStore) -> None:
-    _claimed(store, {"a": 0.5, "b": [1, 2], "c": float("nan"), "new": None})
-    _claimed(store, {"a": np.float64(0.5), "b": (1, np.int64(2)), "c": np.float32("nan")})
+    claim_folder(store, {"a": 0.5, "b": [1, 2], "c": float("nan"), "new": None})
+    claim_folder(store, {"a": np.float64(0.5), "b": (1, np.int64(2)), "c": np.float32("nan")})
 
 
 def test_a_resume_of_an_empty_folder_starts_a_fit(store: EngineStore) -> None:
@@ -270,7 +270,7 @@ def test_a_finished_stage_is_deleted_except_its_history(store: EngineStore) -> N
 # -- power failures ------------------------------------------------------------------------------------------
 
 
-def _power_failure(store: EngineStore, unsynced: list[int]) -> None:
+def lose_power(store: EngineStore, unsynced: list[int]) -> None:
     for iteration in unsynced:
         path = Path(store.state_path("toy_estep", iteration))
         path.write_bytes(path.read_bytes()[:10])
@@ -284,7 +284,7 @@ def test_the_newest_durable_state_survives_later_ones(store: EngineStore, how: s
         if durable and how == "made":
             assert store.make_durable("toy_estep", iteration)
     assert store.iterations("toy_estep") == [9, 17, 18, 19]
-    _power_failure(store, [17, 18, 19])
+    lose_power(store, [17, 18, 19])
     iteration, state, messages = store.latest_state("toy_estep")
     assert (iteration, state["at"], len(messages)) == (9, 9, 3)
     assert [name for name in store.location.keys("") if name.startswith("durable")] == [

@@ -32,7 +32,7 @@ NOISE = Corruption("flip", rate=0.34, seed=8)
 Make = Callable[[str, Path], Dataset]
 
 
-def pair(form: str, folder: Path) -> Dataset:
+def give_pair(form: str, folder: Path) -> Dataset:
     """Return the rows and outputs in one of their possible forms."""
     if form == "memory":
         return Dataset.from_arrays(X, OUT)
@@ -49,7 +49,7 @@ def pair(form: str, folder: Path) -> Dataset:
 FORMS = ("memory", "floats", "multilabel", "memory beside stored", "stored pair")
 
 
-def clean(form: str, folder: Path) -> Dataset:
+def clean_outputs(form: str, folder: Path) -> Dataset:
     """Return outputs that are also the rows."""
     rows = {"floats": OUT.astype("f8"), "multilabel": scipy.sparse.csr_array(OUT)}.get(form, OUT)
     ds = Dataset.from_arrays(rows)
@@ -67,13 +67,13 @@ def fit(learner: Any, ds: Dataset, *, jobs: int = 1, cache: int = 0, folder: Pat
     ).state
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     for key in a:
         np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
 @pytest.fixture
-def expected(online: Any) -> Any:
+def expected_fit(online: Any) -> Any:
     """Return the fit by a loop over blocks cut from the arrays."""
 
     def by_hand(learner: Any, x_of: Callable[[np.ndarray, int, bool], np.ndarray]) -> Any:
@@ -112,20 +112,20 @@ def expected(online: Any) -> Any:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cache", [0, 10**6])
 def test_minibatches_and_passes_receive_rows_and_outputs(
-    online: Any, expected: Any, tmp_path: Path, form: str, cache: int, monkeypatch: pytest.MonkeyPatch
+    online: Any, expected_fit: Any, tmp_path: Path, form: str, cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With this limit, a piece of outputs has only a few rows.
     monkeypatch.setattr(reading, "TARGET_BYTES", 100)
     learner = online.Outputs(P, V, Targets(), Targets())
-    ds = pair(form, tmp_path)
+    ds = give_pair(form, tmp_path)
     found = fit(learner, ds, cache=cache)
-    same(found, expected(learner, lambda rows, epoch, held: X[rows]))
-    same(fit(learner, ds, jobs=3, cache=cache), found)
+    assert_same(found, expected_fit(learner, lambda rows, epoch, held: X[rows]))
+    assert_same(fit(learner, ds, jobs=3, cache=cache), found)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_corrupted_inputs_depend_on_row_and_epoch(
-    online: Any, expected: Any, tmp_path: Path, form: str
+    online: Any, expected_fit: Any, tmp_path: Path, form: str
 ) -> None:
     """Inputs made of outputs depend on row and epoch; those of validation rows are the same in each epoch."""
     held = Corruption("occlude", size=(1, 2), shape=(2, 3), seed=8, stage="corruption-validation")
@@ -137,16 +137,16 @@ def test_corrupted_inputs_depend_on_row_and_epoch(
             how = {"kind": "occlude", "size": (1, 2), "shape": (2, 3), "stage": "corruption-validation"}
         return corrupt(OUT[rows], rows, epoch, seed=8, **how)
 
-    ds = clean(form, tmp_path)
+    ds = clean_outputs(form, tmp_path)
     found = fit(learner, ds, folder=tmp_path / "run")
-    same(found, expected(learner, x_of))
-    same(fit(learner, ds, jobs=3), found)
+    assert_same(found, expected_fit(learner, x_of))
+    assert_same(fit(learner, ds, jobs=3), found)
 
 
-def test_outputs_without_inputs_can_be_learned(online: Any, expected: Any) -> None:
+def test_outputs_without_inputs_can_be_learned(online: Any, expected_fit: Any) -> None:
     learner = online.Outputs(0, V, Targets("x"), Targets("x"))
     found = fit(learner, Dataset.from_arrays(OUT))
-    same(found, expected(learner, lambda rows, epoch, held: np.empty((len(rows), 0), np.uint8)))
+    assert_same(found, expected_fit(learner, lambda rows, epoch, held: np.empty((len(rows), 0), np.uint8)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -158,8 +158,8 @@ def test_maps_receive_outputs(
         lambda *a, **k: create_dataset(*a, **{"chunk_rows": 25, "shard_rows": 50, **k}),
     )
     cases = [
-        (pair(form, tmp_path / "p"), Targets(), X),
-        (clean(form, tmp_path / "c"), Targets("x", NOISE), None),
+        (give_pair(form, tmp_path / "p"), Targets(), X),
+        (clean_outputs(form, tmp_path / "c"), Targets("x", NOISE), None),
     ]
     for i, (ds, targets, x) in enumerate(cases):
         row_map = online.Concatenation(P, V, targets)

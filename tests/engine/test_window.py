@@ -29,7 +29,7 @@ class Future:
         self.status = "released"
 
 
-class Cluster:
+class FakeCluster:
     """A cluster that receives batches, and finishes items on request."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Cluster:
         return futures
 
 
-def _finish(cluster: Cluster, window: Window, some: int) -> list[int]:
+def finish_items(cluster: FakeCluster, window: Window, some: int) -> list[int]:
     waiting = [i for i, f in cluster.futures.items() if f.status == "pending"]
     for item in waiting[:some]:
         cluster.futures[item].status = "finished"
@@ -61,14 +61,14 @@ def _finish(cluster: Cluster, window: Window, some: int) -> list[int]:
 def test_every_item_is_sent_once_and_the_queue_is_bounded(
     n: int, threads: list[int], depth: int, some: int
 ) -> None:
-    cluster, names = Cluster(), {f"w{i}": count for i, count in enumerate(threads)}
+    cluster, names = FakeCluster(), {f"w{i}": count for i, count in enumerate(threads)}
     window = Window(names, range(n), cluster.send, Costs(lambda item: 1e-3, True, depth))
     window.open()
     done: list[int] = []
     for _ in range(10 * n + 1):
         for name, count in names.items():
             assert sum(worker == name for _, worker in window.pending.values()) <= depth * count
-        done += _finish(cluster, window, some)
+        done += finish_items(cluster, window, some)
         if window.all_sent and not window.pending:
             break
     assert sorted(done) == list(range(n))
@@ -78,7 +78,7 @@ def test_every_item_is_sent_once_and_the_queue_is_bounded(
 
 
 def test_a_short_pass_is_one_batch_with_contiguous_rows_per_worker() -> None:
-    cluster = Cluster()
+    cluster = FakeCluster()
     Window({"a": 1, "b": 3}, range(16), cluster.send, SHORT).open()
     assert cluster.last == [True]
     there = dict(cluster.batches[0])
@@ -86,7 +86,7 @@ def test_a_short_pass_is_one_batch_with_contiguous_rows_per_worker() -> None:
 
 
 def test_a_new_worker_takes_items_from_the_others() -> None:
-    cluster = Cluster()
+    cluster = FakeCluster()
     window = Window({"a": 1}, range(20), cluster.send)
     window.open()
     window.refresh({"a": 1, "b": 2})
@@ -96,17 +96,17 @@ def test_a_new_worker_takes_items_from_the_others() -> None:
 
 
 def test_items_of_a_lost_worker_go_to_the_others() -> None:
-    cluster = Cluster()
+    cluster = FakeCluster()
     window = Window({"a": 1, "b": 1}, range(8), cluster.send)
     window.open()
     window.refresh({"a": 1})
     while not window.all_sent or window.pending:
-        assert _finish(cluster, window, 1)
+        assert finish_items(cluster, window, 1)
     assert sorted(cluster.futures) == list(range(8))
 
 
 def test_a_lost_result_is_awaited_and_an_error_is_reported() -> None:
-    cluster = Cluster()
+    cluster = FakeCluster()
     window = Window({"a": 1}, range(2), cluster.send)
     window.open()
     cluster.futures[0].status = "lost"
@@ -134,7 +134,7 @@ def test_items_without_a_future_are_not_pending() -> None:
     (Costs(lambda item: 1e-3, True, most=7), 7),
 ])  # fmt: skip
 def test_short_items_are_sent_many_at_once_up_to_the_queue_limit(costs: Costs, first: int) -> None:
-    cluster = Cluster()
+    cluster = FakeCluster()
     Window({"a": 1}, range(100), cluster.send, costs).open()
     assert len(cluster.batches[0]) == first
 
@@ -146,7 +146,7 @@ POOLS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0, 5.
                  max_size=8)  # fmt: skip
 
 
-class Pool:
+class SimulatedPool:
     """Workers with true speeds that compute the items of a window, which assumes other speeds."""
 
     def __init__(
@@ -218,7 +218,7 @@ class Pool:
 def test_every_leaf_is_computed_once_in_nearly_the_best_time(
     leaves: int, workers: list[tuple[int, float]], seconds: float, level: int
 ) -> None:
-    pool = Pool(leaves, workers, seconds, level=level)
+    pool = SimulatedPool(leaves, workers, seconds, level=level)
     end = pool.run()
     there = [leaf for span, _ in pool.given for leaf in pool.grid.node_leaves(span.level, span.index)]
     assert sorted(there) == list(range(leaves))
@@ -231,8 +231,8 @@ def test_every_leaf_is_computed_once_in_nearly_the_best_time(
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0])
 def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
-    """The driver learns of everything 30 ms late."""
-    pool = Pool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
+    """Every message reaches the driver after 30 ms."""
+    pool = SimulatedPool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
     assert pool.run(latency=0.03) < 1.03 * seconds
     share = sum(pool.work(span) for span, worker in pool.given if worker == "w3") / pool.leaf / 1000
     assert share == pytest.approx(20 / 23, rel=0.02)
@@ -241,19 +241,19 @@ def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
 def test_wrong_speeds_cost_little() -> None:
     """A worker that is twice as fast as assumed takes items from the others, and a slower one loses items."""
     believed = {"w0": 1.0, "w1": 1.0, "w2": 1.0, "w3": 10.0}
-    pool = Pool(1000, [(1, 1.0), (1, 2.0), (1, 0.7), (1, 20.0)], 20.0, believed)
+    pool = SimulatedPool(1000, [(1, 1.0), (1, 2.0), (1, 0.7), (1, 20.0)], 20.0, believed)
     assert pool.run(latency=0.03) < 1.08 * 20.0
 
 
 def test_a_worker_that_would_end_last_gets_nothing() -> None:
     """A worker with a twentieth of the speed would take one of 15 leaves, and all would wait for it."""
-    pool = Pool(15, [(1, 1.0), (1, 20.0)], 10.0)
+    pool = SimulatedPool(15, [(1, 1.0), (1, 20.0)], 10.0)
     assert pool.run() == pytest.approx(pool.best())
     assert {worker for _, worker in pool.given} == {"w1"}
 
 
 def test_all_threads_of_a_worker_are_busy_for_any_span_length() -> None:
-    pool = Pool(64, [(4, 1.0), (4, 1.0)], 1000.0)
+    pool = SimulatedPool(64, [(4, 1.0), (4, 1.0)], 1000.0)
     assert pool.run(latency=0.1) < 1.01 * 1000.0
 
 
@@ -261,7 +261,7 @@ def test_workers_keep_contiguous_ranges_of_rows() -> None:
     """The cache of the worker contains these rows in the next pass."""
     runs = []
     for _ in range(2):
-        pool = Pool(512, [(1, 1.0), (1, 3.0)], 0.5)
+        pool = SimulatedPool(512, [(1, 1.0), (1, 3.0)], 0.5)
         pool.run()
         mine = [s for s, worker in pool.given if worker == "w1"]
         runs.append({leaf for s in mine for leaf in pool.grid.node_leaves(s.level, s.index)})
@@ -270,7 +270,7 @@ def test_workers_keep_contiguous_ranges_of_rows() -> None:
 
 
 def test_items_of_a_lost_worker_of_a_pool_go_to_the_remaining_ones() -> None:
-    pool = Pool(200, [(1, 1.0), (1, 5.0)], 30.0)
+    pool = SimulatedPool(200, [(1, 1.0), (1, 5.0)], 30.0)
     pool.window.open()
     assert not pool.window.all_sent
     first = len(pool.given)
@@ -288,7 +288,7 @@ def test_children_cover_a_span() -> None:
 
 
 def test_a_thousand_workers_cost_the_driver_little() -> None:
-    pool = Pool(1000, [(1, 1.0)] * 900 + [(1, 20.0)] * 100, 0.5)
+    pool = SimulatedPool(1000, [(1, 1.0)] * 900 + [(1, 20.0)] * 100, 0.5)
     begin = time.process_time()
     pool.window.open()
     assert time.process_time() - begin < 5.0  # It takes a second on an idle machine.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.estimators.crbm_cases import Pair, patterns
+from tests.estimators.crbm_cases import Pair, make_patterns
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def held_out() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def files() -> Callable[[Path], dict[str, bytes]]:
+def read_files_of() -> Callable[[Path], dict[str, bytes]]:
     """Return a function that returns the content of all files in a folder, by relative name."""
     return lambda folder: {
         str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
@@ -40,10 +40,10 @@ def files() -> Callable[[Path], dict[str, bytes]]:
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     """Return noisy and clean rows of four patterns, for conditional RBMs."""
-    return patterns(300, 1)
+    return make_patterns(300, 1)
 
 
 @pytest.fixture(scope="module")
-def held() -> Pair:
+def held_pair() -> Pair:
     """Return other rows of the same patterns."""
-    return patterns(120, 2)
+    return make_patterns(120, 2)

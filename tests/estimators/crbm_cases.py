@@ -11,7 +11,7 @@ from scalelatent import ConditionalRBM
 Pair = tuple[np.ndarray, np.ndarray]
 
 
-def patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
+def make_patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
     """Return noisy and clean rows of some patterns, which are the same for every seed."""
     prototypes = np.random.default_rng(7).random((k, width)) < 0.5
     rng = np.random.default_rng(seed)
@@ -24,6 +24,6 @@ def make(**more: Any) -> ConditionalRBM:
     return ConditionalRBM(**(options | {"random_state": 0, "n_jobs": 1} | more))
 
 
-def same(a: ConditionalRBM, b: ConditionalRBM) -> None:
+def assert_same(a: ConditionalRBM, b: ConditionalRBM) -> None:
     for name in ("W_", "Wvx_", "Whx_", "bv_", "bh_"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))

@@ -31,7 +31,7 @@ class NoPasses(Callback):
         raise AssertionError("a whole pass was made")
 
 
-def _forms(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[str, tuple[Any, ...]]:
+def give_forms(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[str, tuple[Any, ...]]:
     np.save(folder / "x.npy", x)
     return {
         "numpy": (x, y),
@@ -55,7 +55,7 @@ def test_the_error_names_row_and_feature_of_a_nan_pixel(
     x = digits[0].astype("f4")
     x[417, 23] = bad
     with pytest.raises(ValueError, match="row 417, (feature|column) 23"):
-        _fit(*_forms(x, digits[1], tmp_path)[form], callbacks=[NoPasses()], **options)
+        _fit(*give_forms(x, digits[1], tmp_path)[form], callbacks=[NoPasses()], **options)
 
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
@@ -65,7 +65,7 @@ def test_the_error_names_bad_pixels_of_validation_rows(
 ) -> None:
     vx = held_out[0].astype("f4")
     vx[33, 7] = np.nan
-    given: Any = _forms(vx, held_out[1], tmp_path)[form]
+    given: Any = give_forms(vx, held_out[1], tmp_path)[form]
     with pytest.raises(ValueError, match="row 33, (feature|column) 7"):
         _fit(*digits, validation=given[0] if form == "dataset" else given, callbacks=[NoPasses()], **options)
 
@@ -84,7 +84,7 @@ def test_the_error_names_values_beyond_float32(
 ) -> None:
     x = digits[0].astype("f8")
     x[3, 20] = value
-    rows = _forms(x, digits[1], tmp_path)[form]
+    rows = give_forms(x, digits[1], tmp_path)[form]
     named = "row 3, feature 20"
     for algorithm in ("em", "stepwise"):
         with pytest.raises(DataError, match=f"beyond float32.*{named}|{named}.*beyond float32"):
@@ -109,7 +109,7 @@ def test_a_stream_continues_after_a_row_beyond_float32(digits: Arrays) -> None:
 
 @pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "stored"])
 def test_a_fit_without_labels_is_refused(digits: Arrays, tmp_path: Path, form: str) -> None:
-    rows = _forms(digits[0], None, tmp_path) | {
+    rows = give_forms(digits[0], None, tmp_path) | {
         "stored": (Dataset.from_arrays(digits[0]).save(tmp_path / "ds"),)
     }
     with pytest.raises(ValueError, match="no labels|requires y to be passed") as raised:
@@ -124,7 +124,7 @@ def test_fractional_labels_are_refused(digits: Arrays, tmp_path: Path, form: str
     import zarr
 
     x, y = digits[0], digits[1] + 0.25
-    rows: Any = {**_forms(x, y, tmp_path), "zarr": (zarr.array(x), zarr.array(y))}
+    rows: Any = {**give_forms(x, y, tmp_path), "zarr": (zarr.array(x), zarr.array(y))}
     with pytest.raises(ValueError, match="[Uu]nknown label type: continuous"):
         _fit(*rows[form], callbacks=[NoPasses()])
 

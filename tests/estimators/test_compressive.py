@@ -19,32 +19,32 @@ from scalelatent.models.mbn.compressive import PIECE_BYTES, measure_scales
 torch = pytest.importorskip("torch")
 
 
-def small(**more: Any) -> sl.CompressiveMBN:
+def make_small_network(**more: Any) -> sl.CompressiveMBN:
     given = {"hidden": (48, 32), "n_epochs": 25, "batch_size": 32, "random_state": 0, "n_jobs": 1}
     return sl.CompressiveMBN(**{**given, **more})
 
 
-def pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def make_pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes, and an output that is a nonlinear function of them, far from 0."""
     x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
     u = x / 128 - 1
     return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)
 
 
-def weights(model: sl.CompressiveMBN) -> bytes:
+def list_weights(model: sl.CompressiveMBN) -> bytes:
     return b"".join(a.tobytes() for a in (*model.coefs_, *model.intercepts_))
 
 
 def test_it_learns_the_outputs_and_reports_progress(tmp_path: Path) -> None:
-    x, z = pairs()
-    held = pairs(300, 1)
+    x, z = make_pairs()
+    held = make_pairs(300, 1)
     seen: list[dict[str, Any]] = []
 
     class Watch(sl.Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
             seen.append(record)
 
-    model = small(learning_rate=5e-3).fit(x, z, validation=held, callbacks=Watch())
+    model = make_small_network(learning_rate=5e-3).fit(x, z, validation=held, callbacks=Watch())
     assert model.score(*held) > 0.85
     # A linear function explains almost none of the output.
     line = np.column_stack([held[0], np.ones(300)])
@@ -59,23 +59,23 @@ def test_an_enclosing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     from scalelatent.deploy import clusters
 
     monkeypatch.setattr(clusters, "current_client", lambda: pytest.fail("it asks for a cluster"))
-    assert small(n_epochs=1).fit(*pairs(60)).n_iter_ == 1
+    assert make_small_network(n_epochs=1).fit(*make_pairs(60)).n_iter_ == 1
 
 
 def test_rows_from_disk_and_memory_give_the_same_bits(tmp_path: Path) -> None:
-    x, z = pairs()
-    first = small(n_epochs=3).fit(x, z)
+    x, z = make_pairs()
+    first = make_small_network(n_epochs=3).fit(x, z)
     stored = Dataset.from_arrays(x).save(str(tmp_path / "x.zarr"), shard_rows=256, chunk_rows=64)
     outputs = Dataset.from_arrays(z).save(str(tmp_path / "z.zarr"))
-    second = small(n_epochs=3).fit(stored, outputs)
-    assert weights(first) == weights(second)
-    assert weights(first) != weights(small(n_epochs=3, random_state=1).fit(x, z))
+    second = make_small_network(n_epochs=3).fit(stored, outputs)
+    assert list_weights(first) == list_weights(second)
+    assert list_weights(first) != list_weights(make_small_network(n_epochs=3, random_state=1).fit(x, z))
 
 
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path: Path, after: int) -> None:
-    x, z = pairs(300)
-    whole = small(n_epochs=4).fit(x, z)
+    x, z = make_pairs(300)
+    whole = make_small_network(n_epochs=4).fit(x, z)
 
     class Cut(sl.Callback):
         def on_progress(self, info: dict[str, Any]) -> None:
@@ -83,25 +83,25 @@ def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path: Path, after: int)
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        small(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=Cut())
-    resumed = small(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", resume=True)
-    assert weights(resumed) == weights(whole)
+        make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=Cut())
+    resumed = make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", resume=True)
+    assert list_weights(resumed) == list_weights(whole)
     assert [r["pass"] for r in resumed.history_] == [1, 2, 3, 4]
     with pytest.raises(RunError, match="holds another fit"):
-        small(n_epochs=5).fit(x, z, run_dir=tmp_path / "run", resume=True)
+        make_small_network(n_epochs=5).fit(x, z, run_dir=tmp_path / "run", resume=True)
 
 
 def test_sparse_rows_are_learned_like_dense_ones() -> None:
     x = scipy.sparse.random_array((400, 30), density=0.1, rng=0, format="csr").astype(np.float32)
     z = x.toarray()[:, :2] * 3
-    sparse = small(n_epochs=10, learning_rate=5e-3).fit(x, z)
+    sparse = make_small_network(n_epochs=10, learning_rate=5e-3).fit(x, z)
     assert sparse.score(x, z) > 0.8
     np.testing.assert_allclose(sparse.transform(x), sparse.transform(x.toarray()), atol=1e-5)
 
 
 def test_predictions_need_no_torch_and_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, z = pairs()
-    model = small(n_epochs=2).fit(x, z)
+    x, z = make_pairs()
+    model = make_small_network(n_epochs=2).fit(x, z)
     model.save(tmp_path / "m.zarr")
     monkeypatch.setitem(sys.modules, "torch", None)
     loaded = sl.load_model(tmp_path / "m.zarr")
@@ -134,13 +134,13 @@ def test_the_error_names_invalid_input(
     how: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        small(**how).fit(*given)
+        make_small_network(**how).fit(*given)
 
 
 def test_the_error_names_rows_that_are_damaged_during_the_fit(tmp_path: Path) -> None:
-    x, z = pairs(100)
+    x, z = make_pairs(100)
     rows = x.astype(np.float32)
-    model = small(n_epochs=1).fit(rows, z)
+    model = make_small_network(n_epochs=1).fit(rows, z)
     rows[7, 2] = np.nan
     with pytest.raises(DataError, match="row 7"):
         model.transform(Dataset.from_arrays(rows))
@@ -149,12 +149,12 @@ def test_the_error_names_rows_that_are_damaged_during_the_fit(tmp_path: Path) ->
     with pytest.raises(DataError, match="^X contains NaN: row 7, feature 2 is nan"):
         model.fit(Dataset.from_arrays(rows), z)
     with pytest.raises(RunError, match="lower learning_rate"):
-        small(n_epochs=3, learning_rate=1e30).fit(x, z)
+        make_small_network(n_epochs=3, learning_rate=1e30).fit(x, z)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_invalid_validation_rows_are_refused_before_work_starts(value: float) -> None:
-    x, z = pairs(1400)
+    x, z = make_pairs(1400)
     rows, outputs = x.astype(np.float32), z.copy()
     rows[1207, 2] = outputs[1300, 1] = value
     bad = [
@@ -165,7 +165,7 @@ def test_invalid_validation_rows_are_refused_before_work_starts(value: float) ->
     for held, given, message in bad:
         validation = (Dataset.from_arrays(held), Dataset.from_arrays(given))
         with pytest.raises(DataError, match=message):
-            small(n_epochs=1).fit(x, z, validation=validation)
+            make_small_network(n_epochs=1).fit(x, z, validation=validation)
 
 
 def test_scales_are_those_of_all_rows_at_once() -> None:
@@ -203,4 +203,4 @@ def test_scaling_wide_rows_takes_little_memory(sparse: bool) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_refused() -> None:
     with pytest.raises(RunError, match="PyTorch finds no CUDA device"):
-        small(device="gpu").fit(*pairs(50))
+        make_small_network(device="gpu").fit(*make_pairs(50))

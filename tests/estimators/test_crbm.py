@@ -16,7 +16,7 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm import parameters
 from scalelatent.models.crbm.fit import log_held_rows
-from tests.estimators.crbm_cases import Pair, make, patterns, same
+from tests.estimators.crbm_cases import Pair, assert_same, make, make_patterns
 from tests.helpers import InterruptAt
 
 # -- learning ------------------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ from tests.helpers import InterruptAt
 
 def test_mle_bp_learns_and_beats_logistic() -> None:
     """Twelve patterns of 24 outputs: the outputs together carry more information than each input alone."""
-    pair, held = patterns(300, 1, k=12), patterns(120, 2, k=12)
+    pair, held = make_patterns(300, 1, k=12), make_patterns(120, 2, k=12)
     options = {"n_hidden": 16, "n_epochs": 12, "learning_rate": 1.0, "init_scale": 0.1}
     model = make(**options).fit(*pair, validation=held)
     logistic = make(learner="logistic", **options).fit(*pair, validation=held)
@@ -44,9 +44,9 @@ def test_mle_bp_learns_and_beats_logistic() -> None:
 
 
 @pytest.mark.parametrize("learner", ["mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm"])
-def test_all_learners_improve_on_the_noisy_inputs(learner: str, pair: Pair, held: Pair) -> None:
+def test_all_learners_improve_on_the_noisy_inputs(learner: str, pair: Pair, held_pair: Pair) -> None:
     model = make(learner=learner, n_epochs=6, learning_rate=0.1).fit(*pair)
-    assert model.score(*held) > 0.9  # A prediction that copies the noisy inputs has a score of 0.8.
+    assert model.score(*held_pair) > 0.9  # A prediction that copies the noisy inputs has a score of 0.8.
     assert model.n_iter_ == 6
 
 
@@ -61,28 +61,34 @@ def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
     assert np.isnan(sparse.errors(csr_array(x), v)["changed"])
 
 
-def test_sparse_rows_have_changed_errors(pair: Pair, held: Pair) -> None:
+def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
     """Rows of zeros and ones have changed errors in any storage."""
-    model = make(n_epochs=2).fit(csr_array(pair[0]), pair[1], validation=(csr_array(held[0]), held[1]))
-    assert model.errors(csr_array(held[0]), held[1]) == model.errors(*held)
+    model = make(n_epochs=2).fit(
+        csr_array(pair[0]), pair[1], validation=(csr_array(held_pair[0]), held_pair[1])
+    )
+    assert model.errors(csr_array(held_pair[0]), held_pair[1]) == model.errors(*held_pair)
     assert 0 < model.history_[0]["changed_error"] < 1
 
 
-def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held: Pair) -> None:
+def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held_pair: Pair) -> None:
     flips = {"kind": "flip", "rate": 0.2}
-    model = make(corruption=flips, n_epochs=8).fit(pair[1], validation=held[1])
-    again = make(corruption=flips, n_epochs=8).fit(None, pair[1], validation=Dataset.from_arrays(held[1]))
-    same(model, again)
+    model = make(corruption=flips, n_epochs=8).fit(pair[1], validation=held_pair[1])
+    again = make(corruption=flips, n_epochs=8).fit(
+        None, pair[1], validation=Dataset.from_arrays(held_pair[1])
+    )
+    assert_same(model, again)
     assert model.Wvx_.shape == (24, 24)
-    assert model.score(*held) > 0.93
-    assert model.score(held[1]) == pytest.approx(model.score(*held), abs=0.03)
-    stored = make(corruption=flips, n_epochs=1).fit(pair[1], validation=held)
-    assert stored.best_validation_error_ == pytest.approx(1 - stored.score(*held))
+    assert model.score(*held_pair) > 0.93
+    assert model.score(held_pair[1]) == pytest.approx(model.score(*held_pair), abs=0.03)
+    stored = make(corruption=flips, n_epochs=1).fit(pair[1], validation=held_pair)
+    assert stored.best_validation_error_ == pytest.approx(1 - stored.score(*held_pair))
     patches = make(corruption={"kind": "occlude", "size": 2, "shape": (4, 6)}, n_epochs=1).fit(pair[1])
     assert 0 < patches.history_[0]["train_error"] < 0.5
 
 
-def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(pair: Pair, held: Pair) -> None:
+def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(
+    pair: Pair, held_pair: Pair
+) -> None:
     """Pairs are used as they are; clean rows are corrupted as those of a test."""
     model = make(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
 
@@ -90,7 +96,7 @@ def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(pair
         logits = v @ model.W_ + x @ model.Whx_.T + model.bh_
         return -(v * (x @ model.Wvx_.T + model.bv_)).sum(axis=1) - np.logaddexp(0, logits).sum(axis=1)
 
-    x, v = held[0], held[1]
+    x, v = held_pair[0], held_pair[1]
     np.testing.assert_allclose(model.free_energy(x, v), by_hand(x, v), atol=1e-4)
     np.testing.assert_allclose(model.free_energy(csr_array(x), v), by_hand(x, v), atol=1e-4)
     made = corrupt(v, np.arange(len(v)), 0, kind="flip", rate=0.2, seed=model.seed_, stage="corruption-test")
@@ -108,10 +114,10 @@ def test_corruption_on_the_fly_equals_stored_corrupted_rows(
     v = pair[1]
     fly = make(corruption=how, n_epochs=1).fit(v)
     x = corrupt(v, np.arange(len(v)), 0, seed=fly.seed_, stage="corruption", **how)
-    same(fly, make(n_epochs=1).fit(x, v))
+    assert_same(fly, make(n_epochs=1).fit(x, v))
     rows = Dataset.from_arrays(x).save(tmp_path / "x", chunk_rows=50)
     stored = rows.with_target(Dataset.from_arrays(v).save(tmp_path / "v", chunk_rows=70))
-    same(fly, make(n_epochs=1).fit(stored))
+    assert_same(fly, make(n_epochs=1).fit(stored))
 
 
 def test_a_plain_rbm_learns_and_reconstructs(pair: Pair) -> None:
@@ -122,7 +128,7 @@ def test_a_plain_rbm_learns_and_reconstructs(pair: Pair) -> None:
         assert model.transform(v).shape == (300, 6)
         assert model.predict_marginals().shape == (1, 24)
         assert model.predict(np.empty((5, 0))).shape == (5, 24)
-    same(
+    assert_same(
         model, make(learner="mle-mf", n_epochs=3, learning_rate=0.05).fit(np.empty((300, 0)), v, validation=v)
     )
     energy = model.free_energy(None, v)
@@ -130,14 +136,14 @@ def test_a_plain_rbm_learns_and_reconstructs(pair: Pair) -> None:
     assert energy.mean() < model.free_energy(None, noise).mean()
 
 
-def test_every_inference_returns_beliefs_and_convergence(pair: Pair, held: Pair) -> None:
-    model, x = make(n_epochs=3).fit(*pair), held[0]
+def test_every_inference_returns_beliefs_and_convergence(pair: Pair, held_pair: Pair) -> None:
+    model, x = make(n_epochs=3).fit(*pair), held_pair[0]
     np.testing.assert_allclose(model.infer(x).visible, model.predict_marginals(x), atol=1e-6)
     exact = model.infer(x, inference="sum-product", n_sweeps=40, pairs=True, log_z=True)
     assert exact.converged.all()
     mixed = model.infer(x, inference="mixed-product")
     assert ((mixed.visible > 0.5) == (exact.visible > 0.5)).mean() > 0.95
-    likelihood = -model.free_energy(*held) - exact.log_z
+    likelihood = -model.free_energy(*held_pair) - exact.log_z
     assert (likelihood < 1e-3).all()
     assert exact.pairs is not None
     assert (exact.pairs <= exact.visible.mean(axis=0)[:, None] + 1e-5).all()
@@ -151,14 +157,14 @@ def test_every_inference_returns_beliefs_and_convergence(pair: Pair, held: Pair)
         model.infer(x, inference="mean-field", log_z=True)
 
 
-def test_log_z_without_hidden_units_is_exact(pair: Pair, held: Pair) -> None:
+def test_log_z_without_hidden_units_is_exact(pair: Pair, held_pair: Pair) -> None:
     model = make(learner="logistic", n_epochs=2).fit(*pair)
     for inference in (None, "sum-product"):
-        found = model.infer(held[0], inference=inference, log_z=True, pairs=True)
-        likelihood = np.where(held[1] > 0, found.visible, 1 - found.visible)
+        found = model.infer(held_pair[0], inference=inference, log_z=True, pairs=True)
+        likelihood = np.where(held_pair[1] > 0, found.visible, 1 - found.visible)
         assert found.log_z is not None
         np.testing.assert_allclose(
-            -model.free_energy(*held) - found.log_z, np.log(likelihood).sum(axis=1), atol=1e-3
+            -model.free_energy(*held_pair) - found.log_z, np.log(likelihood).sum(axis=1), atol=1e-3
         )
 
 
@@ -169,15 +175,17 @@ def test_an_inference_without_sweeps_is_refused(inference: str, pair: Pair) -> N
         model.infer(pair[0], inference=inference, n_sweeps=0)
 
 
-def test_scores_use_row_weights(pair: Pair, held: Pair) -> None:
+def test_scores_use_row_weights(pair: Pair, held_pair: Pair) -> None:
     model = make(n_epochs=1).fit(*pair)
     weight = np.arange(120) % 3 / 7
     twice = np.repeat(np.arange(120), np.arange(120) % 3)
-    assert model.score(*held, sample_weight=weight) == pytest.approx(model.score(*(a[twice] for a in held)))
-    stored = Dataset.from_arrays(*held, sample_weight=weight)
-    assert model.score(stored) == model.score(*held, sample_weight=weight) != model.score(*held)
+    assert model.score(*held_pair, sample_weight=weight) == pytest.approx(
+        model.score(*(a[twice] for a in held_pair))
+    )
+    stored = Dataset.from_arrays(*held_pair, sample_weight=weight)
+    assert model.score(stored) == model.score(*held_pair, sample_weight=weight) != model.score(*held_pair)
     with pytest.raises(DataError, match="weights have shape"):
-        model.score(*held, sample_weight=weight[:5])
+        model.score(*held_pair, sample_weight=weight[:5])
 
 
 # -- the same bits, resume, save ----------------------------------------------------------------------------
@@ -189,10 +197,10 @@ def test_threads_and_storage_do_not_change_the_fit(
 ) -> None:
     options = {"n_chains": 4, "n_epochs": 2, "momentum": 0.5, "batch_size": 20} | options
     one, three = (make(n_jobs=jobs, **options).fit(*pair) for jobs in (1, 3))
-    same(one, three)
+    assert_same(one, three)
     x = Dataset.from_arrays(pair[0]).save(tmp_path / "x", chunk_rows=50)
     stored = make(**options).fit(x, Dataset.from_arrays(pair[1]).save(tmp_path / "v", chunk_rows=70))
-    same(one, stored)
+    assert_same(one, stored)
 
 
 # An epoch has fifteen steps.
@@ -207,16 +215,16 @@ RESUMED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("at", [3, 17, 33])
 @pytest.mark.parametrize("options", RESUMED, ids=str)
 def test_a_resume_within_an_epoch_gives_the_same_bits(
-    at: int, options: dict[str, Any], pair: Pair, held: Pair, tmp_path: Path
+    at: int, options: dict[str, Any], pair: Pair, held_pair: Pair, tmp_path: Path
 ) -> None:
-    rows, validation = (pair[1:], held[1]) if "corruption" in options else (pair, held)
+    rows, validation = (pair[1:], held_pair[1]) if "corruption" in options else (pair, held_pair)
     model = make(n_epochs=3, **options)
     whole = make(n_epochs=3, **options).fit(*rows, validation=validation)
     call: dict[str, Any] = {"validation": validation, "run_dir": tmp_path, "engine": {"report_steps": 1}}
     with pytest.raises(KeyboardInterrupt):
         model.fit(*rows, **call, callbacks=[InterruptAt(at - 1, "report", "pass_end")])
     model.fit(*rows, **call, resume=True)
-    same(model, whole)
+    assert_same(model, whole)
     ends = [record for record in model.history_ if record["steps"] % 15 == 0]
     for record, other in zip(ends, whole.history_, strict=True):
         assert record["objective"] == other["objective"]
@@ -225,16 +233,18 @@ def test_a_resume_within_an_epoch_gives_the_same_bits(
         make(n_epochs=3, weight_decay=0.1, **options).fit(*rows, **call, resume=True)
 
 
-def test_a_saved_model_predicts_the_same(pair: Pair, held: Pair, tmp_path: Path) -> None:
+def test_a_saved_model_predicts_the_same(pair: Pair, held_pair: Pair, tmp_path: Path) -> None:
     model = make(learner="mssvm", learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
     model.save(tmp_path / "m")
     loaded = sl.load_model(tmp_path / "m")
-    same(model, loaded)
-    np.testing.assert_array_equal(loaded.predict_marginals(held[0]), model.predict_marginals(held[0]))
+    assert_same(model, loaded)
+    np.testing.assert_array_equal(
+        loaded.predict_marginals(held_pair[0]), model.predict_marginals(held_pair[0])
+    )
     assert loaded.n_sweeps_ == model.n_sweeps_ == 9
-    same(model.partial_fit(*held), loaded.partial_fit(*held))
-    out = loaded.predict(Dataset.from_arrays(held[0]), out=tmp_path / "out.zarr")
-    np.testing.assert_array_equal(out.read_x(0, 120), loaded.predict(held[0]))
+    assert_same(model.partial_fit(*held_pair), loaded.partial_fit(*held_pair))
+    out = loaded.predict(Dataset.from_arrays(held_pair[0]), out=tmp_path / "out.zarr")
+    np.testing.assert_array_equal(out.read_x(0, 120), loaded.predict(held_pair[0]))
 
 
 def test_plain_and_corrupting_models_are_saved_and_loaded(pair: Pair, tmp_path: Path) -> None:
@@ -246,18 +256,18 @@ def test_plain_and_corrupting_models_are_saved_and_loaded(pair: Pair, tmp_path: 
     assert sl.load_model(tmp_path / "flips").score(v) == model.score(v)
 
 
-def test_partial_fit_continues_a_stream(pair: Pair, held: Pair) -> None:
+def test_partial_fit_continues_a_stream(pair: Pair, held_pair: Pair) -> None:
     model = make(learner="mle-bp", momentum=0.5)
     for _ in range(4):
         for a in range(0, 300, 50):
             model.partial_fit(pair[0][a : a + 50], pair[1][a : a + 50])
-    assert model.score(*held) > 0.9
+    assert model.score(*held_pair) > 0.9
     again = make(learner="cd", n_epochs=1).fit(*pair)
     before = again.W_.copy()
-    assert (before != again.partial_fit(*held).W_).any()
+    assert (before != again.partial_fit(*held_pair).W_).any()
 
 
-def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: Pair, held: Pair) -> None:
+def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: Pair, held_pair: Pair) -> None:
     """Statistics of another size would be written beyond the parameters."""
     model = make(n_epochs=1).fit(*pair)
     for changed in ({"n_hidden": 3}, {"learner": "logistic"}):
@@ -265,16 +275,18 @@ def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: P
         with pytest.raises(ValueError, match="partial_fit: the last fit was of another shape.*set n_hidden"):
             model.set_params(**changed).partial_fit(*pair)
         model.set_params(**before)
-    model.partial_fit(*held)
+    model.partial_fit(*held_pair)
     for changed in ({"momentum": 0.5}, {"learner": "pcd"}, {"batch_size": 30}, {"momentum": 0.0}):
-        model.set_params(**changed).partial_fit(*held)
-    assert model.score(*held) > 0.8
+        model.set_params(**changed).partial_fit(*held_pair)
+    assert model.score(*held_pair) > 0.8
 
 
-def test_schedules_patience_and_warm_start(pair: Pair, held: Pair) -> None:
+def test_schedules_patience_and_warm_start(pair: Pair, held_pair: Pair) -> None:
     model = make(learning_rate=[(0.2, 2), (0.05, 1)], n_epochs=4).fit(*pair)
     assert [record["learning_rate"] for record in model.history_] == [0.2, 0.2, 0.05, 0.05]
-    stopped = make(learner="logistic", patience=1, n_epochs=60, learning_rate=3.0).fit(*pair, validation=held)
+    stopped = make(learner="logistic", patience=1, n_epochs=60, learning_rate=3.0).fit(
+        *pair, validation=held_pair
+    )
     assert stopped.n_iter_ < 60
     assert stopped.n_iter_ == stopped.best_epoch_ + 1
     warm = make(warm_start=True, n_epochs=1, learning_rate=1e-9).fit(*pair)
@@ -284,11 +296,11 @@ def test_schedules_patience_and_warm_start(pair: Pair, held: Pair) -> None:
         warm.set_params(n_hidden=3).fit(*pair)
 
 
-def test_patience_counts_epochs_and_not_validations(pair: Pair, held: Pair) -> None:
+def test_patience_counts_epochs_and_not_validations(pair: Pair, held_pair: Pair) -> None:
     """The learning rate is almost 0, so no validation is better than the first one."""
     model = make(patience=2, n_epochs=9, learning_rate=1e-9)
     for every in (None, 3):
-        model.fit(*pair, validation=held, engine={"validate_steps": every} if every else None)
+        model.fit(*pair, validation=held_pair, engine={"validate_steps": every} if every else None)
         assert (model.best_epoch_, model.n_iter_) == (1, 3)
 
 
@@ -298,17 +310,17 @@ def test_patience_without_validation_rows_is_refused(pair: Pair) -> None:
             method(*pair)
 
 
-def default(**more: Any) -> ConditionalRBM:
+def make_default_model(**more: Any) -> ConditionalRBM:
     return ConditionalRBM(n_hidden=6, random_state=0, n_jobs=1, **more)
 
 
 def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptureFixture) -> None:
     """Held-out rows are spread over all rows, so each pattern of sorted rows is learned and validated."""
     log_held_rows.cache_clear()
-    x, v = patterns(403, 1)
+    x, v = make_patterns(403, 1)
     order = np.lexsort(v.T)
     x, v = x[order], v[order]
-    m = default().fit(x, v)
+    m = make_default_model().fit(x, v)
     errors = [record["validation_error"] for record in m.history_]
     lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
     # The fit learns from 363 rows, so 12 epochs show about 4,000 rows. After the best epoch, 12 epochs at the
@@ -318,55 +330,57 @@ def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptu
     assert lower == last / 4
     assert m.best_epoch_ == int(np.argmin(errors)) + 1
     spared = np.arange(403) % 10 == 9
-    asked = default().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))
-    same(m, asked)
+    asked = make_default_model().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))
+    assert_same(m, asked)
     assert m.history_[0]["validation_error"] == asked.history_[0]["validation_error"]
-    same(default().fit(x, v), m)
+    assert_same(make_default_model().fit(x, v), m)
     reported = [record.getMessage() for record in caplog.records]
     assert len(reported) == 1
     assert reported[0].startswith("n_epochs=None holds out 40 of the 403 rows of X, and ends the fit when")
-    assert default().plan(x, v)["passes"]["at_most"] == 50
+    assert make_default_model().plan(x, v)["passes"]["at_most"] == 50
 
 
 def test_rows_of_every_kind_are_held_out() -> None:
-    x, v = patterns(200, 1)
-    expected = default().fit(x, v)
+    x, v = make_patterns(200, 1)
+    expected = make_default_model().fit(x, v)
     for given in (
         (csr_array(x), csr_array(v)),
         (Dataset.from_arrays(x).with_target(Dataset.from_arrays(v)),),
     ):
-        np.testing.assert_allclose(default().fit(*given).W_, expected.W_, atol=1e-5)
+        np.testing.assert_allclose(make_default_model().fit(*given).W_, expected.W_, atol=1e-5)
     images = v.reshape(200, 4, 6)
-    m = default(corruption={"kind": "occlude", "size": 2}).fit(images)
+    m = make_default_model(corruption={"kind": "occlude", "size": 2}).fit(images)
     assert m.history_[0]["validation_error"] > 0
-    assert default(patience=1).fit(x, v).n_iter_ <= 50
+    assert make_default_model(patience=1).fit(x, v).n_iter_ <= 50
 
 
 def test_ranges_of_many_rows_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "MAX_HELD", 20)
     monkeypatch.setattr(parameters, "HELD_RUNS", 5)
-    x, v = patterns(403, 1)
+    x, v = make_patterns(403, 1)
     spared = np.arange(403) % 80 >= 76
-    asked = default().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))
-    same(default().fit(x, v), asked)
+    asked = make_default_model().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))
+    assert_same(make_default_model().fit(x, v), asked)
 
 
 def test_few_rows_are_all_learned_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    x, v = patterns(1000, 1)
-    few = default().fit(x[:99], v[:99])
+    x, v = make_patterns(1000, 1)
+    few = make_default_model().fit(x[:99], v[:99])
     assert (few.n_iter_, few.best_validation_error_) == (50, None)
-    plain = default(conditional=False).fit(v[:99])
+    plain = make_default_model(conditional=False).fit(v[:99])
     assert (plain.n_iter_, plain.best_validation_error_) == (50, None)
     assert "holds out" not in caplog.text
 
 
 @pytest.mark.parametrize("learner", ["mle-bp", "cd", "pcd"])
 def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
-    v = patterns(1000, 1)[1]
-    m = default(conditional=False, learner=learner).fit(v)
+    v = make_patterns(1000, 1)[1]
+    m = make_default_model(conditional=False, learner=learner).fit(v)
     spared = np.arange(1000) % 10 == 9
     if learner == "mle-bp":  # Sampling learners draw random numbers by row index.
-        same(m, default(conditional=False, learner=learner).fit(v[~spared], validation=v[spared]))
+        assert_same(
+            m, make_default_model(conditional=False, learner=learner).fit(v[~spared], validation=v[spared])
+        )
     hidden = 1 / (1 + np.exp(-(v[spared] @ m.W_ + m.bh_)))
     wrong = ((hidden @ m.W_.T + m.bv_ > 0) != v[spared]).mean()
     assert m.best_validation_error_ == pytest.approx(wrong, abs=1e-9)
@@ -377,7 +391,7 @@ def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
 def test_the_epochs_of_the_paper_may_be_requested_by_name(pair: Pair) -> None:
     named, given = (make(n_epochs=n).fit(*pair) for n in ("paper", 50))
     assert (named.n_iter_, named.best_validation_error_) == (50, None)
-    same(named, given)
+    assert_same(named, given)
     with pytest.raises(ValueError, match="n_epochs='papers': give a whole number of at least 1, 'paper'"):
         make(n_epochs="papers").fit(*pair)
 
@@ -387,24 +401,24 @@ def test_learning_rates_decrease_by_default_and_a_stream_uses_the_last_one(
     rows: int, epochs: tuple[int, int], pair: Pair
 ) -> None:
     high, middle = epochs
-    found = make(learning_rate=None, n_epochs=high + middle + 2).fit(*patterns(rows, 1)).history_
+    found = make(learning_rate=None, n_epochs=high + middle + 2).fit(*make_patterns(rows, 1)).history_
     expected = [0.2] * high + [0.1] * middle + [0.05] * 2
     assert [record["learning_rate"] for record in found] == expected
-    same(make(learning_rate=None).partial_fit(*pair), make(learning_rate=0.05).partial_fit(*pair))
+    assert_same(make(learning_rate=None).partial_fit(*pair), make(learning_rate=0.05).partial_fit(*pair))
 
 
 def test_a_default_fit_is_resumed_with_its_held_out_rows(tmp_path: Path) -> None:
-    x, v = patterns(300, 1)
-    whole = default().fit(x, v)
+    x, v = make_patterns(300, 1)
+    whole = make_default_model().fit(x, v)
     with pytest.raises(KeyboardInterrupt):
-        default().fit(x, v, run_dir=tmp_path, callbacks=InterruptAt(2))
-    same(default().fit(x, v, run_dir=tmp_path, resume=True), whole)
+        make_default_model().fit(x, v, run_dir=tmp_path, callbacks=InterruptAt(2))
+    assert_same(make_default_model().fit(x, v, run_dir=tmp_path, resume=True), whole)
     with pytest.raises(RunError, match="validation data"):
-        default(n_epochs=60).fit(x, v, run_dir=tmp_path, resume=True)
+        make_default_model(n_epochs=60).fit(x, v, run_dir=tmp_path, resume=True)
 
 
-def test_a_plan_has_steps_passes_and_seconds_of_a_fit(pair: Pair, held: Pair) -> None:
-    reported = make(n_epochs=3).plan(*pair, validation=held)
+def test_a_plan_has_steps_passes_and_seconds_of_a_fit(pair: Pair, held_pair: Pair) -> None:
+    reported = make(n_epochs=3).plan(*pair, validation=held_pair)
     assert reported["stages"]["learn"]["steps_per_pass"] == 15
     assert reported["passes"] == {"at_least": 3, "expected": 3, "at_most": 3}
     assert reported["expected_seconds_at_least"] >= 3 * reported["seconds_per_pass"] * 0.99
@@ -432,7 +446,7 @@ def test_damping_of_earlier_versions_is_accepted_at_1_only(pair: Pair, tmp_path:
         model.get_params = lambda deep=True, damping=damping: params | {"damping": damping}  # type: ignore[method-assign]
         model.save(tmp_path / f"{damping}.zarr")
     del model.get_params
-    same(sl.load_model(tmp_path / "1.0.zarr"), model)
+    assert_same(sl.load_model(tmp_path / "1.0.zarr"), model)
     with pytest.raises(DataError, match=r"was saved with damping=0.5: this version has no parameter damping"):
         sl.load_model(tmp_path / "0.5.zarr")
 
@@ -443,7 +457,7 @@ def test_damping_of_earlier_versions_is_accepted_at_1_only(pair: Pair, tmp_path:
 def test_a_plain_rbm_is_fitted_like_other_transformers(pair: Pair) -> None:
     v, labels = pair[1], np.arange(len(pair[1])) % 3
     model = make(conditional=False, learner="cd", n_epochs=2).fit(v, labels)  # The fit ignores y.
-    same(model, make(learner="cd", n_epochs=2).fit(None, v))
+    assert_same(model, make(learner="cd", n_epochs=2).fit(None, v))
     assert model.Wvx_.shape == (24, 0)
     assert model.transform(v).shape == (len(v), 6)
     with pytest.raises(ValueError, match="no x to corrupt"):

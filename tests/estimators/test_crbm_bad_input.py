@@ -14,10 +14,10 @@ from scalelatent import Dataset
 from scalelatent.engine.checkpoints import EngineStore
 from scalelatent.errors import DataError, DivergenceError
 from scalelatent.storage.disk import locate
-from tests.estimators.crbm_cases import Pair, make, same
+from tests.estimators.crbm_cases import Pair, assert_same, make
 
 
-def _with(a: np.ndarray, value: Any, dtype: str = "f4") -> np.ndarray:
+def replace_value(a: np.ndarray, value: Any, dtype: str = "f4") -> np.ndarray:
     out = a.astype(dtype)
     out[17, 3] = value
     return out
@@ -26,15 +26,15 @@ def _with(a: np.ndarray, value: Any, dtype: str = "f4") -> np.ndarray:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, v: (x, _with(v, 2)), "column 3 of row 17 is 2"),
-        (lambda x, v: (x, _with(v, np.nan)), "row 17"),
-        (lambda x, v: (x, _with(v, 0.5)), "0.5"),
+        (lambda x, v: (x, replace_value(v, 2)), "column 3 of row 17 is 2"),
+        (lambda x, v: (x, replace_value(v, np.nan)), "row 17"),
+        (lambda x, v: (x, replace_value(v, 0.5)), "0.5"),
         (lambda x, v: (x, v[:-1]), "X has 300 rows, but y has 299"),
         (lambda x, v: (x[:-1], v), "X has 299 rows, but y has 300"),
         (lambda x, v: (Dataset.from_arrays(x), Dataset.from_arrays(v[:9])), "300 rows, but its target has 9"),
         (lambda x, v: (np.empty((7, 0)), v), "X has 7 rows, but y has 300"),
-        (lambda x, v: (_with(x, np.nan), v), "NaN: row 17, feature 3"),
-        (lambda x, v: (_with(x, np.inf), v), "row 17, feature 3 is inf"),
+        (lambda x, v: (replace_value(x, np.nan), v), "NaN: row 17, feature 3"),
+        (lambda x, v: (replace_value(x, np.inf), v), "row 17, feature 3 is inf"),
         (lambda x, v: (x, v[:, 0]), r"rows of 0 and 1 of shape \(n, v\); for one column: y.reshape"),
         (lambda x, v: (x, None), "there are no outputs.*pass y of shape"),
         (lambda x, v: (Dataset.from_arrays(x, np.arange(300) % 2), None), "there are no outputs"),
@@ -54,14 +54,14 @@ def test_invalid_rows_are_refused(change: Any, message: str, pair: Pair) -> None
 def test_lazy_rows_are_checked_when_they_are_read(pair: Pair) -> None:
     import dask.array as da
 
-    x = da.from_array(_with(pair[0], np.nan), chunks=(100, -1))
+    x = da.from_array(replace_value(pair[0], np.nan), chunks=(100, -1))
     with pytest.raises(DataError, match="row 17, feature 3 is nan"):
         make(learner="cd").fit(x, pair[1])
 
 
 def test_stored_rows_are_checked_when_they_are_read(pair: Pair, tmp_path: Path) -> None:
     x = Dataset.from_arrays(pair[0]).save(tmp_path / "x")
-    v = Dataset.from_arrays(_with(pair[1], 3, "u1")).save(tmp_path / "v")
+    v = Dataset.from_arrays(replace_value(pair[1], 3, "u1")).save(tmp_path / "v")
     with pytest.raises(DataError, match="row 17"):
         make().fit(x, v)
 
@@ -138,15 +138,15 @@ def test_a_diverged_fit_resumes_with_a_lower_rate(pair: Pair, tmp_path: Path) ->
     with pytest.raises(DivergenceError, match=r"epoch 3, step 31, .*last good checkpoint: resume the run"):
         wild.fit(*pair, run_dir=tmp_path)
     resumed = make(learning_rate=[(0.2, 2), (0.1, 1)]).fit(*pair, run_dir=tmp_path, resume=True)
-    same(resumed, make(learning_rate=[(0.2, 2), (0.1, 1)]).fit(*pair))
+    assert_same(resumed, make(learning_rate=[(0.2, 2), (0.1, 1)]).fit(*pair))
     assert [record["learning_rate"] for record in resumed.history_] == [0.2, 0.2, 0.1, 0.1]
 
 
-def test_a_finished_fit_continues_with_more_epochs(pair: Pair, held: Pair, tmp_path: Path) -> None:
-    call: dict[str, Any] = {"validation": held, "run_dir": tmp_path}
+def test_a_finished_fit_continues_with_more_epochs(pair: Pair, held_pair: Pair, tmp_path: Path) -> None:
+    call: dict[str, Any] = {"validation": held_pair, "run_dir": tmp_path}
     make(n_epochs=2).fit(*pair, **call)
     longer = make(n_epochs=4).fit(*pair, **call, resume=True)
-    same(longer, make(n_epochs=4).fit(*pair, validation=held))
+    assert_same(longer, make(n_epochs=4).fit(*pair, validation=held_pair))
     assert longer.n_iter_ == 4
 
 
@@ -211,7 +211,7 @@ def test_invalid_corruptions_are_refused(corruption: Any, error: Any, message: s
 def test_the_size_of_a_corruption_may_be_an_array(pair: Pair) -> None:
     sides = {"size": np.array([2, 3]), "shape": np.array([4, 6])}
     model = make(corruption={"kind": "occlude", **sides}, n_epochs=1).fit(pair[1])
-    same(
+    assert_same(
         model, make(corruption={"kind": "occlude", "size": (2, 3), "shape": (4, 6)}, n_epochs=1).fit(pair[1])
     )
 
@@ -237,11 +237,13 @@ def test_predictions_of_other_rows_are_refused(pair: Pair) -> None:
 )
 def test_the_error_names_infinite_values_of_rows_to_infer(learner: str, inference: Any, pair: Pair) -> None:
     model = make(n_epochs=1, learner=learner).fit(*pair)
-    rows = Dataset.from_arrays(np.tile(_with(pair[0], np.nan), (2, 1)))
+    rows = Dataset.from_arrays(np.tile(replace_value(pair[0], np.nan), (2, 1)))
     with pytest.raises(DataError, match=r"row 17, feature 3 is nan"):
         model.infer(rows, inference=inference)
     with pytest.raises(DataError, match=r"row 317, feature 3 is nan"):  # The row is not in the first block.
-        model.infer(Dataset.from_arrays(np.vstack([pair[0], _with(pair[0], np.nan)])), inference=inference)
+        model.infer(
+            Dataset.from_arrays(np.vstack([pair[0], replace_value(pair[0], np.nan)])), inference=inference
+        )
 
 
 def test_a_score_with_weights_that_sum_to_zero_is_refused(pair: Pair) -> None:
@@ -280,19 +282,19 @@ def test_a_plain_rbm_transforms_only_values_between_0_and_1(value: float, pair: 
     plain = make(n_epochs=1, learner="cd").fit(None, pair[1])
     assert plain.transform(0.5 * pair[1]).shape == (300, 6)
     with pytest.raises((DataError, ValueError), match=r"row 17, (unit|feature) 3 is"):
-        plain.transform(_with(pair[1], value))
+        plain.transform(replace_value(pair[1], value))
     with pytest.raises(DataError, match=r"row 17, unit 3 is"):
-        plain.transform(Dataset.from_arrays(_with(pair[1], value)))
+        plain.transform(Dataset.from_arrays(replace_value(pair[1], value)))
 
 
 def test_a_plain_rbm_accepts_inputs_without_features(pair: Pair) -> None:
     plain = make(n_epochs=1, learner="mle-bp").fit(csr_array((300, 0)), pair[1])
-    same(plain, make(n_epochs=1, learner="mle-bp").fit(None, pair[1]))
+    assert_same(plain, make(n_epochs=1, learner="mle-bp").fit(None, pair[1]))
     assert plain.infer(np.empty((0, 0))).visible.shape == plain.predict(np.empty((0, 0))).shape == (0, 24)
 
 
-def test_partial_fit_resets_the_validation_error_and_needs_rows(pair: Pair, held: Pair) -> None:
-    model = make(n_epochs=1).fit(*pair, validation=held)
+def test_partial_fit_resets_the_validation_error_and_needs_rows(pair: Pair, held_pair: Pair) -> None:
+    model = make(n_epochs=1).fit(*pair, validation=held_pair)
     assert model.best_validation_error_ is not None
     with pytest.raises(DataError, match="X is missing"):
         model.partial_fit(None, pair[1])

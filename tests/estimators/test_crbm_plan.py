@@ -25,7 +25,7 @@ print(json.dumps({"peak": peak_bytes(), "plan": plan["peak_bytes_per_worker"]}))
 """
 
 
-def _measured(folder: Path, rows: int, learner: str) -> dict[str, int]:
+def measure_peak(folder: Path, rows: int, learner: str) -> dict[str, int]:
     rng = np.random.default_rng(0)
     x, v = rng.integers(0, 2, (rows, 500), dtype=np.uint8), rng.integers(0, 2, (rows, 400), dtype=np.uint8)
     sl.Dataset.from_arrays(x, v).save(folder / f"{rows}.zarr")
@@ -42,7 +42,7 @@ def _measured(folder: Path, rows: int, learner: str) -> dict[str, int]:
 @pytest.mark.parametrize("learner", ["mle-bp", "pcd"])
 @pytest.mark.slow
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, learner: str) -> None:
-    few, many = (_measured(tmp_path, rows, learner) for rows in (4_000, 16_000))
+    few, many = (measure_peak(tmp_path, rows, learner) for rows in (4_000, 16_000))
     assert many["peak"] < many["plan"] < 4 * many["peak"]
     # More rows take only the memory that the plan predicts for blocks kept between epochs.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 16 * 2**20

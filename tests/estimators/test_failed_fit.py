@@ -20,7 +20,7 @@ BITS = (RNG.random((120, 6)) < 0.4).astype("f4")
 NAMES = list("abcdef")
 
 
-class Stop(sl.Callback):
+class StopFit(sl.Callback):
     """Callback that interrupts a fit after its first pass, or in the second layer of a bootstrap network."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -66,14 +66,14 @@ def make(name: str) -> tuple[Any, pd.DataFrame, Any]:
     return build().set_params(random_state=0), pd.DataFrame(x, columns=NAMES), y
 
 
-def learned(model: Any) -> dict[str, Any]:
+def list_learned(model: Any) -> dict[str, Any]:
     found = {n: v for n, v in vars(model).items() if n.endswith("_")}
     names = [n for owner in type(model).__mro__ for n in vars(owner) if n.endswith("_") and n[0] != "_"]
     found |= {n: getattr(model, n) for n in names if hasattr(model, n)}
     return {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in found.items()}
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name in one:
         if isinstance(one[name], np.ndarray):
@@ -84,11 +84,11 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert len(one[name]) == len(other[name])
 
 
-def output(model: Any, x: pd.DataFrame) -> np.ndarray:
+def compute_output(model: Any, x: pd.DataFrame) -> np.ndarray:
     return np.asarray(model.transform(x))
 
 
-def refused(x: pd.DataFrame) -> pd.DataFrame:
+def make_refused_rows(x: pd.DataFrame) -> pd.DataFrame:
     """Return rows with other column names and one column fewer; the last row is NaN."""
     out = x.iloc[:, :5].rename(columns=str.upper).copy()
     out.iloc[-1, 0] = np.nan
@@ -99,11 +99,11 @@ def refused(x: pd.DataFrame) -> pd.DataFrame:
 def test_a_refused_refit_keeps_the_last_model(name: str) -> None:
     model, x, y = make(name)
     model.fit(x, y)
-    before, reported = learned(model), output(model, x)
+    before, reported = list_learned(model), compute_output(model, x)
     with pytest.raises(ValueError, match="nan|NaN"):
-        model.fit(refused(x), y)
-    same(before, learned(model))
-    np.testing.assert_array_equal(output(model, x), reported)
+        model.fit(make_refused_rows(x), y)
+    assert_same(before, list_learned(model))
+    np.testing.assert_array_equal(compute_output(model, x), reported)
     with pytest.raises(ValueError):
         model.transform(x.iloc[:, :5])
 
@@ -112,22 +112,22 @@ def test_a_refused_refit_keeps_the_last_model(name: str) -> None:
 def test_an_interrupted_refit_keeps_the_last_model(name: str) -> None:
     model, x, y = make(name)
     model.fit(x, y)
-    before, reported = learned(model), output(model, x)
+    before, reported = list_learned(model), compute_output(model, x)
     other = x.iloc[:, ::-1]
     with pytest.raises(KeyboardInterrupt, match="the model of the previous fit is kept"):
-        model.fit(other, y, callbacks=Stop())
-    same(before, learned(model))
-    np.testing.assert_array_equal(output(model, x), reported)
+        model.fit(other, y, callbacks=StopFit())
+    assert_same(before, list_learned(model))
+    np.testing.assert_array_equal(compute_output(model, x), reported)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_refused_first_fit_leaves_the_estimator_unfitted(name: str) -> None:
     model, x, y = make(name)
     with pytest.raises(ValueError, match="nan|NaN"):
-        model.fit(refused(x), y)
+        model.fit(make_refused_rows(x), y)
     assert not [n for n in vars(model) if n.endswith("_")]
     with pytest.raises(NotFittedError):
-        output(model, x)
+        compute_output(model, x)
 
 
 @pytest.mark.parametrize("name", PARTIAL)
@@ -136,12 +136,12 @@ def test_a_refused_partial_fit_changes_nothing(name: str, fitted: bool) -> None:
     model, x, y = make(name)
     if fitted:
         model.fit(x, y)
-    before = learned(model)
-    more = x.iloc[:, :5] if fitted else refused(x)
+    before = list_learned(model)
+    more = x.iloc[:, :5] if fitted else make_refused_rows(x)
     how = {"classes": [0, 1, 2]} if "classes" in type(model).partial_fit.__code__.co_varnames else {}
     with pytest.raises(ValueError):
         model.partial_fit(more, y, **how)
-    same(before, learned(model))
+    assert_same(before, list_learned(model))
     if not fitted:
         model.fit(x, y)  # Rows of another width are accepted.
 
@@ -175,7 +175,7 @@ def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.
     model, x, _ = make("mixture")
     model.fit(x)
     model.partial_fit(x[:10])  # After a first partial_fit, further calls change the arrays in place.
-    before, step, calls = learned(model), incremental._update_svd, []
+    before, step, calls = list_learned(model), incremental._update_svd, []
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(1)
@@ -186,7 +186,7 @@ def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.
     monkeypatch.setattr(incremental, "_update_svd", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(x)
-    same(before, learned(model))
+    assert_same(before, list_learned(model))
 
 
 @pytest.mark.parametrize("width", [3, 300])

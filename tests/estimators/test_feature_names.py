@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def dataset(name: str, names: list[str] | None, *, labels: bool = False) -> sl.Dataset:
+def make_dataset(name: str, names: list[str] | None, *, labels: bool = False) -> sl.Dataset:
     """Return rows for a model, with the labels or outputs from which it learns."""
     bits = name in ("crbm", "crbm, plain", "hcn")
     y = LABELS if labels or name in ("capsule", "mixture") else None
@@ -44,7 +44,7 @@ def dataset(name: str, names: list[str] | None, *, labels: bool = False) -> sl.D
     return rows.with_target(sl.Dataset.from_arrays(BITS[:, :5])) if name == "crbm" else rows
 
 
-def use(model: Any, rows: Any) -> Any:
+def compute_output(model: Any, rows: Any) -> Any:
     """Compute the output of rows."""
     pairs = isinstance(model, sl.ConditionalRBM) and model.conditional is not False
     return model.predict(rows) if pairs else model.transform(rows)
@@ -53,7 +53,7 @@ def use(model: Any, rows: Any) -> Any:
 @pytest.fixture(params=list(MODELS))
 def case(request: pytest.FixtureRequest) -> tuple[Any, Callable[[list[str] | None], sl.Dataset]]:
     """A model that is not fitted, and a function that makes its training rows with given names."""
-    return MODELS[request.param](), partial(dataset, request.param)
+    return MODELS[request.param](), partial(make_dataset, request.param)
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["memory", "stored"])
@@ -70,15 +70,15 @@ def test_fit_keeps_names_and_others_are_refused(case: Any, stored: bool, tmp_pat
         assert fitted.feature_names_in_.tolist() == NAMES
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            same = use(fitted, rows(NAMES))
+            same = compute_output(fitted, rows(NAMES))
         with pytest.raises(ValueError, match="must be in the same order as they were in fit. Pass the col"):
-            use(fitted, given(OTHER, f"other-{fitted is model}"))
+            compute_output(fitted, given(OTHER, f"other-{fitted is model}"))
         with pytest.raises(
             ValueError, match=r"unseen at fit time: q\. .* now missing: p0\. Pass the columns"
         ):
-            use(fitted, rows(RENAMED))
+            compute_output(fitted, rows(RENAMED))
         with pytest.warns(UserWarning, match="X does not have valid feature names, but .* was fitted with"):
-            np.testing.assert_array_equal(use(fitted, rows(None)), same)
+            np.testing.assert_array_equal(compute_output(fitted, rows(None)), same)
 
 
 def test_frames_and_datasets_are_refused_in_the_same_words(case: Any) -> None:
@@ -93,7 +93,7 @@ def test_frames_and_datasets_are_refused_in_the_same_words(case: Any) -> None:
         rows(OTHER),
     ):
         with pytest.raises(ValueError, match="feature names should match") as error:
-            use(model, given)
+            compute_output(model, given)
         reported.append(str(error.value))
     assert reported[0] == reported[1]
     assert reported[2] == reported[3]
@@ -104,7 +104,7 @@ def test_a_fit_without_names_forgets_those_of_the_last_fit(case: Any) -> None:
     model.fit(rows(NAMES)).fit(rows(None))
     assert not hasattr(model, "feature_names_in_")
     with pytest.warns(UserWarning, match="X has feature names, but .* was fitted without"):
-        use(model, rows(NAMES))
+        compute_output(model, rows(NAMES))
 
 
 def test_frames_and_datasets_are_interchangeable(case: Any) -> None:
@@ -115,61 +115,61 @@ def test_frames_and_datasets_are_interchangeable(case: Any) -> None:
         warnings.filterwarnings("ignore", "labels y are not learned from")
         ds = rows(None)
         model.fit(frame, ds.read_y(0, 60) if ds.has_y else None)
-        same = use(model, frame)
-        np.testing.assert_array_equal(use(model, rows(NAMES)), same)
+        same = compute_output(model, frame)
+        np.testing.assert_array_equal(compute_output(model, rows(NAMES)), same)
     with pytest.raises(ValueError, match="must be in the same order"):
-        use(model, rows(OTHER))
+        compute_output(model, rows(OTHER))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "crbm, plain"])
 def test_validation_rows_have_the_names_of_the_training_rows(name: str) -> None:
     with pytest.raises(ValueError, match="must be in the same order"):
-        MODELS[name]().fit(dataset(name, NAMES), validation=dataset(name, OTHER))
+        MODELS[name]().fit(make_dataset(name, NAMES), validation=make_dataset(name, OTHER))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        MODELS[name]().fit(dataset(name, NAMES), validation=dataset(name, NAMES))
+        MODELS[name]().fit(make_dataset(name, NAMES), validation=make_dataset(name, NAMES))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "density", "crbm", "crbm, plain"])
 def test_partial_fit_compares_names(name: str) -> None:
     classes = {"classes": [0, 1, 2]} if name == "capsule" else {}
-    model = MODELS[name]().partial_fit(dataset(name, NAMES), **classes)
+    model = MODELS[name]().partial_fit(make_dataset(name, NAMES), **classes)
     assert model.feature_names_in_.tolist() == NAMES
     with pytest.raises(ValueError, match="must be in the same order"):
-        model.partial_fit(dataset(name, OTHER))
-    model.partial_fit(dataset(name, NAMES))
+        model.partial_fit(make_dataset(name, OTHER))
+    model.partial_fit(make_dataset(name, NAMES))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "density", "mbn"])
 def test_scores_compare_names(name: str) -> None:
-    model = MODELS[name]().fit(dataset(name, NAMES))
+    model = MODELS[name]().fit(make_dataset(name, NAMES))
     has_score = hasattr(model, "score")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        score_dataset(model, dataset(name, NAMES, labels=True))
+        score_dataset(model, make_dataset(name, NAMES, labels=True))
         if has_score:
-            model.score(dataset(name, NAMES))
+            model.score(make_dataset(name, NAMES))
     with pytest.raises(ValueError, match="must be in the same order"):
-        score_dataset(model, dataset(name, OTHER, labels=True))
+        score_dataset(model, make_dataset(name, OTHER, labels=True))
     if has_score:
         with pytest.raises(ValueError, match="must be in the same order"):
-            model.score(dataset(name, OTHER))
+            model.score(make_dataset(name, OTHER))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "density", "mbn", "crbm", "crbm, plain"])
 def test_reports_compare_names(name: str, tmp_path: Path) -> None:
-    model = MODELS[name]().fit(dataset(name, NAMES))
+    model = MODELS[name]().fit(make_dataset(name, NAMES))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*feature names")
-        model.report(tmp_path, data=dataset(name, NAMES))
+        model.report(tmp_path, data=make_dataset(name, NAMES))
     with pytest.raises(ValueError, match="must be in the same order"):
-        model.report(tmp_path, data=dataset(name, OTHER))
+        model.report(tmp_path, data=make_dataset(name, OTHER))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "mbn", "crbm, plain", "hcn"])
 @pytest.mark.parametrize("held", [False, True], ids=["folds", "validation"])
 def test_searches_keep_names(name: str, held: bool) -> None:
-    rows = dataset(name, NAMES, labels=name == "mbn")
+    rows = make_dataset(name, NAMES, labels=name == "mbn")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*feature names")
         search = sl.Search(MODELS[name](), {"random_state": [0, 1]}, cv=2)
@@ -177,4 +177,4 @@ def test_searches_keep_names(name: str, held: bool) -> None:
     for model in (search, search.best_estimator_):
         assert model.feature_names_in_.tolist() == NAMES
     with pytest.raises(ValueError, match="must be in the same order"):
-        use(search.best_estimator_, dataset(name, OTHER))
+        compute_output(search.best_estimator_, make_dataset(name, OTHER))

@@ -24,11 +24,11 @@ FRAME = pd.DataFrame(ROWS, columns=list("abcdef"))
 BITS = pd.DataFrame((RNG.random((60, 4)) < 0.4).astype("f4"), columns=list("abcd"))
 
 
-def capsule() -> sl.CapsuleRegression:
+def make_capsule() -> sl.CapsuleRegression:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
 
 
-def rbm(**options: Any) -> sl.ConditionalRBM:
+def make_rbm(**options: Any) -> sl.ConditionalRBM:
     return sl.ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **options)
 
 
@@ -37,12 +37,12 @@ def rbm(**options: Any) -> sl.ConditionalRBM:
 
 @pytest.mark.parametrize("conditional", [False, True])
 def test_an_rbm_keeps_the_names_of_its_columns(conditional: bool) -> None:
-    model = rbm(conditional=conditional).fit(BITS, BITS.to_numpy() if conditional else None)
+    model = make_rbm(conditional=conditional).fit(BITS, BITS.to_numpy() if conditional else None)
     assert model.feature_names_in_.tolist() == list("abcd")
     model.transform(BITS)
     with pytest.raises(ValueError, match="must be in the same order"):
         model.transform(BITS[list("bacd")])
-    more = rbm(conditional=conditional).partial_fit(BITS, BITS.to_numpy() if conditional else None)
+    more = make_rbm(conditional=conditional).partial_fit(BITS, BITS.to_numpy() if conditional else None)
     with pytest.raises(ValueError, match="must be in the same order"):
         more.partial_fit(BITS[list("bacd")], BITS.to_numpy() if conditional else None)
 
@@ -62,7 +62,7 @@ def test_an_rbm_keeps_the_names_of_its_columns(conditional: bool) -> None:
 def test_the_error_names_columns_that_differ_from_those_of_the_fit(
     change: Callable[[pd.DataFrame], pd.DataFrame], reported: str
 ) -> None:
-    model = capsule().fit(FRAME, LABELS)
+    model = make_capsule().fit(FRAME, LABELS)
     with pytest.raises(ValueError, match=reported):
         model.predict(change(FRAME))
 
@@ -74,7 +74,7 @@ def test_frames_that_are_read_piece_by_piece_have_column_names(kind: str) -> Non
             return pytest.importorskip("pyarrow").Table.from_pandas(frame)
         return pytest.importorskip("polars").from_pandas(frame).lazy()
 
-    model = capsule().fit(make(FRAME), LABELS)
+    model = make_capsule().fit(make(FRAME), LABELS)
     assert model.feature_names_in_.tolist() == list("abcdef")
     np.testing.assert_array_equal(model.predict(make(FRAME)), model.predict(FRAME))
     with pytest.raises(ValueError, match="must be in the same order"):
@@ -95,7 +95,7 @@ def test_frames_that_are_read_piece_by_piece_have_column_names(kind: str) -> Non
 )
 def test_the_error_names_a_column_without_numbers(frame: pd.DataFrame, reported: str) -> None:
     with pytest.raises(DataError, match=reported):
-        capsule().fit(frame, LABELS)
+        make_capsule().fit(frame, LABELS)
 
 
 def test_numeric_columns_of_any_type_are_accepted() -> None:
@@ -104,7 +104,7 @@ def test_numeric_columns_of_any_type_are_accepted() -> None:
     )
     plain = frame.astype("f8").to_numpy()
     np.testing.assert_array_equal(
-        capsule().fit(frame, LABELS).W_, capsule().fit(plain.astype("f4"), LABELS).W_
+        make_capsule().fit(frame, LABELS).W_, make_capsule().fit(plain.astype("f4"), LABELS).W_
     )
 
 
@@ -112,8 +112,8 @@ def test_the_error_names_a_polars_column_without_numbers() -> None:
     pl = pytest.importorskip("polars")
     frame = pl.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": ["x", "y", "x", "y"], "c": [True] * 4})
     with pytest.raises(DataError, match="column 'b' holds values of type String"):
-        capsule().fit(frame, [0, 1, 0, 1])
-    capsule().fit(frame.drop("b"), [0, 1, 0, 1])
+        make_capsule().fit(frame, [0, 1, 0, 1])
+    make_capsule().fit(frame.drop("b"), [0, 1, 0, 1])
 
 
 # -- labels and weights --------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ def test_the_error_names_a_polars_column_without_numbers() -> None:
 
 def test_labels_in_xarray_match_rows_in_numpy() -> None:
     xr = pytest.importorskip("xarray")
-    model = capsule().fit(ROWS, xr.DataArray(LABELS))
-    np.testing.assert_array_equal(model.W_, capsule().fit(ROWS, LABELS).W_)
+    model = make_capsule().fit(ROWS, xr.DataArray(LABELS))
+    np.testing.assert_array_equal(model.W_, make_capsule().fit(ROWS, LABELS).W_)
     assert model.score(ROWS, xr.DataArray(LABELS)) == model.score(ROWS, LABELS)
 
 
@@ -131,7 +131,7 @@ def test_the_error_names_the_row_of_a_missing_pandas_label(kind: str) -> None:
     values = LABELS if kind == "Int64" else np.array(list("abc"), dtype=object)[LABELS]
     y = pd.Series(values).astype(kind)
     y[3] = pd.NA
-    for learn in (capsule().fit, lambda x, y: capsule().partial_fit(x, y, classes=["a", "b", "c"])):
+    for learn in (make_capsule().fit, lambda x, y: make_capsule().partial_fit(x, y, classes=["a", "b", "c"])):
         with pytest.raises(DataError, match="the label of row 3 is missing. Label or drop"):
             learn(ROWS, y)
 
@@ -140,14 +140,14 @@ def test_the_error_names_the_row_of_a_missing_pandas_label(kind: str) -> None:
 def test_a_label_that_ends_in_nul_is_refused(make: Callable[[list[str]], Any]) -> None:
     y = make([["a", "a\0", "c"][code] for code in LABELS])
     with pytest.raises(DataError, match=r"the label of row 20 is 'a\\x00', which ends in the character NUL"):
-        capsule().fit(ROWS, y)
+        make_capsule().fit(ROWS, y)
 
 
 def test_partial_fit_refuses_weights_that_are_all_0() -> None:
     none, ds = np.zeros(60), sl.Dataset.from_arrays(ROWS, LABELS, sample_weight=np.zeros(60))
-    model = capsule().partial_fit(ROWS, LABELS, classes=[0, 1, 2])
+    model = make_capsule().partial_fit(ROWS, LABELS, classes=[0, 1, 2])
     for call in (
-        lambda: capsule().partial_fit(ROWS, LABELS, classes=[0, 1, 2], sample_weight=none),
+        lambda: make_capsule().partial_fit(ROWS, LABELS, classes=[0, 1, 2], sample_weight=none),
         lambda: model.partial_fit(ROWS, LABELS, sample_weight=none),
         lambda: model.partial_fit(ds),
     ):
@@ -181,12 +181,12 @@ def test_the_error_of_object_arrays_recommends_a_conversion() -> None:
     y = LABELS.astype(object)
     y[5] = np.float64(1)
     with pytest.raises(ValueError, match=r"Unknown label type.*that of row 0 is 0 \(int\).*y.astype\(int\)"):
-        capsule().fit(ROWS, y)
+        make_capsule().fit(ROWS, y)
 
 
 def test_complex_weights_are_refused_in_a_short_message() -> None:
     with pytest.raises(ValueError, match="^Complex data not supported: sample_weight holds.{,40}$"):
-        capsule().fit(ROWS, LABELS, sample_weight=np.ones(60) + 1j)
+        make_capsule().fit(ROWS, LABELS, sample_weight=np.ones(60) + 1j)
 
 
 # -- arrays that are read in pieces --------------------------------------------------------------------------
@@ -197,9 +197,9 @@ def test_zarr_scalars_and_groups_are_refused_with_their_name(tmp_path: Path) -> 
     group = zarr.open_group(str(tmp_path / "g"), mode="w")
     group.create_array("rows", data=ROWS)
     with pytest.raises(DataError, match=r"x has shape \(\)"):
-        capsule().fit(scalar, LABELS)
+        make_capsule().fit(scalar, LABELS)
     with pytest.raises(DataError, match=r"X is a zarr group.*\(rows\), for example group\['rows'\]"):
-        capsule().fit(group, LABELS)
+        make_capsule().fit(group, LABELS)
     (tmp_path / "e").mkdir()
     with pytest.raises(DataError, match="is an empty folder"):
         sl.open_dataset(tmp_path / "e")
@@ -210,18 +210,18 @@ def test_zarr_scalars_and_groups_are_refused_with_their_name(tmp_path: Path) -> 
 def test_the_error_names_a_dask_chunk_of_another_shape() -> None:
     rows = da.from_array(ROWS, chunks=(25, 6))
     with pytest.raises(DataError, match="sparse blocks .coo_matrix.*CSR"):
-        capsule().fit(rows.map_blocks(sp.coo_matrix), LABELS)
+        make_capsule().fit(rows.map_blocks(sp.coo_matrix), LABELS)
     short = rows.map_blocks(lambda block: block[:-1], dtype="f4")
     with pytest.raises(
         DataError, match=r"rows 0 to 24 .*has shape \(24, 6\), but the shape of the array implies \(25, 6\)"
     ):
-        capsule().fit(short, LABELS)
+        make_capsule().fit(short, LABELS)
 
 
 def test_the_error_names_a_dask_array_of_unknown_length() -> None:
     rows, labels = da.from_array(ROWS, chunks=(25, 6)), da.from_array(LABELS, chunks=25)
     columns = rows.T[rows.T[:, 0] > -100].T
     with pytest.raises(DataError, match="dask array x has an unknown number of columns"):
-        capsule().fit(columns, LABELS)
+        make_capsule().fit(columns, LABELS)
     with pytest.raises(DataError, match=r"dask array y has an unknown number of rows.*y.compute_chunk"):
-        capsule().fit(rows, labels[labels >= 0])
+        make_capsule().fit(rows, labels[labels >= 0])

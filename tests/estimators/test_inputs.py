@@ -15,16 +15,16 @@ from scalelatent import CapsuleRegression, Dataset
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def _model(**options: Any) -> CapsuleRegression:
+def make_model(**options: Any) -> CapsuleRegression:
     return CapsuleRegression(**{"capsule_dim": 2, "max_iter": 6, "random_state": 0, "n_jobs": 1, **options})
 
 
-def _memmap(x: np.ndarray, folder: Path) -> np.ndarray:
+def write_memmap(x: np.ndarray, folder: Path) -> np.ndarray:
     np.save(folder / "x.npy", x)
     return np.load(folder / "x.npy", mmap_mode="r")
 
 
-def _zarr(x: np.ndarray, folder: Path) -> Any:
+def write_zarr(x: np.ndarray, folder: Path) -> Any:
     import zarr
 
     array = zarr.create_array(
@@ -34,7 +34,7 @@ def _zarr(x: np.ndarray, folder: Path) -> Any:
     return array
 
 
-def _dask(x: np.ndarray, folder: Path) -> Any:
+def make_dask(x: np.ndarray, folder: Path) -> Any:
     import dask.array as da
 
     return da.from_array(x, chunks=(130, 40))
@@ -46,9 +46,9 @@ FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "strided": lambda x, folder: np.repeat(x, 2, axis=0)[::2],
     "read-only": lambda x, folder: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
     "big-endian": lambda x, folder: x.astype(x.dtype.newbyteorder(">")),
-    "memmap": _memmap,
-    "zarr": _zarr,
-    "dask": _dask,
+    "memmap": write_memmap,
+    "zarr": write_zarr,
+    "dask": make_dask,
 }
 
 
@@ -56,8 +56,8 @@ FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_container_gives_the_same_bits(digits: Arrays, tmp_path: Path, form: str, dtype: str) -> None:
     x, y = digits[0].astype(dtype), digits[1]
-    expected = _model().fit(x, y)
-    model = _model().fit(FORMS[form](x, tmp_path), y)
+    expected = make_model().fit(x, y)
+    model = make_model().fit(FORMS[form](x, tmp_path), y)
     np.testing.assert_array_equal(model.W_, expected.W_)
     assert model.n_features_in_ == 64
     given = FORMS[form](x[:50], tmp_path / "..") if form in ("fortran", "strided") else x[:50]
@@ -66,15 +66,15 @@ def test_every_container_gives_the_same_bits(digits: Arrays, tmp_path: Path, for
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u2", "f2"])
 def test_small_whole_numbers_of_any_type_give_the_same_bits(digits: Arrays, dtype: str) -> None:
-    expected = _model().fit(*digits)
-    np.testing.assert_array_equal(_model().fit(digits[0].astype(dtype), digits[1]).W_, expected.W_)
-    np.testing.assert_array_equal(_model().fit(digits[0].tolist(), digits[1].tolist()).W_, expected.W_)
+    expected = make_model().fit(*digits)
+    np.testing.assert_array_equal(make_model().fit(digits[0].astype(dtype), digits[1]).W_, expected.W_)
+    np.testing.assert_array_equal(make_model().fit(digits[0].tolist(), digits[1].tolist()).W_, expected.W_)
 
 
 @pytest.mark.parametrize("where", ["memory", "stored", "sliced", "chunks", "store in memory"])
 def test_datasets_give_the_same_bits(digits: Arrays, tmp_path: Path, where: str) -> None:
     x, y = digits
-    expected = _model().fit(x, y)
+    expected = make_model().fit(x, y)
     if where == "memory":
         ds = Dataset.from_arrays(x, y)
     elif where == "store in memory":
@@ -84,15 +84,15 @@ def test_datasets_give_the_same_bits(digits: Arrays, tmp_path: Path, where: str)
         ds = Dataset.from_arrays(*padded).save(tmp_path / "ds", chunk_rows=50)[7:-9]
     else:
         ds = Dataset.from_arrays(x, y).save(tmp_path / "ds", chunk_rows=37 if where == "chunks" else None)
-    model = _model().fit(ds)
+    model = make_model().fit(ds)
     np.testing.assert_array_equal(model.W_, expected.W_)
     assert model.score(ds) == expected.score(x, y)
 
 
 def test_images_are_flattened_to_rows(digits: Arrays) -> None:
     images = Dataset.from_arrays(digits[0].reshape(-1, 8, 8), digits[1])
-    model = _model().fit(images)
-    np.testing.assert_array_equal(model.W_, _model().fit(*digits).W_)
+    model = make_model().fit(images)
+    np.testing.assert_array_equal(model.W_, make_model().fit(*digits).W_)
     np.testing.assert_array_equal(model.predict(images), model.predict(digits[0]))
 
 
@@ -109,10 +109,10 @@ NAMES = {
 def test_labels_of_any_type_are_classes(digits: Arrays, tmp_path: Path, kind: str) -> None:
     x, y = digits
     names = NAMES[kind]
-    expected = _model().fit(x, y)
+    expected = make_model().fit(x, y)
     rows = [(x, names[y]), (Dataset.from_arrays(x, names[y]).save(tmp_path / "ds"), None)]
     for row in rows:
-        model = _model().fit(*row)
+        model = make_model().fit(*row)
         np.testing.assert_array_equal(model.W_, expected.W_)
         assert model.classes_.tolist() == sorted(names.tolist())
         np.testing.assert_array_equal(model.predict(x), names[expected.predict(x)])
@@ -121,7 +121,7 @@ def test_labels_of_any_type_are_classes(digits: Arrays, tmp_path: Path, kind: st
 
 def test_boolean_labels_are_two_classes(digits: Arrays) -> None:
     x, y = digits[0], digits[1] > 4
-    model = _model().fit(x, y)
+    model = make_model().fit(x, y)
     assert model.classes_.tolist() == [False, True]
     assert model.predict(x).dtype == bool
 
@@ -132,7 +132,9 @@ def test_any_number_of_threads_gives_the_same_bits(
     digits: Arrays, architecture: str, jobs: int | None
 ) -> None:
     engine = {"block_rows": 32, "leaf_rows": 32}
-    one, many = (_model(architecture=architecture, n_jobs=n).fit(*digits, engine=engine) for n in (1, jobs))
+    one, many = (
+        make_model(architecture=architecture, n_jobs=n).fit(*digits, engine=engine) for n in (1, jobs)
+    )
     np.testing.assert_array_equal(many.W_, one.W_)
     assert [r["objective"] for r in many.history_] == [r["objective"] for r in one.history_]
 
@@ -154,8 +156,8 @@ def assert_close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> N
 def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[str, Any]) -> None:
     x, y = digits
     times = np.random.Generator(np.random.Philox(1)).integers(0, 4, len(x))
-    repeated = _model(**options).fit(x.repeat(times, axis=0), y.repeat(times))
-    weighted = _model(**options).fit(x, y, sample_weight=times)
+    repeated = make_model(**options).fit(x.repeat(times, axis=0), y.repeat(times))
+    weighted = make_model(**options).fit(x, y, sample_weight=times)
     if options.get("projection") is None:
         assert_close(weighted, repeated, x)
     else:  # The directions come from all rows, weighted or not; see test_parameters.
@@ -164,27 +166,27 @@ def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[s
 
 @pytest.mark.parametrize(("options", "weight"), [({"ridge": 0}, 2.0), ({"ridge": 0}, 0.5), ({}, 0.5)])
 def test_equal_weights_do_not_change_the_fit(digits: Arrays, options: dict[str, Any], weight: float) -> None:
-    """A ridge of one row matters less if rows count twice, but not more for weights below 1."""
+    """The ridge counts like one row: less if rows count twice, but not more for weights below 1."""
     x, y = digits
-    weighted = _model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
-    assert_close(weighted, _model(**options).fit(x, y), x)
+    weighted = make_model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
+    assert_close(weighted, make_model(**options).fit(x, y), x)
 
 
 def test_weights_of_a_dataset_are_used(digits: Arrays, tmp_path: Path) -> None:
     x, y = digits
     weight = np.random.Generator(np.random.Philox(1)).uniform(0.2, 3, len(x))
-    expected = _model().fit(x, y, sample_weight=weight)
+    expected = make_model().fit(x, y, sample_weight=weight)
     given = Dataset.from_arrays(x, y, sample_weight=weight)
     for ds in (
         given,
         given.save(tmp_path / "ds"),
         Dataset.from_arrays(x, y).save(tmp_path / "two").with_weight(weight),
     ):
-        np.testing.assert_array_equal(_model().fit(ds).W_, expected.W_)
+        np.testing.assert_array_equal(make_model().fit(ds).W_, expected.W_)
     np.testing.assert_array_equal(
-        _model().fit(Dataset.from_arrays(x, y), sample_weight=weight).W_, expected.W_
+        make_model().fit(Dataset.from_arrays(x, y), sample_weight=weight).W_, expected.W_
     )
-    assert not np.array_equal(_model().fit(x, y).W_, expected.W_)
+    assert not np.array_equal(make_model().fit(x, y).W_, expected.W_)
     assert expected.score(given) == pytest.approx(expected.score(x, y, sample_weight=weight))
     hit = expected.predict(x) == y
     assert expected.score(given) == pytest.approx((hit * weight).sum() / weight.sum())
@@ -193,12 +195,14 @@ def test_weights_of_a_dataset_are_used(digits: Arrays, tmp_path: Path) -> None:
 def test_class_weight_equals_row_weights(digits: Arrays) -> None:
     x, y = digits
     factors = dict(enumerate(np.linspace(0.5, 4, 10)))
-    by_row = _model().fit(x, y, sample_weight=np.array([factors[c] for c in y]))
-    assert_close(_model(class_weight=factors).fit(x, y), by_row, x)
+    by_row = make_model().fit(x, y, sample_weight=np.array([factors[c] for c in y]))
+    assert_close(make_model(class_weight=factors).fit(x, y), by_row, x)
     counts = np.bincount(y)
     balanced = {c: len(y) / (10 * counts[c]) for c in range(10)}
-    assert_close(_model(class_weight="balanced").fit(x, y), _model(class_weight=balanced).fit(x, y), x)
-    assert not np.array_equal(_model(class_weight={3: 9.0}).fit(x, y).W_, _model().fit(x, y).W_)
+    assert_close(
+        make_model(class_weight="balanced").fit(x, y), make_model(class_weight=balanced).fit(x, y), x
+    )
+    assert not np.array_equal(make_model(class_weight={3: 9.0}).fit(x, y).W_, make_model().fit(x, y).W_)
 
 
 def test_a_class_of_larger_weight_has_fewer_errors(digits: Arrays, held_out: Arrays) -> None:
@@ -223,10 +227,10 @@ def test_validation_in_any_form_gives_the_same_bits(
         "dataset": lambda: Dataset.from_arrays(vx, vy),
         "stored": lambda: Dataset.from_arrays(vx, vy).save(tmp_path / "v", chunk_rows=41),
         "lists": lambda: [vx.tolist(), vy.tolist()],
-        "memmap": lambda: (_memmap(vx, tmp_path), vy),
+        "memmap": lambda: (write_memmap(vx, tmp_path), vy),
     }[form]()
-    expected = _model(max_iter=30).fit(*digits, validation=(vx, vy))
-    model = _model(max_iter=30).fit(*digits, validation=given)
+    expected = make_model(max_iter=30).fit(*digits, validation=(vx, vy))
+    model = make_model(max_iter=30).fit(*digits, validation=given)
     np.testing.assert_array_equal(model.W_, expected.W_)
     assert model.best_validation_error_ == expected.best_validation_error_
     assert model.history_[-1]["validation_error"] is not None
@@ -234,7 +238,7 @@ def test_validation_in_any_form_gives_the_same_bits(
 
 
 def test_the_best_model_on_validation_is_kept(digits: Arrays, held_out: Arrays) -> None:
-    model = _model(max_iter=40, nu_schedule=[(0.5, 5), (0.0, 5)]).fit(*digits, validation=held_out)
+    model = make_model(max_iter=40, nu_schedule=[(0.5, 5), (0.0, 5)]).fit(*digits, validation=held_out)
     best = min(r["validation_error"] for r in model.history_)
     assert model.best_validation_error_ == best
     assert 1 - model.score(*held_out) == pytest.approx(best, abs=1e-12)
@@ -242,7 +246,7 @@ def test_the_best_model_on_validation_is_kept(digits: Arrays, held_out: Arrays) 
 
 def test_without_validation_the_training_error_is_watched(digits: Arrays) -> None:
     schedule = [(0.5, 5), (0.0, 5)]
-    model = _model(architecture="multiclass", max_iter=40, nu_schedule=schedule).fit(*digits)
+    model = make_model(architecture="multiclass", max_iter=40, nu_schedule=schedule).fit(*digits)
     assert model.best_validation_error_ is None
     assert 1 - model.score(*digits) == pytest.approx(min(r["train_error"] for r in model.history_), abs=1e-12)
 
@@ -255,7 +259,7 @@ def test_an_ensemble_reports_the_error_of_its_joint_decision(
     weight = np.random.Generator(np.random.Philox(2)).uniform(0.1, 5, len(held_out[0]))
     held = Dataset.from_arrays(*held_out, sample_weight=weight)
     options = {"architecture": architecture, "projection": projection, "capsule_dim": 2}
-    model = _model(max_iter=18, nu_schedule=[(0.0, 30)], **options).fit(*digits, validation=held)
+    model = make_model(max_iter=18, nu_schedule=[(0.0, 30)], **options).fit(*digits, validation=held)
     own = 1 - model.score(*held_out, sample_weight=weight)
     assert model.best_validation_error_ == pytest.approx(own, abs=1e-12)
     # Members solve easier problems, and each one is best after another pass.
@@ -273,11 +277,13 @@ def test_an_ensemble_reports_the_error_of_its_joint_decision(
 def test_the_joint_decision_of_an_ensemble_is_measured_during_the_fit(
     digits: Arrays, held_out: Arrays
 ) -> None:
-    model = _model(max_iter=3, architecture="one_vs_all", nu_schedule=None).fit(*digits, validation=held_out)
+    model = make_model(max_iter=3, architecture="one_vs_all", nu_schedule=None).fit(
+        *digits, validation=held_out
+    )
     errors = [r["validation_error"] for r in model.history_]
     # The weights of pass n result from n - 1 passes.
     for passes in (1, 2):
-        plain = _model(max_iter=passes, architecture="one_vs_all", nu_schedule=None).fit(*digits)
+        plain = make_model(max_iter=passes, architecture="one_vs_all", nu_schedule=None).fit(*digits)
         assert errors[passes] == pytest.approx(1 - plain.score(*held_out), abs=1e-12)
 
 
@@ -288,7 +294,7 @@ def test_an_ensemble_keeps_the_weights_of_its_best_pass(
 ) -> None:
     """Each member is best after another pass: together they may decide worse than after one pass."""
     options = {"capsule_dim": 1, "algorithm": algorithm, "n_epochs": 20, "batch_rows": 64}
-    model = _model(max_iter=30, architecture=architecture, nu_schedule=[(0.5, 20)], **options)
+    model = make_model(max_iter=30, architecture=architecture, nu_schedule=[(0.5, 20)], **options)
     model.fit(digits[0][:150], digits[1][:150], validation=held_out)
     best = min(record["validation_error"] for record in model.history_)
     assert model.best_validation_error_ <= best
@@ -297,13 +303,15 @@ def test_an_ensemble_keeps_the_weights_of_its_best_pass(
 
 def test_validation_may_lack_classes(digits: Arrays, held_out: Arrays) -> None:
     few = held_out[1] < 4
-    model = _model().fit(*digits, validation=(held_out[0][few], held_out[1][few]))
+    model = make_model().fit(*digits, validation=(held_out[0][few], held_out[1][few]))
     assert 0 <= model.best_validation_error_ < 0.5
 
 
 def test_weights_of_validation_rows_are_used(digits: Arrays, held_out: Arrays) -> None:
     weight = np.random.Generator(np.random.Philox(1)).uniform(0.1, 5, len(held_out[0]))
-    model = _model(max_iter=10).fit(*digits, validation=Dataset.from_arrays(*held_out, sample_weight=weight))
+    model = make_model(max_iter=10).fit(
+        *digits, validation=Dataset.from_arrays(*held_out, sample_weight=weight)
+    )
     assert 1 - model.score(*held_out, sample_weight=weight) == pytest.approx(
         model.best_validation_error_, abs=1e-12
     )

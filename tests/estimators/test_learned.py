@@ -17,7 +17,7 @@ FITS: dict[str, Callable[[Any], Any]] = {
     "capsule": lambda x: CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(
         x, np.arange(60) % 3
     ),
-    "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, _bits(x)),
+    "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, bits_of(x)),
     "mbn": lambda x: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, random_state=0).fit(x),
 }
 FIXED = {
@@ -27,17 +27,17 @@ FIXED = {
 }
 
 
-def _bits(x: Any) -> np.ndarray:
+def bits_of(x: Any) -> np.ndarray:
     return (np.asarray(x) > 0).astype("u1")
 
 
-def _rows() -> np.ndarray:
+def make_rows() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(60, 6)).astype("f4")
 
 
 @pytest.mark.parametrize("kind", FITS)
 def test_assigning_a_fitted_parameter_raises_an_error(kind: str) -> None:
-    x = _rows()
+    x = make_rows()
     model = FITS[kind](x)
     before = model.transform(x)
     for name in FIXED[kind]:
@@ -49,13 +49,13 @@ def test_assigning_a_fitted_parameter_raises_an_error(kind: str) -> None:
 
 def test_the_error_of_a_conditional_rbm_names_from_weights() -> None:
     with pytest.raises(AttributeError, match=r"or make .*: ConditionalRBM\.from_weights$"):
-        FITS["crbm"](_rows()).W_ = np.zeros((6, 3))
+        FITS["crbm"](make_rows()).W_ = np.zeros((6, 3))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("capsule", "W_"), ("crbm", "Whx_")])
 @pytest.mark.parametrize("how", ["fitted", "loaded", "pickled"])
 def test_values_written_in_place_are_used(kind: str, name: str, how: str, tmp_path: Path) -> None:
-    x = _rows()
+    x = make_rows()
     model = FITS[kind](x)
     if how == "loaded":
         model.save(tmp_path / "m.zarr")
@@ -69,13 +69,13 @@ def test_values_written_in_place_are_used(kind: str, name: str, how: str, tmp_pa
 
 def test_components_are_a_read_only_copy() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        FITS["mbn"](_rows()).components_[0] = 0
+        FITS["mbn"](make_rows()).components_[0] = 0
 
 
 @pytest.mark.parametrize("kind", FITS)
 def test_feature_names_are_saved(kind: str, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    x = pandas.DataFrame(_rows()).add_prefix("p")
+    x = pandas.DataFrame(make_rows()).add_prefix("p")
     model = FITS[kind](x)
     model.save(tmp_path / "m.zarr")
     other = load_model(tmp_path / "m.zarr")
@@ -92,7 +92,7 @@ def test_learned_attributes_are_listed(kind: str) -> None:
     from scalelatent.estimators.fitted_attributes import list_fitted
     from scalelatent.jobs.runs import model_info
 
-    model = FITS[kind](_rows())
+    model = FITS[kind](make_rows())
     reported = list_fitted(model)
     assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(reported)
     assert reported["seed_"] == model.seed_

@@ -27,7 +27,7 @@ from scalelatent.estimators import session
 from scalelatent.models.mbn import estimator as mbn
 from scalelatent.models.mbn import fit as mbn_fit
 from scalelatent.models.mbn.model.layers import Layer
-from tests.helpers import InterruptAt, Log, refuse_pickle
+from tests.helpers import HookLog, InterruptAt, refuse_pickle
 
 SMALL: dict[str, Any] = {
     "n_clusterings": 12, "n_pools": 3, "decay": 0.5, "n_components": 3, "n_classes": 10, "random_state": 5,
@@ -35,12 +35,12 @@ SMALL: dict[str, Any] = {
 EXPECTED_TO_FAIL: dict[str, str] = {}
 
 
-def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
+def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
     return sl.MultilayerBootstrapNetwork(**{**SMALL, **options})
 
 
 @pytest.fixture(autouse=True)
-def _em_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_em_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute the output by streamed passes for few rows too, unless a test chooses otherwise."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 
@@ -55,11 +55,11 @@ def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def oracle(digits: Any) -> Any:
+def fit_in_memory(digits: Any) -> Any:
     """Return a fit in memory by one thread, with the codes of all layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mbn_fit, "KERNEL_ROWS", 0)
-        return _network(n_jobs=1, keep_codes=True, n_classes=20).fit(digits[0])
+        return make_network(n_jobs=1, keep_codes=True, n_classes=20).fit(digits[0])
 
 
 def assert_like_oracle(model: Any, oracle: Any) -> None:
@@ -68,7 +68,9 @@ def assert_like_oracle(model: Any, oracle: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "stored", "memmap", "csr", "csc", "coo", "dask", "zarr"])
-def test_rows_of_every_kind_give_the_same_bits(digits: Any, oracle: Any, tmp_path: Path, kind: str) -> None:
+def test_rows_of_every_kind_give_the_same_bits(
+    digits: Any, fit_in_memory: Any, tmp_path: Path, kind: str
+) -> None:
     import dask.array as da
     import zarr
 
@@ -85,18 +87,18 @@ def test_rows_of_every_kind_give_the_same_bits(digits: Any, oracle: Any, tmp_pat
         "dask": lambda: da.from_array(x, chunks=(100, 64)),
         "zarr": lambda: zarr.array(x, chunks=(90, 64)),
     }[kind]()
-    model = _network(n_jobs=3, n_classes=20)
+    model = make_network(n_jobs=3, n_classes=20)
     z = model.fit_transform(given)
-    assert_like_oracle(model, oracle)
-    np.testing.assert_array_equal(model.components_, oracle.components_)
-    np.testing.assert_array_equal(z, oracle.transform(x))
+    assert_like_oracle(model, fit_in_memory)
+    np.testing.assert_array_equal(model.components_, fit_in_memory.components_)
+    np.testing.assert_array_equal(z, fit_in_memory.transform(x))
     lazy = model.transform(given)
     np.testing.assert_array_equal(np.asarray(lazy), z)
     assert hasattr(lazy, "dask") == (kind == "dask")
 
 
 def test_any_division_into_tasks_gives_the_same_bits(
-    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.engine import mapwrite, rowsets
 
@@ -104,16 +106,16 @@ def test_any_division_into_tasks_gives_the_same_bits(
     monkeypatch.setattr(rowsets, "SHARDS", 5)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
-    model = _network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
-    assert_like_oracle(model, oracle)
-    np.testing.assert_array_equal(model.components_, oracle.components_)
+    model = make_network(n_classes=20, n_jobs=2).fit(digits[0], run_dir=tmp_path / "run")
+    assert_like_oracle(model, fit_in_memory)
+    np.testing.assert_array_equal(model.components_, fit_in_memory.components_)
     tiles = tmp_path / "run" / "engine" / "codes" / "code-l4.zarr" / "x" / "c"
     assert len(list(tiles.glob("*/*"))) == 5 * 12
-    np.testing.assert_array_equal(model.transform(digits[0]), oracle.transform(digits[0]))
+    np.testing.assert_array_equal(model.transform(digits[0]), fit_in_memory.transform(digits[0]))
 
 
 def test_new_rows_share_the_preparation_of_each_clustering(
-    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, coded, original = digits[0], [], Layer.compute_codes
     monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)  # These maps are not computed by columns.
@@ -123,29 +125,31 @@ def test_new_rows_share_the_preparation_of_each_clustering(
         return original(self, backend, x, centroids, first, stop)
 
     monkeypatch.setattr(Layer, "compute_codes", note)
-    once = sorted((i + 1, v, len(rows)) for i in range(len(oracle.ks_)) for v in range(12))
-    found = oracle.transform(rows)
+    once = sorted((i + 1, v, len(rows)) for i in range(len(fit_in_memory.ks_)) for v in range(12))
+    found = fit_in_memory.transform(rows)
     assert sorted(coded) == once
     coded.clear()
-    np.testing.assert_array_equal(oracle.transform(rows, out=tmp_path / "z.zarr").read_x(0, len(rows)), found)
+    np.testing.assert_array_equal(
+        fit_in_memory.transform(rows, out=tmp_path / "z.zarr").read_x(0, len(rows)), found
+    )
     assert sorted(coded) == once
 
 
 def test_reference_kernels_give_the_same_codes(digits: Any) -> None:
     x = digits[0][:120]
-    models = [_network(n_clusterings=5, device=device).fit(x) for device in ("cpu", "reference")]
+    models = [make_network(n_clusterings=5, device=device).fit(x) for device in ("cpu", "reference")]
     np.testing.assert_array_equal(models[0].codes(), models[1].codes())
     np.testing.assert_allclose(models[0].transform(x), models[1].transform(x), atol=1e-4)
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 def test_dense_and_csr_documents_give_the_same_bits(metric: str) -> None:
-    """Use counts of words with short documents, some of which are empty in one half of the columns."""
+    """Some documents are so short that they have no words in one half of the columns."""
     rng = np.random.default_rng(0)
     x = rng.poisson(0.08, (200, 60)) * rng.integers(1, 5, (200, 60))
     x[np.arange(200), rng.integers(0, 60, 200)] += 1
     x = x.astype(np.float32)
-    dense, sparse = (_network(metric=metric, n_classes=5).fit(rows) for rows in (x, sp.csr_array(x)))
+    dense, sparse = (make_network(metric=metric, n_classes=5).fit(rows) for rows in (x, sp.csr_array(x)))
     assert dense.ks_ == sparse.ks_ == [100, 50, 25, 12]
     np.testing.assert_array_equal(dense.codes(), sparse.codes())
     np.testing.assert_array_equal(dense.transform(sp.csr_array(x[:50])), sparse.transform(x[:50]))
@@ -155,20 +159,20 @@ def test_dense_and_csr_documents_give_the_same_bits(metric: str) -> None:
 def test_a_fit_interrupted_at_any_point_resumes(digits: Any, tmp_path: Path) -> None:
     x = sl.Dataset.from_arrays(digits[0][:200]).save(tmp_path / "x.zarr", chunk_rows=64)
     options: dict[str, Any] = {"n_clusterings": 6, "n_classes": 20, "n_jobs": 1}
-    whole = _network(**options).fit(x, run_dir=tmp_path / "whole", engine={"checkpoint_seconds": 0})
+    whole = make_network(**options).fit(x, run_dir=tmp_path / "whole", engine={"checkpoint_seconds": 0})
     hooks = ("stage", "event", "pass_end")
     counted = InterruptAt(10**9, *hooks)
-    _network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
+    make_network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
     stages = set()
     # Interrupt the fit at start and end of each stage of each layer, in the first passes that compute the
     # output, and in the last pass.
     for at in [*range(12), counted.calls - 1]:
-        run, log = tmp_path / f"run{at}", Log()
+        run, log = tmp_path / f"run{at}", HookLog()
         with pytest.raises(KeyboardInterrupt):
-            _network(**options).fit(x, run_dir=run, callbacks=[log, InterruptAt(at, *hooks)])
+            make_network(**options).fit(x, run_dir=run, callbacks=[log, InterruptAt(at, *hooks)])
         stages.update(log.stages[-1:])
-        again = Log()
-        model = _network(**options).fit(x, run_dir=run, resume=True, callbacks=again)
+        again = HookLog()
+        model = make_network(**options).fit(x, run_dir=run, resume=True, callbacks=again)
         np.testing.assert_array_equal(model.codes(), whole.codes())
         np.testing.assert_array_equal(model.components_, whole.components_)
         np.testing.assert_array_equal(model.transform(digits[0]), whole.transform(digits[0]))
@@ -199,8 +203,8 @@ def test_only_missing_tiles_are_recomputed(
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
     options = {"n_jobs": 1, "n_classes": 20}
     with pytest.raises(KeyboardInterrupt):
-        _network(**options).fit(digits[0], run_dir=tmp_path / "run")
-    _network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
+        make_network(**options).fit(digits[0], run_dir=tmp_path / "run")
+    make_network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
     # The layer below and the codes of this layer are deleted; the last codes stay.
     left = [p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr")]
@@ -208,30 +212,31 @@ def test_only_missing_tiles_are_recomputed(
 
 
 def test_another_fit_does_not_resume_in_the_folder(digits: Any, tmp_path: Path) -> None:
-    _network().fit(digits[0][:100], run_dir=tmp_path)
+    make_network().fit(digits[0][:100], run_dir=tmp_path)
     with pytest.raises(RunError, match=r"holds another fit \(n_clusterings: \d+ -> 13\)"):
-        _network(n_clusterings=13).fit(digits[0][:100], run_dir=tmp_path, resume=True)
+        make_network(n_clusterings=13).fit(digits[0][:100], run_dir=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("memory", [2**27, 0])
 def test_a_network_is_saved_and_loaded_without_pickle(
-    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+    digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
     monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", memory)
-    model = _network(n_classes=20).fit(digits[0])
+    model = make_network(n_classes=20).fit(digits[0])
     refuse_pickle(monkeypatch)
     model.save(tmp_path / "m.zarr")
     model.save(tmp_path / "m.zarr", overwrite=True)
     loaded = sl.load_model(tmp_path / "m.zarr")
     assert loaded.get_params() == {**model.get_params(), "n_jobs": None}
-    np.testing.assert_array_equal(loaded.transform(digits[0]), oracle.transform(digits[0]))
-    np.testing.assert_array_equal(loaded.codes(digits[0], layer=2), oracle.codes(layer=2))
+    np.testing.assert_array_equal(loaded.transform(digits[0]), fit_in_memory.transform(digits[0]))
+    np.testing.assert_array_equal(loaded.codes(digits[0], layer=2), fit_in_memory.codes(layer=2))
     with pytest.raises(DataError, match=r"were not kept, but none \(a loaded model has none\)"):
         loaded.codes()
     loaded.save(tmp_path / "again.zarr")
     shutil.rmtree(tmp_path / "m.zarr")
     np.testing.assert_array_equal(
-        sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9]), oracle.transform(digits[0][:9])
+        sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9]),
+        fit_in_memory.transform(digits[0][:9]),
     )
     lost = next((tmp_path / "again.zarr" / "centroids-l2" / "x" / "c").glob("*/0"))
     lost.unlink()
@@ -240,8 +245,8 @@ def test_a_network_is_saved_and_loaded_without_pickle(
 
 
 def test_events_name_the_number_of_the_layer(digits: Any) -> None:
-    log = Log()
-    model = _network(decay="auto", n_clusterings=4, k_last=3).fit(digits[0][:100], callbacks=log)
+    log = HookLog()
+    model = make_network(decay="auto", n_clusterings=4, k_last=3).fit(digits[0][:100], callbacks=log)
     assert log.infos("stage")[0] == {"stage": "mbn_decay", "rows": 100, "tries": 9}
     for hook in ("stage", "event", "progress"):
         reported = [info for info in log.infos(hook) if info.get("stage") == "mbn_code-l1"]
@@ -250,7 +255,7 @@ def test_events_name_the_number_of_the_layer(digits: Any) -> None:
 
 def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> None:
     x = digits[0][:120]
-    model = _network(keep_codes=True).fit(x)
+    model = make_network(keep_codes=True).fit(x)
     # The codes are in memory, so the enclosing cluster is not used.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scalelatent.deploy.clusters.current_client", lambda: pytest.fail("a cluster"))
@@ -261,7 +266,7 @@ def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> No
     np.testing.assert_array_equal(loaded.transform(x[:7]), model.transform(x[:7]))
     with pytest.raises(DataError, match=r"no components of layer 1: take codes\(X, layer=1\)"):
         loaded.transform(x[:7], layer=1)
-    codes = _network(output="codes").fit(x)
+    codes = make_network(output="codes").fit(x)
     codes.save(tmp_path / "codes.zarr")
     np.testing.assert_array_equal(sl.load_model(tmp_path / "codes.zarr").codes(x), codes.codes())
 
@@ -271,11 +276,11 @@ def test_a_network_does_not_read_files_that_another_fit_wrote_to_its_run_folder(
     digits: Any, tmp_path: Path, other: dict[str, Any]
 ) -> None:
     x, run = digits[0][:100], tmp_path / "run"
-    fitted = _network(keep_codes=True).fit(x, run_dir=run)
+    fitted = make_network(keep_codes=True).fit(x, run_dir=run)
     loaded = sl.load_model(run)
     np.testing.assert_array_equal(loaded.codes(), fitted.codes())
     shutil.rmtree(run)
-    _network(keep_codes=True, **other).fit(x, run_dir=run)
+    make_network(keep_codes=True, **other).fit(x, run_dir=run)
     for network in (fitted, loaded):
         for read in (
             lambda model: model.transform(x),
@@ -291,8 +296,8 @@ def test_a_network_does_not_read_files_that_another_fit_wrote_to_its_run_folder(
 
 def test_a_network_does_not_use_codes_of_another_fit_in_its_run_folder(digits: Any, tmp_path: Path) -> None:
     x, run = digits[0][:100], tmp_path / "run"
-    first = _network().fit(x)
-    _network(random_state=6).fit(x, run_dir=run)
+    first = make_network().fit(x)
+    make_network(random_state=6).fit(x, run_dir=run)
     first.save(run / "model.zarr", overwrite=True)
     loaded = sl.load_model(run)
     np.testing.assert_array_equal(loaded.codes(x), first.codes())
@@ -305,7 +310,7 @@ def test_the_temporary_folder_of_a_large_network_is_deleted_with_it(
 ) -> None:
     monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    model = _network().fit(digits[0][:100])
+    model = make_network().fit(digits[0][:100])
     assert len(list(tmp_path.iterdir())) == 1
     model.fit(digits[0][:90])
     assert len(list(tmp_path.iterdir())) == 1
@@ -317,10 +322,10 @@ def test_the_temporary_folder_of_a_large_network_is_deleted_with_it(
     del model
     assert not list(tmp_path.iterdir())
     with pytest.raises(DataError, match="row 3, feature 2"):
-        _network().fit(sl.Dataset.from_arrays(_with_nan(digits[0][:100])))
+        make_network().fit(sl.Dataset.from_arrays(rows_with_nan(digits[0][:100])))
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", 2**27)
-    small = _network().fit(digits[0][:100])
+    small = make_network().fit(digits[0][:100])
     assert not list(tmp_path.iterdir())
     assert (pickle.loads(pickle.dumps(small)).transform(digits[0]) == small.transform(digits[0])).all()
 
@@ -330,12 +335,12 @@ def test_a_small_network_is_fitted_in_memory_with_the_bits_of_a_run_folder(
     digits: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sparse: bool
 ) -> None:
     x = sp.csr_array(digits[0][:200]) if sparse else digits[0][:200].copy()
-    stored = _network(keep_codes=True).fit(x, run_dir=tmp_path / "run")
+    stored = make_network(keep_codes=True).fit(x, run_dir=tmp_path / "run")
     expected = stored.transform(x), stored.codes(layer=1)
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "empty"))
     monkeypatch.setattr("tempfile.mkdtemp", lambda **options: pytest.fail("a temporary folder"))
-    model = _network(keep_codes=True).fit(x)
+    model = make_network(keep_codes=True).fit(x)
     again = x.copy()
     (x.data if sparse else x)[:] = 0  # The network has its own copy of the rows.
     for one in (model, pickle.loads(pickle.dumps(model))):
@@ -345,26 +350,26 @@ def test_a_small_network_is_fitted_in_memory_with_the_bits_of_a_run_folder(
     np.testing.assert_array_equal(sl.load_model(tmp_path / "m.zarr").transform(again), expected[0])
 
 
-def _with_nan(x: np.ndarray) -> np.ndarray:
+def rows_with_nan(x: np.ndarray) -> np.ndarray:
     out = x.astype(np.float32)
     out[3, 2] = np.nan
     return out
 
 
 @pytest.mark.slow
-def test_codes_of_lower_layers_are_available(digits: Any, oracle: Any, tmp_path: Path) -> None:
+def test_codes_of_lower_layers_are_available(digits: Any, fit_in_memory: Any, tmp_path: Path) -> None:
     x = digits[0]
-    for layer, k in enumerate(oracle.ks_, 1):
-        codes = oracle.codes(layer=layer)
+    for layer, k in enumerate(fit_in_memory.ks_, 1):
+        codes = fit_in_memory.codes(layer=layer)
         assert codes.shape == (600, 12)
         assert codes.dtype == np.uint16
         assert codes.max() < k
-        np.testing.assert_array_equal(oracle.codes(x, layer=layer - 5), codes)
-        z = oracle.transform(None, layer=layer)
-        np.testing.assert_array_equal(oracle.transform(x, layer=layer), z)
+        np.testing.assert_array_equal(fit_in_memory.codes(x, layer=layer - 5), codes)
+        z = fit_in_memory.transform(None, layer=layer)
+        np.testing.assert_array_equal(fit_in_memory.transform(x, layer=layer), z)
     # The codes of the last layer are those of the fit.
-    np.testing.assert_array_equal(z, oracle.transform(x))
-    model = _network().fit(x)
+    np.testing.assert_array_equal(z, fit_in_memory.transform(x))
+    model = make_network().fit(x)
     assert model.codes(x, layer=1).shape == (600, 12)
     with pytest.raises(DataError, match=r"no components of layer 1: take codes\(X, layer=1\) .*keep_codes"):
         model.transform(x, layer=1)
@@ -375,9 +380,9 @@ def test_codes_of_lower_layers_are_available(digits: Any, oracle: Any, tmp_path:
     for bad in (0, 6, -6, True):
         with pytest.raises(DataError, match="this network has layers 1 to 5"):
             model.codes(x, layer=bad)
-    out = oracle.codes(x, layer=2, out=tmp_path / "codes.zarr")
-    np.testing.assert_array_equal(out.read_x(0, 600), oracle.codes(layer=2))
-    plain = _network(output="codes").fit(x)
+    out = fit_in_memory.codes(x, layer=2, out=tmp_path / "codes.zarr")
+    np.testing.assert_array_equal(out.read_x(0, 600), fit_in_memory.codes(layer=2))
+    plain = make_network(output="codes").fit(x)
     np.testing.assert_array_equal(plain.fit_transform(x), plain.codes())
     assert plain.transform(x[:3]).shape == (3, 12)
     assert hasattr(model, "components_")
@@ -389,15 +394,15 @@ def test_the_number_of_components_may_be_chosen(digits: Any, monkeypatch: pytest
     x, results = digits[0][:300], []
     for rows in (0, 1000):  # First EM is used, then the matrix of inner products.
         monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
-        few = _network(n_components=4).fit(x)
+        few = make_network(n_components=4).fit(x)
         np.testing.assert_allclose(few.components_ @ few.components_.T, np.eye(4), atol=1e-8)
         np.testing.assert_allclose(few.transform(x).mean(axis=0), 0, atol=1e-5)
         np.testing.assert_allclose(few.transform(x).var(axis=0), few.explained_variance_, rtol=1e-4)
         assert (few.components_[np.arange(4), np.abs(few.components_).argmax(axis=1)] > 0).all()
         results.append(few.transform(x))
     np.testing.assert_allclose(results[0], results[1], atol=2e-3)
-    assert _network(n_components=None).fit(x).transform(x).shape == (300, 10)
-    assert _network(n_components=None, n_classes=None).fit(x).transform(x).shape == (300, 2)
+    assert make_network(n_components=None).fit(x).transform(x).shape == (300, 10)
+    assert make_network(n_components=None, n_classes=None).fit(x).transform(x).shape == (300, 2)
 
 
 @pytest.mark.parametrize("rows", [0, 1000])
@@ -405,7 +410,7 @@ def test_components_beyond_the_rank_are_zero(rows: int, monkeypatch: pytest.Monk
     """Two components separate three different rows."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
     x = np.repeat(np.eye(3), 4, axis=0)
-    model = _network(n_components=5, n_classes=None).fit(x)
+    model = make_network(n_components=5, n_classes=None).fit(x)
     assert model.components_.any(axis=1).tolist() == [True, True, False, False, False]
     assert not model.explained_variance_[2:].any()
     assert not model.transform(x)[:, 2:].any()
@@ -413,7 +418,7 @@ def test_components_beyond_the_rank_are_zero(rows: int, monkeypatch: pytest.Monk
 
 def test_digits_are_clustered_better_than_by_their_pixels(digits: Any) -> None:
     x, y = digits
-    z = _network(n_clusterings=60, n_pools="auto", n_components=10).fit_transform(x)
+    z = make_network(n_clusterings=60, n_pools="auto", n_components=10).fit_transform(x)
     scores = [
         normalized_mutual_info_score(y, KMeans(10, n_init=5, random_state=0).fit_predict(rows))
         for rows in (z, x)
@@ -423,13 +428,13 @@ def test_digits_are_clustered_better_than_by_their_pixels(digits: Any) -> None:
 
 def test_a_network_follows_scikit_learns_conventions(digits: Any) -> None:
     x = digits[0][:150]
-    model = make_pipeline(MinMaxScaler(), _network()).set_output(transform="pandas")
+    model = make_pipeline(MinMaxScaler(), make_network()).set_output(transform="pandas")
     frame = model.fit_transform(x)
     assert list(frame.columns) == [f"multilayerbootstrapnetwork{i}" for i in range(3)]
     np.testing.assert_array_equal(model.transform(x), frame)
-    twin = clone(_network(decay="auto", metric="cosine"))
+    twin = clone(make_network(decay="auto", metric="cosine"))
     assert twin.get_params()["decay"] == "auto"
-    assert _network(random_state=None).fit(x).seed_ >= 0
+    assert make_network(random_state=None).fit(x).seed_ >= 0
 
 
 @pytest.mark.parametrize(
@@ -456,61 +461,61 @@ def test_invalid_parameters_are_refused(
     digits: Any, options: dict[str, Any], error: Any, message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        _network(**options).fit(digits[0][:100])
+        make_network(**options).fit(digits[0][:100])
 
 
 def test_an_upper_layer_without_input_is_refused_before_work_starts(digits: Any, tmp_path: Path) -> None:
-    network = _network(n_clusterings=4, k1=12, k_last=3, feature_fraction=0.02)
+    network = make_network(n_clusterings=4, k1=12, k_last=3, feature_fraction=0.02)
     with pytest.raises(ValueError, match="layer 3: feature_fraction=0.02 of 24 one-hot units"):
         network.fit(digits[0], run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_invalid_rows_are_refused(digits: Any, oracle: Any, tmp_path: Path) -> None:
+def test_invalid_rows_are_refused(digits: Any, fit_in_memory: Any, tmp_path: Path) -> None:
     x = digits[0][:100]
     empty = x.copy()
     empty[17] = 0
     with pytest.raises(DataError, match="row 17 is all zeros, so its cosine is undefined"):
-        _network(metric="cosine").fit(empty)
+        make_network(metric="cosine").fit(empty)
     with pytest.raises(DataError, match="X contains NaN: row 3, feature 2"):
-        _network().fit(_with_nan(x))
-    np.save(tmp_path / "x.npy", _with_nan(x))
+        make_network().fit(rows_with_nan(x))
+    np.save(tmp_path / "x.npy", rows_with_nan(x))
     with pytest.raises(DataError, match=r"row 3, feature 2 is nan \(NaN\)"):
-        _network().fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
+        make_network().fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
     with pytest.raises(DataError, match=r"row 3, feature 2 is nan"):
-        oracle.transform(sl.Dataset.from_arrays(_with_nan(x)))
+        fit_in_memory.transform(sl.Dataset.from_arrays(rows_with_nan(x)))
     huge = x.astype(np.float32)
     huge[5, 40] = 1e20
     for rows in (huge, sp.csr_array(huge), sl.Dataset.from_arrays(huge).save(tmp_path / "huge.zarr")):
-        for use in (_network().fit, oracle.transform):
+        for use in (make_network().fit, fit_in_memory.transform):
             with pytest.raises(DataError, match=r"row 5, feature 40 is 1e\+20, .*: scale the features"):
                 use(rows)
     with pytest.raises(ValueError, match="X has 63 features, but MultilayerBootstrapNetwork is expecting 64"):
-        oracle.transform(x[:, :63])
+        fit_in_memory.transform(x[:, :63])
     with pytest.raises(DataError, match="has 63 features, but MultilayerBootstrapNetwork was fitted on 64"):
-        oracle.transform(sl.Dataset.from_arrays(x[:, :63]))
+        fit_in_memory.transform(sl.Dataset.from_arrays(x[:, :63]))
     with pytest.raises(
         ValueError, match="on_bad_shard = 'skip' is for fits by passes: .* draws centroids from all rows"
     ):
-        _network().fit(x, engine={"on_bad_shard": "skip"})
+        make_network().fit(x, engine={"on_bad_shard": "skip"})
     with pytest.raises(DataError, match="learns without labels and has nothing to validate"):
-        _network().fit(x, validation=(x, digits[1][:100]))
+        make_network().fit(x, validation=(x, digits[1][:100]))
 
 
 def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
     ds = sl.Dataset.from_arrays(digits[0])
-    reported = _network(n_classes=20).plan(ds)
+    reported = make_network(n_classes=20).plan(ds)
     assert [layer["k"] for layer in reported["layers"].values()] == [300, 150, 75, 37]
     assert reported["tasks"] == sum(layer["tasks"] for layer in reported["layers"].values())
     assert reported["layers"]["l1"]["centroid_bytes"] == 3 * 600 * 32
-    assert _network(n_pools="paper").plan(ds)["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
+    assert make_network(n_pools="paper").plan(ds)["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
     codes = 600 * 12 * 2
     centroids = sum(layer["centroid_bytes"] for layer in reported["layers"].values())
     assert reported["disk_bytes"] == centroids + 2 * codes
-    assert _network(n_classes=20, keep_codes=True).plan(ds)["disk_bytes"] == centroids + 4 * codes
+    assert make_network(n_classes=20, keep_codes=True).plan(ds)["disk_bytes"] == centroids + 4 * codes
     assert reported["expected_seconds"] > 0
     with pytest.raises(PlanError, match=r"layer 1 \(k = 300\) would need .* MiB a worker .*lower k1"):
-        _network().plan(ds, memory_limit="600MB")
+        make_network().plan(ds, memory_limit="600MB")
 
 
 def test_a_full_disk_is_reported_before_work_starts(
@@ -520,7 +525,7 @@ def test_a_full_disk_is_reported_before_work_starts(
 
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: 10_000)
     with pytest.raises(PlanError, match="GiB of disk, and .*run has 0.0 GiB left: choose another"):
-        _network().fit(digits[0], run_dir=tmp_path / "run")
+        make_network().fit(digits[0], run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -529,7 +534,7 @@ def test_a_full_disk_is_reported_before_work_starts(
     [("gather-l1", False), ("gather-l1", True), ("code-l1", True), ("gather-l2", False), ("code-l2", False)],
 )
 def test_a_fit_resumes_after_the_disk_was_full(
-    digits: Any, oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, csr: bool
+    digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, csr: bool
 ) -> None:
     """The disk is full at the third shard of a layer's codes or centroids, dense and CSR."""
     from zarr.storage import LocalStore
@@ -564,11 +569,11 @@ def test_a_fit_resumes_after_the_disk_was_full(
     x = sp.csr_array(digits[0]) if csr else digits[0]
     options = {"n_classes": 20, "n_jobs": 1}
     with pytest.raises(DataError, match=rf"{name}\.zarr: writing shard 2 .* the disk is full.*resume"):
-        _network(**options).fit(x, run_dir=tmp_path / "run")
+        make_network(**options).fit(x, run_dir=tmp_path / "run")
     whole, room = shards[1:3], 1000
     shards[:] = [""]
-    model = _network(**options).fit(x, run_dir=tmp_path / "run", resume=True)
-    assert_like_oracle(model, oracle)
+    model = make_network(**options).fit(x, run_dir=tmp_path / "run", resume=True)
+    assert_like_oracle(model, fit_in_memory)
     assert len(shards) > 1
     assert not set(whole) & set(shards), "whole shards are written again"
 

@@ -17,26 +17,26 @@ from scalelatent.models.mbn.decay import HalfLayer, measure_agreement, score_dec
 from tests.helpers import InterruptAt
 
 
-def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
+def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
     given = {"n_clusterings": 10, "n_classes": 3, "random_state": 5, "decay": "auto"}
     return sl.MultilayerBootstrapNetwork(**{**given, **options})
 
 
 @pytest.fixture(autouse=True)
-def _fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_few_decays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use fewer decays and restarts than the default, which these tests do not need."""
     monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.9))
     monkeypatch.setattr(mbn_decay, "RESTARTS", 2)
 
 
-def _groups(n: int = 90, features: int = 8) -> np.ndarray:
+def make_groups(n: int = 90, features: int = 8) -> np.ndarray:
     """Return rows of three groups that every feature separates."""
     rng = np.random.default_rng(0)
     return np.repeat(rng.normal(size=(3, features)) * 4, n // 3, axis=0) + rng.normal(size=(n, features))
 
 
-def _scores(x: Any, seed: int = 5, **options: Any) -> dict[float, float]:
-    return score_decays(_network(**options), sl.Dataset.from_arrays(x), seed)
+def compute_scores(x: Any, seed: int = 5, **options: Any) -> dict[float, float]:
+    return score_decays(make_network(**options), sl.Dataset.from_arrays(x), seed)
 
 
 def test_agreement_is_corrected_for_chance() -> None:
@@ -52,32 +52,32 @@ def test_agreement_is_corrected_for_chance() -> None:
 
 
 def test_the_decay_with_the_best_score_is_chosen() -> None:
-    x = _groups()
-    model = _network().fit(x)
-    scores = _scores(x)
+    x = make_groups()
+    model = make_network().fit(x)
+    scores = compute_scores(x)
     assert list(scores) == [0.1, 0.4, 0.9]
     assert scores[model.decay_] == max(scores.values()) > 0.5
     assert max(scores.values()) - min(scores.values()) > 0.1
-    assert model.ks_ == _network(decay=model.decay_).schedule(len(x))
-    np.testing.assert_array_equal(_network(decay=model.decay_).fit(x).codes(), model.codes())
-    assert _scores(x, n_jobs=3) == scores
-    assert _scores(x, seed=6) != scores
+    assert model.ks_ == make_network(decay=model.decay_).schedule(len(x))
+    np.testing.assert_array_equal(make_network(decay=model.decay_).fit(x).codes(), model.codes())
+    assert compute_scores(x, n_jobs=3) == scores
+    assert compute_scores(x, seed=6) != scores
     # Features without groups have no agreement.
     noise = np.random.default_rng(1).normal(size=x.shape)
-    assert max(_scores(noise).values()) < max(scores.values()) - 0.3
+    assert max(compute_scores(noise).values()) < max(scores.values()) - 0.3
 
 
 def test_decays_beyond_one_that_is_far_below_the_best_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = _groups()
+    x = make_groups()
     monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.5, 0.6, 0.9))
     monkeypatch.setattr(mbn_decay, "MARGIN", np.inf)
-    every = _scores(x)
+    every = compute_scores(x)
     # An infinite margin tries all five decays. Their scores show at which decay a smaller margin ends the
     # search.
     best = np.maximum.accumulate(list(every.values()))
     gap = next(float(best[i] - every[d]) for i, d in enumerate(every) if d >= 0.5 and every[d] < best[i])
     monkeypatch.setattr(mbn_decay, "MARGIN", 0.9 * gap)
-    tried = _scores(x)
+    tried = compute_scores(x)
     assert tried == dict(list(every.items())[: len(tried)])
     assert 3 <= len(tried) < len(every)
     assert max(tried.values()) - list(tried.values())[-1] > 0.9 * gap
@@ -93,7 +93,7 @@ def test_among_equal_scores_the_decay_nearest_to_the_default_is_chosen(
 @pytest.mark.parametrize("features", [3, 9])
 def test_networks_of_half_the_features_do_not_use_the_others(features: int) -> None:
     train = sl.Dataset.from_arrays(np.zeros((20, features), dtype=np.float32))
-    whole, other, *halves = mbn_decay._make_first_layers(_network(feature_fraction=0.6), train, 20, 10, 0)
+    whole, other, *halves = mbn_decay._make_first_layers(make_network(feature_fraction=0.6), train, 20, 10, 0)
     assert not isinstance(whole, HalfLayer)
     assert whole.seed != other.seed
     seen = []
@@ -110,7 +110,7 @@ def test_networks_of_half_the_features_do_not_use_the_others(features: int) -> N
 
 def test_networks_with_few_units_use_at_least_one_feature() -> None:
     train = sl.Dataset.from_arrays(np.zeros((20, 500), dtype=np.float32))
-    first = mbn_decay._make_first_layers(_network(feature_fraction=0.002), train, 20, 10, 0)[0]
+    first = mbn_decay._make_first_layers(make_network(feature_fraction=0.002), train, 20, 10, 0)[0]
     layers = mbn_decay._make_upper_layers(first, (10, 6, 5))
     assert [int(layer.draw_units(0).sum()) for layer in layers] == [1, 1]
 
@@ -130,44 +130,46 @@ def test_networks_with_few_units_use_at_least_one_feature() -> None:
 def test_small_networks_have_the_last_layer_of_large_ones(
     options: Any, n: int, layers: tuple[int, ...]
 ) -> None:
-    assert mbn_decay._choose_schedule(_network(**options), n, 0.5) == layers
+    assert mbn_decay._choose_schedule(make_network(**options), n, 0.5) == layers
 
 
 def test_dense_and_sparse_documents_have_equal_scores() -> None:
-    """Some rows are empty in one half of the words, and no number of classes is given."""
+    """Some documents have no words in one half of the columns; the number of classes is unknown."""
     rng = np.random.default_rng(0)
     x = (rng.poisson(0.06, (60, 30)) * rng.integers(1, 5, (60, 30))).astype(np.float32)
     x[np.arange(60), rng.integers(0, 30, 60)] += 1
     options: dict[str, Any] = {"metric": "cosine", "n_classes": None, "n_clusterings": 6}
-    assert _scores(x, **options) == _scores(sp.csr_array(x), **options)
+    assert compute_scores(x, **options) == compute_scores(sp.csr_array(x), **options)
 
 
 def test_rows_of_one_kind_have_no_best_decay() -> None:
-    scores = _scores(np.ones((12, 4)))
+    scores = compute_scores(np.ones((12, 4)))
     assert set(scores.values()) == {0.0}
 
 
 @pytest.mark.parametrize("kind", ["NaN", "zeros"])
 def test_the_error_names_a_bad_row_by_its_index_in_the_dataset(tmp_path: Path, kind: str) -> None:
-    x = _groups(30).astype(np.float32)
+    x = make_groups(30).astype(np.float32)
     x[13, 2 if kind == "NaN" else slice(None)] = np.nan if kind == "NaN" else 0
     rows = sl.Dataset.from_arrays(x)
     if kind == "zeros":
         rows = rows.save(tmp_path / "x.zarr", chunk_rows=10)
     reported = "row 13, feature 2 is nan" if kind == "NaN" else "x.zarr: row 13 is all zeros"
     with pytest.raises(DataError, match=reported):
-        score_decays(_network(metric="cosine"), rows, 0)
+        score_decays(make_network(metric="cosine"), rows, 0)
 
 
 def test_a_resumed_fit_keeps_the_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = sl.Dataset.from_arrays(_groups()).save(tmp_path / "x.zarr")
+    x = sl.Dataset.from_arrays(make_groups()).save(tmp_path / "x.zarr")
     answers = iter([0.3])
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: next(answers))
     with pytest.raises(KeyboardInterrupt):
-        _network().fit(x, run_dir=tmp_path / "run", callbacks=InterruptAt(3, "stage", "event", "pass_end"))
-    model = _network().fit(x, run_dir=tmp_path / "run", resume=True)
+        make_network().fit(
+            x, run_dir=tmp_path / "run", callbacks=InterruptAt(3, "stage", "event", "pass_end")
+        )
+    model = make_network().fit(x, run_dir=tmp_path / "run", resume=True)
     assert model.decay_ == 0.3
-    assert model.ks_ == _network(decay=0.3).schedule(len(x))
+    assert model.ks_ == make_network(decay=0.3).schedule(len(x))
 
 
 @pytest.mark.slow
@@ -181,7 +183,7 @@ def test_wine_is_clustered_better_than_with_the_default(monkeypatch: pytest.Monk
     x, y = load_wine(return_X_y=True)
     found = {}
     for decay in ("auto", 0.5):
-        model = _network(decay=decay, n_clusterings=60, n_components=3, random_state=0)
+        model = make_network(decay=decay, n_clusterings=60, n_components=3, random_state=0)
         found[decay] = kmeans_scores(model.fit_transform(x), y, restarts=10).nmi
         assert decay == 0.5 or model.decay_ <= 0.4
     assert found["auto"] > found[0.5] + 0.03

@@ -46,11 +46,11 @@ def rows() -> sl.Dataset:
     return sl.Dataset.from_arrays(np.random.default_rng(0).random((600, 64), dtype=np.float32))
 
 
-def _network(**options: Any) -> sl.MultilayerBootstrapNetwork:
+def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
     return sl.MultilayerBootstrapNetwork(**{"n_clusterings": 12, "decay": 0.5, "n_classes": 20, **options})
 
 
-class _Hasty(StreamedPca):
+class HastySolver(StreamedPca):
     """Solver that stops after two passes."""
 
     @classmethod
@@ -61,8 +61,8 @@ class _Hasty(StreamedPca):
 def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
     rows: sl.Dataset, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    needs = [_network(decay=decay).plan(rows)["disk_bytes"] for decay in (0.5, 0.9)]
-    auto = _network(decay="auto", random_state=0)
+    needs = [make_network(decay=decay).plan(rows)["disk_bytes"] for decay in (0.5, 0.9)]
+    auto = make_network(decay="auto", random_state=0)
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: sum(needs) // 2)
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.5)
     assert auto.fit(rows).ks_ == [300, 150, 75, 37]
@@ -86,7 +86,7 @@ def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
 
 
 def test_the_plan_of_an_automatic_decay_expects_a_usual_one_and_shows_the_range(rows: sl.Dataset) -> None:
-    plans = {decay: _network(decay=decay).plan(rows) for decay in ("auto", 0.1, 0.5, 0.9)}
+    plans = {decay: make_network(decay=decay).plan(rows) for decay in ("auto", 0.1, 0.5, 0.9)}
     auto, half, largest = plans["auto"], plans[0.5], plans[0.9]
     assert auto["decay"] == 0.5
     assert auto["layers"].keys() == half["layers"].keys()
@@ -108,35 +108,35 @@ def test_auto_excludes_decays_whose_layers_are_impossible() -> None:
 def test_the_plan_counts_the_disk_space_of_each_folder(
     rows: sl.Dataset, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    reported = _network().plan(rows)
+    reported = make_network().plan(rows)
     codes = 600 * 12 * 2
     assert reported["scratch_bytes"] == 2 * codes
     assert reported["run_bytes"] == reported["disk_bytes"] - codes
-    assert _network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
+    assert make_network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
     free = {"run": reported["run_bytes"], "scratch": reported["scratch_bytes"]}
     monkeypatch.setattr(
         LocalLocation, "free_bytes", lambda self: free.get(self.url.rsplit("/", 1)[-1], 2**60)
     )
     places: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"scratch": str(tmp_path / "scratch")}}
-    _network(random_state=0).fit(rows, **places)
+    make_network(random_state=0).fit(rows, **places)
     with pytest.raises(PlanError, match="centroids and codes would take .*run has .*another run_dir"):
-        _network().fit(rows, run_dir=tmp_path / "run")
+        make_network().fit(rows, run_dir=tmp_path / "run")
     for name, what in (("scratch", "codes of lower layers"), ("run", "centroids and the codes that stay")):
         free[name] -= 1
         with pytest.raises(PlanError, match=rf"{what} would take .*{name} has .*: choose another {name}"):
-            _network().fit(rows, **places)
+            make_network().fit(rows, **places)
 
 
 def test_components_that_do_not_converge_are_reported(rows: sl.Dataset, monkeypatch: Any) -> None:
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
-    monkeypatch.setattr(mbn_fit, "StreamedPca", _Hasty)
+    monkeypatch.setattr(mbn_fit, "StreamedPca", HastySolver)
     with pytest.warns(ConvergenceWarning, match=r"the 3 components .* not converged in 2 passes \(residual"):
-        _network(n_components=3, random_state=0).fit(rows)
+        make_network(n_components=3, random_state=0).fit(rows)
 
 
 def test_the_schedule_of_an_unfitted_automatic_decay_is_refused() -> None:
     with pytest.raises(NotFittedError, match="decay='auto' is chosen by fit"):
-        _network(decay="auto").schedule(600)
+        make_network(decay="auto").schedule(600)
 
 
 def test_only_tiles_of_very_many_rows_are_larger() -> None:
@@ -165,12 +165,12 @@ def test_the_plan_counts_converted_rows(dtype: str) -> None:
     rest = []
     for kind in (dtype, "float32"):
         x = sl.Dataset.from_arrays(np.ones((5000, 300), kind))
-        reported = _network(k1=4, n_classes=2, n_jobs=3).plan(x)
+        reported = make_network(k1=4, n_classes=2, n_jobs=3).plan(x)
         rest.append(reported["peak_bytes_per_worker"] - reported["cache_bytes"])
     assert rest[0] - rest[1] == pytest.approx(3 * 4 * 5000 * 300, rel=0.05)
 
 
-def _rows(kind: str, n: int, entries: int) -> Any:
+def write_rows(kind: str, n: int, entries: int) -> Any:
     rng = np.random.default_rng(0)
     if kind == "dense":
         return rng.random((n, 400), dtype=np.float32)
@@ -199,7 +199,7 @@ def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.slow
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, kind: str) -> None:
-    measured = _fit(tmp_path / "fit", _rows(kind, N, 40), COLUMN_BLOCK_ROWS)
+    measured = _fit(tmp_path / "fit", write_rows(kind, N, 40), COLUMN_BLOCK_ROWS)
     assert measured["peak"] < measured["plan"] < 3 * measured["peak"]
 
 
@@ -210,7 +210,7 @@ def test_the_peak_does_not_grow_with_the_rows(
 ) -> None:
     """The memory may grow only by the cache, and only up to the rows of one block."""
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "0")
-    few, many = (_rows(kind, n, 200) for n in (N // 3, 2 * N))
+    few, many = (write_rows(kind, n, 200) for n in (N // 3, 2 * N))
     peaks = [_fit(tmp_path / str(x.shape[0]), x, 8192)["peak"] for x in (few, many)]
     grown = sl.Dataset.from_arrays(many).nbytes - sl.Dataset.from_arrays(few).nbytes
     assert peaks[1] - peaks[0] < grown / 3

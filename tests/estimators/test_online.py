@@ -131,7 +131,7 @@ def test_a_callback_stops_an_online_fit(digits: Arrays) -> None:
 
 
 def test_a_weight_of_two_equals_a_repeated_row(digits: Arrays) -> None:
-    """If the order does not matter, weight 2 equals the row twice, and a walk ignores rows of weight 0."""
+    """Stepwise EM treats a row of weight 2 like the row twice."""
     x, y = digits
     whole = {"batch_rows": 4096, "n_chains": 1, "n_epochs": 1, "momentum": 0.0}
     weight = 1.0 + (np.arange(len(x)) % 2)

@@ -90,24 +90,24 @@ def test_boolean_labels_are_saved(digits: Arrays, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_saves_give_the_same_files(
-    digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]], variant: str
+    digits: Arrays, tmp_path: Path, read_files_of: Callable[[Path], dict[str, bytes]], variant: str
 ) -> None:
     model = _fit(digits, variant)
     model.save(tmp_path / "a")
     model.save(tmp_path / "b")
     load_model(tmp_path / "a").save(tmp_path / "c")
-    assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert files(tmp_path / "a") == files(tmp_path / "c")
+    assert read_files_of(tmp_path / "a") == read_files_of(tmp_path / "b")
+    assert read_files_of(tmp_path / "a") == read_files_of(tmp_path / "c")
 
 
 def test_two_equal_fits_give_the_same_files(
-    digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]]
+    digits: Arrays, tmp_path: Path, read_files_of: Callable[[Path], dict[str, bytes]]
 ) -> None:
     """A saved model contains no time, host name or number of threads."""
     for name, jobs in (("a", 1), ("b", 3)):
         model = CapsuleRegression(capsule_dim=2, max_iter=4, random_state=5, n_jobs=jobs).fit(*digits)
         model.set_params(n_jobs=None).save(tmp_path / name)
-    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert read_files_of(tmp_path / "a") == read_files_of(tmp_path / "b")
 
 
 def test_models_are_saved_and_loaded_without_pickle(
@@ -129,24 +129,27 @@ def test_models_are_saved_and_loaded_without_pickle(
 
 
 def test_an_existing_output_is_not_overwritten(
-    digits: Arrays, tmp_path: Path, files: Callable[[Path], dict[str, bytes]]
+    digits: Arrays, tmp_path: Path, read_files_of: Callable[[Path], dict[str, bytes]]
 ) -> None:
     _fit(digits, "plain").save(tmp_path / "m")
-    before = files(tmp_path / "m")
+    before = read_files_of(tmp_path / "m")
     other = _fit(digits, "pairs")
     with pytest.raises(DataError, match="m exists: choose another path, or pass overwrite=True"):
         other.save(tmp_path / "m")
-    assert files(tmp_path / "m") == before
+    assert read_files_of(tmp_path / "m") == before
     other.save(tmp_path / "m", overwrite=True)
     assert load_model(tmp_path / "m").architecture == "all_vs_all"
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
 def test_a_full_disk_keeps_the_earlier_model(
-    digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Callable[[Path], dict[str, bytes]]
+    digits: Arrays,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_files_of: Callable[[Path], dict[str, bytes]],
 ) -> None:
     _fit(digits, "plain").save(tmp_path / "m")
-    before = files(tmp_path / "m")
+    before = read_files_of(tmp_path / "m")
 
     def raise_disk_full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -156,7 +159,7 @@ def test_a_full_disk_keeps_the_earlier_model(
     monkeypatch.setattr(zarr.Group, "create_array", raise_disk_full)
     with pytest.raises(DataError, match=r"cannot write the model .*m: .*No space left.*free some space"):
         _fit(digits, "pairs").save(tmp_path / "m", overwrite=True)
-    assert files(tmp_path / "m") == before
+    assert read_files_of(tmp_path / "m") == before
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 

@@ -33,7 +33,7 @@ print(json.dumps({"peak": peak, "plan": plan["peak_bytes_per_worker"], "passes":
 """
 
 
-def _rows(n: int, p: int) -> Dataset:
+def make_rows(n: int, p: int) -> Dataset:
     rng = np.random.default_rng(0)
     return Dataset.from_arrays(rng.normal(size=(n, p)).astype(np.float32), np.arange(n) % 10)
 
@@ -41,7 +41,7 @@ def _rows(n: int, p: int) -> Dataset:
 @pytest.mark.parametrize("algorithm", ["em", "stepwise"])
 @pytest.mark.slow
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) -> None:
-    _rows(40_000, 300).save(tmp_path / "rows.zarr")
+    make_rows(40_000, 300).save(tmp_path / "rows.zarr")
     out = subprocess.run(
         [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr"), algorithm],
         capture_output=True,
@@ -56,7 +56,7 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) 
 
 def test_planned_sizes_are_those_of_the_model() -> None:
     model = CapsuleRegression(architecture="multiclass", capsule_dim=4, algorithm="em")
-    plan = model.plan(_rows(5000, 300), validation=_rows(1000, 300))
+    plan = model.plan(make_rows(5000, 300), validation=make_rows(1000, 300))
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
     # The sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and
@@ -69,10 +69,10 @@ def test_planned_sizes_are_those_of_the_model() -> None:
 
 
 def test_stepwise_em_has_a_plan_of_its_own(tmp_path: Path) -> None:
-    ds = _rows(9000, 64).save(tmp_path / "rows.zarr")
+    ds = make_rows(9000, 64).save(tmp_path / "rows.zarr")
     given = {"architecture": "multiclass", "capsule_dim": 4, "n_epochs": 7, "n_chains": 2, "n_jobs": 1}
     model = CapsuleRegression(algorithm="stepwise", **given)
-    plan = model.plan(ds, validation=_rows(100, 64))
+    plan = model.plan(ds, validation=make_rows(100, 64))
     assert set(plan["stages"]) == {"moments", "stepwise", "validation"}
     own, weights = plan["stages"]["stepwise"], 40 * 65
     # Sums and rows; then the residual moment and counted rows.
@@ -130,7 +130,7 @@ def test_plans_of_all_models_have_the_same_keys(kind: str) -> None:
 
 
 def test_passes_of_a_fit_with_tol_are_a_lower_bound() -> None:
-    rows = _rows(600, 20)
+    rows = make_rows(600, 20)
     model = CapsuleRegression(capsule_dim=2, max_iter=500, nu_schedule=None, tol=10.0)
     assert model.plan(rows)["passes"] == {"at_least": 2, "expected": 500, "at_most": 500}
     assert model.fit(rows).n_iter_ == 2
@@ -141,7 +141,7 @@ def test_passes_of_a_fit_with_tol_are_a_lower_bound() -> None:
 
 
 def test_a_plan_does_not_change_the_model() -> None:
-    rows = _rows(600, 20)
+    rows = make_rows(600, 20)
     model = CapsuleRegression(capsule_dim=2, max_iter=2).fit(rows)
     before = vars(model).copy()
     model.plan(np.ones((40, 7)), np.arange(40) % 2)
@@ -155,7 +155,7 @@ def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) ->
 
     cluster = PlannedCluster.from_section(ClusterSection(workers=3, threads=5, memory_limit="3GiB"))
     monkeypatch.setattr(clusters, "current_client", lambda: cluster)
-    assert CapsuleRegression().plan(_rows(600, 20))["resources"] == {
+    assert CapsuleRegression().plan(make_rows(600, 20))["resources"] == {
         "workers": 3, "threads": 5, "memory": 3 * 2**30,
     }  # fmt: skip
 
@@ -163,17 +163,17 @@ def test_a_plan_is_for_the_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_plan_uses_as_many_cores_as_the_fit() -> None:
     from dask.system import cpu_count
 
-    plan = CapsuleRegression(capsule_dim=2, n_jobs=-1).plan(_rows(600, 20))
+    plan = CapsuleRegression(capsule_dim=2, n_jobs=-1).plan(make_rows(600, 20))
     assert plan["resources"]["threads"] == cpu_count()
 
 
 def test_an_impossible_fit_is_refused_with_a_possible_setting() -> None:
-    wide = _rows(50, 4000)
+    wide = make_rows(50, 4000)
     with pytest.raises(PlanError, match=r"4000 features.*set projection to at most \d+.*memory_limit"):
         CapsuleRegression(capsule_dim=2, projection=None).plan(wide, memory_limit="2GB")
     with pytest.raises(PlanError, match=r"capsule_estep.*lower capsule_dim"):
         options = {"architecture": "all_vs_all", "init": "random", "projection": None, "algorithm": "em"}
-        CapsuleRegression(capsule_dim=500, **options).plan(_rows(5000, 400), memory_limit="2GB")
+        CapsuleRegression(capsule_dim=500, **options).plan(make_rows(5000, 400), memory_limit="2GB")
 
 
 def test_too_many_tasks_are_refused() -> None:

@@ -25,7 +25,7 @@ Y = np.arange(400) % 4
 V = (X > 0).astype(np.uint8)
 
 
-def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
+def make_models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
     """Return a model of each kind and algorithm, its rows, and the parameter that would shorten its fit."""
     em = {"capsule_dim": 2, "max_iter": 2}
     online = {"capsule_dim": 2, "n_epochs": 1}
@@ -38,7 +38,7 @@ def _models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
     }
 
 
-KINDS = list(_models())
+KINDS = list(make_models())
 
 FIRST_FIT = """
 import sys
@@ -69,7 +69,7 @@ def test_compiling_takes_less_memory_than_plans_assume(kind, tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows, _ = _models()[kind]
+    model, rows, _ = make_models()[kind]
     reported = model.set_params(n_jobs=1).plan(*rows)
     peak = reported["peak_bytes_per_worker"] - reported["cache_bytes"]
     for share, fits in ((1.001, True), (0.999, False)):
@@ -89,7 +89,7 @@ def test_fit_refuses_exactly_what_plan_refuses(kind: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_fit_is_announced_before_it_starts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows, shorter = _models()[kind]
+    model, rows, shorter = make_models()[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error", LongFitWarning)
         model.fit(*rows)
@@ -106,7 +106,7 @@ def test_a_long_fit_is_announced_before_it_starts(kind: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows, _ = _models()[kind]
+    model, rows, _ = make_models()[kind]
     monkeypatch.setattr(Rates, "get", lambda self, name, measure: pytest.fail(f"{name} was measured"))
     model.fit(*rows)
 

@@ -38,7 +38,7 @@ class StopAfter(sl.Callback):
             raise KeyboardInterrupt
 
 
-def fresh(name: str) -> Any:
+def make_model(name: str) -> Any:
     from sklearn.base import clone
 
     return clone(MODELS[name][0])
@@ -46,9 +46,9 @@ def fresh(name: str) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_verbose_shows_progress_and_without_it_nothing_is_shown(name, capsys):
-    fresh(name).fit(*MODELS[name][1])
+    make_model(name).fit(*MODELS[name][1])
     assert capsys.readouterr() == ("", "")
-    fresh(name).fit(*MODELS[name][1], verbose=True)
+    make_model(name).fit(*MODELS[name][1], verbose=True)
     out, err = capsys.readouterr()
     assert out == ""
     assert "pass 1" in err or "layer" in err
@@ -65,7 +65,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.mark.parametrize("name", ["capsule", "search"])
 @pytest.mark.usefixtures("notebook")
 def test_a_notebook_shows_progress(name, capsys):
-    fresh(name).fit(*MODELS[name][1])
+    make_model(name).fit(*MODELS[name][1])
     out, err = capsys.readouterr()
     assert out == ""
     assert "pass 4" in err
@@ -73,27 +73,27 @@ def test_a_notebook_shows_progress(name, capsys):
 
 @pytest.mark.usefixtures("notebook")
 def test_a_notebook_shows_nothing_if_verbose_is_false(capsys):
-    fresh("capsule").fit(X, Y, verbose=False)
+    make_model("capsule").fit(X, Y, verbose=False)
     assert capsys.readouterr() == ("", "")
 
 
 def test_ipython_on_a_terminal_is_not_a_notebook(notebook, capsys):
     del notebook.kernel
-    fresh("capsule").fit(X, Y)
+    make_model("capsule").fit(X, Y)
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_partly_imported_ipython_is_not_a_notebook(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    fresh("capsule").fit(X, Y)
+    make_model("capsule").fit(X, Y)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_ctrl_c_keeps_the_finished_passes(name):
-    model = fresh(name)
+    model = make_model(name)
     with pytest.raises(KeyboardInterrupt, match=r"stopped after pass 2; .*no model was kept.*run_dir=FOLDER"):
         model.fit(*MODELS[name][1], callbacks=StopAfter(2))
-    whole = fresh(name).fit(*MODELS[name][1])
+    whole = make_model(name).fit(*MODELS[name][1])
     assert [record["pass"] for record in model.history_] == [1, 2]
     reported = ("pass", "objective", "train_error")
     assert [[r[k] for k in reported] for r in model.history_] == [
@@ -111,14 +111,14 @@ def test_ctrl_c_keeps_the_finished_passes(name):
 def test_ctrl_c_names_the_resume_command_which_gives_the_same_bits(name, tmp_path):
     rows = MODELS[name][1]
     with pytest.raises(KeyboardInterrupt, match=rf"run_dir='{tmp_path / 'run'}', resume=True"):
-        fresh(name).fit(*rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
-    model = fresh(name)
+        make_model(name).fit(*rows, run_dir=tmp_path / "run", callbacks=StopAfter(2))
+    model = make_model(name)
     with pytest.raises(KeyboardInterrupt):
         model.fit(*rows, run_dir=tmp_path / "run", resume=True, callbacks=StopAfter(3))
     # The history includes the passes before the interruption.
     assert [record["pass"] for record in model.history_] == [1, 2, 3]
     model.fit(*rows, run_dir=tmp_path / "run", resume=True)
-    whole = fresh(name).fit(*rows)
+    whole = make_model(name).fit(*rows)
     np.testing.assert_array_equal(model.W_, whole.W_)
 
 
@@ -128,7 +128,7 @@ def test_ctrl_c_before_the_first_pass_leaves_no_model():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="before its first pass ended; nothing was kept"):
-        fresh("capsule").fit(X, Y, callbacks=Stop())
+        make_model("capsule").fit(X, Y, callbacks=Stop())
 
 
 def test_ctrl_c_in_a_layer_of_a_bootstrap_network_names_the_layer(tmp_path):
@@ -138,12 +138,12 @@ def test_ctrl_c_in_a_layer_of_a_bootstrap_network_names_the_layer(tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match=r"stopped in layer 2 of 2; continue with the same fit\("):
-        fresh("mbn").fit(X, run_dir=tmp_path / "run", callbacks=Stop())
+        make_model("mbn").fit(X, run_dir=tmp_path / "run", callbacks=Stop())
 
 
 @pytest.mark.parametrize("name", ["capsule", "crbm", "mbn"])
 def test_a_model_writes_a_report(name, tmp_path):
-    model = fresh(name).fit(*MODELS[name][1])
+    model = make_model(name).fit(*MODELS[name][1])
     page = model.report(tmp_path / "new", data=MODELS[name][1] if name != "mbn" else X)
     assert page == str(tmp_path / "new" / "report" / "index.html")
     assert "made without rows" not in (tmp_path / "new" / "report" / "index.html").read_text()
@@ -151,7 +151,7 @@ def test_a_model_writes_a_report(name, tmp_path):
 
 def test_a_report_shows_the_stored_rows_of_the_fit(tmp_path):
     ds = sl.Dataset.from_arrays(X, Y).save(tmp_path / "rows.zarr")
-    model = fresh("capsule").fit(ds[:60], validation=ds[60:])
+    model = make_model("capsule").fit(ds[:60], validation=ds[60:])
     with open(model.report(tmp_path)) as page:
         text = page.read()
     assert "validation rows" in text
@@ -160,4 +160,4 @@ def test_a_report_shows_the_stored_rows_of_the_fit(tmp_path):
 
 def test_a_report_needs_a_fit(tmp_path):
     with pytest.raises(NotFittedError):
-        fresh("capsule").report(tmp_path)
+        make_model("capsule").report(tmp_path)

@@ -31,14 +31,14 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def shifted(column: int, offset: float) -> np.ndarray:
+def make_shifted_rows(column: int, offset: float) -> np.ndarray:
     return ROWS + offset * (np.arange(5) == column)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_offset_too_large_for_the_spread_in_float32_is_reported_once(name: str) -> None:
     with pytest.warns(DataConversionWarning) as reported:
-        MODELS[name](shifted(3, 1e6))
+        MODELS[name](make_shifted_rows(3, 1e6))
     (message,) = [str(one.message) for one in reported if one.category is DataConversionWarning]
     assert message.startswith("feature 3 has values up to 1e+06 and a standard deviation of ")
     assert "1 of 5 features" in message
@@ -49,9 +49,11 @@ def test_an_offset_too_large_for_the_spread_in_float32_is_reported_once(name: st
 @pytest.mark.parametrize(
     "x",
     [
-        shifted(2, 1e4),
+        make_shifted_rows(2, 1e4),
         ROWS * 1e15,
-        shifted(2, 1e6).astype("f4"),  # These values were lost before, so there is nothing to warn of.
+        make_shifted_rows(2, 1e6).astype(
+            "f4"
+        ),  # These values were lost before, so there is nothing to warn of.
         np.hstack([ROWS[:, 1:], np.full((300, 1), 1e9 + 0.1)]),
         np.hstack([ROWS[:, 1:], 0.1 + 1e-17 * RNG.normal(size=(300, 1))]),
         (ROWS * 1e6).astype("i8"),
@@ -74,7 +76,7 @@ def test_integers_that_float32_cannot_distinguish_are_reported(offset: int) -> N
 
 def test_the_warning_names_the_column() -> None:
     with pytest.warns(DataConversionWarning, match="column 'c3' has values"):
-        MODELS["mixture"](pd.DataFrame(shifted(3, 1e7), columns=[f"c{i}" for i in range(5)]))
+        MODELS["mixture"](pd.DataFrame(make_shifted_rows(3, 1e7), columns=[f"c{i}" for i in range(5)]))
 
 
 def test_a_column_that_rises_over_the_whole_dataset_has_the_spread_of_all_rows() -> None:

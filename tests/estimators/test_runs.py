@@ -16,7 +16,7 @@ import pytest
 
 from scalelatent import Callback, CapsuleRegression, Dataset
 from scalelatent.errors import RunError, ScalelatentError
-from tests.helpers import InterruptAt, Log
+from tests.helpers import HookLog, InterruptAt
 
 Arrays = tuple[np.ndarray, np.ndarray]
 OPTIONS: dict[str, Any] = {"capsule_dim": 2, "max_iter": 8, "random_state": 0, "n_jobs": 1}
@@ -24,7 +24,7 @@ SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
 
 
 @pytest.fixture(scope="module")
-def whole(digits: Arrays, held_out: Arrays) -> CapsuleRegression:
+def uninterrupted(digits: Arrays, held_out: Arrays) -> CapsuleRegression:
     return CapsuleRegression(projection=20, **OPTIONS).fit(*digits, validation=held_out, engine=SMALL)
 
 
@@ -47,7 +47,7 @@ def assert_same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 
 
 def test_callbacks_receive_all_events_in_order(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
-    log = Log()
+    log = HookLog()
     model = _fit(digits, held_out, tmp_path / "run", [log])
     assert log.reported[0][0] == "fit_start"
     assert log.reported[-1][0] == "fit_end"
@@ -95,9 +95,9 @@ def test_a_users_callback_stops_the_fit(digits: Arrays) -> None:
 
 
 def test_a_run_folder_changes_no_bit(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression
 ) -> None:
-    assert_same(_fit(digits, held_out, tmp_path / "run"), whole)
+    assert_same(_fit(digits, held_out, tmp_path / "run"), uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_run_folder_changes_no_bit(
     + [("stage", n) for n in range(5)],
 )
 def test_an_interrupted_fit_resumes_to_the_same_bits(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression, what: str, at: int
+    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression, what: str, at: int
 ) -> None:
     folder = tmp_path / "run"
     try:
@@ -115,27 +115,27 @@ def test_an_interrupted_fit_resumes_to_the_same_bits(
         pytest.fail("the fit ended before it was interrupted")
     except KeyboardInterrupt:
         pass
-    log = Log()
-    assert_same(_fit(digits, held_out, folder, log, resume=True), whole)
+    log = HookLog()
+    assert_same(_fit(digits, held_out, folder, log, resume=True), uninterrupted)
     if what == "pass_end":
         assert [r["pass"] for r in log.infos("pass_end")] == list(range(at + 2, 9))
         assert log.infos("fit_start")[0]["resumed_pass"] in (at + 1, None)
 
 
 def test_a_resume_with_other_threads_gives_the_same_bits(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         _fit(digits, held_out, tmp_path, InterruptAt(9, "progress"), options={"n_jobs": 3})
-    assert_same(_fit(digits, held_out, tmp_path, resume=True), whole)
+    assert_same(_fit(digits, held_out, tmp_path, resume=True), uninterrupted)
 
 
 def test_a_resume_of_a_finished_fit_loads_it(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression
 ) -> None:
     _fit(digits, held_out, tmp_path)
-    log = Log()
-    assert_same(_fit(digits, held_out, tmp_path, log, resume=True), whole)
+    log = HookLog()
+    assert_same(_fit(digits, held_out, tmp_path, log, resume=True), uninterrupted)
     assert log.infos("pass_end") == []
     # The rows are not projected again, because no pass is left.
     assert [i["stage"] for i in log.infos("stage")] == []
@@ -143,9 +143,9 @@ def test_a_resume_of_a_finished_fit_loads_it(
 
 
 def test_a_resume_of_an_empty_folder_starts_a_fit(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, whole: CapsuleRegression
+    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression
 ) -> None:
-    assert_same(_fit(digits, held_out, tmp_path / "new", resume=True), whole)
+    assert_same(_fit(digits, held_out, tmp_path / "new", resume=True), uninterrupted)
 
 
 def test_the_folder_of_another_fit_is_not_overwritten(
@@ -255,7 +255,7 @@ def test_a_fit_resumes_after_a_full_disk(
     digits: Arrays,
     held_out: Arrays,
     tmp_path: Path,
-    whole: CapsuleRegression,
+    uninterrupted: CapsuleRegression,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replace, calls = os.replace, [0]
@@ -271,7 +271,7 @@ def test_a_fit_resumes_after_a_full_disk(
         _fit(digits, held_out, tmp_path / "run")
     assert str(tmp_path / "run") in str(raised.value)
     monkeypatch.undo()
-    assert_same(_fit(digits, held_out, tmp_path / "run", resume=True), whole)
+    assert_same(_fit(digits, held_out, tmp_path / "run", resume=True), uninterrupted)
 
 
 def test_a_run_folder_that_cannot_be_created_is_refused(
@@ -319,7 +319,7 @@ def test_resume_after_a_kill_gives_the_same_bits(tmp_path: Path) -> None:
     x = x.astype(np.uint8)
     engine = {"block_rows": 32, "leaf_rows": 64, "checkpoint_passes": 5}
     options = {"capsule_dim": 2, "max_iter": 400, "random_state": 0, "nu_schedule": None}
-    log = Log()
+    log = HookLog()
     model = CapsuleRegression(n_jobs=1, **options).fit(
         x, y, run_dir=tmp_path, resume=True, callbacks=log, engine=engine
     )
@@ -329,14 +329,14 @@ def test_resume_after_a_kill_gives_the_same_bits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.W_, expected.W_)
 
 
-def _crbm(x: Dataset, folder: Path | None, **more: Any) -> Any:
+def make_crbm(x: Dataset, folder: Path | None, **more: Any) -> Any:
     from scalelatent import ConditionalRBM
 
     model = ConditionalRBM(n_hidden=3, n_epochs=3, batch_size=20, random_state=0, n_jobs=1)
     return model.fit(x, run_dir=folder, engine={"checkpoint_seconds": 0}, **more)
 
 
-def _capsule(x: Dataset, folder: Path | None, **more: Any) -> Any:
+def make_capsule(x: Dataset, folder: Path | None, **more: Any) -> Any:
     engine = {**SMALL, "cache": 0}  # Each pass reads its rows again.
     return CapsuleRegression(projection=None, **OPTIONS).fit(x, run_dir=folder, engine=engine, **more)
 
@@ -351,7 +351,7 @@ def test_an_interrupted_fit_resumes_with_its_own_rows_after_an_append(
         ds = open_dataset(tmp_path / "x")
         return ds if kind == "capsule" else ds.with_target(open_dataset(tmp_path / "v"))
 
-    fit = _capsule if kind == "capsule" else _crbm
+    fit = make_capsule if kind == "capsule" else make_crbm
     x, y = digits[0][:200], digits[1][:200] % 5
     names = {"x": Dataset.from_arrays(x, y), "v": Dataset.from_arrays((x[:, :10] > 7).astype("u1"))}
     for name, rows in names.items():
@@ -379,7 +379,7 @@ def test_a_resume_on_a_mixture_of_two_datasets_is_refused(digits: Arrays, tmp_pa
     for name, shift in (("a", 0), ("b", 1)):
         Dataset.from_arrays(np.roll(x, shift, 0), y).save(tmp_path / name, chunk_rows=50, shard_rows=100)
     with pytest.raises(KeyboardInterrupt):
-        _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", callbacks=InterruptAt(1, "pass_end"))
+        make_capsule(open_dataset(tmp_path / "a"), tmp_path / "run", callbacks=InterruptAt(1, "pass_end"))
     shutil.copyfile(tmp_path / "b/x/c/3/0", tmp_path / "a/x/c/3/0")
     with pytest.raises(ShardError, match="intact, but differs from the chunk that was written"):
-        _capsule(open_dataset(tmp_path / "a"), tmp_path / "run", resume=True)
+        make_capsule(open_dataset(tmp_path / "a"), tmp_path / "run", resume=True)

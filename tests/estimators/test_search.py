@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid
 import scalelatent as sl
 from scalelatent import Callback, CapsuleRegression, Dataset, Search
 from scalelatent.errors import DataError, PlanError, RunError, ScalelatentError
-from tests.helpers import InterruptAt, Log
+from tests.helpers import HookLog, InterruptAt
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
@@ -38,7 +38,7 @@ def assert_same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 
 
 @pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
+def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
     """Return every candidate's model after a search, by key."""
     from scalelatent.search import search
 
@@ -56,23 +56,23 @@ def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
 # -- the same bits as alone ---------------------------------------------------------------------------------
 
 
-def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models: Any) -> None:
+def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models_of: Any) -> None:
     search = Search(BASE, CANDIDATES, n_jobs=2).fit(*digits, validation=held_out, engine=SMALL)
     scores = []
     for i, own in enumerate(CANDIDATES):
         alone = clone(BASE).set_params(**own).fit(*digits, validation=held_out, engine=SMALL)
-        assert_same(models[f"{i:03d}"], alone)
+        assert_same(models_of[f"{i:03d}"], alone)
         scores.append(alone.score(*held_out))
         assert search.results_["n_passes"][i] == alone.n_iter_
     assert search.results_["mean_test_score"].tolist() == scores
     assert search.best_index_ == int(np.argmax(scores))
-    assert search.best_estimator_ is models[f"{search.best_index_:03d}"]
+    assert search.best_estimator_ is models_of[f"{search.best_index_:03d}"]
     assert len(set(search.results_["n_passes"].tolist())) > 1  # Each candidate stopped by its own schedule.
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_fold_equals_a_fit_with_weight_zero_for_its_rows(
-    digits: Arrays, models: Any, weighted: bool
+    digits: Arrays, models_of: Any, weighted: bool
 ) -> None:
     x, y = digits
     own = np.random.Generator(np.random.Philox(5)).uniform(0.5, 2, len(x)) if weighted else None
@@ -83,7 +83,7 @@ def test_a_fold_equals_a_fit_with_weight_zero_for_its_rows(
             weight = np.ones(len(x)) if own is None else own.copy()
             weight[test] = 0
             alone = clone(BASE).set_params(**params).fit(x, y, sample_weight=weight, engine=SMALL)
-            assert_same(models[f"{i:03d}-f{k}"], alone)
+            assert_same(models_of[f"{i:03d}-f{k}"], alone)
             expected = alone.score(x[test], y[test], sample_weight=None if own is None else own[test])
             assert search.results_[f"split{k}_test_score"][i] == pytest.approx(expected, abs=1e-12)
     with pytest.raises(AttributeError, match="refit=True"):
@@ -119,7 +119,7 @@ def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
     grid = {"capsule_dim": [1, 2, 3], "max_iter": [4, 9]}
     base = clone(BASE).set_params(nu_schedule=None)
     one_pass = digits[0].nbytes + 4 * len(digits[0])
-    log = Log()
+    log = HookLog()
     search = Search(base, grid, cv=4, refit=False).fit(train, callbacks=log, engine={"cache": 0})
     assert [r["bytes_read"] for r in log.infos("pass_end")] == [one_pass] * 9
     assert [r["candidates"] for r in log.infos("pass_end")] == [24] * 4 + [12] * 5
@@ -135,7 +135,7 @@ def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:
 
 
 def test_candidates_of_one_projection_share_its_rows(digits: Arrays, held_out: Arrays) -> None:
-    log = Log()
+    log = HookLog()
     grid = {"projection": [10, 20], "momentum": [0.0, 0.3, 0.5]}
     Search(BASE, grid).fit(*digits, validation=held_out, callbacks=log)
     assert [s for s in log.stages if "svd" in s] == ["search_svd-1-1"]
@@ -143,10 +143,10 @@ def test_candidates_of_one_projection_share_its_rows(digits: Arrays, held_out: A
     assert len([s for s in log.stages if "moments" in s]) == 1
 
 
-def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, models: Any) -> None:
+def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, models_of: Any) -> None:
     from scalelatent.engine.plan import ALLOWED_SHARE, PROCESS_BYTES, Resources, process_bytes
 
-    log = Log()
+    log = HookLog()
     limit = int((process_bytes(Resources(1, 1, 0)) + 3.5 * 2**20) / ALLOWED_SHARE)
     base = clone(BASE).set_params(architecture="all_vs_all", projection=20, max_iter=3)
     grid = {"capsule_dim": [1, 8, 12, 16]}
@@ -158,7 +158,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     assert len(groups) in (2, 3)
     for i, d in enumerate(grid["capsule_dim"]):
         alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
-        assert_same(models[f"{i:03d}"], alone)
+        assert_same(models_of[f"{i:03d}"], alone)
     # One pass measures the joint decision of the members of each candidate.
     assert len([s for s in log.stages if "_decision" in s]) == 1
     # One of the additional passes finds the temperatures of all candidates.
@@ -171,7 +171,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
 
 
 @pytest.mark.parametrize("at", [0, 2, 4, 7, 12, 20, 31])
-def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models: Any, at: int) -> None:
+def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models_of: Any, at: int) -> None:
     search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
     try:
         clone(search).fit(
@@ -183,11 +183,11 @@ def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models: A
         pytest.fail("the search ended before it was interrupted")
     except KeyboardInterrupt:
         pass
-    models.clear()
+    models_of.clear()
     again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True)
-    resumed = dict(models)
+    resumed = dict(models_of)
     whole = clone(search).fit(*digits, engine=SMALL)
-    for key, model in models.items():
+    for key, model in models_of.items():
         assert_same(resumed[key], model)
     assert again.results_["mean_test_score"].tolist() == whole.results_["mean_test_score"].tolist()
     assert_same(again.best_estimator_, whole.best_estimator_)
@@ -196,7 +196,7 @@ def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models: A
 def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
     search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
     first = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
-    log = Log()
+    log = HookLog()
     again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True, callbacks=log)
     assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
@@ -223,10 +223,12 @@ def test_a_callback_stops_the_search(digits: Arrays, held_out: Arrays) -> None:
 # -- halving ------------------------------------------------------------------------------------------------
 
 
-def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: Any, tmp_path: Path) -> None:
+def test_halving_stops_the_worse_half(
+    digits: Arrays, held_out: Arrays, models_of: Any, tmp_path: Path
+) -> None:
     base = clone(BASE).set_params(nu_schedule=None, max_iter=30, momentum=0.0)
     grid = [{"capsule_dim": d} for d in (1, 2, 3, 4, 6)]
-    log = Log()
+    log = HookLog()
     search = Search(base, grid, halving=True, min_passes=3, n_jobs=1)
     search = search.fit(*digits, validation=held_out, engine=SMALL, callbacks=log)
     passes = search.results_["n_passes"].tolist()
@@ -236,7 +238,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
     for i, own in enumerate(grid):
         alone = clone(base).set_params(**own, max_iter=passes[i])
         np.testing.assert_array_equal(
-            models[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
+            models_of[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
         )
     # The candidates that continued after the first rung are those with the better scores.
     first = [
@@ -249,7 +251,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
     assert {i for i, n in enumerate(passes) if n == 3} == set(
         np.argsort(np.negative(first), kind="stable")[3:]
     )
-    expected = dict(models)
+    expected = dict(models_of)
     for at in (5, 20, 40):
         folder = tmp_path / str(at)
         fresh = Search(base, grid, halving=True, min_passes=3, n_jobs=1)
@@ -263,7 +265,7 @@ def test_halving_stops_the_worse_half(digits: Arrays, held_out: Arrays, models: 
             )
         fresh.fit(*digits, validation=held_out, run_dir=folder, engine=SMALL, resume=True)
         for key, model in expected.items():
-            assert_same(models[key], model)
+            assert_same(models_of[key], model)
         assert fresh.results_["n_passes"].tolist() == passes
 
 
@@ -294,14 +296,16 @@ def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
     assert search.score(*held_out) == -20
 
 
-def test_a_diverging_candidate_does_not_end_the_search(digits: Arrays, held_out: Arrays, models: Any) -> None:
+def test_a_diverging_candidate_does_not_end_the_search(
+    digits: Arrays, held_out: Arrays, models_of: Any
+) -> None:
     # Weights that start near the limit of float32 exceed it after a step.
     wild = {"init": "random", "init_scale": 1e30, "nu_schedule": None}
     with pytest.raises((FloatingPointError, ScalelatentError)):
         clone(BASE).set_params(**wild).fit(*digits)
     with pytest.warns(UserWarning, match=r"candidate 1 \(001\) ended after 0 passes: the log-loss"):
         search = Search(BASE, [{}, wild], n_jobs=1).fit(*digits, validation=held_out, engine=SMALL)
-    assert_same(models["000"], clone(BASE).fit(*digits, validation=held_out, engine=SMALL))
+    assert_same(models_of["000"], clone(BASE).fit(*digits, validation=held_out, engine=SMALL))
     assert np.isnan(search.results_["mean_test_score"][1])
     assert search.results_["rank_test_score"].tolist() == [1, 2]
     assert search.best_index_ == 0
@@ -393,13 +397,13 @@ def test_clone_and_parameter_names_of_a_search() -> None:
         search.predict(np.zeros((2, 2)))
 
 
-def test_a_search_accepts_sparse_rows(digits: Arrays, models: Any) -> None:
+def test_a_search_accepts_sparse_rows(digits: Arrays, models_of: Any) -> None:
     import scipy.sparse
 
     x, y = digits
     rows = scipy.sparse.csr_array(x)
     Search(BASE, CANDIDATES[:3], cv=2, refit=False, n_jobs=1).fit(rows, y, engine=SMALL)
-    sparse = dict(models)
+    sparse = dict(models_of)
     Search(BASE, CANDIDATES[:3], cv=2, refit=False, n_jobs=1).fit(x, y, engine=SMALL)
-    for key, model in models.items():
+    for key, model in models_of.items():
         assert_same(sparse[key], model)

@@ -26,7 +26,7 @@ from scalelatent.data.read.selected import select_rows
 from scalelatent.errors import DataError
 from scalelatent.search.candidates import find_folds
 from tests.estimators.crbm_cases import Pair
-from tests.helpers import InterruptAt, Log
+from tests.helpers import HookLog, InterruptAt
 
 Arrays = tuple[np.ndarray, Any]
 CAPSULE = CapsuleRegression(max_iter=4, nu_schedule=None, random_state=0, n_jobs=1)
@@ -48,7 +48,7 @@ KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
 
 
 @pytest.fixture
-def rows(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
+def make_rows(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
     """Return the rows of each kind, and the rows of its score."""
     few = digits[0][:200], digits[1][:200] % 4
     images = few[0].reshape(-1, 8, 8) > 7, None
@@ -71,12 +71,12 @@ def test_every_kind_of_job_files_is_tested() -> None:
 
 
 @pytest.mark.parametrize("kind", KIND_CASES)
-def test_a_search_equals_separate_fits_and_scores(kind: str, rows: dict[str, Arrays]) -> None:
+def test_a_search_equals_separate_fits_and_scores(kind: str, make_rows: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES[kind]
     cv = KFold(2, shuffle=True, random_state=1)
-    search = Search(base, grid, cv=cv).fit(*rows[kind])
+    search = Search(base, grid, cv=cv).fit(*make_rows[kind])
     found = search.cv_results_
-    (name, values), (x, y) = next(iter(grid.items())), rows[kind]
+    (name, values), (x, y) = next(iter(grid.items())), make_rows[kind]
     for i, value in enumerate(values):
         for k, (train, test) in enumerate(cv.split(x)):
             train, test = np.sort(train), np.sort(test)
@@ -104,16 +104,16 @@ def test_a_search_equals_separate_fits_and_scores(kind: str, rows: dict[str, Arr
     assert hasattr(search, "predict") == hasattr(base, "predict")
 
 
-def test_a_network_is_chosen_by_the_class_of_the_nearest_row(rows: dict[str, Arrays]) -> None:
+def test_a_network_is_chosen_by_the_class_of_the_nearest_row(make_rows: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES["mbn"]
-    search = Search(base, grid, cv=2, scoring="retrieval").fit(*rows["mbn"])
+    search = Search(base, grid, cv=2, scoring="retrieval").fit(*make_rows["mbn"])
     assert 0 < search.best_score_ <= 1
 
 
 @pytest.mark.parametrize("kind", KIND_CASES)
-def test_validation_rows_make_the_best_candidate_the_result(kind: str, rows: dict[str, Arrays]) -> None:
+def test_validation_rows_make_the_best_candidate_the_result(kind: str, make_rows: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES[kind]
-    x, y = rows[kind]
+    x, y = make_rows[kind]
     held = x[120:], some(y, slice(120, None))
     search = Search(base, grid).fit(x[:120], some(y, slice(120)), validation=held)
     assert search.n_splits_ == 1
@@ -127,28 +127,30 @@ def test_validation_rows_make_the_best_candidate_the_result(kind: str, rows: dic
 @pytest.mark.parametrize("kind", ["crbm", "mbn"])
 @pytest.mark.parametrize("at", [1, 6, 11])
 def test_an_interrupted_search_of_any_kind_resumes(
-    kind: str, at: int, rows: dict[str, Arrays], tmp_path: Path
+    kind: str, at: int, make_rows: dict[str, Arrays], tmp_path: Path
 ) -> None:
     base, grid = KIND_CASES[kind]
-    search, log = Search(base, grid, cv=2), Log()
+    search, log = Search(base, grid, cv=2), HookLog()
     with pytest.raises(KeyboardInterrupt):
         interrupt = InterruptAt(at, "stage", "pass_end", "event")
-        clone(search).fit(*rows[kind], run_dir=tmp_path, callbacks=[log, interrupt])
-    again = clone(search).fit(*rows[kind], run_dir=tmp_path, resume=True, callbacks=log)
-    whole = clone(search).fit(*rows[kind])
+        clone(search).fit(*make_rows[kind], run_dir=tmp_path, callbacks=[log, interrupt])
+    again = clone(search).fit(*make_rows[kind], run_dir=tmp_path, resume=True, callbacks=log)
+    whole = clone(search).fit(*make_rows[kind])
     assert again.cv_results_["mean_test_score"].tolist() == whole.cv_results_["mean_test_score"].tolist()
-    x = rows[kind][0]
+    x = make_rows[kind][0]
     np.testing.assert_array_equal(again.transform(x), whole.transform(x))
     scored = [e for e in log.infos("event") if e["event"] == "candidate_scored"]
     assert len(scored) == 4  # Finished candidates are not repeated.
     assert not (tmp_path / "candidates" / "000-f0").exists()
 
 
-def test_a_finished_search_with_validation_rows_is_loaded(pair: Pair, held: Pair, tmp_path: Path) -> None:
+def test_a_finished_search_with_validation_rows_is_loaded(
+    pair: Pair, held_pair: Pair, tmp_path: Path
+) -> None:
     search = Search(RBM, {"n_hidden": [2, 5, 3]})
-    first = clone(search).fit(*pair, validation=held, run_dir=tmp_path)
-    log = Log()
-    again = clone(search).fit(*pair, validation=held, run_dir=tmp_path, resume=True, callbacks=log)
+    first = clone(search).fit(*pair, validation=held_pair, run_dir=tmp_path)
+    log = HookLog()
+    again = clone(search).fit(*pair, validation=held_pair, run_dir=tmp_path, resume=True, callbacks=log)
     assert not [e for e in log.infos("event") if e["event"] == "candidate"]
     np.testing.assert_array_equal(again.best_estimator_.W_, first.best_estimator_.W_)
     assert [p.name for p in (tmp_path / "candidates").iterdir() if any(p.iterdir())] == [

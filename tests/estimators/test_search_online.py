@@ -10,7 +10,7 @@ import pytest
 
 from scalelatent import CapsuleRegression, Search
 from scalelatent.errors import ScalelatentError
-from tests.helpers import InterruptAt, Log
+from tests.helpers import HookLog, InterruptAt
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SMALL = {"block_rows": 32, "leaf_rows": 64, "checkpoint_seconds": 0}
@@ -22,7 +22,7 @@ GRID = {"algorithm": list(ALGORITHMS)}
 
 
 @pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
+def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
     """Return every candidate's model after a search, by key."""
     kept: dict[str, CapsuleRegression] = {}
     set_results = Search._set_results
@@ -36,14 +36,14 @@ def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
 
 
 def test_online_candidates_equal_separate_fits(
-    digits: Arrays, held_out: Arrays, models: dict[str, CapsuleRegression]
+    digits: Arrays, held_out: Arrays, models_of: dict[str, CapsuleRegression]
 ) -> None:
-    log = Log()
+    log = HookLog()
     search = Search(BASE, GRID, n_jobs=1).fit(*digits, validation=held_out, engine=SMALL, callbacks=log)
     for number, algorithm in enumerate(ALGORITHMS):
         alone = CapsuleRegression(**{**BASE.get_params(), "algorithm": algorithm})
         alone.fit(*digits, validation=held_out, engine=SMALL)
-        np.testing.assert_array_equal(models[f"{number:03d}"].W_, alone.W_)
+        np.testing.assert_array_equal(models_of[f"{number:03d}"].W_, alone.W_)
         assert search.results_["n_passes"][number] == alone.n_iter_
     # All candidates share one basis, one set of projected rows and one set of moments.
     apart = ("search_score", "search_temper", "search_decision")
@@ -51,7 +51,7 @@ def test_online_candidates_equal_separate_fits(
     assert len(made) == 4 + len(ALGORITHMS), log.stages
 
 
-def test_online_candidates_exclude_the_fold(digits: Arrays, models: dict[str, CapsuleRegression]) -> None:
+def test_online_candidates_exclude_the_fold(digits: Arrays, models_of: dict[str, CapsuleRegression]) -> None:
     x, y = digits
     Search(BASE, GRID, cv=2, refit=False, n_jobs=1).fit(x, y, engine=SMALL)
     weight = np.ones(len(x))
@@ -59,11 +59,11 @@ def test_online_candidates_exclude_the_fold(digits: Arrays, models: dict[str, Ca
     for number, algorithm in enumerate(ALGORITHMS):
         alone = CapsuleRegression(**{**BASE.get_params(), "algorithm": algorithm})
         alone.fit(x, y, sample_weight=weight, engine=SMALL)
-        np.testing.assert_array_equal(models[f"{number:03d}-f0"].W_, alone.W_)
+        np.testing.assert_array_equal(models_of[f"{number:03d}-f0"].W_, alone.W_)
 
 
 def test_online_candidates_are_checked_before_work_starts(digits: Arrays, tmp_path: Path) -> None:
-    log = Log()
+    log = HookLog()
     grid = [{"algorithm": "em"}, {"algorithm": "stepwise", "kappa": 5}]
     with pytest.raises(ValueError, match=r"candidate 1 .*'kappa': 5.*kappa=5: give a number in"):
         Search(BASE, grid, cv=2).fit(*digits, callbacks=log, run_dir=tmp_path / "run")
@@ -90,16 +90,16 @@ def test_divergence_ends_one_candidate_only(
 
 
 def test_a_resumed_search_ends_with_the_same_candidates(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, models: dict[str, CapsuleRegression]
+    digits: Arrays, held_out: Arrays, tmp_path: Path, models_of: dict[str, CapsuleRegression]
 ) -> None:
     call = {"validation": held_out, "engine": SMALL}
     Search(BASE, GRID, n_jobs=1).fit(*digits, **call)
-    whole = dict(models)
+    whole = dict(models_of)
 
     with pytest.raises(KeyboardInterrupt):
         Search(BASE, GRID, n_jobs=1).fit(
             *digits, **call, run_dir=tmp_path, callbacks=InterruptAt(2, "pass_end")
         )
     Search(BASE, GRID, n_jobs=1).fit(*digits, **call, run_dir=tmp_path, resume=True)
-    for key, model in models.items():
+    for key, model in models_of.items():
         np.testing.assert_array_equal(model.W_, whole[key].W_)

@@ -1,4 +1,4 @@
-"""The best estimator of a search: its folder, its threads and its score."""
+"""The best estimator of a search: the folder of its refit, its threads and its score."""
 
 from __future__ import annotations
 

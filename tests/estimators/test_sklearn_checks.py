@@ -74,7 +74,7 @@ EXPECTED_OF_HCN = {
 }
 
 
-def _expected(estimator: Any) -> dict[str, str]:
+def expected_failures(estimator: Any) -> dict[str, str]:
     if isinstance(estimator, HierarchicalCompositionalNetwork):
         return EXPECTED_OF_HCN[estimator.threshold]
     if isinstance(estimator, ConditionalRBM):
@@ -92,7 +92,7 @@ def _expected(estimator: Any) -> dict[str, str]:
         CapsuleRegression(max_iter=5, architecture="all_vs_all", init="random", random_state=0),
         Search(CapsuleRegression(max_iter=5), {"momentum": [0.5, 0.0]}, cv=2),
     ],
-    expected_failed_checks=_expected,
+    expected_failed_checks=expected_failures,
 )
 def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)

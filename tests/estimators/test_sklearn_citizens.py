@@ -25,7 +25,7 @@ MODEL = CapsuleRegression(capsule_dim=2, max_iter=8, nu_schedule=None, random_st
 
 
 @pytest.fixture
-def routing() -> Iterator[None]:
+def metadata_routing() -> Iterator[None]:
     with sklearn.config_context(enable_metadata_routing=True):
         yield
 
@@ -117,7 +117,7 @@ def test_feature_names_come_from_data_frames(digits: Arrays) -> None:
         assert search.predict(frame).shape == (600,)
 
 
-@pytest.mark.usefixtures("routing")
+@pytest.mark.usefixtures("metadata_routing")
 def test_sample_weight_is_routed(digits: Arrays) -> None:
     x, y = digits
     weight = np.random.Generator(np.random.Philox(2)).uniform(0.1, 3, len(x))

@@ -85,7 +85,7 @@ def draw_images(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     return x.astype("f4"), y
 
 
-def neighbours_of_its_class(fitted: Any, x: np.ndarray, y: np.ndarray) -> float:
+def share_neighbours_of_class(fitted: Any, x: np.ndarray, y: np.ndarray) -> float:
     """Return the share of rows whose nearest other row in the output has their class."""
     made = fitted.transform(x)
     gaps = ((made[:, None] - made) ** 2).sum(axis=2)
@@ -94,7 +94,7 @@ def neighbours_of_its_class(fitted: Any, x: np.ndarray, y: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Given:
+class FitArguments:
     """Arguments of a fit."""
 
     x: Any
@@ -104,7 +104,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelColumn:
     """Column of the table: a model and its tolerances."""
 
     make: Callable[..., Any]
@@ -120,11 +120,11 @@ class Model:
     # Whether ``fit`` receives the second array of ``draw``.
     supervised: bool = True
 
-    def given(self) -> Given:
+    def given(self) -> FitArguments:
         x, y = self.draw(300, np.random.default_rng(0))
-        return Given(x, y if self.supervised else None)
+        return FitArguments(x, y if self.supervised else None)
 
-    def fit(self, given: Given) -> Any:
+    def fit(self, given: FitArguments) -> Any:
         model = self.make(**self.options, random_state=0, n_jobs=1)
         if given.weight is None:
             return model.fit(given.x, given.y, engine=given.engine)
@@ -149,48 +149,50 @@ DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": OF_SQUA
 # 5 % of the 300 rows are wrong: 2 * sqrt(2 * .05 * .95 / 300).
 FIVE_PERCENT = 0.036
 MODELS = {
-    "em": Model(sl.CapsuleRegression, {"capsule_dim": 2, "max_iter": 6}, spread=FIVE_PERCENT, **CAPSULES),
-    "steps": Model(
+    "em": ModelColumn(
+        sl.CapsuleRegression, {"capsule_dim": 2, "max_iter": 6}, spread=FIVE_PERCENT, **CAPSULES
+    ),
+    "steps": ModelColumn(
         sl.CapsuleRegression,
         {"capsule_dim": 2, "n_epochs": 6, "batch_rows": 64},
         spread=FIVE_PERCENT,
         **CAPSULES,
     ),
-    "classes": Model(
+    "classes": ModelColumn(
         sl.LinearMixtureClassifier,
         {"n_components": 2, "n_dims": 2, "likelihood": "error", "max_iter": 6},
         spread=FIVE_PERCENT,
         **MIXTURES,
     ),
-    "density": Model(
+    "density": ModelColumn(
         sl.LinearMixture,
         {"n_components": 6, "n_dims": 2, "max_iter": 6, "likelihood": "ppca"},
         supervised=False,
         **DENSITIES,
     ),
-    "factors": Model(
+    "factors": ModelColumn(
         sl.LinearMixture,
         {"n_components": 6, "n_dims": 2, "max_iter": 6, "likelihood": "factor-analysis"},
         supervised=False,
         **DENSITIES,
     ),
-    "boots": Model(
+    "boots": ModelColumn(
         sl.MultilayerBootstrapNetwork,
         {"n_clusterings": 50, "k1": 30, "n_classes": 3},
         draw_clouds,
         "transform",
         spread=FIVE_PERCENT,
-        score=neighbours_of_its_class,
+        score=share_neighbours_of_class,
         supervised=False,
     ),
-    "crbm": Model(
+    "crbm": ModelColumn(
         sl.ConditionalRBM,
         {"n_hidden": 4, "n_epochs": 6, "learning_rate": 0.2},
         draw_patterns,
         "predict_marginals",
         spread=FIVE_PERCENT,
     ),
-    "parts": Model(
+    "parts": ModelColumn(
         sl.HierarchicalCompositionalNetwork,
         {"layers": [(4, 3)], "online": False, "n_epochs": 10, "n_restarts": 3},
         draw_images,
@@ -201,7 +203,7 @@ MODELS = {
         score=lambda fitted, x, y: float(fitted.score(x)),
         supervised=False,
     ),
-    "tree": Model(
+    "tree": ModelColumn(
         sl.HierarchicalCompositionalNetwork,
         {"layers": [(3, 3)], "templates": 1, "n_epochs": 10},
         draw_images,
@@ -210,62 +212,64 @@ MODELS = {
 }
 
 
-def as_it_is(given: Any) -> Any:
+def keep_unchanged(given: Any) -> Any:
     return given
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeRow:
     """Row of the table: a change of the rows of a fit."""
 
-    after: Callable[[Given, Path], Given]
+    after: Callable[[FitArguments, Path], FitArguments]
     # Change of the rows of the fit with which the changed fit is compared; by default none.
-    before: Callable[[Given], Given] = as_it_is
+    before: Callable[[FitArguments], FitArguments] = keep_unchanged
     # The same change for held-out rows, and for their labels.
-    rows: Callable[[np.ndarray], Any] = as_it_is
-    labels: Callable[[np.ndarray], np.ndarray] = as_it_is
+    rows: Callable[[np.ndarray], Any] = keep_unchanged
+    labels: Callable[[np.ndarray], np.ndarray] = keep_unchanged
     # Function that converts the results of the changed fit so that they can be compared with those of the
     # other fit.
-    back: Callable[[np.ndarray], np.ndarray] = as_it_is
+    back: Callable[[np.ndarray], np.ndarray] = keep_unchanged
 
 
-def in_all_rows(change: Callable[[np.ndarray], Any]) -> Change:
+def change_all_rows(change: Callable[[np.ndarray], Any]) -> ChangeRow:
     """Return the same change of training rows and of held-out rows."""
-    return Change(lambda given, _: replace(given, x=change(given.x)), rows=change)
+    return ChangeRow(lambda given, _: replace(given, x=change(given.x)), rows=change)
 
 
-def in_training_rows(change: Callable[[np.ndarray, Path], Any]) -> Change:
+def change_training_rows(change: Callable[[np.ndarray, Path], Any]) -> ChangeRow:
     """Return a change of the container of the training rows."""
-    return Change(lambda given, folder: replace(given, x=change(given.x, folder)))
+    return ChangeRow(lambda given, folder: replace(given, x=change(given.x, folder)))
 
 
-def set_engine(**options: int) -> Change:
-    return Change(lambda given, _: replace(given, engine=options))
+def set_engine(**options: int) -> ChangeRow:
+    return ChangeRow(lambda given, _: replace(given, engine=options))
 
 
-def renamed(names: list[Any]) -> Change:
+def rename_classes(names: list[Any]) -> ChangeRow:
     """Return a change of the names of classes, whose results come in the order of the new names."""
     own, order = np.array(names), np.argsort(np.argsort(names))
 
     def in_own_order(found: np.ndarray) -> np.ndarray:
         return found[:, order] if found.shape[1] == len(order) else found
 
-    return Change(lambda given, _: replace(given, y=own[given.y]), labels=lambda y: own[y], back=in_own_order)
+    return ChangeRow(
+        lambda given, _: replace(given, y=own[given.y]), labels=lambda y: own[y], back=in_own_order
+    )
 
 
-def repeat_against_weights(times: Callable[[int], np.ndarray]) -> Change:
+def repeat_against_weights(times: Callable[[int], np.ndarray]) -> ChangeRow:
     """Return the change from rows with weights to rows that are repeated."""
 
-    def repeated(given: Given, _: Path) -> Given:
+    def repeated(given: FitArguments, _: Path) -> FitArguments:
         n = times(len(given.x))
-        return Given(given.x.repeat(n, axis=0), None if given.y is None else given.y.repeat(n))
+        return FitArguments(given.x.repeat(n, axis=0), None if given.y is None else given.y.repeat(n))
 
-    return Change(repeated, before=lambda given: replace(given, weight=times(len(given.x)).astype("f8")))
+    return ChangeRow(repeated, before=lambda given: replace(given, weight=times(len(given.x)).astype("f8")))
 
 
-def permute(given: Given, _: Path) -> Given:
+def permute(given: FitArguments, _: Path) -> FitArguments:
     order = np.random.default_rng(3).permutation(len(given.x))
-    return Given(given.x[order], None if given.y is None else given.y[order])
+    return FitArguments(given.x[order], None if given.y is None else given.y[order])
 
 
 def append_column(value: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -280,22 +284,22 @@ def write_zarr(x: np.ndarray, folder: Path) -> Any:
 
 
 CHANGES = {
-    "rows in another order": Change(permute),
-    "names of classes": renamed(["left", "right", "top"]),
-    "order of classes": renamed([2, 0, 1]),
+    "rows in another order": ChangeRow(permute),
+    "names of classes": rename_classes(["left", "right", "top"]),
+    "order of classes": rename_classes([2, 0, 1]),
     "rows twice or weights 2": repeat_against_weights(lambda n: np.full(n, 2)),
     "a fifth of rows twice": repeat_against_weights(lambda n: np.where(np.arange(n) % 5 == 0, 2, 1)),
-    "a column of ones": in_all_rows(append_column(1)),
-    "a column of zeros": in_all_rows(append_column(0)),
-    "a column x 1000": in_all_rows(lambda x: np.concatenate([x[..., :1] * 1000, x[..., 1:]], axis=-1)),
-    "all numbers + 1024": in_all_rows(lambda x: x + np.float32(1024)),
-    "float16": in_all_rows(lambda x: x.astype("f2")),
-    "float64": in_all_rows(lambda x: x.astype("f8")),
-    "integers": in_all_rows(lambda x: x.astype("i8")),
-    "CSR": in_all_rows(lambda x: sp.csr_array(x.reshape(len(x), -1))),
-    "column by column": in_training_rows(lambda x, _: np.asfortranarray(x)),
-    "dask chunks": in_training_rows(lambda x, _: da.from_array(x, (70, *(n // 2 for n in x.shape[1:])))),
-    "zarr chunks": in_training_rows(write_zarr),
+    "a column of ones": change_all_rows(append_column(1)),
+    "a column of zeros": change_all_rows(append_column(0)),
+    "a column x 1000": change_all_rows(lambda x: np.concatenate([x[..., :1] * 1000, x[..., 1:]], axis=-1)),
+    "all numbers + 1024": change_all_rows(lambda x: x + np.float32(1024)),
+    "float16": change_all_rows(lambda x: x.astype("f2")),
+    "float64": change_all_rows(lambda x: x.astype("f8")),
+    "integers": change_all_rows(lambda x: x.astype("i8")),
+    "CSR": change_all_rows(lambda x: sp.csr_array(x.reshape(len(x), -1))),
+    "column by column": change_training_rows(lambda x, _: np.asfortranarray(x)),
+    "dask chunks": change_training_rows(lambda x, _: da.from_array(x, (70, *(n // 2 for n in x.shape[1:])))),
+    "zarr chunks": change_training_rows(write_zarr),
     "blocks of 32 rows": set_engine(block_rows=32),
     "leaves of 32 rows": set_engine(block_rows=32, leaf_rows=32),
 }
@@ -337,7 +341,7 @@ def test_a_change_of_the_rows_changes_the_result_as_the_table_declares(
         with pytest.raises(DataError, match="images|pixels must be 0 or 1"):
             column.fit(changed)
         return
-    first, second = fit_before(model, None if how.before is as_it_is else change), column.fit(changed)
+    first, second = fit_before(model, None if how.before is keep_unchanged else change), column.fit(changed)
     x, y = column.draw(300, np.random.default_rng(1))
     after, labels = how.rows(x), how.labels(y)
     if entry == "score":

@@ -36,14 +36,14 @@ def test_names_of_clusters_do_not_matter(columns: tuple[list[int], list[int]], n
     assert clustering_accuracy(labels, renamed) == clustering_accuracy(labels, clusters)
 
 
-def blobs(n: int = 300, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def make_blobs(n: int = 300, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     y = np.arange(n) % 6
     return rng.normal(size=(6, 3))[y] * 2 + spread * rng.normal(size=(n, 3)), y
 
 
 def test_the_best_restart_is_that_of_the_smallest_inertia() -> None:
-    x, y = blobs()
+    x, y = make_blobs()
     scores = kmeans_scores(x, y, restarts=12)
     assert len(set(scores.inertias)) > 1
     assert scores.inertias[scores.best] == scores.inertias.min()
@@ -52,7 +52,7 @@ def test_the_best_restart_is_that_of_the_smallest_inertia() -> None:
 
 
 def test_threads_do_not_change_the_numbers() -> None:
-    x, y = blobs()
+    x, y = make_blobs()
     one, three = (kmeans_scores(x, y, restarts=9, n_jobs=jobs) for jobs in (1, 3))
     assert one.inertias.tolist() == three.inertias.tolist()
     assert one.nmis.tolist() == three.nmis.tolist()
@@ -93,4 +93,4 @@ def test_rows_beyond_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(clustering, "memory_limit", lambda: 1000)
     with pytest.raises(DataError, match="needs its 300 rows of 3 columns in memory"):
-        kmeans_scores(Dataset.from_arrays(*blobs()))
+        kmeans_scores(Dataset.from_arrays(*make_blobs()))

@@ -15,7 +15,7 @@ from scalelatent.errors import DataError
 from scalelatent.evaluation import retrieval, retrieval_accuracy, retrieval_levels
 
 
-def in_full(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
+def rank_completely(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
     """Return the mean share of relevant documents among the first `level`; ties share their places."""
     total, n = 0.0, len(scores)
     for q in range(n):
@@ -27,7 +27,7 @@ def in_full(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
     return total / n
 
 
-def topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
+def make_topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
     """Return topics of documents, some without any, and which documents share a topic."""
     held = np.random.default_rng(seed).random((n, 70)) < 0.02
     held[:: n // 3 + 1] = False
@@ -37,21 +37,23 @@ def topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
 @given(st.integers(3, 40), st.integers(0, 5))
 def test_overlap_equals_brute_force(n: int, seed: int) -> None:
     codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # There are many ties.
-    y, relevant = topics(n, seed)
+    y, relevant = make_topics(n, seed)
     scores = (codes[:, None] == codes).sum(axis=2)
     curve = retrieval_accuracy(codes, y, metric="overlap", levels=range(1, n))
-    assert curve.accuracy == pytest.approx([in_full(scores, relevant, k) for k in range(1, n)])
+    assert curve.accuracy == pytest.approx([rank_completely(scores, relevant, k) for k in range(1, n)])
     wide = retrieval_accuracy(codes.astype(np.uint32) + 70_000, y, metric="overlap", levels=range(1, n))
     assert wide.accuracy.tolist() == curve.accuracy.tolist()
 
 
 def test_real_outputs_equal_brute_force() -> None:
     rng = np.random.default_rng(0)
-    x, (y, relevant) = rng.normal(size=(60, 4)) + 5, topics(60, 1)
+    x, (y, relevant) = rng.normal(size=(60, 4)) + 5, make_topics(60, 1)
     unit = x / np.linalg.norm(x, axis=1)[:, None]
     curve = retrieval_accuracy(x, y)
     assert curve.levels.tolist() == [1, 3, 7, 15, 31]
-    assert curve.accuracy == pytest.approx([in_full(unit @ unit.T, relevant, int(k)) for k in curve.levels])
+    assert curve.accuracy == pytest.approx(
+        [rank_completely(unit @ unit.T, relevant, int(k)) for k in curve.levels]
+    )
 
 
 def test_sparse_rows_rank_as_dense_ones_and_rows_of_zeros_are_near_nothing() -> None:

@@ -16,7 +16,7 @@ from scalelatent.evaluation import scoring
 from scalelatent.evaluation.scoring import ClassScorer, score_dataset
 
 
-class Fixed:
+class FixedProbabilities:
     """Model whose rows are the probabilities."""
 
     _kind = "capsule"
@@ -40,7 +40,7 @@ def test_metrics_equal_those_of_scikit_learn(rows, n_classes, batch, seed):
     x = rng.dirichlet(np.ones(n_classes), rows)
     y = classes[rng.integers(n_classes, size=rows)]
     with patch.object(scoring, "BATCH_ROWS", batch):
-        got = score_dataset(Fixed(classes), Dataset.from_arrays(x, y), ClassScorer.metrics)
+        got = score_dataset(FixedProbabilities(classes), Dataset.from_arrays(x, y), ClassScorer.metrics)
     guess = classes[x.argmax(axis=1)]
     assert got["accuracy"] == pytest.approx(reference.accuracy_score(y, guess))
     assert got["error"] == pytest.approx(1 - got["accuracy"])
@@ -53,7 +53,7 @@ def test_metrics_equal_those_of_scikit_learn(rows, n_classes, batch, seed):
 
 def test_unknown_metrics_and_unusable_rows_are_refused():
     x, y = np.eye(3), np.array([0, 1, 2])
-    model = Fixed([0, 1, 2])
+    model = FixedProbabilities([0, 1, 2])
     with pytest.raises(JobError, match="did you mean 'accuracy'"):
         score_dataset(model, Dataset.from_arrays(x, y), ["acuracy"])
     with pytest.raises(DataError, match="no labels"):
@@ -64,7 +64,7 @@ def test_unknown_metrics_and_unusable_rows_are_refused():
         score_dataset(model, Dataset.from_arrays(x[:, :2], y))
 
 
-class Halved:
+class HalvedOutput:
     """Model without classes whose output is half of the rows."""
 
     _kind, _output_metric = "mbn", "cosine"
@@ -77,24 +77,24 @@ class Halved:
 def test_a_model_without_classes_is_scored_by_its_output():
     x, y = np.eye(3).repeat(8, axis=0), np.repeat(["a", "b", "c"], 8)
     ds = Dataset.from_arrays(x, y)
-    assert score_dataset(Halved(), ds)["accuracy"] == 1.0
-    got = score_dataset(Halved(), ds, ["nmi", "retrieval"])
+    assert score_dataset(HalvedOutput(), ds)["accuracy"] == 1.0
+    got = score_dataset(HalvedOutput(), ds, ["nmi", "retrieval"])
     assert (got["nmi"], got["restarts"]) == (1.0, 50)
     assert got["retrieval"]["accuracy"][:3] == [1.0, 1.0, 1.0]
     assert "accuracy" not in got
     topics = Dataset.from_arrays(x, (np.eye(3) > 0).repeat(8, axis=0).astype(float))
-    assert score_dataset(Halved(), topics, ["retrieval"])["retrieval"] == got["retrieval"]
+    assert score_dataset(HalvedOutput(), topics, ["retrieval"])["retrieval"] == got["retrieval"]
     with pytest.raises(DataError, match="instead of one class each.*use the metric retrieval"):
-        score_dataset(Halved(), topics, ["nmi"])
+        score_dataset(HalvedOutput(), topics, ["nmi"])
     with pytest.raises(
-        JobError, match=r"unknown metric 'log_loss' of Halved, which predicts no classes.*nmi"
+        JobError, match=r"unknown metric 'log_loss' of HalvedOutput, which predicts no classes.*nmi"
     ):
-        score_dataset(Halved(), ds, ["log_loss"])
+        score_dataset(HalvedOutput(), ds, ["log_loss"])
     with pytest.raises(DataError, match="has no labels"):
-        score_dataset(Halved(), Dataset.from_arrays(x), ["nmi"])
+        score_dataset(HalvedOutput(), Dataset.from_arrays(x), ["nmi"])
 
 
-class Coded:
+class CodeOutput:
     """Model whose output is codes, which can only be compared for equality."""
 
     _kind, _output_metric = "mbn", "overlap"
@@ -110,11 +110,11 @@ def test_codes_are_ranked_by_the_codes_that_rows_share():
     y = np.arange(40) % 2
     x = np.column_stack([rng.permutation(40) * 100, rng.permutation(40) * 100, y + 1])
     ds = Dataset.from_arrays(x, y)
-    assert score_dataset(Coded(), ds)["retrieval"]["accuracy"][:4] == [1.0] * 4
-    assert score_dataset(Coded(), ds, ["retrieval"]) == score_dataset(Coded(), ds)
+    assert score_dataset(CodeOutput(), ds)["retrieval"]["accuracy"][:4] == [1.0] * 4
+    assert score_dataset(CodeOutput(), ds, ["retrieval"]) == score_dataset(CodeOutput(), ds)
     for name in ("nmi", "accuracy"):
         reported = (
             f"metric '{name}' clusters components.*codes.*use the metric retrieval, or fit with output='pca'"
         )
         with pytest.raises(JobError, match=reported):
-            score_dataset(Coded(), ds, ["retrieval", name])
+            score_dataset(CodeOutput(), ds, ["retrieval", name])

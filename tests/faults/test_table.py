@@ -66,7 +66,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "search apart": lambda: sl.Search(MODELS["mbn"](), {"k1": [10, 20]}, cv=2),
 }
-# With kept messages, each leaf writes records. Leaves of 50 rows write several records.
+# Batch learning of compositional networks stores the messages of each leaf (50 rows) in the run folder.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
 # Callback and its number at which Ctrl-C interrupts the fit; there is work before and after this moment.
 STOPS = {
@@ -85,7 +85,7 @@ STATES = "state-", "result-"  # A fit resumes from these records.
 OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}
 
 
-class Place(SimpleNamespace):
+class FitFiles(SimpleNamespace):
     """Files of a fit: its dataset, its run folder, and the last record that it wrote."""
 
     data: Path
@@ -101,40 +101,40 @@ class Place(SimpleNamespace):
         return max(records, key=lambda p: p.stat().st_mtime_ns)
 
 
-def torn(path: Path) -> None:
+def tear(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def flipped(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def emptied(path: Path) -> None:
+def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def fifo(path: Path) -> None:
+def replace_by_fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-def folder(path: Path) -> None:
+def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def looping(path: Path) -> None:
+def replace_by_looping_link(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.name)
 
 
-def identity(place: Place) -> Path:
+def identity(place: FitFiles) -> Path:
     return next(place.run.rglob("identity.json"))
 
 
-def copied(place: Place, key: str) -> None:
+def copy_other(place: FitFiles, key: str) -> None:
     """Replace the files below ``key`` by those of a dataset of the same shape with other rows."""
     ds = sl.open_dataset(place.data)
     other = sl.Dataset.from_arrays(1 - ds.read_x(0, len(ds)), ds.read_y(0, len(ds)))
@@ -142,7 +142,7 @@ def copied(place: Place, key: str) -> None:
     shutil.copytree(place.data.with_name("other") / key, place.data / key, dirs_exist_ok=True)
 
 
-def appended(place: Place) -> None:
+def append_rows_to(place: FitFiles) -> None:
     ds = sl.open_dataset(place.data)
     append_rows(place.data, ds[:60])
 
@@ -153,7 +153,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHILD = "import sys; from tests.faults.test_table import fit_and_die; fit_and_die(*sys.argv[1:])"
 
 
-def _die() -> None:
+def die_now() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -164,7 +164,7 @@ class KillAt(InterruptAt):
         try:
             super()._count(info)
         except KeyboardInterrupt:
-            _die()
+            die_now()
 
 
 def fit_and_die(model: str, data: str, run: str, where: str) -> None:
@@ -176,7 +176,7 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
         if Path(place).suffix == ".rec" and Path(place).name.startswith(STATES):
             records.append(place)
             if len(records) == 2:
-                _die()
+                die_now()
         replace(source, place)
 
     if where == BETWEEN:
@@ -187,27 +187,27 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
     MODELS[model]().fit(sl.open_dataset(data), run_dir=run, callbacks=callbacks, engine=engine)
 
 
-Row = tuple[str, str, Callable[[Place], Any], str]
+Row = tuple[str, str, Callable[[FitFiles], Any], str]
 FAULTS: list[Row] = [
     ("none", "between two passes", lambda place: None, "same bits"),
-    ("torn file", "newest record", lambda place: torn(place.newest), "same bits"),
-    ("flipped bit", "newest record", lambda place: flipped(place.newest), "same bits"),
-    ("zero bytes", "newest record", lambda place: emptied(place.newest), "same bits"),
+    ("torn file", "newest record", lambda place: tear(place.newest), "same bits"),
+    ("flipped bit", "newest record", lambda place: flip_bit(place.newest), "same bits"),
+    ("zero bytes", "newest record", lambda place: empty(place.newest), "same bits"),
     ("lost file", "newest record", lambda place: place.newest.unlink(), "same bits"),
     ("moved", "run folder", lambda place: None, "same bits"),
-    ("zero bytes", "identity.json", lambda place: emptied(identity(place)), "identity.json is damaged"),
+    ("zero bytes", "identity.json", lambda place: empty(identity(place)), "identity.json is damaged"),
     ("null", "identity.json", lambda place: identity(place).write_text("null"), "identity.json is damaged"),
     ("lost file", "shard", lambda place: place.shard.unlink(), "x/c/"),
-    ("torn file", "shard", lambda place: torn(place.shard), "x/c/"),
-    ("flipped bit", "shard", lambda place: flipped(place.shard), "x/c/"),
-    ("zero bytes", "shard", lambda place: emptied(place.shard), "x/c/"),
-    ("FIFO", "shard", lambda place: fifo(place.shard), "x/c/"),
-    ("folder", "shard", lambda place: folder(place.shard), "x/c/"),
-    ("looping link", "shard", lambda place: looping(place.shard), "x/c/"),
-    ("another dataset's", "shard", lambda place: copied(place, "x/c"), "came from another dataset"),
-    ("another dataset's", "table of digests", lambda place: copied(place, "digest"), "table of digests"),
-    ("another dataset's", "table of checksums", lambda place: copied(place, "crc"), "table of checksums"),
-    ("more rows", "dataset", lambda place: appended(place), "same bits"),
+    ("torn file", "shard", lambda place: tear(place.shard), "x/c/"),
+    ("flipped bit", "shard", lambda place: flip_bit(place.shard), "x/c/"),
+    ("zero bytes", "shard", lambda place: empty(place.shard), "x/c/"),
+    ("FIFO", "shard", lambda place: replace_by_fifo(place.shard), "x/c/"),
+    ("folder", "shard", lambda place: replace_by_folder(place.shard), "x/c/"),
+    ("looping link", "shard", lambda place: replace_by_looping_link(place.shard), "x/c/"),
+    ("another dataset's", "shard", lambda place: copy_other(place, "x/c"), "came from another dataset"),
+    ("another dataset's", "table of digests", lambda place: copy_other(place, "digest"), "table of digests"),
+    ("another dataset's", "table of checksums", lambda place: copy_other(place, "crc"), "table of checksums"),
+    ("more rows", "dataset", lambda place: append_rows_to(place), "same bits"),
     ("lost folder", "dataset", lambda place: shutil.rmtree(place.data), "d.zarr"),
 ]  # fmt: skip
 
@@ -221,14 +221,14 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> FitFiles:
     # Rows are read again in each pass.
     monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))
-    return Place(data=tmp_path / "d.zarr", run=tmp_path / "run")
+    return FitFiles(data=tmp_path / "d.zarr", run=tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
-def whole(
+def uninterrupted(
     rows: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Any]:
     """Return a function that makes the outputs of the uninterrupted fit of a model, once."""
@@ -236,26 +236,26 @@ def whole(
 
     def outputs(model: str) -> Any:
         if model not in made:
-            place = Place(data=tmp_path_factory.mktemp("whole") / "d.zarr")
-            made[model] = _outputs(model, _fit(model, place, rows), rows)
+            place = FitFiles(data=tmp_path_factory.mktemp("whole") / "d.zarr")
+            made[model] = compute_outputs(model, _fit(model, place, rows), rows)
         return made[model]
 
     return outputs
 
 
-def _save(model: str, place: Place, rows: tuple[np.ndarray, np.ndarray]) -> None:
+def _save(model: str, place: FitFiles, rows: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = rows
     sl.Dataset.from_arrays(x, x if model == "crbm" else y).save(place.data, chunk_rows=25, shard_rows=50)
 
 
-def _fit(model: str, place: Place, rows: tuple[np.ndarray, np.ndarray], **options: Any) -> Any:
+def _fit(model: str, place: FitFiles, rows: tuple[np.ndarray, np.ndarray], **options: Any) -> Any:
     if not place.data.exists() and not options.get("resume"):
         _save(model, place, rows)
     engine = {**ENGINE.get(model, {}), **options.pop("engine", {})}
     return MODELS[model]().fit(sl.open_dataset(place.data), engine=engine, **options)
 
 
-def _outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]) -> Any:
+def compute_outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]) -> Any:
     return getattr(fitted, OUTPUTS[model])(rows[0])
 
 
@@ -264,8 +264,8 @@ def _outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]) -> An
     ("fault", "where", "strike", "outcome"), FAULTS, ids=[f"{r[0]}-{r[1]}" for r in FAULTS]
 )
 def test_a_fault_after_an_interrupt_gives_the_declared_result(
-    fault: str, where: str, strike: Callable[[Place], Any], outcome: str, model: str, place: Place,
-    rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any], record_property: Any,
+    fault: str, where: str, strike: Callable[[FitFiles], Any], outcome: str, model: str, place: FitFiles,
+    rows: tuple[np.ndarray, np.ndarray], uninterrupted: Callable[[str], Any], record_property: Any,
 ) -> None:  # fmt: skip
     for name, value in {"fault": fault, "model": model, "where": where}.items():
         record_property(name, value)
@@ -279,7 +279,7 @@ def test_a_fault_after_an_interrupt_gives_the_declared_result(
         place.run = place.run.rename(place.run.with_name("elsewhere"))
     if outcome == "same bits":
         resumed = _fit(model, place, rows, run_dir=place.run, resume=True)
-        np.testing.assert_array_equal(_outputs(model, resumed, rows), whole(model))
+        np.testing.assert_array_equal(compute_outputs(model, resumed, rows), uninterrupted(model))
         record_property("outcome", "same bits")
         return
     with pytest.raises(ScalelatentError) as refused:
@@ -295,8 +295,8 @@ def test_a_fault_after_an_interrupt_gives_the_declared_result(
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("where", [BETWEEN, AMID])
 def test_a_killed_process_resumes_to_the_same_bits(
-    model: str, where: str, place: Place, rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any],
-    record_property: Any,
+    model: str, where: str, place: FitFiles, rows: tuple[np.ndarray, np.ndarray],
+    uninterrupted: Callable[[str], Any], record_property: Any,
 ) -> None:  # fmt: skip
     for name, value in {"fault": "SIGKILL", "model": model, "where": where}.items():
         record_property(name, value)
@@ -306,12 +306,12 @@ def test_a_killed_process_resumes_to_the_same_bits(
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert place.newest.exists()
     resumed = _fit(model, place, rows, run_dir=place.run, resume=True, engine=OFTEN)
-    np.testing.assert_array_equal(_outputs(model, resumed, rows), whole(model))
+    np.testing.assert_array_equal(compute_outputs(model, resumed, rows), uninterrupted(model))
     record_property("outcome", "same bits")
 
 
 @contextmanager
-def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
+def fill_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
     """Make every write of a small file fail from the given one on."""
     written = 0
     write = LocalLocation.write
@@ -331,15 +331,15 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("after", [0, 2, 5])
 def test_a_fit_resumes_after_a_full_disk(
-    model: str, after: int, place: Place, rows: tuple[np.ndarray, np.ndarray], whole: Callable[[str], Any],
-    monkeypatch: pytest.MonkeyPatch, record_property: Any,
+    model: str, after: int, place: FitFiles, rows: tuple[np.ndarray, np.ndarray],
+    uninterrupted: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, record_property: Any,
 ) -> None:  # fmt: skip
     for name, value in {"fault": "full disk", "model": model, "where": f"write {after + 1}"}.items():
         record_property(name, value)
     _save(model, place, rows)
     ended = pytest.raises(ScalelatentError, match="[Nn]o space left|disk is full")
-    with full_disk(monkeypatch, after), ended:
+    with fill_disk(monkeypatch, after), ended:
         _fit(model, place, rows, run_dir=place.run)
     resumed = _fit(model, place, rows, run_dir=place.run, resume=True)
-    np.testing.assert_array_equal(_outputs(model, resumed, rows), whole(model))
+    np.testing.assert_array_equal(compute_outputs(model, resumed, rows), uninterrupted(model))
     record_property("outcome", "same bits")

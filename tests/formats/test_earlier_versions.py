@@ -12,15 +12,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import scalelatent as sl
 from scalelatent.errors import RunError
-from scalelatent.storage.old_names import MOVED
+from scalelatent.storage.old_names import MOVED_MODULES
 
-from .write import fits, learned, pairs, rows
+from .write import list_fits, list_learned, make_pairs, make_rows
 
 VERSIONS = sorted(file.name for file in Path(__file__).parent.glob("version_*.zip"))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
-def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unpack_archive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("earlier")
     with zipfile.ZipFile(Path(__file__).parent / request.param) as archive:
         archive.extractall(folder)
@@ -31,27 +31,31 @@ def test_archives_of_earlier_versions_exist() -> None:
     assert VERSIONS
 
 
-def test_datasets_of_earlier_versions_open(left: Path) -> None:
-    ds = sl.open_dataset(left / "rows.zarr")
-    x, y = rows()
+def test_datasets_of_earlier_versions_open(unpack_archive: Path) -> None:
+    ds = sl.open_dataset(unpack_archive / "rows.zarr")
+    x, y = make_rows()
     assert_array_equal(ds.read_x(0, len(ds)), x)
     assert_array_equal(ds.read_y(0, len(ds)), y)
     assert ds.feature_names is None
 
 
-@pytest.mark.parametrize("name", [*fits(), "incremental"])
-def test_models_of_earlier_versions_load(left: Path, name: str) -> None:
-    assert_allclose(learned(sl.load_model(left / f"{name}.model")), np.load(left / f"{name}.npy"), rtol=1e-6)
+@pytest.mark.parametrize("name", [*list_fits(), "incremental"])
+def test_models_of_earlier_versions_load(unpack_archive: Path, name: str) -> None:
+    assert_allclose(
+        list_learned(sl.load_model(unpack_archive / f"{name}.model")),
+        np.load(unpack_archive / f"{name}.npy"),
+        rtol=1e-6,
+    )
 
 
-def test_bootstrap_networks_of_earlier_versions_load_with_their_centroids(left: Path) -> None:
-    found = sl.load_model(left / "network.model").transform(rows()[0])
-    assert_allclose(found, np.load(left / "network.npy"), rtol=0, atol=1e-6)
+def test_bootstrap_networks_of_earlier_versions_load_with_their_centroids(unpack_archive: Path) -> None:
+    found = sl.load_model(unpack_archive / "network.model").transform(make_rows()[0])
+    assert_allclose(found, np.load(unpack_archive / "network.npy"), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", list(fits()))
-def test_interrupted_fits_of_earlier_versions_resume(left: Path, name: str) -> None:
-    model, paired = fits()[name]
+@pytest.mark.parametrize("name", list(list_fits()))
+def test_interrupted_fits_of_earlier_versions_resume(unpack_archive: Path, name: str) -> None:
+    model, paired = list_fits()[name]
     reported: list[int] = []
 
     class EventLog(sl.Callback):
@@ -59,23 +63,26 @@ def test_interrupted_fits_of_earlier_versions_resume(left: Path, name: str) -> N
             reported.append(record["pass"])
 
     model.fit(
-        *(pairs() if paired else rows()), run_dir=left / f"{name}.run", resume=True, callbacks=[EventLog()]
+        *(make_pairs() if paired else make_rows()),
+        run_dir=unpack_archive / f"{name}.run",
+        resume=True,
+        callbacks=[EventLog()],
     )
     assert reported[0] == 3  # The resume does not repeat finished work.
-    assert_allclose(learned(model), np.load(left / f"{name}.npy"), rtol=1e-5, atol=1e-6)
+    assert_allclose(list_learned(model), np.load(unpack_archive / f"{name}.npy"), rtol=1e-5, atol=1e-6)
 
 
-def test_interrupted_incremental_fits_are_refused(left: Path) -> None:
+def test_interrupted_incremental_fits_are_refused(unpack_archive: Path) -> None:
     """Version 0.1.0 had ``algorithm="incremental"``, whose runs cannot resume as stepwise EM."""
     model = sl.CapsuleRegression(
         algorithm="incremental", capsule_dim=2, random_state=0, projection=None, fit_intercept=False, ridge=0,
         n_epochs=3,
     )  # fmt: skip
     with pytest.warns(FutureWarning, match="algorithm='incremental'"), pytest.raises(RunError) as error:
-        model.fit(*rows(), run_dir=left / "incremental.run", resume=True)
+        model.fit(*make_rows(), run_dir=unpack_archive / "incremental.run", resume=True)
     assert "algorithm" in str(error.value)
 
 
 def test_every_old_name_has_a_new_one() -> None:
-    for module in MOVED.values():
+    for module in MOVED_MODULES.values():
         importlib.import_module(module)

@@ -21,21 +21,21 @@ import scalelatent as sl
 ROWS, FEATURES = 240, 12
 
 
-def rows() -> tuple[np.ndarray, np.ndarray]:
+def make_rows() -> tuple[np.ndarray, np.ndarray]:
     """Return float32 rows (240, 12) and their class codes 0 to 2."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, ROWS)
     return (rng.random((ROWS, FEATURES)) + 0.3 * np.eye(FEATURES)[4 * y]).astype(np.float32), y
 
 
-def pairs() -> tuple[np.ndarray, np.ndarray]:
+def make_pairs() -> tuple[np.ndarray, np.ndarray]:
     """Return binary observed rows x (240, 8) and binary outputs v (240, 4) for a conditional RBM."""
-    bits = (rows()[0] > 0.5).astype(np.uint8)
+    bits = (make_rows()[0] > 0.5).astype(np.uint8)
     return bits[:, :8], bits[:, 8:]
 
 
-def fits() -> dict[str, tuple[object, bool]]:
-    """Return pairs by name: an estimator, and whether it learns from ``pairs`` instead of ``rows``."""
+def list_fits() -> dict[str, tuple[object, bool]]:
+    """Return (estimator, whether it learns from pairs of inputs and outputs) by name."""
     capsule = {
         "architecture": "multiclass", "capsule_dim": 2, "random_state": 0, "projection": None,
         "fit_intercept": False, "ridge": 0
@@ -47,7 +47,7 @@ def fits() -> dict[str, tuple[object, bool]]:
     }
 
 
-def learned(model: object) -> np.ndarray:
+def list_learned(model: object) -> np.ndarray:
     return model.W_  # type: ignore[attr-defined]
 
 
@@ -63,17 +63,17 @@ class Interrupt(sl.Callback):
 
 
 def write(folder: Path) -> None:
-    x, y = rows()
+    x, y = make_rows()
     sl.Dataset.from_arrays(x, y).save(folder / "rows.zarr")
     network = sl.MultilayerBootstrapNetwork(decay=0.5, n_clusterings=50, k1=8, random_state=0).fit(x)
     network.save(folder / "network.model")
     np.save(folder / "network.npy", network.transform(x))
-    for name, (model, paired) in fits().items():
-        given = pairs() if paired else (x, y)
-        np.save(folder / f"{name}.npy", learned(model.fit(*given)))
+    for name, (model, paired) in list_fits().items():
+        given = make_pairs() if paired else (x, y)
+        np.save(folder / f"{name}.npy", list_learned(model.fit(*given)))
         model.save(folder / f"{name}.model")
         try:
-            fits()[name][0].fit(*given, run_dir=folder / f"{name}.run", callbacks=[Interrupt()])
+            list_fits()[name][0].fit(*given, run_dir=folder / f"{name}.run", callbacks=[Interrupt()])
         except KeyboardInterrupt:
             continue
         raise SystemExit(f"{name} was not interrupted")

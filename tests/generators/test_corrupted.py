@@ -13,14 +13,14 @@ from scalelatent.data import Dataset, make_corrupted, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators.bases import load_base_digits
 from scalelatent.generators.corrupted import clean_url
-from scalelatent.generators.images import uniform
+from scalelatent.generators.images import draw_uint32
 from scalelatent.kernels.corruption_compiled import flip_exactly, occlude
 
 IMAGES, LABELS = load_base_digits()
 BITS = (IMAGES > 127).astype("u1")
 
 
-def _x(ds: Dataset) -> np.ndarray:
+def read_rows(ds: Dataset) -> np.ndarray:
     return ds.read_x(0, len(ds)).reshape(len(ds), *ds.feature_shape)
 
 
@@ -28,10 +28,10 @@ def _x(ds: Dataset) -> np.ndarray:
 def test_noisy_images_flip_an_exact_share_of_pixels(tmp_path: Path, share: float) -> None:
     noisy, clean = make_corrupted(tmp_path / "n.zarr", "noisy-digits", share=share, shard_rows=500)
     assert clean.url == str(tmp_path / "n.clean.zarr")
-    np.testing.assert_array_equal(_x(clean), BITS)
+    np.testing.assert_array_equal(read_rows(clean), BITS)
     np.testing.assert_array_equal(clean.read_y(0, len(clean)), LABELS)
     np.testing.assert_array_equal(noisy.read_y(0, len(noisy)), LABELS)
-    changed = (_x(noisy) != BITS).reshape(len(BITS), -1)
+    changed = (read_rows(noisy) != BITS).reshape(len(BITS), -1)
     assert set(changed.sum(axis=1)) == {round(share * 64)}
     if share in (0.1, 0.2):  # Each pixel has 1,797 draws with a probability of about `share`.
         assert np.abs(changed.mean(axis=0) - round(share * 64) / 64).max() < 0.04
@@ -40,12 +40,12 @@ def test_noisy_images_flip_an_exact_share_of_pixels(tmp_path: Path, share: float
 def test_all_sets_of_flipped_pixels_are_equally_frequent() -> None:
     """The six sets of two out of four bits are equally frequent."""
     bits = np.zeros((12_000, 4), np.uint8)
-    flip_exactly(uniform(0, "test", 0, 12_000, 2), bits)
+    flip_exactly(draw_uint32(0, "test", 0, 12_000, 2), bits)
     counts = np.unique(bits, axis=0, return_counts=True)[1]
     assert len(counts) == 6
     assert np.abs(counts - 2000).max() < 200
     again = np.zeros((7, 4), np.uint8)  # A row does not depend on earlier rows.
-    flip_exactly(uniform(0, "test", 500, 507, 2), again)
+    flip_exactly(draw_uint32(0, "test", 500, 507, 2), again)
     np.testing.assert_array_equal(again, bits[500:507])
 
 
@@ -56,7 +56,7 @@ def test_occluded_images_have_one_patch_of_the_value(
     occluded, clean = make_corrupted(
         tmp_path / "o", "occluded-digits", patch=patch, value=value, clean=tmp_path / "c"
     )
-    x = _x(occluded)
+    x = read_rows(occluded)
     for i in range(0, len(x), 97):
         windows = np.lib.stride_tricks.sliding_window_view(x[i], patch)
         explained = False
@@ -65,12 +65,12 @@ def test_occluded_images_have_one_patch_of_the_value(
             patched[top : top + patch[0], left : left + patch[1]] = value
             explained |= np.array_equal(patched, x[i])
         assert explained, i
-    np.testing.assert_array_equal(_x(clean), BITS)
+    np.testing.assert_array_equal(read_rows(clean), BITS)
 
 
 def test_all_positions_of_a_patch_are_equally_frequent() -> None:
     images = np.ones((12_000, 4, 5), np.uint8)
-    occlude(uniform(1, "test", 0, 12_000, 2), np.array([2, 3, 0]), images)
+    occlude(draw_uint32(1, "test", 0, 12_000, 2), np.array([2, 3, 0]), images)
     assert (images.sum(axis=(1, 2)) == 14).all()
     corner = np.unique(images.reshape(12_000, -1).argmin(axis=1), return_counts=True)
     assert corner[0].tolist() == [0, 1, 2, 5, 6, 7, 10, 11, 12]
@@ -80,18 +80,18 @@ def test_all_positions_of_a_patch_are_equally_frequent() -> None:
 DRAWN = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digits", "deleted-digits"]
 
 
-def _changes(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+def find_changed_pixels(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels that a corruption sets and those that it keeps, from images of only 0 and only 1."""
     made = []
     for value in (0, 255):
         place = tmp_path / f"{value}"
         Dataset.from_arrays(np.full((400, 12, 15), value, np.uint8)).save(place, overwrite=True)
-        made.append(_x(make_corrupted(tmp_path / "x", kind, base=place, overwrite=True, **options)[0]))
+        made.append(read_rows(make_corrupted(tmp_path / "x", kind, base=place, overwrite=True, **options)[0]))
     return made[0], made[1]
 
 
 def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
-    drawn, whole = _changes(tmp_path, "bordered-digits", width=3)
+    drawn, whole = find_changed_pixels(tmp_path, "bordered-digits", width=3)
     assert (whole == 1).all()
     widths = set()
     for image in drawn:
@@ -104,7 +104,7 @@ def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
 
 
 def test_patches_contain_random_pixels(tmp_path: Path) -> None:
-    low, high = _changes(
+    low, high = find_changed_pixels(
         tmp_path, "patched-digits", patch=(6, 7)
     )  # A patch of 42 pixels needs more random bits than one draw has.
     hidden = low == high
@@ -117,7 +117,7 @@ def test_patches_contain_random_pixels(tmp_path: Path) -> None:
 
 
 def test_grids_have_lines_at_the_pitch(tmp_path: Path) -> None:
-    drawn, whole = _changes(tmp_path, "gridded-digits", pitch=4)
+    drawn, whole = find_changed_pixels(tmp_path, "gridded-digits", pitch=4)
     assert (whole == 1).all()
     for image in drawn:
         rows, columns = np.flatnonzero(image.all(axis=1)), np.flatnonzero(image.all(axis=0))
@@ -128,7 +128,7 @@ def test_grids_have_lines_at_the_pitch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [1, 2])
 def test_lines_cross_the_image(tmp_path: Path, lines: int) -> None:
-    drawn, whole = _changes(tmp_path, "cluttered-digits", lines=lines)
+    drawn, whole = find_changed_pixels(tmp_path, "cluttered-digits", lines=lines)
     assert (whole == 1).all()
     for image in drawn:
         assert image.any(axis=1).all() or image.any(axis=0).all()
@@ -139,12 +139,12 @@ def test_lines_cross_the_image(tmp_path: Path, lines: int) -> None:
 
 
 def test_rows_columns_and_pixels_are_deleted(tmp_path: Path) -> None:
-    low, high = _changes(tmp_path, "deleted-digits", share=0, lines=1)
+    low, high = find_changed_pixels(tmp_path, "deleted-digits", share=0, lines=1)
     assert not low.any()
     gone = {(tuple(np.flatnonzero(~i.any(axis=1))), tuple(np.flatnonzero(~i.any(axis=0)))) for i in high}
     assert gone == {((row,), ()) for row in range(12)} | {((), (column,)) for column in range(15)}
     assert set((1 - high).sum(axis=(1, 2))) == {12, 15}
-    _, high = _changes(tmp_path, "deleted-digits", share=0.2, lines=0)
+    _, high = find_changed_pixels(tmp_path, "deleted-digits", share=0.2, lines=0)
     assert set((1 - high).sum(axis=(1, 2))) == {36}
 
 
@@ -154,16 +154,16 @@ def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
     from_grey, clean = make_corrupted(
         tmp_path / "g", kind, base=tmp_path / "base", threshold=None, patch=(3, 4)
     )
-    np.testing.assert_array_equal(_x(clean), IMAGES[:300])
+    np.testing.assert_array_equal(read_rows(clean), IMAGES[:300])
     binary, _ = make_corrupted(tmp_path / "b", kind, base=tmp_path / "base", patch=(3, 4))
-    grey, at = _x(from_grey), _x(from_grey) == IMAGES[:300]
+    grey, at = read_rows(from_grey), read_rows(from_grey) == IMAGES[:300]
     assert 0 < at.mean() < 1
     flipped = grey[~at] == 255 - IMAGES[:300][~at]
     assert (flipped if kind == "noisy-digits" else np.isin(grey[~at], (0, 255))).all()
     np.testing.assert_array_equal(
-        (grey > 127)[~at], _x(binary)[~at]
+        (grey > 127)[~at], read_rows(binary)[~at]
     )  # The same seed changes the same pixels.
-    np.testing.assert_array_equal(_x(binary)[at], BITS[:300][at])
+    np.testing.assert_array_equal(read_rows(binary)[at], BITS[:300][at])
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -174,10 +174,10 @@ def test_a_row_is_a_function_of_its_number(tmp_path: Path, kind: str) -> None:
     few, _ = make_corrupted(
         tmp_path / "f", kind, base_rows=(0, 100), rows=1500, patch=(3, 3), shard_rows=1500
     )
-    np.testing.assert_array_equal(_x(many)[:1500], _x(few))
-    assert not np.array_equal(_x(many)[:100], _x(many)[100:200])
+    np.testing.assert_array_equal(read_rows(many)[:1500], read_rows(few))
+    assert not np.array_equal(read_rows(many)[:100], read_rows(many)[100:200])
     other, _ = make_corrupted(tmp_path / "o", kind, base_rows=(0, 100), patch=(3, 3), seed=1)
-    assert not np.array_equal(_x(other), _x(many)[:100])
+    assert not np.array_equal(read_rows(other), read_rows(many)[:100])
 
 
 def test_rows_beyond_the_bases_have_other_corruptions(tmp_path: Path) -> None:
@@ -185,16 +185,16 @@ def test_rows_beyond_the_bases_have_other_corruptions(tmp_path: Path) -> None:
         tmp_path / "n", "noisy-digits", base_rows=(100, 400), rows=1000, seed=5, shard_rows=256
     )
     base = 100 + np.arange(1000) % 300
-    np.testing.assert_array_equal(_x(clean), BITS[base])
+    np.testing.assert_array_equal(read_rows(clean), BITS[base])
     np.testing.assert_array_equal(noisy.read_y(0, 1000), LABELS[base])
-    x = _x(noisy)
+    x = read_rows(noisy)
     assert not np.array_equal(x[:300] != BITS[100:400], x[300:600] != BITS[100:400])
     few, _ = make_corrupted(tmp_path / "m", "noisy-digits", base_rows=(100, 400), rows=450, seed=5)
-    np.testing.assert_array_equal(_x(few), x[:450])
+    np.testing.assert_array_equal(read_rows(few), x[:450])
     other, _ = make_corrupted(
         tmp_path / "o", "noisy-digits", base_rows=(100, 400), rows=450, seed=6, clean=clean_url(str(few.url))
     )
-    assert not np.array_equal(_x(other), x[:450])
+    assert not np.array_equal(read_rows(other), x[:450])
 
 
 def test_no_row_derives_from_an_excluded_base(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_no_row_derives_from_an_excluded_base(tmp_path: Path) -> None:
         make_corrupted(tmp_path / f"from-{n}", "noisy-digits", base=tmp_path / n, base_rows=(200, 500))[0]
         for n in ("clean", "spoilt")
     ]
-    np.testing.assert_array_equal(_x(made[0]), _x(made[1]))
+    np.testing.assert_array_equal(read_rows(made[0]), read_rows(made[1]))
 
 
 def test_several_corruptions_share_the_clean_images(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_bases_without_labels_give_rows_without_labels(tmp_path: Path) -> None:
     noisy, clean = make_corrupted(tmp_path / "n", "noisy-digits", base=tmp_path / "base")
     assert not noisy.has_y
     assert not clean.has_y
-    np.testing.assert_array_equal(_x(clean), BITS[:50])
+    np.testing.assert_array_equal(read_rows(clean), BITS[:50])
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,14 @@ def test_no_row_derives_from_an_excluded_base(tmp_path: Path) -> None:
     assert made[0].attrs["provenance"]["base_rows"] == [a, b]
 
 
-def _content(ds: Dataset) -> tuple[bytes, bytes]:
+def read_files(ds: Dataset) -> tuple[bytes, bytes]:
     return ds.read_x(0, len(ds)).tobytes(), ds.read_y(0, len(ds)).tobytes()
 
 
 def test_the_bits_do_not_depend_on_shards_threads_and_processes(tmp_path: Path) -> None:
     one = make_digits(tmp_path / "1", 3000, n_jobs=1, seed=4)
     two = make_digits(tmp_path / "2", 3000, n_jobs=3, seed=4, shard_rows=256)
-    assert _content(one) == _content(two)
+    assert read_files(one) == read_files(two)
     # This process starts the dataset; another one makes its shards in another order.
     from scalelatent.data import DatasetWriter, create_dataset
 
@@ -165,7 +165,7 @@ def test_the_bits_do_not_depend_on_shards_threads_and_processes(tmp_path: Path) 
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "3")], timeout=120, check=True)
     for shard in (1, 3, 5, 0):
         make_digits_shard(tmp_path / "3", shard)
-    assert _content(DatasetWriter.attach(tmp_path / "3").finalize()) == _content(one)
+    assert read_files(DatasetWriter.attach(tmp_path / "3").finalize()) == read_files(one)
 
 
 _SLOW = """
@@ -203,17 +203,17 @@ def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
     ds = make_digits(target, 6000, resume=True)
     for marker, stamp in written.items():
         assert (target / "x/c" / str(int(marker[:6])) / "0/0").stat().st_mtime_ns == stamp
-    assert _content(ds) == _content(make_digits(tmp_path / "whole", 6000))
+    assert read_files(ds) == read_files(make_digits(tmp_path / "whole", 6000))
     assert not (target / "_shards").exists()
 
 
 def test_a_lost_shard_is_made_again(tmp_path: Path) -> None:
     ds = make_digits(tmp_path / "ds", 2000, shard_rows=500)
-    whole = _content(ds)
+    whole = read_files(ds)
     (tmp_path / "ds/x/c/2/0/0").unlink()
     with pytest.raises(DataError, match=r"data repair .*ds` makes the lost shards again"):
         ds.read_x(1200, 1300)
-    assert _content(make_digits(tmp_path / "ds", 2000, resume=True)) == whole
+    assert read_files(make_digits(tmp_path / "ds", 2000, resume=True)) == whole
 
 
 def test_progress_rises_to_the_number_of_rows(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ BASE = BASE.tocsr()
 TOPICS = (sp.random_array((N, 4), density=0.4, rng=np.random.default_rng(1), format="csr") > 0).astype("u1")
 
 
-def _documents(**options: Any) -> ResampledDocuments:
+def make_set(**options: Any) -> ResampledDocuments:
     return ResampledDocuments(Dataset.from_arrays(BASE, np.arange(N) % 3), **options)
 
 
@@ -44,7 +44,7 @@ def assert_same(a: Any, b: Any) -> None:
     assert (a != b).nnz == 0
 
 
-def _plain(seed: int, row: int, counts: np.ndarray) -> np.ndarray:
+def draw_in_python(seed: int, row: int, counts: np.ndarray) -> np.ndarray:
     """Draw a document in plain Python: word k with word k of numpy's stream."""
     total = int(counts.sum())
     sums = np.cumsum(counts.astype(int)).tolist()
@@ -59,11 +59,11 @@ def _plain(seed: int, row: int, counts: np.ndarray) -> np.ndarray:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**64 - 1), start=st.integers(0, 2**62), count=st.integers(1, 80))
 def test_documents_equal_the_reference_draw(seed: int, start: int, count: int) -> None:
-    x, y = _documents(seed=seed).rows(start, start + count)
+    x, y = make_set(seed=seed).rows(start, start + count)
     dense = BASE.toarray()
     for i in {0, count // 2, count - 1}:
         base = (start + i) % N
-        np.testing.assert_array_equal(x[[i]].toarray()[0], _plain(seed, start + i, dense[base]))
+        np.testing.assert_array_equal(x[[i]].toarray()[0], draw_in_python(seed, start + i, dense[base]))
         assert y[i] == base % 3
     assert x.has_canonical_format
     assert (x.data > 0).all()
@@ -111,13 +111,13 @@ def test_counts_of_every_dtype_are_drawn_from(dtype: str) -> None:
         assert wide.rows(0, 1)[0].sum() == x[[0]].astype("i8").sum()
 
 
-def _base(folder: Path, y: Any = None) -> Path:
+def write_base(folder: Path, y: Any = None) -> Path:
     Dataset.from_arrays(BASE, y).save(folder / "base.zarr", overwrite=True)
     return folder / "base.zarr"
 
 
 def test_the_files_do_not_depend_on_threads_and_processes(tmp_path: Path) -> None:
-    base = _base(tmp_path, TOPICS)
+    base = write_base(tmp_path, TOPICS)
     options: dict[str, Any] = {"base": base, "seed": 5, "shard_rows": 64, "start": 1000}
     one = make_documents(tmp_path / "one", 500, n_jobs=1, **options)
     calls: list[tuple[int, int]] = []
@@ -138,7 +138,7 @@ def test_the_files_do_not_depend_on_threads_and_processes(tmp_path: Path) -> Non
 
 
 def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
-    base, target = _base(tmp_path), tmp_path / "ds"
+    base, target = write_base(tmp_path), tmp_path / "ds"
     code = (
         "import sys, time; import scalelatent.data.write.writer as w; real = w.DatasetWriter.write_shard\n"
         "def slow(*a): real(*a); time.sleep(0.2)\n"
@@ -167,7 +167,7 @@ def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
 
 
 def test_a_changed_base_is_refused(tmp_path: Path) -> None:
-    base = _base(tmp_path)
+    base = write_base(tmp_path)
     make_documents(tmp_path / "ds", 200, base=base, shard_rows=50)
     shutil.rmtree(tmp_path / "ds" / "x" / "000001")
     Dataset.from_arrays(BASE[::-1]).save(base, overwrite=True)
@@ -178,7 +178,7 @@ def test_a_changed_base_is_refused(tmp_path: Path) -> None:
         make_shard(tmp_path / "ds", 1)
 
 
-def _with(row: int, column: int, value: float) -> sp.csr_array:
+def with_value(row: int, column: int, value: float) -> sp.csr_array:
     x = BASE.astype("f8").tolil()
     x[row, column] = value
     return x.tocsr()
@@ -187,10 +187,10 @@ def _with(row: int, column: int, value: float) -> sp.csr_array:
 @pytest.mark.parametrize(
     ("base", "options", "message"),
     [
-        (_with(7, 3, -1), {}, "row 7, column 3 is -1.0, which is no count"),
-        (_with(7, 3, 0.5), {}, "row 7, column 3 is 0.5, which is no count.*not weights"),
+        (with_value(7, 3, -1), {}, "row 7, column 3 is -1.0, which is no count"),
+        (with_value(7, 3, 0.5), {}, "row 7, column 3 is 0.5, which is no count.*not weights"),
         (-BASE.astype("i2"), {}, "which is no count"),
-        (_with(0, 0, 2.0**60), {}, "at most"),
+        (with_value(0, 0, 2.0**60), {}, "at most"),
         (BASE.toarray(), {}, "has dense rows; documents are made from CSR"),
         (BASE, {"base_rows": (3, 99)}, "base rows 3:99 are not inside 0:37"),
         (BASE, {"seed": -1}, "seed is -1"),
@@ -210,14 +210,14 @@ def test_invalid_requests_leave_no_files(
 
 def test_indices_out_of_range_are_refused() -> None:
     with pytest.raises(DataError, match="indices are 0 to"):
-        _documents().rows(-1, 3)
-    x, y = _documents().rows(9, 9)
+        make_set().rows(-1, 3)
+    x, y = make_set().rows(9, 9)
     assert x.shape == (0, TERMS)
     assert len(y) == 0
 
 
 def test_the_verb_makes_documents(tmp_path: Path) -> None:
-    base = _base(tmp_path, np.arange(N) % 3)
+    base = write_base(tmp_path, np.arange(N) % 3)
     args = ["data", "make", "documents", str(tmp_path / "ds"), "--rows", "90", "--base", str(base)]
     done = CliRunner().invoke(app, [*args, "--seed", "4", "--base-rows", "0:20", "--jobs", "1", "--json"])
     found = json.loads(done.stdout)

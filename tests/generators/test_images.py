@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scalelatent.data import DatasetWriter, image_set, image_set_of, make_images, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators import GENERATORS
-from scalelatent.generators.glyphs import LETTERS, SYMBOLS, bitmaps, traits
+from scalelatent.generators.glyphs import LETTERS, SYMBOLS, draw_bitmaps, draw_traits
 from scalelatent.generators.images import DEFAULTS, VOCABULARY, ImageSet
 from scalelatent.generators.make import generator_of, make_shard
 
@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _set(kind: str, **options: Any) -> ImageSet:
+def make_set(kind: str, **options: Any) -> ImageSet:
     return image_set(kind, **{"seed": 3, "noise": 0.05, **OPTIONS[kind], **options})
 
 
@@ -41,7 +41,7 @@ def _set(kind: str, **options: Any) -> ImageSet:
     noise=st.sampled_from([0.0, 0.1]),
 )
 def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: int, noise: float) -> None:
-    images = _set(kind, noise=noise)
+    images = make_set(kind, noise=noise)
     x, y = images.rows(start, start + count)
     middle = start + min(cut, count)
     parts = [images.rows(start, middle), images.rows(middle, start + count)]
@@ -58,8 +58,8 @@ def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: 
 @pytest.mark.parametrize("kind", ["bars", "symbols", "letters", "text"])
 def test_clean_images_are_their_placed_features(kind: str) -> None:
     """Each image is the OR of its features at their places, all whole inside the image."""
-    images = _set(kind)
-    sizes = [b.shape for b in bitmaps(images.parameters["features"])]
+    images = make_set(kind)
+    sizes = [b.shape for b in draw_bitmaps(images.parameters["features"])]
     height, width = images.image_shape
     found = images.clean(100, 140)
     for image, placed in zip(found, images.truth(100, 140), strict=True):
@@ -74,7 +74,7 @@ def test_clean_images_are_their_placed_features(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_flips_its_share_of_independent_pixels(kind: str) -> None:
-    images = _set(kind, noise=0.05)
+    images = make_set(kind, noise=0.05)
     flipped = images.rows(0, 2000)[0] != images.clean(0, 2000)
     n = flipped.size
     assert abs(flipped.mean() - 0.05) < 5 * np.sqrt(0.05 * 0.95 / n)
@@ -83,11 +83,11 @@ def test_noise_flips_its_share_of_independent_pixels(kind: str) -> None:
     assert by_pixel.max() < 0.05 + 6 * np.sqrt(0.05 * 0.95 / 2000)
     neighbours = (flipped[:, :, 1:] & flipped[:, :, :-1]).mean()
     assert abs(neighbours - 0.05**2) < 5 * np.sqrt(0.05**2 / n)
-    np.testing.assert_array_equal(_set(kind, noise=0.0).rows(5, 9)[0].shape, images.clean(5, 9).shape)
+    np.testing.assert_array_equal(make_set(kind, noise=0.0).rows(5, 9)[0].shape, images.clean(5, 9).shape)
 
 
 def test_places_and_features_are_uniform() -> None:
-    images = _set("letters", size=(9, 8), count=1, alphabet="AIZ", noise=0.0)
+    images = make_set("letters", size=(9, 8), count=1, alphabet="AIZ", noise=0.0)
     truth = images.truth(0, 30_000)[:, 0]
     assert np.abs(np.bincount(truth[:, 0]) / 30_000 - 1 / 3).max() < 0.015
     tops = np.bincount(truth[:, 1]) / 30_000
@@ -188,12 +188,12 @@ def test_traits_are_samples_of_their_network() -> None:
 
 def test_pixels_move_in_nine_directions_equally_often() -> None:
     from scalelatent.generators.image_kernels import jitter_pixels
-    from scalelatent.generators.images import uniform
+    from scalelatent.generators.images import draw_uint32
 
     images = np.zeros((9000, 5, 5), np.uint8)
     images[:, 2, 2] = 1
     out = np.empty_like(images)
-    jitter_pixels(uniform(0, "test", 0, 9000, 25), images, out)
+    jitter_pixels(draw_uint32(0, "test", 0, 9000, 25), images, out)
     assert (out.sum(axis=(1, 2)) == 1).all()
     where = out.mean(axis=0)[1:4, 1:4]
     assert np.abs(where - 1 / 9).max() < 0.015
@@ -201,20 +201,20 @@ def test_pixels_move_in_nine_directions_equally_often() -> None:
 
 def test_drawings_are_distinct_and_fill_their_boxes() -> None:
     assert "".join(LETTERS) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    for drawing in bitmaps(LETTERS):
+    for drawing in draw_bitmaps(LETTERS):
         assert drawing.shape in ((7, 5), (7, 3))
         assert drawing.any(axis=0).all()  # Letters touch their boxes, so no column is empty.
         assert drawing[[0, -1]].any(axis=1).all()
-    assert {b.shape for b in bitmaps(SYMBOLS)} == {(7, 7)}
+    assert {b.shape for b in draw_bitmaps(SYMBOLS)} == {(7, 7)}
     for size in (5, 13, 16):
-        assert {b.shape for b in bitmaps(traits(size))} == {(size, size)}
-    for table in (LETTERS, SYMBOLS, traits(5), traits(13)):
-        assert len({b.tobytes() for b in bitmaps(table)}) == len(table)
-    np.testing.assert_array_equal(bitmaps(traits(9))[2], bitmaps(traits(9))[3][:, ::-1])
+        assert {b.shape for b in draw_bitmaps(draw_traits(size))} == {(size, size)}
+    for table in (LETTERS, SYMBOLS, draw_traits(5), draw_traits(13)):
+        assert len({b.tobytes() for b in draw_bitmaps(table)}) == len(table)
+    np.testing.assert_array_equal(draw_bitmaps(draw_traits(9))[2], draw_bitmaps(draw_traits(9))[3][:, ::-1])
     with pytest.raises(DataError, match="lines of different lengths"):
-        bitmaps({"a": ["#", "##"]})
+        draw_bitmaps({"a": ["#", "##"]})
     with pytest.raises(DataError, match="other signs"):
-        bitmaps({"a": ["x"]})
+        draw_bitmaps({"a": ["x"]})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,7 +33,7 @@ IMAGES, LABELS = load_base_digits()
 COUNTS = sp.csr_array(np.random.default_rng(0).integers(0, 4, (40, 12)))
 
 
-def _bases(folder: Path) -> None:
+def write_bases(folder: Path) -> None:
     Dataset.from_arrays(IMAGES[:60], LABELS[:60]).save(folder / "images")
     Dataset.from_arrays(COUNTS, [f"{'bd'[i % 2]}" for i in range(40)]).save(folder / "counts")
 
@@ -48,7 +48,7 @@ MAKERS: dict[str, tuple[str, Callable[..., Any]]] = {
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("name", ["itself", "link"])
 def test_a_base_is_not_replaced_by_rows_made_from_it(tmp_path: Path, maker: str, name: str) -> None:
-    _bases(tmp_path)
+    write_bases(tmp_path)
     base, make = MAKERS[maker]
     before = open_dataset(tmp_path / base)
     out = tmp_path / base
@@ -63,7 +63,7 @@ def test_a_base_is_not_replaced_by_rows_made_from_it(tmp_path: Path, maker: str,
 
 
 def test_a_base_is_not_replaced_by_clean_images_made_from_it(tmp_path: Path) -> None:
-    _bases(tmp_path)
+    write_bases(tmp_path)
     with pytest.raises(DataError, match="cannot replace itself"):
         make_corrupted(
             tmp_path / "out",
@@ -128,11 +128,11 @@ def test_corrupting_decodes_each_chunk_of_the_base_once(
         decode(self, file, start, stop, *rest)
 
     monkeypatch.setattr(StoredRows, "_decode", counting)
-    make_rows(tmp_path / "m", len(big), _parameters(plain), shard_rows=len(big))
+    make_rows(tmp_path / "m", len(big), list_parameters(plain), shard_rows=len(big))
     assert sorted(decoded) == [0, 1]
 
 
-def _parameters(ds: Dataset) -> dict[str, Any]:
+def list_parameters(ds: Dataset) -> dict[str, Any]:
     return {k: v for k, v in ds.attrs["provenance"].items() if k != "scalelatent"}
 
 
@@ -210,7 +210,7 @@ def test_fields_of_large_images_are_made_a_few_at_a_time(monkeypatch: pytest.Mon
         fields.seeded_fields(0, 600, 400)
 
 
-def _lose(place: Path) -> None:
+def lose_files(place: Path) -> None:
     """Remove a file of rows, and truncate another one."""
     files = sorted(p for p in (place / "x").rglob("0") if p.is_file())
     files[1].unlink()
@@ -220,7 +220,7 @@ def _lose(place: Path) -> None:
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("grown", [False, True])
 def test_repair_makes_lost_shards_again(tmp_path: Path, maker: str, grown: bool) -> None:
-    _bases(tmp_path)
+    write_bases(tmp_path)
     base, make = MAKERS[maker]
     made = make(tmp_path / "ds", tmp_path / base, shard_rows=20)
     ds = made[0] if isinstance(made, tuple) else made
@@ -235,10 +235,10 @@ def test_repair_makes_lost_shards_again(tmp_path: Path, maker: str, grown: bool)
         ds = append_rows(tmp_path / "ds", more)
     before = ds.fingerprint()
     x, y = ds.read_x(0, ds.n_rows), ds.read_y(0, ds.n_rows)
-    _lose(tmp_path / "ds")
+    lose_files(tmp_path / "ds")
     with pytest.raises(DataError, match=r"`scalelatent data repair .*ds` makes the lost shards again"):
         ds.read_x(0, ds.n_rows)
-    shown = CliRunner().invoke(_app(), ["data", "repair", str(tmp_path / "ds"), "--json"])
+    shown = CliRunner().invoke(make_app(), ["data", "repair", str(tmp_path / "ds"), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["rows"] == ds.n_rows
     ds = open_dataset(tmp_path / "ds")
@@ -247,7 +247,7 @@ def test_repair_makes_lost_shards_again(tmp_path: Path, maker: str, grown: bool)
     np.testing.assert_array_equal(ds.read_y(0, ds.n_rows), y)
 
 
-def _app() -> Any:
+def make_app() -> Any:
     from scalelatent.cli import app
 
     return app

@@ -12,7 +12,7 @@ from scalelatent.kernels.cuda import Kernels
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels import reference
 from scalelatent.models.mbn.kernels.cpu import dense
-from tests.helpers import csr_rows
+from tests.helpers import to_csr_rows
 
 KERNELS = {
     "mbn_gather_f32",
@@ -69,8 +69,8 @@ def test_clusterings_that_share_a_pool_have_the_codes_of_a_processor(gpu, rows, 
     columns = np.arange(12)
     want = dense.nearest(x, columns, dense.make_bank(w, "euclidean", draws))
     np.testing.assert_array_equal(gpu.nearest(x, columns, gpu.make_bank(w, "euclidean", draws)), want)
-    bank = gpu.make_sparse_bank(csr_rows(w), columns, "euclidean", draws)
-    np.testing.assert_array_equal(gpu.nearest_sparse(csr_rows(x), bank), want)
+    bank = gpu.make_sparse_bank(to_csr_rows(w), columns, "euclidean", draws)
+    np.testing.assert_array_equal(gpu.nearest_sparse(to_csr_rows(x), bank), want)
 
 
 def test_tiles_of_rows_and_no_rows_are_encoded(gpu, monkeypatch):
@@ -119,9 +119,9 @@ def test_codes_of_sparse_rows_equal_the_reference(gpu, k, metric):
     x[3] = 0.0
     x[5, columns] = w[k - 1, columns]
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
-    bank = gpu.make_sparse_bank(csr_rows(w), columns, metric)
-    np.testing.assert_array_equal(gpu.nearest_sparse(csr_rows(x), bank), want)
-    assert len(gpu.nearest_sparse(csr_rows(x)[:0], bank)) == 0
+    bank = gpu.make_sparse_bank(to_csr_rows(w), columns, metric)
+    np.testing.assert_array_equal(gpu.nearest_sparse(to_csr_rows(x), bank), want)
+    assert len(gpu.nearest_sparse(to_csr_rows(x)[:0], bank)) == 0
 
 
 @pytest.mark.parametrize("dtype", ["u2", "u4"])
@@ -168,7 +168,7 @@ def test_every_kernel_is_launched_with_its_declared_arguments(fake, gpu, emulate
     x = np.eye(4, dtype=np.float32)
     for rows in (x, x.astype(np.uint8)):
         gpu.nearest(rows, np.arange(4), gpu.make_bank(x, "euclidean"))
-    gpu.nearest_sparse(csr_rows(x), gpu.make_sparse_bank(csr_rows(x), np.arange(4), "cosine"))
+    gpu.nearest_sparse(to_csr_rows(x), gpu.make_sparse_bank(to_csr_rows(x), np.arange(4), "cosine"))
     lists = gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool))
     gpu.nearest_codes(x.astype("u2"), lists)
     gpu.nearest_codes(x.astype("u2"), replace(lists, members=fake.zeros((1, 4, 2**16 + 1), "i4")))
@@ -188,7 +188,7 @@ def test_a_block_is_copied_and_converted_once_for_all_clusterings(fake, dtype, c
     x = np.random.default_rng(1).integers(1, 99, (40, 9)).astype(dtype)
     options = {"n_features": 9, "n_clusterings": 4, "fraction": 0.6, "metric": "euclidean", "seed": 3}
     layers = make_layers([12, 6], n_rows=40, csr=csr, dtype=str(x.dtype), **options)
-    rows = replace(csr_rows(x), data=csr_rows(x).data.astype(dtype)) if csr else x
+    rows = replace(to_csr_rows(x), data=to_csr_rows(x).data.astype(dtype)) if csr else x
     for layer in layers:
         parts = [layer.take(which, rows, layer.rows(which)) for which in range(4)]
         joined = CsrRows.concatenate(parts) if isinstance(parts[0], CsrRows) else np.concatenate(parts)

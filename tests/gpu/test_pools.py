@@ -19,7 +19,7 @@ from scalelatent.engine.passes import PassContext, Span, make_stage, split_vecto
 from scalelatent.engine.reading import StopEvent
 from scalelatent.models.capsule.model.em import CapsulePass, initial_state
 from scalelatent.models.capsule.model.members import build_members
-from tests.helpers import Log
+from tests.helpers import HookLog
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"capsule_dim": 3, "projection": None, "nu_schedule": None, "random_state": 0}
@@ -61,7 +61,7 @@ def test_sums_of_a_pass_agree_within_the_stated_tolerance(real: Any, data: Any) 
 
 
 def test_a_mixed_pool_learns_what_one_process_learns(real: Any, data: Any) -> None:
-    log = Log()
+    log = HookLog()
     with sl.cluster("local", workers=2, gpus=1, dashboard_address=None) as client:
         fits = {
             device: sl.CapsuleRegression(device=device, max_iter=PASSES, **OPTIONS).fit(

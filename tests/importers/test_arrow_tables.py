@@ -27,7 +27,7 @@ KINDS = np.array(["ant", "bee", "cat"])[np.arange(N) % 3]
 WEIGHTS = (np.arange(N) % 7 + 1) / 2
 
 
-def _table(**more: Any) -> Any:
+def make_table(**more: Any) -> Any:
     return pa.table({**dict(zip(NAMES, ROWS.T, strict=True)), **more})
 
 
@@ -58,7 +58,7 @@ def _check(ds: data.Dataset, dtype: str) -> None:
 def test_columns_of_several_files_are_found_by_name(kind: str, tmp_path: Path) -> None:
     """The first file has the order; a file with other columns is refused."""
     (tmp_path / "t").mkdir()
-    whole = _table(kind=KINDS, weight=WEIGHTS)
+    whole = make_table(kind=KINDS, weight=WEIGHTS)
     _write(kind, whole.slice(0, 700), tmp_path / "t" / "a")
     _write(kind, whole.slice(700).select(["kind", *NAMES[::-1], "weight"]), tmp_path / "t" / "b")
     ds = _run(kind, tmp_path / "t", tmp_path / "d", label="kind", weight="weight")
@@ -78,7 +78,7 @@ def test_columns_of_several_files_are_found_by_name(kind: str, tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 @pytest.mark.parametrize("where", ["file", "folder", "glob"])
 def test_rows_labels_and_weights_are_those_of_the_table(kind: str, where: str, tmp_path: Path) -> None:
-    table = _table(w=WEIGHTS, kind=KINDS)
+    table = make_table(w=WEIGHTS, kind=KINDS)
     parts = [table] if where == "file" else [table.slice(0, 700), table.slice(700, 1), table.slice(701)]
     (tmp_path / "in").mkdir()
     for number, part in enumerate(parts):
@@ -91,7 +91,7 @@ def test_rows_labels_and_weights_are_those_of_the_table(kind: str, where: str, t
 
 
 def test_compressed_text_is_read_with_columns_by_name(tmp_path: Path) -> None:
-    plain = _write("csv", _table(kind=KINDS), tmp_path / "t.csv").read_bytes()
+    plain = _write("csv", make_table(kind=KINDS), tmp_path / "t.csv").read_bytes()
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(plain))
     ds = data.import_csv(tmp_path / "t.csv.gz", tmp_path / "ds", label="kind", features=["p3", "p0"])
     np.testing.assert_array_equal(ds.read_x(0, N), ROWS[:, [3, 0]])
@@ -122,7 +122,7 @@ def test_lists_wide_tables_and_dictionaries_are_read(tmp_path: Path) -> None:
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 6, 5)).astype("u1")
 
 
-def _images(path: Path, images: list[np.ndarray], **more: Any) -> Path:
+def make_images(path: Path, images: list[np.ndarray], **more: Any) -> Path:
     """Write images in the format of the Hugging Face Hub, in groups of 7 rows."""
     column = []
     for pixels in images:
@@ -135,7 +135,7 @@ def _images(path: Path, images: list[np.ndarray], **more: Any) -> Path:
 
 
 def test_images_are_decoded(tmp_path: Path) -> None:
-    path = _images(tmp_path / "t.parquet", list(PIXELS), w=np.arange(60) / 4)
+    path = make_images(tmp_path / "t.parquet", list(PIXELS), w=np.arange(60) / 4)
     ds = data.import_parquet(path, tmp_path / "ds", label="label", weight="w", shard_rows=17)
     assert ds.feature_shape == (6, 5)
     assert ds.feature_names is None
@@ -145,7 +145,7 @@ def test_images_are_decoded(tmp_path: Path) -> None:
 
 
 def test_images_of_several_sizes_and_other_columns_are_refused(tmp_path: Path) -> None:
-    path = _images(tmp_path / "t.parquet", [*PIXELS[:9], PIXELS[9, :3]])
+    path = make_images(tmp_path / "t.parquet", [*PIXELS[:9], PIXELS[9, :3]])
     with pytest.raises(DataError, match=r"image of row 9 is \(3, 5\) uint8, but that of row 0 is \(6, 5\)"):
         data.import_parquet(path, tmp_path / "ds", label="label")
     ds = data.import_parquet(path, tmp_path / "ds", label="label", size=(3, 5), color="rgb")
@@ -163,7 +163,7 @@ def test_images_of_several_sizes_and_other_columns_are_refused(tmp_path: Path) -
 
 
 def test_shuffled_tables_equal_shuffled_datasets(tmp_path: Path) -> None:
-    path = _write("parquet", _table(w=WEIGHTS, y=np.arange(N) % 3), tmp_path / "t.parquet")
+    path = _write("parquet", make_table(w=WEIGHTS, y=np.arange(N) % 3), tmp_path / "t.parquet")
     ds = data.import_parquet(path, tmp_path / "ds", label="y", weight="w", shuffle=3)
     whole = data.Dataset.from_arrays(ROWS, np.arange(N) % 3, sample_weight=WEIGHTS)
     other = data.shuffle_dataset(whole.save(tmp_path / "whole"), tmp_path / "other", seed=3)
@@ -171,20 +171,20 @@ def test_shuffled_tables_equal_shuffled_datasets(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ds.read_weight(0, N), other.read_weight(0, N))
 
 
-def _with_null(column: str, row: int) -> Any:
+def table_with_null(column: str, row: int) -> Any:
     values: list[Any] = list(range(N))
     values[row] = None
-    table = _table(y=np.arange(N))
+    table = make_table(y=np.arange(N))
     return table.set_column(table.schema.names.index(column), column, pa.array(values))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "null": (lambda: _with_null("p2", 1234), {}, r"row 1234, column 'p2' is null"),
-    "null label": (lambda: _with_null("y", 1700), {"label": "y"}, r"row 1700, column 'y' is null"),
-    "no column": (_table, {"label": "q"}, r"no column 'q'; its columns are 'p0', 'p1', 'p2', 'p3', 'p4'"),
-    "text": (lambda: _table(kind=KINDS), {}, r"column 'kind' holds text, but features must be numbers"),
-    "negative weight": (lambda: _table(w=-WEIGHTS), {"weight": "w"}, r"weight of row 0 is -0.5"),
-    "nothing": (lambda: _table().slice(0, 0), {}, r"holds no rows; nothing to import"),
+    "null": (lambda: table_with_null("p2", 1234), {}, r"row 1234, column 'p2' is null"),
+    "null label": (lambda: table_with_null("y", 1700), {"label": "y"}, r"row 1700, column 'y' is null"),
+    "no column": (make_table, {"label": "q"}, r"no column 'q'; its columns are 'p0', 'p1', 'p2', 'p3', 'p4'"),
+    "text": (lambda: make_table(kind=KINDS), {}, r"column 'kind' holds text, but features must be numbers"),
+    "negative weight": (lambda: make_table(w=-WEIGHTS), {"weight": "w"}, r"weight of row 0 is -0.5"),
+    "nothing": (lambda: make_table().slice(0, 0), {}, r"holds no rows; nothing to import"),
 }
 
 
@@ -202,7 +202,7 @@ def test_missing_and_damaged_files_are_refused(kind: str, tmp_path: Path) -> Non
     for source in ("no", "no*"):
         with pytest.raises(DataError, match=r"does not exist|no file matches"):
             _run(kind, tmp_path / source, tmp_path / "ds")
-    content = _write(kind, _table(), tmp_path / "t").read_bytes()
+    content = _write(kind, make_table(), tmp_path / "t").read_bytes()
     (tmp_path / "t").write_bytes(content[: len(content) // 2] + (b"x,y" if kind == "csv" else b""))
     with pytest.raises(DataError, match=rf"{kind} .*cannot be read"):
         _run(kind, tmp_path / "t", tmp_path / "ds")
@@ -212,7 +212,7 @@ def test_tables_in_memory_stores_are_read(tmp_path: Path) -> None:
     """A memory store stands for all stores of fsspec."""
     import fsspec
 
-    path = _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
+    path = _write("parquet", make_table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
     fsspec.filesystem("memory").pipe_file("/tables/a.parquet", path.read_bytes())
     for source in ("memory://tables/a.parquet", "memory://tables", "memory://tables/*.parquet"):
         _check(data.import_parquet(source, tmp_path / "ds", label="kind", weight="w", overwrite=True), "u1")
@@ -262,7 +262,7 @@ def test_the_verb_imports_tables(tmp_path: Path) -> None:
 
     from scalelatent.cli import app
 
-    path = _write("parquet", _table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
+    path = _write("parquet", make_table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
     how = ["--label", "kind", "--weight", "w", "--features", "p0,p4"]
     done = CliRunner().invoke(app, ["data", "import", "parquet", str(path), str(tmp_path / "ds"), *how])
     assert done.exit_code == 0, done.output
@@ -271,7 +271,9 @@ def test_the_verb_imports_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [None, 0])
 def test_labels_that_are_measurements_give_a_warning(shuffle: int | None, tmp_path: Path) -> None:
-    path = _write("parquet", _table(price=np.arange(N) + 0.5, whole=np.arange(N) % 3 * 1.0), tmp_path / "t")
+    path = _write(
+        "parquet", make_table(price=np.arange(N) + 0.5, whole=np.arange(N) % 3 * 1.0), tmp_path / "t"
+    )
     with pytest.warns(
         UserWarning, match=r"d: the labels are 2,000 different numbers, .* such as 0\.5\. Class"
     ):

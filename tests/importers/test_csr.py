@@ -20,12 +20,12 @@ X = sp.random_array((200, 30), density=0.1, rng=np.random.default_rng(0), format
 TOPICS = (sp.random_array((200, 6), density=0.3, rng=np.random.default_rng(1), format="csr") > 0).tocsr()
 
 
-def _arrays(prefix: str = "X_", x: Any = X, **more: Any) -> dict[str, Any]:
+def make_arrays(prefix: str = "X_", x: Any = X, **more: Any) -> dict[str, Any]:
     found = {"data": x.data, "indices": x.indices, "indptr": x.indptr, "shape": np.array(x.shape)}
     return {prefix + k: v for k, v in found.items()} | more
 
 
-def _npz(path: Path, arrays: dict[str, Any], packed: bool = False) -> Path:
+def write_npz(path: Path, arrays: dict[str, Any], packed: bool = False) -> Path:
     (np.savez_compressed if packed else np.savez)(path, **arrays)
     return path
 
@@ -54,20 +54,20 @@ def test_archives_of_scipy_are_read(packed: bool, kind: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("index", ["i4", "i8", "u4"])
 def test_prefixes_values_and_shape_are_found(index: str, tmp_path: Path) -> None:
-    arrays = _arrays(X_tf=np.arange(X.nnz, dtype="u2"), unrelated=np.zeros(3))
+    arrays = make_arrays(X_tf=np.arange(X.nnz, dtype="u2"), unrelated=np.zeros(3))
     arrays["X_indices"] = arrays["X_indices"].astype(index)
-    path = _npz(tmp_path / "x.npz", arrays)
+    path = write_npz(tmp_path / "x.npz", arrays)
     assert_same(import_csr(path, tmp_path / "1"), X)
     counts = import_csr(path, tmp_path / "2", values="tf", csr_prefix="X_")
     assert counts.dtype == np.uint16
     np.testing.assert_array_equal(counts.read_x(0, 200).data, np.arange(X.nnz))
-    assert_same(import_csr(_npz(tmp_path / "y.npz", _arrays("words_")), tmp_path / "3"), X)
+    assert_same(import_csr(write_npz(tmp_path / "y.npz", make_arrays("words_")), tmp_path / "3"), X)
 
 
 @pytest.mark.parametrize("where", ["key", "prefix", "found"])
 def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> None:
     labels, names, targets = np.arange(200) % 4, np.array(["a", "b"])[np.arange(200) % 2], X.toarray()[:, :3]
-    topics = _arrays("Y_", TOPICS)
+    topics = make_arrays("Y_", TOPICS)
     del topics["Y_data"]  # A pattern has no values, which become ones.
     for i, y in enumerate((labels, names, targets, topics)):
         many = isinstance(y, dict)
@@ -76,7 +76,7 @@ def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> 
             more, name = dict(y), "Y"
         elif where == "found":
             more = {"Y": y}
-        path = _npz(tmp_path / "x.npz", _arrays(**more))
+        path = write_npz(tmp_path / "x.npz", make_arrays(**more))
         ds = import_csr(path, tmp_path / f"{i}", y=None if where == "found" else name, shard_rows=70)
         assert_same(ds, X)
         assert ds.y_kind == ["labels", "labels", "targets", "multilabel"][i]
@@ -89,14 +89,14 @@ def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> 
 
 
 def test_rows_are_appended_to_sparse_rows(tmp_path: Path) -> None:
-    ds = import_csr(_npz(tmp_path / "x.npz", _arrays()), tmp_path / "ds")
+    ds = import_csr(write_npz(tmp_path / "x.npz", make_arrays()), tmp_path / "ds")
     assert_same(append_rows(tmp_path / "ds", ds)[200:], X)
 
 
 def test_unsorted_and_duplicate_entries_are_repaired_and_counted(tmp_path: Path) -> None:
     columns, data = np.array([3, 1, 2, 2, 0, 4]), np.array([1, 2, 3, 4, 5, 6], "f4")
     arrays = {"data": data, "indices": columns, "indptr": np.array([0, 2, 5, 6]), "shape": np.array([3, 5])}
-    ds = import_csr(_npz(tmp_path / "x.npz", arrays), tmp_path / "ds", shard_rows=2)
+    ds = import_csr(write_npz(tmp_path / "x.npz", arrays), tmp_path / "ds", shard_rows=2)
     assert ds.read_x(0, 3).toarray().tolist() == [[0, 2, 0, 1, 0], [5, 0, 7, 0, 0], [0, 0, 0, 0, 6]]
     assert ds.attrs["provenance"]["rows_sorted"] == 2
     assert ds.attrs["provenance"]["entries_added"] == 1
@@ -108,7 +108,7 @@ def test_rows_without_entries_are_read(tmp_path: Path) -> None:
     assert_same(import_csr(tmp_path / "empty.npz", tmp_path / "empty"), empty)
 
 
-def _refused(tmp_path: Path, path: Any, *parts: str, **options: Any) -> None:
+def assert_refused(tmp_path: Path, path: Any, *parts: str, **options: Any) -> None:
     with pytest.raises(DataError) as error:
         import_csr(path, tmp_path / "out", shard_rows=50, **options)
     for part in parts:
@@ -118,14 +118,14 @@ def _refused(tmp_path: Path, path: Any, *parts: str, **options: Any) -> None:
         open_dataset(tmp_path / "out")
 
 
-def _bad(**changes: Any) -> dict[str, Any]:
-    arrays = _arrays("")
+def make_bad_archive(**changes: Any) -> dict[str, Any]:
+    arrays = make_arrays("")
     for name, change in changes.items():
         arrays[name] = change(arrays[name].copy()) if callable(change) else change
     return arrays
 
 
-def _put(place: int, value: Any) -> Any:
+def replace_array(place: int, value: Any) -> Any:
     def change(array: np.ndarray) -> np.ndarray:
         array[place] = value
         return array
@@ -136,54 +136,66 @@ def _put(place: int, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("arrays", "parts"),
     [
-        (_bad(indptr=_put(0, 1)), ["'indptr' begins with 1; row pointers begin with 0"]),
-        (_bad(indptr=_put(70, 0)), ["'indptr' falls from", "at row 69"]),
-        (_bad(indptr=_put(-1, 10**6)), ["row 199 ends at entry 1000000, but there are 600"]),
-        (_bad(indptr=lambda a: a[:-5]), ["the shape says 200 rows, but", "has 195"]),
-        (_bad(indptr=lambda a: a[:1]), ["the shape says 200 rows, but", "has 0"]),
-        (_bad(indptr=lambda a: np.minimum(a, 590)), ["'indptr' ends at 590, but there are 600 entries"]),
-        ({k: v for k, v in _arrays("").items() if k != "shape"}, ["has no array 'shape'"]),
-        (_bad(indptr=lambda a: a * 1.0), ["'indptr' has dtype float64; integers are needed"]),
-        (_bad(indices=_put(400, 30)), ["has an entry in column 30, but columns are 0 to 29", "row 1"]),
-        (_bad(indices=_put(3, -2)), ["row 2 has an entry in column -2"]),
-        (_bad(indices=lambda a: a.reshape(2, -1)), ["'indices' has shape (2, 300)"]),
-        (_bad(indices=lambda a: a[:-1]), ["600 values, but", "599 columns"]),
-        (_bad(data=_put(100, np.nan)), ["is nan; rows must be finite numbers"]),
-        (_bad(data=lambda a: a.astype(complex)), ["complex numbers"]),
-        (_bad(data=lambda a: a.astype("f2")), ["convert the values to float32"]),
-        (_bad(data=lambda a: a.astype(object)), ["Python objects"]),
-        (_bad(shape=np.array([200])), ["two numbers are needed"]),
-        (_bad(shape=np.array([200, 0])), ["has shape (200, 0), which is empty"]),
-        (_bad(format=np.array(b"csc")), ["format 'csc'", "tocsr()"]),
-        (_bad(y=np.zeros(7)), ["holds 200 rows, but", "7 labels"]),
-        (_bad(y=np.zeros((200, 2, 2))), ["labels must be one per row, shape (n,), or targets"]),
+        (make_bad_archive(indptr=replace_array(0, 1)), ["'indptr' begins with 1; row pointers begin with 0"]),
+        (make_bad_archive(indptr=replace_array(70, 0)), ["'indptr' falls from", "at row 69"]),
+        (
+            make_bad_archive(indptr=replace_array(-1, 10**6)),
+            ["row 199 ends at entry 1000000, but there are 600"],
+        ),
+        (make_bad_archive(indptr=lambda a: a[:-5]), ["the shape says 200 rows, but", "has 195"]),
+        (make_bad_archive(indptr=lambda a: a[:1]), ["the shape says 200 rows, but", "has 0"]),
+        (
+            make_bad_archive(indptr=lambda a: np.minimum(a, 590)),
+            ["'indptr' ends at 590, but there are 600 entries"],
+        ),
+        ({k: v for k, v in make_arrays("").items() if k != "shape"}, ["has no array 'shape'"]),
+        (make_bad_archive(indptr=lambda a: a * 1.0), ["'indptr' has dtype float64; integers are needed"]),
+        (
+            make_bad_archive(indices=replace_array(400, 30)),
+            ["has an entry in column 30, but columns are 0 to 29", "row 1"],
+        ),
+        (make_bad_archive(indices=replace_array(3, -2)), ["row 2 has an entry in column -2"]),
+        (make_bad_archive(indices=lambda a: a.reshape(2, -1)), ["'indices' has shape (2, 300)"]),
+        (make_bad_archive(indices=lambda a: a[:-1]), ["600 values, but", "599 columns"]),
+        (make_bad_archive(data=replace_array(100, np.nan)), ["is nan; rows must be finite numbers"]),
+        (make_bad_archive(data=lambda a: a.astype(complex)), ["complex numbers"]),
+        (make_bad_archive(data=lambda a: a.astype("f2")), ["convert the values to float32"]),
+        (make_bad_archive(data=lambda a: a.astype(object)), ["Python objects"]),
+        (make_bad_archive(shape=np.array([200])), ["two numbers are needed"]),
+        (make_bad_archive(shape=np.array([200, 0])), ["has shape (200, 0), which is empty"]),
+        (make_bad_archive(format=np.array(b"csc")), ["format 'csc'", "tocsr()"]),
+        (make_bad_archive(y=np.zeros(7)), ["holds 200 rows, but", "7 labels"]),
+        (make_bad_archive(y=np.zeros((200, 2, 2))), ["labels must be one per row, shape (n,), or targets"]),
         ({"x": np.zeros((3, 3))}, ["has no arrays indptr and indices", "scalelatent data import npz"]),
-        (_arrays("A_") | _arrays("B_"), ["several sets of CSR arrays", "'A', 'B'", "--csr-prefix"]),
-        ({k: v for k, v in _arrays("X_", X_tf=X.data).items() if k != "X_data"}, ["--values name one of tf"]),
+        (make_arrays("A_") | make_arrays("B_"), ["several sets of CSR arrays", "'A', 'B'", "--csr-prefix"]),
+        (
+            {k: v for k, v in make_arrays("X_", X_tf=X.data).items() if k != "X_data"},
+            ["--values name one of tf"],
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **arrays)
-    _refused(tmp_path, tmp_path / "x.npz", *parts)
+    assert_refused(tmp_path, tmp_path / "x.npz", *parts)
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
-    path = _npz(tmp_path / "x.npz", _arrays())
-    _refused(tmp_path, path, "has no arrays Z_indptr and Z_indices", "under 'X'", csr_prefix="Z")
-    _refused(tmp_path, path, "no array 'X_tf' of values", values="tf")
-    _refused(tmp_path, path, "has no array 'labels'", y="labels")
-    _refused(tmp_path, tmp_path / "none.npz", "does not exist")
+    path = write_npz(tmp_path / "x.npz", make_arrays())
+    assert_refused(tmp_path, path, "has no arrays Z_indptr and Z_indices", "under 'X'", csr_prefix="Z")
+    assert_refused(tmp_path, path, "no array 'X_tf' of values", values="tf")
+    assert_refused(tmp_path, path, "has no array 'labels'", y="labels")
+    assert_refused(tmp_path, tmp_path / "none.npz", "does not exist")
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_truncated_and_damaged_archives_are_refused(packed: bool, tmp_path: Path) -> None:
-    whole = _npz(tmp_path / "x.npz", _arrays(""), packed).read_bytes()
+    whole = write_npz(tmp_path / "x.npz", make_arrays(""), packed).read_bytes()
     short = tmp_path / "short.npz"
     for keep in (0, 100, len(whole) // 2, len(whole) - 10):
         short.write_bytes(whole[:keep])
-        _refused(tmp_path, short, "is not an npz archive, or is truncated")
+        assert_refused(tmp_path, short, "is not an npz archive, or is truncated")
     short.write_text("no archive at all")
-    _refused(tmp_path, short, "is not an npz archive")
+    assert_refused(tmp_path, short, "is not an npz archive")
     with zipfile.ZipFile(tmp_path / "x.npz") as archive:
         places = {i.filename: i.header_offset for i in archive.infolist()}
     for name in ("data", "indices", "indptr"):
@@ -191,11 +203,11 @@ def test_truncated_and_damaged_archives_are_refused(packed: bool, tmp_path: Path
         at = places[f"{name}.npy"] + 400
         raw[at : at + 8] = bytes(b ^ 255 for b in raw[at : at + 8])
         short.write_bytes(raw)
-        _refused(tmp_path, short, "short.npz")
+        assert_refused(tmp_path, short, "short.npz")
 
 
 def test_the_verb_imports_csr_rows(tmp_path: Path) -> None:
-    path = _npz(tmp_path / "x.npz", _arrays(X_tf=X.data, y=np.arange(200) % 2))
+    path = write_npz(tmp_path / "x.npz", make_arrays(X_tf=X.data, y=np.arange(200) % 2))
     args = ["data", "import", "csr", str(path), str(tmp_path / "ds"), "--csr-prefix", "X", "--values", "tf"]
     done = CliRunner().invoke(app, [*args, "--json"])
     found = json.loads(done.stdout)

@@ -18,15 +18,15 @@ LABELS = (np.arange(50) % 7).astype("u1")
 _CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
+def make_idx_bytes(array: np.ndarray) -> bytes:
     head = struct.pack(f">BBBB{array.ndim}I", 0, 0, _CODES[array.dtype.str[1:]], array.ndim, *array.shape)
     return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    (tmp_path / "images").write_bytes(idx_bytes(IMAGES))
-    (tmp_path / "labels").write_bytes(idx_bytes(LABELS))
+    (tmp_path / "images").write_bytes(make_idx_bytes(IMAGES))
+    (tmp_path / "labels").write_bytes(make_idx_bytes(LABELS))
     return tmp_path / "images", tmp_path / "labels"
 
 
@@ -58,13 +58,13 @@ def test_idx_rows_and_labels_are_read(files: tuple[Path, Path], tmp_path: Path, 
 @pytest.mark.parametrize("kind", ["i1", "i2", "i4", "f4", "f8"])
 def test_idx_files_of_all_dtypes_are_read(tmp_path: Path, kind: str) -> None:
     rows = (IMAGES % 100).astype(kind)
-    (tmp_path / "x").write_bytes(idx_bytes(rows))
+    (tmp_path / "x").write_bytes(make_idx_bytes(rows))
     ds = import_idx(tmp_path / "x", None, tmp_path / "ds")
     assert ds.dtype == np.dtype(kind)
     np.testing.assert_array_equal(ds.read_x(0, 50), rows.reshape(50, -1))
 
 
-def _refused(tmp_path: Path, *message: str, images: Any, labels: Any = None) -> None:
+def assert_refused(tmp_path: Path, *message: str, images: Any, labels: Any = None) -> None:
     with pytest.raises(DataError) as error:
         import_idx(images, labels, tmp_path / "out", shard_rows=20)
     for part in message:
@@ -83,18 +83,20 @@ def test_truncated_idx_files_are_refused(
     source = _pack(path) if packed else path
     what = {0: "expected, found nothing", 3: "found 00 00 08", 9: "found 5"}
     expected = what.get(keep, f"needs 1,016 bytes with its header, but it ends at byte {keep:,}")
-    _refused(tmp_path, str(source), expected, images=source)
+    assert_refused(tmp_path, str(source), expected, images=source)
 
 
 def test_truncated_and_damaged_gzip_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     content = gzip.compress(files[0].read_bytes())
     path = tmp_path / "cut.gz"
     path.write_bytes(content[: len(content) // 2])
-    _refused(tmp_path, str(path), "is truncated", "needs 1,016 bytes", images=path)
+    assert_refused(tmp_path, str(path), "is truncated", "needs 1,016 bytes", images=path)
     path.write_bytes(content[:12])
-    _refused(tmp_path, str(path), "damaged in its header", images=path)
+    assert_refused(tmp_path, str(path), "damaged in its header", images=path)
     path.write_bytes(content[:-8] + b"\0\0\0\0" + content[-4:])
-    _refused(tmp_path, str(path), "is damaged after byte 1,016", "download or copy it again", images=path)
+    assert_refused(
+        tmp_path, str(path), "is damaged after byte 1,016", "download or copy it again", images=path
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -102,26 +104,30 @@ def test_trailing_bytes_are_refused(files: tuple[Path, Path], tmp_path: Path, pa
     path = tmp_path / "long"
     path.write_bytes(files[0].read_bytes() + b"abc")
     source = _pack(path) if packed else path
-    _refused(tmp_path, str(source), "an end at byte 1,016", "at least 3 bytes follow", images=source)
+    assert_refused(tmp_path, str(source), "an end at byte 1,016", "at least 3 bytes follow", images=source)
 
 
 def test_wrong_missing_and_swapped_files_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(b"\x89PNG....")
-    _refused(tmp_path, str(path), "at byte 0", "00 00 08 03 for images", "found 89 50 4e 47", images=path)
-    _refused(tmp_path, "image file", "nowhere does not exist; check the path", images=tmp_path / "nowhere")
-    _refused(tmp_path, "label file", "does not exist", images=files[0], labels=tmp_path / "nowhere")
-    _refused(tmp_path, "it holds labels, not images", images=files[1], labels=files[0])
-    _refused(tmp_path, "it holds images, not labels", images=files[0], labels=files[0])
+    assert_refused(
+        tmp_path, str(path), "at byte 0", "00 00 08 03 for images", "found 89 50 4e 47", images=path
+    )
+    assert_refused(
+        tmp_path, "image file", "nowhere does not exist; check the path", images=tmp_path / "nowhere"
+    )
+    assert_refused(tmp_path, "label file", "does not exist", images=files[0], labels=tmp_path / "nowhere")
+    assert_refused(tmp_path, "it holds labels, not images", images=files[1], labels=files[0])
+    assert_refused(tmp_path, "it holds images, not labels", images=files[0], labels=files[0])
     path.write_bytes(struct.pack(">BBBB3I", 0, 0, 8, 3, 0, 5, 4))
-    _refused(tmp_path, "shape (0, 5, 4), which is empty", images=path)
+    assert_refused(tmp_path, "shape (0, 5, 4), which is empty", images=path)
     path.write_bytes(gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 9, 2**31, 2**31)))
-    _refused(tmp_path, "bytes a row; the header is damaged", images=path)
+    assert_refused(tmp_path, "bytes a row; the header is damaged", images=path)
 
 
 def test_another_number_of_labels_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    (tmp_path / "few").write_bytes(idx_bytes(LABELS[:49]))
-    _refused(
+    (tmp_path / "few").write_bytes(make_idx_bytes(LABELS[:49]))
+    assert_refused(
         tmp_path, str(files[0]), "holds 50 rows", "holds 49 labels", images=files[0], labels=tmp_path / "few"
     )
 
@@ -166,7 +172,7 @@ def test_npz_rows_and_labels_are_read(tmp_path: Path, save: Any, names: tuple[st
     assert ds.classes.tolist() == ["ab", "c", "ddd", "e", "f"]
 
 
-def _npz_refused(tmp_path: Path, message: str, path: Path, **keys: Any) -> None:
+def assert_npz_refused(tmp_path: Path, message: str, path: Path, **keys: Any) -> None:
     with pytest.raises(DataError, match=message) as error:
         import_npz(path, tmp_path / "out", **keys)
     assert str(path) in str(error.value)
@@ -176,37 +182,37 @@ def _npz_refused(tmp_path: Path, message: str, path: Path, **keys: Any) -> None:
 def test_missing_and_ambiguous_npz_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, data=IMAGES, target=LABELS)
-    _npz_refused(tmp_path, r"has no array 'x'; it holds data, target: name one with --x KEY", path)
-    _npz_refused(tmp_path, r"has no array 'label'.*--y KEY", path, x="data", y="label")
+    assert_npz_refused(tmp_path, r"has no array 'x'; it holds data, target: name one with --x KEY", path)
+    assert_npz_refused(tmp_path, r"has no array 'label'.*--y KEY", path, x="data", y="label")
     assert not import_npz(path, tmp_path / "ds", x="data").has_y
     np.savez(path, x=IMAGES, X=IMAGES)
-    _npz_refused(tmp_path, "has 2 arrays that could be 'x'", path)
+    assert_npz_refused(tmp_path, "has 2 arrays that could be 'x'", path)
 
 
 def test_bad_npz_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=IMAGES, y=LABELS[:40])
-    _npz_refused(tmp_path, "holds 50 rows, but .* holds 40 labels", path)
+    assert_npz_refused(tmp_path, "holds 50 rows, but .* holds 40 labels", path)
     np.savez(path, x=np.array([[1, "a", None]], dtype=object))
-    _npz_refused(tmp_path, r"array 'x' holds Python objects.*any code", path)
+    assert_npz_refused(tmp_path, r"array 'x' holds Python objects.*any code", path)
     np.savez(path, x=IMAGES, y=np.array(["a"] * 50, dtype=object))
-    _npz_refused(tmp_path, "array 'y' holds Python objects", path)
+    assert_npz_refused(tmp_path, "array 'y' holds Python objects", path)
     np.savez(path, x=IMAGES.astype(complex))
-    _npz_refused(tmp_path, "complex numbers", path)
+    assert_npz_refused(tmp_path, "complex numbers", path)
     np.savez(path, x=LABELS)
-    _npz_refused(tmp_path, r"shape \(50,\); rows x features are needed", path)
+    assert_npz_refused(tmp_path, r"shape \(50,\); rows x features are needed", path)
     np.savez(path, x=np.asfortranarray(IMAGES))
-    _npz_refused(tmp_path, "Fortran order.*ascontiguousarray", path)
+    assert_npz_refused(tmp_path, "Fortran order.*ascontiguousarray", path)
     np.savez_compressed(path, x=IMAGES)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    _npz_refused(tmp_path, "not an npz archive, or is truncated", path)
+    assert_npz_refused(tmp_path, "not an npz archive, or is truncated", path)
     damaged = bytearray(content)
     damaged[len(content) // 2] ^= 0xFF
     path.write_bytes(damaged)
-    _npz_refused(tmp_path, "damaged", path)
+    assert_npz_refused(tmp_path, "damaged", path)
     path.write_text("nothing")
-    _npz_refused(tmp_path, "not an npz archive", path)
+    assert_npz_refused(tmp_path, "not an npz archive", path)
 
 
 def test_bad_npy_files_are_refused(tmp_path: Path) -> None:

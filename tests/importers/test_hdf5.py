@@ -26,7 +26,7 @@ def make(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def refused(path: Path, message: str, out: Path, **keys: Any) -> None:
+def assert_refused(path: Path, message: str, out: Path, **keys: Any) -> None:
     with pytest.raises(DataError, match=message) as error:
         import_hdf5(path, out, **keys)
     assert str(path) in str(error.value)
@@ -82,7 +82,9 @@ def test_targets_are_read(tmp_path: Path) -> None:
     ds = import_hdf5(make(tmp_path / "a.h5", x=X, y=targets), tmp_path / "ds", shard_rows=9)
     assert ds.y_kind == "targets"
     np.testing.assert_array_equal(ds.read_y(0, 53), targets)
-    refused(make(tmp_path / "b.h5", x=X, y=targets * 1j), "'y' holds complex numbers", tmp_path / "out")
+    assert_refused(
+        make(tmp_path / "b.h5", x=X, y=targets * 1j), "'y' holds complex numbers", tmp_path / "out"
+    )
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -96,12 +98,14 @@ def test_string_labels_are_read(tmp_path: Path, fixed: bool) -> None:
 
 def test_arrays_are_found_in_groups_and_by_name(tmp_path: Path) -> None:
     path = make(tmp_path / "a.h5", train__X=X, train__y=Y, test__x=X[:9], test__y=Y[:9], other=Y)
-    refused(path, r"has 2 arrays that could be 'x'; it holds .*train/X \(53, 5, 4\) uint8", tmp_path / "out")
+    assert_refused(
+        path, r"has 2 arrays that could be 'x'; it holds .*train/X \(53, 5, 4\) uint8", tmp_path / "out"
+    )
     ds = import_hdf5(path, tmp_path / "ds", x="/test/x")
     assert (len(ds), ds.has_y) == (9, True)
     assert ds.attrs["provenance"].items() >= {"x": "test/x", "y": "test/y", "source": ["a.h5"]}.items()
-    refused(path, r"has no array 'test'; .*--x KEY", tmp_path / "out", x="test")
-    refused(path, r"has no array 'test/t'; .*--y KEY", tmp_path / "out", x="test/x", y="test/t")
+    assert_refused(path, r"has no array 'test'; .*--x KEY", tmp_path / "out", x="test")
+    assert_refused(path, r"has no array 'test/t'; .*--y KEY", tmp_path / "out", x="test/x", y="test/t")
     with pytest.raises(
         DataError, match=r"array 'train/X' holds 53 rows, but .*array 'test/y' holds 9 labels"
     ):
@@ -111,20 +115,22 @@ def test_arrays_are_found_in_groups_and_by_name(tmp_path: Path) -> None:
 
 def test_invalid_arrays_are_refused(tmp_path: Path) -> None:
     path, out = tmp_path / "a.h5", tmp_path / "out"
-    refused(make(path, x=Y), r"array 'x' has shape \(53,\); rows x features are needed", out)
-    refused(make(path, x=3.0), "array 'x' holds no array, but a single value or nothing", out)
-    refused(make(path, x=h5py.Empty("f4")), "array 'x' holds no array, but a single value or nothing", out)
-    refused(make(path, x=X[:0]), r"array 'x' has shape \(0, 5, 4\), which is empty", out)
-    refused(make(path, x=X.astype("c8")), "array 'x' holds complex numbers", out)
-    refused(make(path, x=X.astype("S3")), "array 'x' holds values of type", out)
+    assert_refused(make(path, x=Y), r"array 'x' has shape \(53,\); rows x features are needed", out)
+    assert_refused(make(path, x=3.0), "array 'x' holds no array, but a single value or nothing", out)
+    assert_refused(
+        make(path, x=h5py.Empty("f4")), "array 'x' holds no array, but a single value or nothing", out
+    )
+    assert_refused(make(path, x=X[:0]), r"array 'x' has shape \(0, 5, 4\), which is empty", out)
+    assert_refused(make(path, x=X.astype("c8")), "array 'x' holds complex numbers", out)
+    assert_refused(make(path, x=X.astype("S3")), "array 'x' holds values of type", out)
     compound = np.zeros((53, 2), [("a", "f4"), ("b", "i4")])
-    refused(make(path, x=compound), "rows must be real numbers", out)
-    refused(make(path, x=X, y=X), r"array 'y' has shape \(53, 5, 4\); labels must be one per row", out)
-    refused(make(path, data=X), "has no array 'x'; it holds data .*: name one with --x KEY", out)
-    refused(make(path), "has no array 'x'; it holds nothing", out)
+    assert_refused(make(path, x=compound), "rows must be real numbers", out)
+    assert_refused(make(path, x=X, y=X), r"array 'y' has shape \(53, 5, 4\); labels must be one per row", out)
+    assert_refused(make(path, data=X), "has no array 'x'; it holds data .*: name one with --x KEY", out)
+    assert_refused(make(path), "has no array 'x'; it holds nothing", out)
     bad = X.astype("f4")
     bad[33, 2, 1] = np.inf
-    refused(make(path, x=bad), "array 'x': row 33, column 9 is inf", out)
+    assert_refused(make(path, x=bad), "array 'x': row 33, column 9 is inf", out)
     labels = Y.astype("f4")
     labels[40] = np.nan
     make(path, x=X, y=labels)
@@ -138,8 +144,8 @@ def test_invalid_hdf5_files_are_refused(tmp_path: Path) -> None:
     content = path.read_bytes()
     for bad in (content[: len(content) // 2], b"", b"some text that is no HDF5"):
         path.write_bytes(bad)
-        refused(path, "is no HDF5 file, or is truncated: .*download or copy it again", out)
-    refused(tmp_path / "none.h5", "HDF5 file .*none.h5 does not exist; check the path", out)
+        assert_refused(path, "is no HDF5 file, or is truncated: .*download or copy it again", out)
+    assert_refused(tmp_path / "none.h5", "HDF5 file .*none.h5 does not exist; check the path", out)
 
 
 def test_a_damaged_chunk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -183,24 +189,24 @@ def test_numbers_in_other_files_are_refused(tmp_path: Path) -> None:
     path, out = tmp_path / "a.h5", tmp_path / "out"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", shape=(4, 20), dtype="u1", external=str(tmp_path / "other.bin"))
-    refused(path, message.format("x"), out)
+    assert_refused(path, message.format("x"), out)
     with h5py.File(path, "w") as file:
         file["x"] = X
         file.create_dataset("y", shape=(53,), dtype="u1", external=str(tmp_path / "other.bin"))
-    refused(path, message.format("y"), out)
+    assert_refused(path, message.format("y"), out)
     layout = h5py.VirtualLayout(shape=(10, 5, 4), dtype="u1")
     layout[...] = h5py.VirtualSource("b.h5", "x", shape=(10, 5, 4))
     with h5py.File(path, "w") as file:
         file.create_virtual_dataset("x", layout)
-    refused(path, message.format("x"), out)
+    assert_refused(path, message.format("x"), out)
 
 
 def test_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
     make(tmp_path / "b.h5", x=X)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = h5py.ExternalLink(str(tmp_path / "b.h5"), "/x")
-    refused(tmp_path / "a.h5", "has no array 'x'", tmp_path / "out")
-    refused(tmp_path / "a.h5", "has no array 'x'", tmp_path / "out", x="x")
+    assert_refused(tmp_path / "a.h5", "has no array 'x'", tmp_path / "out")
+    assert_refused(tmp_path / "a.h5", "has no array 'x'", tmp_path / "out", x="x")
 
 
 @pytest.mark.parametrize("dtype", ["f8", "u1"])

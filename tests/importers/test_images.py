@@ -42,7 +42,7 @@ ORDER = [
 ]  # The files of a folder come before those of its subfolders.
 
 
-def nothing_at(path: Path) -> bool:
+def assert_nothing_at(path: Path) -> bool:
     with pytest.raises(DataError, match="does not exist"):
         open_dataset(path)
     return not path.exists()
@@ -103,25 +103,25 @@ def test_links_to_parent_folders_are_not_followed(folder: Path, tmp_path: Path) 
     assert len(import_images(folder, tmp_path / "ds")) == 40
 
 
-def _one(tmp_path: Path, pixels: np.ndarray, name: str = "a.png", **how: Any) -> Dataset:
+def write_image(tmp_path: Path, pixels: np.ndarray, name: str = "a.png", **how: Any) -> Dataset:
     save(tmp_path / "one" / name, pixels)
     return import_images(tmp_path / "one", tmp_path / "ds", overwrite=True, **how)
 
 
 def test_gray_colour_and_16_bit_images_are_read(tmp_path: Path) -> None:
-    ds = _one(tmp_path, RGB[0])
+    ds = write_image(tmp_path, RGB[0])
     assert ds.feature_shape == (5, 4, 3)
     np.testing.assert_array_equal(ds.read_x(0, 1), RGB[0].reshape(1, -1))
-    ds = _one(tmp_path, RGB[0], color="gray")
+    ds = write_image(tmp_path, RGB[0], color="gray")
     luma = RGB[0] @ [0.299, 0.587, 0.114]
     assert np.abs(ds.read_x(0, 1).reshape(5, 4) - luma).max() <= 1
-    ds = _one(tmp_path, GRAY[0], color="rgb")
+    ds = write_image(tmp_path, GRAY[0], color="rgb")
     np.testing.assert_array_equal(ds.read_x(0, 1).reshape(5, 4, 3), np.repeat(GRAY[0][..., None], 3, 2))
     deep = RNG.integers(0, 65536, (5, 4)).astype("u2")
-    ds = _one(tmp_path, deep)
+    ds = write_image(tmp_path, deep)
     assert ds.dtype == np.uint16
     np.testing.assert_array_equal(ds.read_x(0, 1), deep.reshape(1, -1))
-    ds = _one(tmp_path, GRAY[0] > 128)
+    ds = write_image(tmp_path, GRAY[0] > 128)
     assert set(np.unique(ds.read_x(0, 1))) == {0, 255}
 
 
@@ -135,38 +135,40 @@ def test_palette_images_become_colour(tmp_path: Path) -> None:
 
 def test_ambiguous_images_and_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.png has transparency; choose --gray or --rgb.*--skip-bad"):
-        _one(tmp_path, np.dstack([RGB[0], GRAY[0]]))
-    assert _one(tmp_path, np.dstack([RGB[0], GRAY[0]]), color="rgb").feature_shape == (5, 4, 3)
+        write_image(tmp_path, np.dstack([RGB[0], GRAY[0]]))
+    assert write_image(tmp_path, np.dstack([RGB[0], GRAY[0]]), color="rgb").feature_shape == (5, 4, 3)
     with pytest.raises(DataError, match="is gray of more than 8 bits .* which has no colour"):
-        _one(tmp_path, GRAY[0].astype("u2"), color="rgb")
+        write_image(tmp_path, GRAY[0].astype("u2"), color="rgb")
     for how, message in (
         ({"size": (0, 3)}, r"size is \(0, 3\), but it must be \(height, width\)"),
         ({"color": "grey"}, "color is 'grey', but it must be 'gray', 'rgb' or None"),
         ({"crop": True}, "crop needs a size"),
     ):
         with pytest.raises(DataError, match=message):
-            _one(tmp_path, GRAY[0], **how)
+            write_image(tmp_path, GRAY[0], **how)
 
 
 def test_images_are_resized_and_cropped(tmp_path: Path) -> None:
     wide = np.zeros((10, 30), "u1")
     wide[:, 10:20] = 200  # The middle third is bright.
-    stretched = _one(tmp_path, wide, size=(2, 3)).read_x(0, 1).reshape(2, 3)
+    stretched = write_image(tmp_path, wide, size=(2, 3)).read_x(0, 1).reshape(2, 3)
     assert stretched[0, 1] > 140
     assert stretched[0, 0] < 50
-    cropped = _one(tmp_path, wide, size=(2, 2), crop=True).read_x(0, 1)
+    cropped = write_image(tmp_path, wide, size=(2, 2), crop=True).read_x(0, 1)
     assert cropped.min() > 140
-    deep = _one(tmp_path, wide.astype("u2") * 300, size=(2, 3))
+    deep = write_image(tmp_path, wide.astype("u2") * 300, size=(2, 3))
     assert deep.dtype == np.uint16
     assert deep.read_x(0, 1)[0, 1] > 40_000
-    ds = _one(tmp_path, np.dstack([wide] * 3), size=(2, 3), color="gray")
+    ds = write_image(tmp_path, np.dstack([wide] * 3), size=(2, 3), color="gray")
     assert ds.feature_shape == (2, 3)
     assert ds.attrs["provenance"].items() >= {"size": [2, 3], "crop": False, "color": "gray"}.items()
 
 
 def test_large_jpegs_are_decoded_at_reduced_size_with_the_same_picture(tmp_path: Path) -> None:
     ramp = np.add.outer(np.linspace(0, 200, 640), np.linspace(0, 50, 480)).astype("u1")
-    small = _one(tmp_path, np.dstack([ramp] * 3), "a.jpg", size=(16, 12)).read_x(0, 1).reshape(16, 12, 3)
+    small = (
+        write_image(tmp_path, np.dstack([ramp] * 3), "a.jpg", size=(16, 12)).read_x(0, 1).reshape(16, 12, 3)
+    )
     exact = ramp.reshape(16, 40, 12, 40).mean((1, 3))
     assert np.abs(small - exact[..., None]).max() < 4
 
@@ -207,7 +209,7 @@ def test_a_bad_image_is_refused_or_skipped(folder: Path, tmp_path: Path, what: s
         import_images(folder, tmp_path / "out", shard_rows=8)
     assert str(folder / "dog") in str(error.value)
     assert "--skip-bad (skip_bad=True)" in str(error.value)
-    assert nothing_at(tmp_path / "out")
+    assert assert_nothing_at(tmp_path / "out")
 
     spoil(folder / "cat" / "00.png" if what in ("truncated", "empty") else folder / "dog" / "39.png")
     ds = import_images(folder, tmp_path / "out", shard_rows=8, skip_bad=True)
@@ -249,14 +251,14 @@ def test_a_folder_of_bad_images_only_is_refused(tmp_path: Path) -> None:
         import_images(tmp_path, tmp_path / "out")
     with pytest.raises(DataError, match=r"none of its images can be used; the first, a\.png cannot be read"):
         import_images(tmp_path, tmp_path / "out", skip_bad=True)
-    assert nothing_at(tmp_path / "out")
+    assert assert_nothing_at(tmp_path / "out")
 
 
 def test_a_first_image_that_differs_from_most_is_refused(folder: Path, tmp_path: Path) -> None:
     save(folder / "cat" / "00.png", np.zeros((9, 9), "u1"))
     with pytest.raises(DataError, match=r"39 images are not like the first, cat/00\.png, and only 1 are"):
         import_images(folder, tmp_path / "out", skip_bad=True)
-    assert nothing_at(tmp_path / "out")
+    assert assert_nothing_at(tmp_path / "out")
 
 
 def test_folders_without_images_are_refused(tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ def test_folders_without_images_are_refused(tmp_path: Path) -> None:
         import_images(tmp_path / "in", tmp_path / "out")
     with pytest.raises(DataError, match=r"a\.csv is a file, not a folder"):
         import_images(tmp_path / "in" / "a.csv", tmp_path / "out")
-    assert nothing_at(tmp_path / "out")
+    assert assert_nothing_at(tmp_path / "out")
 
 
 @pytest.mark.parametrize("change", ["more", "fewer"])
@@ -285,7 +287,7 @@ def test_a_folder_that_changes_during_the_import_is_refused(
 
     with pytest.raises(DataError, match=r"dog held 15 images when the import started and holds 1[46] now"):
         import_images(folder, tmp_path / "out", shard_rows=5, progress=interfere)
-    assert nothing_at(tmp_path / "out")
+    assert assert_nothing_at(tmp_path / "out")
 
 
 def test_a_failed_import_leaves_the_dataset_to_be_replaced(folder: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ X = np.random.Generator(np.random.Philox(4)).normal(size=(31, 6))
 Y = np.arange(31) % 4 + 1.0
 
 
-def save73(path: Path, variables: dict[str, Any]) -> None:
+def save_version_73(path: Path, variables: dict[str, Any]) -> None:
     """Write a file as MATLAB does with -v7.3: a header of 512 bytes, then HDF5 with the axes reversed."""
     with h5py.File(path, "w", userblock_size=512) as file:
         for name, value in variables.items():
@@ -37,7 +37,7 @@ def save73(path: Path, variables: dict[str, Any]) -> None:
 
 def save(path: Path, version: str, variables: dict[str, Any]) -> Path:
     if version == "7.3":
-        save73(path, variables)
+        save_version_73(path, variables)
         return path
     given = {}
     for name, value in variables.items():
@@ -54,11 +54,11 @@ def save(path: Path, version: str, variables: dict[str, Any]) -> Path:
 VERSIONS = ["4", "5", "7", "7.3"]
 
 
-def rows_of(ds: Dataset) -> np.ndarray:
+def read_rows(ds: Dataset) -> np.ndarray:
     return ds.read_x(0, len(ds))
 
 
-def refused(path: Path, message: str, **how: Any) -> None:
+def assert_refused(path: Path, message: str, **how: Any) -> None:
     out = path.parent / "out"
     with pytest.raises(DataError, match=message) as error:
         import_mat(path, out, **how)
@@ -74,7 +74,7 @@ def test_rows_and_labels_of_all_versions_are_read(
     path = save(tmp_path / "a.mat", version, {names[0]: X, names[1]: Y[:, None], "other": np.eye(2)})
     keys = {} if names[0] in "xX" else {"x": "fea", "y": "gnd"}
     ds = import_mat(path, tmp_path / "ds", **keys, shard_rows=8)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(rows_of(ds), X)
+    np.testing.assert_array_equal(read_rows(ds), X)
     assert ds.dtype == np.float64
     labels = ds.read_y(0, 31)
     assert labels.dtype.kind in "iu"  # MATLAB stores them as doubles
@@ -111,51 +111,59 @@ def test_rows_along_the_last_axis_are_read(tmp_path: Path, version: str) -> None
     path = save(tmp_path / "a.mat", version, {"X": images, "y": Y[:, None]})
     ds = import_mat(path, tmp_path / "ds", rows_last=True, shard_rows=8)
     assert ds.feature_shape == (5, 4, 3)
-    np.testing.assert_array_equal(rows_of(ds), np.moveaxis(images, -1, 0).reshape(31, -1))
-    refused(path, r"has 5 rows along its first axis, but there are 31 labels.*add --rows-last")
+    np.testing.assert_array_equal(read_rows(ds), np.moveaxis(images, -1, 0).reshape(31, -1))
+    assert_refused(path, r"has 5 rows along its first axis, but there are 31 labels.*add --rows-last")
     first = np.moveaxis(images, -1, 0)
     path = save(tmp_path / "a.mat", version, {"X": first, "y": Y[:, None]})
-    np.testing.assert_array_equal(rows_of(import_mat(path, tmp_path / "first")), first.reshape(31, -1))
-    refused(path, r"along its last axis, but there are 31 labels.*leave --rows-last out", rows_last=True)
+    np.testing.assert_array_equal(read_rows(import_mat(path, tmp_path / "first")), first.reshape(31, -1))
+    assert_refused(
+        path, r"along its last axis, but there are 31 labels.*leave --rows-last out", rows_last=True
+    )
 
 
 @pytest.mark.parametrize("version", ["5", "7", "7.3"])
 def test_bad_variables_are_refused(tmp_path: Path, version: str) -> None:
     path = tmp_path / "a.mat"
-    refused(save(path, version, {"data": X}), r"has no array 'x'; it holds data .*: name one with --x KEY")
-    refused(save(path, version, {"x": X, "X": X}), "has 2 arrays that could be 'x'")
-    refused(save(path, version, {"x": X, "y": Y[:30, None]}), "holds 31 rows, but .* holds 30 labels")
+    assert_refused(
+        save(path, version, {"data": X}), r"has no array 'x'; it holds data .*: name one with --x KEY"
+    )
+    assert_refused(save(path, version, {"x": X, "X": X}), "has 2 arrays that could be 'x'")
+    assert_refused(save(path, version, {"x": X, "y": Y[:30, None]}), "holds 31 rows, but .* holds 30 labels")
     cube = np.zeros((31, 2, 2))
-    refused(save(path, version, {"x": X, "y": cube}), r"'y' has shape \(31, 2, 2\); labels must be one per")
-    refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*must be real numbers")
-    refused(save(path, version, {"x": X + 1j}), "rows must be real numbers")
+    assert_refused(
+        save(path, version, {"x": X, "y": cube}), r"'y' has shape \(31, 2, 2\); labels must be one per"
+    )
+    assert_refused(save(path, version, {"x": X, "y": X + 1j}), "'y'.*must be real numbers")
+    assert_refused(save(path, version, {"x": X + 1j}), "rows must be real numbers")
     for words in (["ab"] * 31, "\n".join(["ab"] * 31)):
         message = r"'{}' holds text or cells.*\[names, ~, y\] = unique\(y\)"
-        refused(save(path, version, {"x": words}), message.format("x"))
-        refused(save(path, version, {"x": X, "y": words}), message.format("y"))
+        assert_refused(save(path, version, {"x": words}), message.format("x"))
+        assert_refused(save(path, version, {"x": X, "y": words}), message.format("y"))
     bad = X.copy()
     bad[17, 3] = np.nan
-    refused(save(path, version, {"x": bad}), "variable 'x': row 17, column 3 is nan")
+    assert_refused(save(path, version, {"x": bad}), "variable 'x': row 17, column 3 is nan")
 
 
 def test_empty_variables_are_refused(tmp_path: Path) -> None:
     savemat(tmp_path / "a.mat", {"x": np.zeros((0, 4))})
-    refused(tmp_path / "a.mat", r"'x' has shape \(0, 4\), which is empty")
-    save73(tmp_path / "b.mat", {"x": np.zeros(2)})  # MATLAB stores the shape of an empty array instead of it
+    assert_refused(tmp_path / "a.mat", r"'x' has shape \(0, 4\), which is empty")
+    save_version_73(
+        tmp_path / "b.mat", {"x": np.zeros(2)}
+    )  # MATLAB stores the shape of an empty array instead of it
     with h5py.File(tmp_path / "b.mat", "r+") as file:
         file["x"].attrs["MATLAB_empty"] = np.uint8(1)
-    refused(tmp_path / "b.mat", "'x' is empty; nothing to import")
+    assert_refused(tmp_path / "b.mat", "'x' is empty; nothing to import")
 
 
 def test_sparse_matrices_are_refused(tmp_path: Path) -> None:
     message = r"'x' is a sparse matrix; .*`scalelatent data import csr`.*x = full\(x\)"
     savemat(tmp_path / "a.mat", {"x": scipy.sparse.csc_array(X)})
-    refused(tmp_path / "a.mat", message)
-    save73(tmp_path / "b.mat", {})
+    assert_refused(tmp_path / "a.mat", message)
+    save_version_73(tmp_path / "b.mat", {})
     with h5py.File(tmp_path / "b.mat", "r+") as file:
         file["x/data"], file["x/ir"], file["x/jc"] = [1.0], [0], [0, 1]
         file["x"].attrs["MATLAB_sparse"] = np.uint64(3)
-    refused(tmp_path / "b.mat", message)
+    assert_refused(tmp_path / "b.mat", message)
 
 
 @pytest.mark.parametrize("version", ["5", "7", "7.3"])
@@ -163,12 +171,12 @@ def test_bad_files_are_refused(tmp_path: Path, version: str) -> None:
     path = save(tmp_path / "a.mat", version, {"x": X.repeat(30, 0), "y": Y.repeat(30)[:, None]})
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 3])
-    refused(path, "truncated.*download or copy it again")
+    assert_refused(path, "truncated.*download or copy it again")
     path.write_bytes(b"")
-    refused(path, "is empty; download or copy it again")
+    assert_refused(path, "is empty; download or copy it again")
     path.write_text("x = [1 2 3];" * 100)
-    refused(path, "is no MATLAB file")
-    refused(tmp_path / "none.mat", "MATLAB file .*none.mat does not exist; check the path")
+    assert_refused(path, "is no MATLAB file")
+    assert_refused(tmp_path / "none.mat", "MATLAB file .*none.mat does not exist; check the path")
 
 
 def test_a_damaged_compressed_variable_is_refused(tmp_path: Path) -> None:
@@ -176,13 +184,13 @@ def test_a_damaged_compressed_variable_is_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
-    refused(path, "truncated or damaged: .*download or copy it again")
+    assert_refused(path, "truncated or damaged: .*download or copy it again")
 
 
 def test_hdf5_files_of_other_programs_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.mat", "w") as file:
         file["x"] = X
-    refused(tmp_path / "a.mat", "MATLAB did not write.*`scalelatent data import hdf5`")
+    assert_refused(tmp_path / "a.mat", "MATLAB did not write.*`scalelatent data import hdf5`")
 
 
 @pytest.mark.realdata

@@ -17,12 +17,12 @@ from sklearn.datasets import load_digits
 
 from scalelatent.data import import_named
 from scalelatent.errors import DataError
-from scalelatent.importers.named import ORIGINS, RemoteFile
+from scalelatent.importers.named import PUBLIC_FILES, RemoteFile
 
 RNG = np.random.Generator(np.random.Philox(8))
 
 
-def packed_idx(array: np.ndarray) -> bytes:
+def make_packed_idx(array: np.ndarray) -> bytes:
     head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
     return gzip.compress(head + array.tobytes(), mtime=0)
 
@@ -33,14 +33,14 @@ ROWS = {
 }
 LABELS = {part: (np.arange(len(rows)) % 10).astype("u1") for part, rows in ROWS.items()}
 FILES = {
-    "train-images-idx3-ubyte.gz": packed_idx(ROWS["train"]),
-    "train-labels-idx1-ubyte.gz": packed_idx(LABELS["train"]),
-    "t10k-images-idx3-ubyte.gz": packed_idx(ROWS["test"]),
-    "t10k-labels-idx1-ubyte.gz": packed_idx(LABELS["test"]),
+    "train-images-idx3-ubyte.gz": make_packed_idx(ROWS["train"]),
+    "train-labels-idx1-ubyte.gz": make_packed_idx(LABELS["train"]),
+    "t10k-images-idx3-ubyte.gz": make_packed_idx(ROWS["test"]),
+    "t10k-labels-idx1-ubyte.gz": make_packed_idx(LABELS["test"]),
 }
 
 
-class Server:
+class FileServer:
     """Web server of `files`; with `torn` it sends half of each file."""
 
     def __init__(self) -> None:
@@ -75,28 +75,28 @@ class Server:
         self._thread.join(timeout=10)
 
 
-def origin_of(*urls: str) -> dict[str, tuple[RemoteFile, ...]]:
+def make_origin(*urls: str) -> dict[str, tuple[RemoteFile, ...]]:
     """Return the files of MNIST with several addresses."""
 
     def pair(head: str) -> tuple[RemoteFile, ...]:
         names = (f"{head}-images-idx3-ubyte.gz", f"{head}-labels-idx1-ubyte.gz")
-        return tuple(remote(name, FILES[name], *urls) for name in names)
+        return tuple(remote_files(name, FILES[name], *urls) for name in names)
 
     return {"train": pair("train"), "test": pair("t10k")}
 
 
-def remote(name: str, content: bytes, *urls: str) -> RemoteFile:
+def remote_files(name: str, content: bytes, *urls: str) -> RemoteFile:
     checksum = "sha256:" + hashlib.sha256(content).hexdigest()
     return RemoteFile(name, checksum, tuple(f"{url}/{name}" for url in urls))
 
 
 @pytest.fixture
-def server(monkeypatch: Any) -> Iterator[Server]:
+def server(monkeypatch: Any) -> Iterator[FileServer]:
     """Server of small files that replaces the addresses of MNIST."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
-    server = Server()
-    monkeypatch.setitem(ORIGINS, "mnist", origin_of(server.url))
+    server = FileServer()
+    monkeypatch.setitem(PUBLIC_FILES, "mnist", make_origin(server.url))
     yield server
     server.close()
 
@@ -108,7 +108,7 @@ def unused_url() -> str:
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_every_part_has_its_rows_and_labels(server: Server, tmp_path: Path, part: str) -> None:
+def test_every_part_has_its_rows_and_labels(server: FileServer, tmp_path: Path, part: str) -> None:
     ds = import_named("mnist", tmp_path / "ds", part=part, cache=tmp_path / "cache", shard_rows=7)
     rows = ROWS[part]
     np.testing.assert_array_equal(ds.read_x(0, len(ds)), rows.reshape(len(rows), -1))
@@ -119,7 +119,7 @@ def test_every_part_has_its_rows_and_labels(server: Server, tmp_path: Path, part
     assert len(provenance["source"]) == len(server.asked) == 2
 
 
-def test_files_are_downloaded_once(server: Server, tmp_path: Path) -> None:
+def test_files_are_downloaded_once(server: FileServer, tmp_path: Path) -> None:
     for _ in range(2):
         import_named("mnist", tmp_path / "ds", cache=tmp_path / "cache", overwrite=True)
         assert len(server.asked) == 2
@@ -128,14 +128,14 @@ def test_files_are_downloaded_once(server: Server, tmp_path: Path) -> None:
 
 
 def test_the_cache_folder_comes_from_the_environment(
-    server: Server, tmp_path: Path, monkeypatch: Any
+    server: FileServer, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("SCALELATENT_CACHE", str(tmp_path / "mine"))
     import_named("mnist", tmp_path / "ds", part="test")
     assert (tmp_path / "mine" / "mnist" / "t10k-images-idx3-ubyte.gz").exists()
 
 
-def test_a_damaged_file_in_the_cache_is_downloaded_again(server: Server, tmp_path: Path) -> None:
+def test_a_damaged_file_in_the_cache_is_downloaded_again(server: FileServer, tmp_path: Path) -> None:
     import_named("mnist", tmp_path / "ds", cache=tmp_path / "cache")
     images = tmp_path / "cache" / "mnist" / "train-images-idx3-ubyte.gz"
     images.write_bytes(images.read_bytes()[:-5])
@@ -144,11 +144,13 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(server: Server, tmp_pat
     assert len(server.asked) == 3
 
 
-def test_the_next_mirror_is_tried_after_a_failure(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
-    lying = Server()
+def test_the_next_mirror_is_tried_after_a_failure(
+    server: FileServer, tmp_path: Path, monkeypatch: Any
+) -> None:
+    lying = FileServer()
     try:
         lying.files = {name: b"other" + content for name, content in FILES.items()}
-        monkeypatch.setitem(ORIGINS, "mnist", origin_of(unused_url(), lying.url, server.url))
+        monkeypatch.setitem(PUBLIC_FILES, "mnist", make_origin(unused_url(), lying.url, server.url))
         ds = import_named("mnist", tmp_path / "ds", part="test", cache=tmp_path / "cache")
     finally:
         lying.close()
@@ -156,7 +158,7 @@ def test_the_next_mirror_is_tried_after_a_failure(server: Server, tmp_path: Path
     assert len(lying.asked) == len(server.asked) == 2
 
 
-def refused(tmp_path: Path, *message: str, **how: Any) -> None:
+def assert_refused(tmp_path: Path, *message: str, **how: Any) -> None:
     with pytest.raises(DataError) as error:
         import_named("mnist", tmp_path / "out", cache=tmp_path / "cache", **how)
     for part in message:
@@ -165,20 +167,20 @@ def refused(tmp_path: Path, *message: str, **how: Any) -> None:
     assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
 
 
-def test_wrong_truncated_and_missing_files_are_refused(server: Server, tmp_path: Path) -> None:
+def test_wrong_truncated_and_missing_files_are_refused(server: FileServer, tmp_path: Path) -> None:
     name = "train-images-idx3-ubyte.gz"
     server.files[name] = FILES["t10k-images-idx3-ubyte.gz"]
-    refused(tmp_path, f"{server.url}/{name} (the checksum is wrong: it is another file)")
+    assert_refused(tmp_path, f"{server.url}/{name} (the checksum is wrong: it is another file)")
     server.files[name] = FILES[name]
     server.torn = True
-    refused(tmp_path, f"{server.url}/{name} (the connection was interrupted)")
+    assert_refused(tmp_path, f"{server.url}/{name} (the connection was interrupted)")
     server.files = {}
-    refused(tmp_path, f"{server.url}/{name} (the server answered 404 Not Found)")
+    assert_refused(tmp_path, f"{server.url}/{name} (the server answered 404 Not Found)")
 
 
-def test_without_a_network_the_message_explains_the_manual_import(server: Server, tmp_path: Path) -> None:
+def test_without_a_network_the_message_explains_the_manual_import(server: FileServer, tmp_path: Path) -> None:
     mirror = unused_url()
-    refused(
+    assert_refused(
         tmp_path,
         f"mnist: train-images-idx3-ubyte.gz is not in the cache and could not be downloaded: {mirror}/train-",
         "(no connection)",
@@ -214,5 +216,5 @@ def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
 
 @pytest.mark.realdata
 def test_the_checksums_of_mnist_are_those_of_the_real_files(mnist_dir: Path) -> None:
-    for file in ORIGINS["mnist"]["train"] + ORIGINS["mnist"]["test"]:
-        assert file.checksum == remote(file.title, (mnist_dir / file.title).read_bytes()).checksum
+    for file in PUBLIC_FILES["mnist"]["train"] + PUBLIC_FILES["mnist"]["test"]:
+        assert file.checksum == remote_files(file.title, (mnist_dir / file.title).read_bytes()).checksum

@@ -35,7 +35,7 @@ def _write(url: Path, rows: Any = None, **how: Any) -> Dataset:
     )
 
 
-def _all_files(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
@@ -84,7 +84,7 @@ def test_at_most_one_shard_more_than_threads_is_in_memory(tmp_path: Path, monkey
 
 
 @pytest.fixture
-def shuffles(monkeypatch: Any) -> list[dict[str, Any]]:
+def recorded_shuffles(monkeypatch: Any) -> list[dict[str, Any]]:
     """Replace the shuffle by a reversal of the rows that records its arguments."""
     calls: list[dict[str, Any]] = []
 
@@ -103,12 +103,14 @@ def shuffles(monkeypatch: Any) -> list[dict[str, Any]]:
     return calls
 
 
-def test_shuffled_rows_replace_the_temporary_dataset(tmp_path: Path, shuffles: list[dict[str, Any]]) -> None:
+def test_shuffled_rows_replace_the_temporary_dataset(
+    tmp_path: Path, recorded_shuffles: list[dict[str, Any]]
+) -> None:
     calls: list[tuple[int, int]] = []
     ds = _write(tmp_path / "ds", shuffle=7, progress=lambda *c: calls.append(c))
     np.testing.assert_array_equal(ds.read_x(0, 90), ROWS[::-1])
     assert ds.read_y(0, 90).tolist() == LABELS[::-1].tolist()
-    (call,) = shuffles
+    (call,) = recorded_shuffles
     assert call["source"].startswith(str(tmp_path / "ds.unshuffled-"))
     assert (call["seed"], call["shard_rows"], call["url"]) == (7, 10, str(tmp_path / "ds"))
     assert [p.name for p in tmp_path.iterdir()] == ["ds"]
@@ -117,30 +119,32 @@ def test_shuffled_rows_replace_the_temporary_dataset(tmp_path: Path, shuffles: l
     assert calls == sorted(calls)
 
 
-def test_failed_shuffle_leaves_nothing(tmp_path: Path, shuffles: list[dict[str, Any]]) -> None:
+def test_failed_shuffle_leaves_nothing(tmp_path: Path, recorded_shuffles: list[dict[str, Any]]) -> None:
     with pytest.raises(DataError, match="the shuffle fails"):
         _write(tmp_path / "ds", shuffle=666)
-    assert _all_files(tmp_path) == []
+    assert list_files(tmp_path) == []
 
 
-def test_failed_import_with_shuffle_leaves_nothing(tmp_path: Path, shuffles: list[dict[str, Any]]) -> None:
+def test_failed_import_with_shuffle_leaves_nothing(
+    tmp_path: Path, recorded_shuffles: list[dict[str, Any]]
+) -> None:
     rows = ROWS.astype("f4")
     rows[55, 2] = np.nan
     with pytest.raises(DataError, match="row 55, column 2 is nan"):
         _write(tmp_path / "ds", ArrayReader(rows, "rows"), shuffle=7)
-    assert _all_files(tmp_path) == []
-    assert shuffles == []
+    assert list_files(tmp_path) == []
+    assert recorded_shuffles == []
 
 
 def test_shuffle_refuses_an_existing_output_before_it_reads(
-    tmp_path: Path, shuffles: list[dict[str, Any]]
+    tmp_path: Path, recorded_shuffles: list[dict[str, Any]]
 ) -> None:
     _write(tmp_path / "ds")
-    before = _all_files(tmp_path)
+    before = list_files(tmp_path)
     with pytest.raises(DataError, match="--overwrite"):
         _write(tmp_path / "ds", None, shuffle=7)
-    assert _all_files(tmp_path) == before
-    assert shuffles == []
+    assert list_files(tmp_path) == before
+    assert recorded_shuffles == []
     _write(tmp_path / "ds", shuffle=7, overwrite=True)
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(0, 90), ROWS[::-1])
 
@@ -159,10 +163,10 @@ def test_a_shard_that_cannot_be_written_leaves_nothing(
     monkeypatch.setattr(data.DatasetWriter, "write_shard", write)
     with pytest.raises(DataError, match="no room"):
         _write(tmp_path / "ds")
-    assert _all_files(tmp_path) == []
+    assert list_files(tmp_path) == []
 
 
-def _sources(folder: Path) -> dict[str, Any]:
+def make_sources(folder: Path) -> dict[str, Any]:
     """Return a function for each importer that imports a file with the same rows."""
     np.save(folder / "x.npy", ROWS)
     np.savez(folder / "x.npz", x=ROWS)
@@ -188,7 +192,7 @@ def _sources(folder: Path) -> dict[str, Any]:
 def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
-    run = _sources(tmp_path / "in")[kind]
+    run = make_sources(tmp_path / "in")[kind]
     threads = threading.active_count()
 
     def interrupt(done: int, total: int) -> None:
@@ -197,7 +201,7 @@ def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> No
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out" / "ds", shard_rows=10, progress=interrupt)
-    assert _all_files(tmp_path / "out") == []
+    assert list_files(tmp_path / "out") == []
     assert threading.active_count() <= threads + 1  # zarr keeps its own thread.
     # The interrupted import has left nothing that prevents another one.
     ds = run(tmp_path / "out" / "ds", shard_rows=10)

@@ -28,7 +28,7 @@ X = sp.random_array((300, 50), density=0.1, rng=np.random.default_rng(0), format
 Y = np.arange(300) % 5 - 2
 
 
-def _text(**options: Any) -> bytes:
+def write_text(**options: Any) -> bytes:
     out = io.BytesIO()
     dump_svmlight_file(X, Y, out, **options)
     return out.getvalue()
@@ -47,7 +47,7 @@ def test_rows_are_those_of_scikit_learn(
     zero_based: bool, packed: bool, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scalelatent.importers.svmlight._BLOCK_BYTES", block)
-    text = _text(zero_based=zero_based, comment="a comment: 1:2", query_id=np.arange(300))
+    text = write_text(zero_based=zero_based, comment="a comment: 1:2", query_id=np.arange(300))
     calls: list[tuple[int, int]] = []
     ds = _import(
         gzip.compress(text) if packed else text, tmp_path, shard_rows=64, progress=lambda *c: calls.append(c)
@@ -169,7 +169,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path
 
 
 def test_truncated_and_damaged_gzip_is_refused(tmp_path: Path) -> None:
-    packed = gzip.compress(_text())
+    packed = gzip.compress(write_text())
     with pytest.raises(DataError, match="is truncated or damaged after byte"):
         _import(packed[:-200], tmp_path)
     with pytest.raises(DataError, match="is truncated or damaged after byte"):
@@ -197,12 +197,12 @@ def test_rows_that_the_temporary_folder_cannot_hold_are_refused(
 
     monkeypatch.setattr(svmlight._Block, "write", write)
     with pytest.raises(DataError, match="set the environment variable TMPDIR"):
-        _import(_text(), tmp_path)
+        _import(write_text(), tmp_path)
     assert not (tmp_path / "ds").exists()
 
 
 def test_the_verb_imports_svmlight_text(tmp_path: Path) -> None:
-    (tmp_path / "x.svm").write_bytes(_text())
+    (tmp_path / "x.svm").write_bytes(write_text())
     args = ["data", "import", "svmlight", str(tmp_path / "x.svm"), str(tmp_path / "ds"), "--features", "60"]
     done = CliRunner().invoke(app, [*args, "--zero-based", "--json"])
     found = json.loads(done.stdout)

@@ -94,7 +94,7 @@ class FakeEstimator:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
+def use_fake_estimator(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
     """Replace a model by `FakeEstimator`, and its report by one file."""
     from scalelatent.contract.kinds import Kind
     from scalelatent.contract.parameters import Anything, Parameter, Parameters
@@ -120,7 +120,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
 
 
 @pytest.fixture(scope="session")
-def _small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four classes of 16 features, 400 rows, on disk."""
     from scalelatent import Dataset
 
@@ -134,12 +134,12 @@ def _small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _small: Path) -> SimpleNamespace:
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_small_dataset: Path) -> SimpleNamespace:
     """An empty current folder with a dataset, ``small.zarr``, and a job file, ``job.toml``."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SCALELATENT_") and "__" in name]:
         monkeypatch.delenv(name)
-    shutil.copytree(_small, tmp_path / "small.zarr")
+    shutil.copytree(write_small_dataset, tmp_path / "small.zarr")
     job = tmp_path / "job.toml"
     job.write_text(
         """

@@ -36,7 +36,7 @@ nu_schedule = "none"
 """
 
 
-def scalelatent(*arguments, cwd, code=0):
+def run_command(*arguments, cwd, code=0):
     """Run the command line in this process, which saves the time for imports."""
     out, err = io.StringIO(), io.StringIO()
     said = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
@@ -69,18 +69,18 @@ def without_report():
 def undisturbed(digits):
     """Return the model of the long job without interruptions."""
     with without_report():
-        scalelatent("fit", "long.toml", "--out", "undisturbed", cwd=digits)
-    return files_of(digits / "undisturbed" / "model.zarr")
+        run_command("fit", "long.toml", "--out", "undisturbed", cwd=digits)
+    return read_files(digits / "undisturbed" / "model.zarr")
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     found = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     assert found
     return found
 
 
 @contextlib.contextmanager
-def started(*arguments, cwd):
+def start_command(*arguments, cwd):
     """Start a command line in its own process group, and end the group after the test."""
     command = [sys.executable, "-m", "scalelatent", *map(str, arguments)]
     process = subprocess.Popen(
@@ -106,7 +106,7 @@ def wait_for_passes(run: Path, process, passes: int) -> None:
     raise AssertionError(f"no {passes} passes within 120 s")
 
 
-def stop(process, number: int) -> str:
+def stop_process(process, number: int) -> str:
     """Send a signal to the whole group, like a terminal, and return the output."""
     os.killpg(process.pid, number)
     return process.communicate(timeout=60)[0]
@@ -114,15 +114,15 @@ def stop(process, number: int) -> str:
 
 @pytest.mark.slow
 def test_a_job_from_plan_to_report(digits):
-    planned = scalelatent("plan", "job.toml", "--set", "model.capsule_dim=2", "--json", cwd=digits).json()
+    planned = run_command("plan", "job.toml", "--set", "model.capsule_dim=2", "--json", cwd=digits).json()
     assert planned["job"]["origins"]["model.capsule_dim"] == "command line"
     assert planned["plan"]
-    text = scalelatent("plan", "job.toml", cwd=digits).out
+    text = run_command("plan", "job.toml", cwd=digits).out
     assert "model.capsule_dim" in text
     assert "job file" in text
     assert not (digits / "run").exists()
 
-    reported = scalelatent("fit", "job.toml", "--json", cwd=digits).json()
+    reported = run_command("fit", "job.toml", "--json", cwd=digits).json()
     assert reported["state"] == "done"
     assert reported["test_error"] < 0.3
     run = digits / "run"
@@ -137,41 +137,41 @@ def test_a_job_from_plan_to_report(digits):
         assert (run / name).exists(), name
     assert reported["report"] == str(run / "report" / "index.html")
 
-    again = scalelatent("fit", "job.toml", cwd=digits, code=2)
+    again = run_command("fit", "job.toml", cwd=digits, code=2)
     assert "already contains a run" in again.err
     assert "--out" in again.err
 
-    state = scalelatent("status", "run", "--json", cwd=digits).json()
+    state = run_command("status", "run", "--json", cwd=digits).json()
     assert {"id", "state", "pass", "objective", "error", "run"} <= set(state)
-    assert scalelatent("status", "--json", cwd=digits).json()[0]["id"] == state["id"]
-    assert "nothing to resume" in scalelatent("resume", "run", cwd=digits).err
-    ignored = scalelatent("resume", "run", "--set", "cluster.workers=2", cwd=digits, code=2).err
+    assert run_command("status", "--json", cwd=digits).json()[0]["id"] == state["id"]
+    assert "nothing to resume" in run_command("resume", "run", cwd=digits).err
+    ignored = run_command("resume", "run", "--set", "cluster.workers=2", cwd=digits, code=2).err
     assert "is done, so --set cluster.workers=2 cannot change it" in ignored
     assert "scalelatent fit JOB --set" in ignored
 
-    score = scalelatent(
+    score = run_command(
         "score", "run", "test.zarr", "--metric", "error", "--metric", "log_loss", "--json", cwd=digits
     )
     assert score.json()["error"] == pytest.approx(reported["test_error"])
-    saved = scalelatent("score", "run/model.zarr", "test.zarr", "--metric", "error", "--json", cwd=digits)
+    saved = run_command("score", "run/model.zarr", "test.zarr", "--metric", "error", "--json", cwd=digits)
     assert saved.json()["error"] == score.json()["error"]
 
-    scalelatent("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits)
-    assert scalelatent("data", "info", "labels.zarr", "--json", cwd=digits).json()["rows"] == 297
-    scalelatent("transform", "run", "test.zarr", "--out", "latent.zarr", "--rows", "0:100", cwd=digits)
-    latent = scalelatent("data", "info", "latent.zarr", "--json", cwd=digits).json()
+    run_command("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits)
+    assert run_command("data", "info", "labels.zarr", "--json", cwd=digits).json()["rows"] == 297
+    run_command("transform", "run", "test.zarr", "--out", "latent.zarr", "--rows", "0:100", cwd=digits)
+    latent = run_command("data", "info", "latent.zarr", "--json", cwd=digits).json()
     assert (latent["rows"], latent["features"]) == (100, 80)  # two capsules of four numbers per class
     assert (
         "--overwrite"
-        in scalelatent("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits, code=2).err
+        in run_command("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits, code=2).err
     )
-    scalelatent("predict", "run", "test.zarr", "--out", "labels.zarr", "--overwrite", cwd=digits)
+    run_command("predict", "run", "test.zarr", "--out", "labels.zarr", "--overwrite", cwd=digits)
 
-    model = scalelatent("model", "info", "run", "--json", cwd=digits).json()
+    model = run_command("model", "info", "run", "--json", cwd=digits).json()
     assert model["model"] == "CapsuleRegression"
     assert model["parameters"]["capsule_dim"] == 4
     (run / "report" / "index.html").unlink()
-    scalelatent("report", "run", cwd=digits)
+    run_command("report", "run", cwd=digits)
     assert (run / "report" / "index.html").is_file()
 
 
@@ -179,20 +179,20 @@ def test_a_job_from_plan_to_report(digits):
 @pytest.mark.slow
 def test_an_interrupted_job_resumes_to_the_same_bits(digits, undisturbed, number):
     run = digits / f"stopped-{number}"
-    with started("fit", "long.toml", "--out", run, cwd=digits) as process:
+    with start_command("fit", "long.toml", "--out", run, cwd=digits) as process:
         wait_for_passes(run, process, 5)
-        said = stop(process, number)
+        said = stop_process(process, number)
     if number == signal.SIGINT:
         assert process.returncode == 130, said
         assert f"scalelatent resume {run}" in said
         assert "Traceback" not in said
-    state = scalelatent("status", run, "--json", cwd=digits).json()
+    state = run_command("status", run, "--json", cwd=digits).json()
     assert state["state"] == ("cancelled" if number == signal.SIGINT else "failed")
     assert "scalelatent resume" in state["error"]
     with without_report():
-        reported = scalelatent("resume", run, "--json", cwd=digits).json()
+        reported = run_command("resume", run, "--json", cwd=digits).json()
     assert reported["state"] == "done"
-    assert files_of(run / "model.zarr") == undisturbed
+    assert read_files(run / "model.zarr") == undisturbed
     passes = [json.loads(line)["pass"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert passes == sorted(set(passes))
 
@@ -201,25 +201,25 @@ def test_an_interrupted_job_resumes_to_the_same_bits(digits, undisturbed, number
 @pytest.mark.slow
 def test_a_job_interrupted_on_a_cluster_resumes_in_one_process(digits, undisturbed):
     run = digits / "stopped-cluster"
-    with started("fit", "long.toml", "--out", run, "--set", "cluster.workers=2", cwd=digits) as process:
+    with start_command("fit", "long.toml", "--out", run, "--set", "cluster.workers=2", cwd=digits) as process:
         wait_for_passes(run, process, 5)
-        said = stop(process, signal.SIGINT)
+        said = stop_process(process, signal.SIGINT)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "dashboard: http" in said
     with without_report():
-        scalelatent("resume", run, "--set", "cluster.workers=none", cwd=digits)
-    assert files_of(run / "model.zarr") == undisturbed
+        run_command("resume", run, "--set", "cluster.workers=none", cwd=digits)
+    assert read_files(run / "model.zarr") == undisturbed
 
 
 def test_a_job_that_cannot_fit_is_refused(digits):
     settings = ("--set", "cluster.workers=2", "--set", "cluster.memory_limit=20MiB")
-    said = scalelatent("plan", "job.toml", *settings, cwd=digits, code=2)
+    said = run_command("plan", "job.toml", *settings, cwd=digits, code=2)
     assert "memory" in said.err
 
 
 def test_the_error_names_unknown_keys(digits):
-    said = scalelatent(
+    said = run_command(
         "fit", "job.toml", "--set", "model.capsule_dims=4", "--out", "never", cwd=digits, code=2
     )
     assert "did you mean 'capsule_dim'" in said.err
@@ -227,28 +227,28 @@ def test_the_error_names_unknown_keys(digits):
 
 
 def test_invalid_values_are_refused_before_work_starts(digits):
-    said = scalelatent("fit", "job.toml", "--set", "model.capsule_dim=0", "--out", "bad", cwd=digits, code=2)
+    said = run_command("fit", "job.toml", "--set", "model.capsule_dim=0", "--out", "bad", cwd=digits, code=2)
     assert said.err.splitlines()[-1].startswith("error: [model] capsule_dim=0")
     assert not (digits / "bad").exists()
     grid = ["--set", "engine.block_rows=4096", "--set", "engine.leaf_rows=5000", "--out", "bad"]
     reported = "error: leaf_rows=5000 is not a multiple of block_rows=4096: set [engine] leaf_rows to 8192"
-    assert scalelatent("fit", "job.toml", *grid, cwd=digits, code=2).err.splitlines()[-1] == reported
+    assert run_command("fit", "job.toml", *grid, cwd=digits, code=2).err.splitlines()[-1] == reported
     assert not (digits / "bad").exists()
     (digits / "bad").mkdir()
-    scalelatent("fit", "job.toml", "--set", "data.train=none.zarr", "--out", "bad", cwd=digits, code=2)
+    run_command("fit", "job.toml", "--set", "data.train=none.zarr", "--out", "bad", cwd=digits, code=2)
     assert list((digits / "bad").iterdir()) == []
 
 
 @pytest.mark.cluster
 def test_the_demo_fits_reports_and_names_the_next_steps(tmp_path):
-    reported = scalelatent("demo", "--rows", 5000, "--json", cwd=tmp_path).json()
+    reported = run_command("demo", "--rows", 5000, "--json", cwd=tmp_path).json()
     folder = tmp_path / "scalelatent-demo"
     assert reported["state"] == "done"
     assert reported["test_error"] < 0.2
     assert reported["peak_worker_bytes"] > 2**20
     assert reported["run"] == str(folder / "run")
     assert Path(reported["report"]).is_file()
-    said = scalelatent("demo", "--rows", 5000, cwd=tmp_path, code=2)
+    said = run_command("demo", "--rows", 5000, cwd=tmp_path, code=2)
     assert "--overwrite" in said.err
     assert "already contains a demo" in said.err
     (folder / "notes.txt").write_text("mine")
@@ -272,6 +272,6 @@ def test_a_demo_that_was_stopped_before_it_was_ready_starts_again(tmp_path):
 
 def test_the_demo_changes_no_other_folder(tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
-    said = scalelatent("demo", "--rows", 2000, "--out", tmp_path, "--overwrite", cwd=tmp_path, code=2)
+    said = run_command("demo", "--rows", 2000, "--out", tmp_path, "--overwrite", cwd=tmp_path, code=2)
     assert "not empty" in said.err
     assert (tmp_path / "thesis.txt").read_text() == "precious"

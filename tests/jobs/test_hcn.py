@@ -12,7 +12,7 @@ import pytest
 
 from scalelatent import load_model, open_dataset
 from scalelatent.jobs import runner
-from tests.jobs.test_end_to_end import scalelatent, started, stop, wait_for_passes
+from tests.jobs.test_end_to_end import run_command, start_command, stop_process, wait_for_passes
 
 JOB = """
 [job]
@@ -42,45 +42,45 @@ report_steps = 20
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of three letters, and a job."""
     folder = tmp_path_factory.mktemp("hcn")
-    scalelatent("data", "make", "letters", "letters.zarr", "--rows", 300, "--alphabet", "AKT", cwd=folder)
+    run_command("data", "make", "letters", "letters.zarr", "--rows", 300, "--alphabet", "AKT", cwd=folder)
     (folder / "job.toml").write_text(JOB)
     return folder
 
 
 @pytest.fixture
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_report", lambda *_: None)
 
 
-def records(run: Path) -> list[dict[str, Any]]:
+def read_records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_job_runs_from_data_to_report(folder: Path) -> None:
-    plan = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
+    plan = run_command("plan", "job.toml", "--json", cwd=folder).json()["plan"]
     assert plan["bytes_per_image"] == 4 * 17 * 19 * 4
-    said = scalelatent("fit", "job.toml", cwd=folder)
+    said = run_command("fit", "job.toml", cwd=folder)
     assert "weights on" in said.err
     assert "weights changed" in said.err
     assert "rows at rest" in said.err
     assert "test compression" in said.out
     model, letters = load_model(folder / "run"), open_dataset(folder / "letters.zarr")
-    state = scalelatent("status", "run", "--json", cwd=folder).json()
+    state = run_command("status", "run", "--json", cwd=folder).json()
     assert state["test_compression"] == pytest.approx(1 - model.score(letters[240:]))
-    assert state["objective"] == records(folder / "run")[-1]["compression"]
-    found = scalelatent("score", "run", "letters.zarr", "--rows", "240:", "--json", cwd=folder).json()
+    assert state["objective"] == read_records(folder / "run")[-1]["compression"]
+    found = run_command("score", "run", "letters.zarr", "--rows", "240:", "--json", cwd=folder).json()
     assert found["compression"] == pytest.approx(state["test_compression"])
     figures = {file.stem for file in (folder / "run" / "report").glob("*.png")}
     assert figures == {"parts", "features", "learning", "filled"}
     page = (folder / "run" / "report" / "index.html").read_text()
     assert f"{100 * state['test_compression']:.2f} %" in page
-    scalelatent("transform", "run", "letters.zarr", "--out", "s.zarr", cwd=folder)
+    run_command("transform", "run", "letters.zarr", "--out", "s.zarr", cwd=folder)
     places = open_dataset(folder / "s.zarr")
     assert tuple(places.feature_shape) == (17, 19, 4)
     np.testing.assert_array_equal(places.read_x(0, 300), model.transform(letters).reshape(300, -1))
-    learned = scalelatent("model", "info", "run", "--json", cwd=folder).json()["learned"]
+    learned = run_command("model", "info", "run", "--json", cwd=folder).json()["learned"]
     assert learned["weights_"] == ["array 4 x 1 x 8 x 6, bool"]
-    scalelatent("report", "run", cwd=folder)
+    run_command("report", "run", cwd=folder)
 
 
 @pytest.mark.parametrize(
@@ -98,39 +98,39 @@ def test_a_job_runs_from_data_to_report(folder: Path) -> None:
     ],
 )
 def test_mistakes_are_refused_before_work_starts(folder: Path, setting: str, says: str) -> None:
-    said = scalelatent("fit", "job.toml", "--out", "bad", "--set", setting, cwd=folder, code=2)
+    said = run_command("fit", "job.toml", "--out", "bad", "--set", setting, cwd=folder, code=2)
     assert says in said.err
     assert not (folder / "bad").exists()
 
 
 def test_unsupported_methods_are_refused(folder: Path) -> None:
-    scalelatent("fit", "job.toml", "--out", "other", "--set", "model.n_epochs=1", cwd=folder)
-    said = scalelatent("predict", "other", "letters.zarr", "--out", "p.zarr", cwd=folder, code=2)
+    run_command("fit", "job.toml", "--out", "other", "--set", "model.n_epochs=1", cwd=folder)
+    said = run_command("predict", "other", "letters.zarr", "--out", "p.zarr", cwd=folder, code=2)
     assert "has no predict; use `scalelatent transform" in said.err
-    said = scalelatent("score", "other", "letters.zarr", "--metric", "nmi", cwd=folder, code=2)
+    said = run_command("score", "other", "letters.zarr", "--metric", "nmi", cwd=folder, code=2)
     assert "unknown metric 'nmi'" in said.err
-    scalelatent("data", "make", "bars", "bars.zarr", "--rows", 5, cwd=folder)
-    said = scalelatent("transform", "other", "bars.zarr", "--out", "b.zarr", cwd=folder, code=2)
+    run_command("data", "make", "bars", "bars.zarr", "--rows", 5, cwd=folder)
+    said = run_command("transform", "other", "bars.zarr", "--out", "b.zarr", cwd=folder, code=2)
     assert "was fitted on" in said.err
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_no_report")
+@pytest.mark.usefixtures("skip_report")
 def test_a_job_that_was_interrupted_gives_the_same_model(folder: Path) -> None:
     kept = ["model.online=false", "model.n_epochs=12", "engine.leaf_rows=20", "data.train_rows=0:60"]
     for name, settings in (("online", ["model.n_epochs=12"]), ("kept", kept)):
         more = [word for setting in settings for word in ("--set", setting)]
-        scalelatent("fit", "job.toml", "--out", f"{name}-whole", *more, cwd=folder)
-        with started("fit", "job.toml", "--out", name, *more, cwd=folder) as process:
+        run_command("fit", "job.toml", "--out", f"{name}-whole", *more, cwd=folder)
+        with start_command("fit", "job.toml", "--out", name, *more, cwd=folder) as process:
             wait_for_passes(folder / name, process, 3)
-            said = stop(process, signal.SIGINT)
+            said = stop_process(process, signal.SIGINT)
         assert f"scalelatent resume {folder / name}" in said
-        scalelatent("resume", name, cwd=folder)
+        run_command("resume", name, cwd=folder)
         whole, resumed = (load_model(folder / run) for run in (f"{name}-whole", name))
         np.testing.assert_array_equal(whole.beliefs_[0], resumed.beliefs_[0])
         keys = ("pass", "steps", "weights_on", "compression")
         histories = [
-            [[r[key] for key in keys] for r in records(folder / run)] for run in (f"{name}-whole", name)
+            [[r[key] for key in keys] for r in read_records(folder / run)] for run in (f"{name}-whole", name)
         ]
         assert histories[0] == histories[1]
 
@@ -157,23 +157,23 @@ n_epochs = 20
 
 def test_a_job_learns_classes(folder: Path) -> None:
     make = ("data", "make", "traits", "traits.zarr", "--rows", 100, "--size", 5, "--gap", 1)
-    scalelatent(*make, cwd=folder)
+    run_command(*make, cwd=folder)
     (folder / "classes.toml").write_text(CLASSES)
-    assert "templates" in scalelatent("plan", "classes.toml", "--json", cwd=folder).json()["plan"]["stages"]
-    said = scalelatent("fit", "classes.toml", cwd=folder)
+    assert "templates" in run_command("plan", "classes.toml", "--json", cwd=folder).json()["plan"]["stages"]
+    said = run_command("fit", "classes.toml", cwd=folder)
     assert "test error" in said.out
     model, images = load_model(folder / "traits"), open_dataset(folder / "traits.zarr")
-    state = scalelatent("status", "traits", "--json", cwd=folder).json()
+    state = run_command("status", "traits", "--json", cwd=folder).json()
     assert state["test_error"] == pytest.approx(1 - model.score(images[80:]))
     assert "4 templates of" in (folder / "traits" / "report" / "index.html").read_text()
-    scalelatent("predict", "traits", "traits.zarr", "--out", "classes.zarr", cwd=folder)
+    run_command("predict", "traits", "traits.zarr", "--out", "classes.zarr", cwd=folder)
     reported = open_dataset(folder / "classes.zarr")
     np.testing.assert_array_equal(reported.read_y(0, 100), model.predict(images))
-    said = scalelatent("score", "traits", "traits.zarr", "--metric", "compression", cwd=folder, code=2)
+    said = run_command("score", "traits", "traits.zarr", "--metric", "compression", cwd=folder, code=2)
     assert "unknown metric 'compression' of a network with templates" in said.err
     again = ("--out", "bad", "--set", "model.pool=2")
-    assert "an odd number" in scalelatent("fit", "classes.toml", *again, cwd=folder, code=2).err
+    assert "an odd number" in run_command("fit", "classes.toml", *again, cwd=folder, code=2).err
     plan = ("plan", "classes.toml", "--json", "--set")
-    scalelatent(*plan, "model.inner_rounds=5", cwd=folder)
-    said = scalelatent(*plan, "model.n_candidates=4", cwd=folder, code=2)
+    run_command(*plan, "model.inner_rounds=5", cwd=folder)
+    said = run_command(*plan, "model.n_candidates=4", cwd=folder, code=2)
     assert "n_candidates=4: this version has no parameter n_candidates" in said.err

@@ -17,7 +17,7 @@ from scalelatent.jobs.datasets import open_job_data
 from scalelatent.jobs.recorder import why_python_only
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
-from tests.jobs.test_end_to_end import scalelatent
+from tests.jobs.test_end_to_end import run_command
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
 
@@ -48,28 +48,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def in_python() -> Any:
+def fit_in_python() -> Any:
     m = sl.HierarchicalCompositionalNetwork([(4, 5)], templates=3, n_epochs=4, random_state=1)
     return m.fit(X[:40])
 
 
 def test_a_job_finds_clusters_of_labelled_rows(folder: Path) -> None:
     """Templates are clusters, and the labels of the test rows measure their error."""
-    plan = scalelatent("plan", "job.toml", "--json", cwd=folder).json()
+    plan = run_command("plan", "job.toml", "--json", cwd=folder).json()
     assert "templates" in plan["plan"]["stages"]
-    scalelatent("fit", "job.toml", cwd=folder)
-    m, same = sl.load_model(folder / "run"), in_python()
+    run_command("fit", "job.toml", cwd=folder)
+    m, same = sl.load_model(folder / "run"), fit_in_python()
     assert m.template_classes_.tolist() == [0, 1, 2]
     for found, wanted in zip(m.beliefs_, same.beliefs_, strict=True):
         np.testing.assert_array_equal(found, wanted)
-    state = scalelatent("status", "run", "--json", cwd=folder).json()
+    state = run_command("status", "run", "--json", cwd=folder).json()
     assert state["test_error"] == pytest.approx(1 - same.score(X[40:], Y[40:]))
     # With labels there are templates of two classes.
-    scalelatent("fit", "job.toml", "--out", "reported", "--set", "data.labels=true", cwd=folder)
+    run_command("fit", "job.toml", "--out", "reported", "--set", "data.labels=true", cwd=folder)
     assert sl.load_model(folder / "reported").classes_.tolist() == [0, 1]
 
 
-def data_of(folder: Path, kind: str, **data: Any) -> Any:
+def read_data_section(folder: Path, kind: str, **data: Any) -> Any:
     named = {"train": str(folder / "traits.zarr"), **data}
     stored = {"job": {"out": "run"}, "data": named, "model": {"kind": kind}}
     return open_job_data(resolve(stored, environ={}))
@@ -78,23 +78,23 @@ def data_of(folder: Path, kind: str, **data: Any) -> Any:
 @pytest.mark.parametrize("kind", ["hcn", "mbn", "linear_density"])
 def test_only_training_rows_lose_their_labels(folder: Path, kind: str) -> None:
     url = str(folder / "traits.zarr")
-    data = data_of(folder, kind, labels=False, train_rows="5:30", validation=url, test=url)
+    data = read_data_section(folder, kind, labels=False, train_rows="5:30", validation=url, test=url)
     assert not data.train.has_y
     np.testing.assert_array_equal(data.train.read_x(0, 25), X[5:30].reshape(25, -1))
     assert data.validation.has_y
     assert data.test.has_y
-    assert data_of(folder, kind).train.has_y
+    assert read_data_section(folder, kind).train.has_y
 
 
 @pytest.mark.parametrize("kind", ["capsule", "linear_mixture", "crbm"])
 def test_kinds_that_need_labels_refuse_the_option(folder: Path, kind: str) -> None:
     says = f"labels = false: a model of kind '{kind}' learns from labels or outputs; remove the key"
     with pytest.raises(JobError, match=says):
-        data_of(folder, kind, labels=False)
+        read_data_section(folder, kind, labels=False)
 
 
 def test_a_value_that_is_not_boolean_is_refused(folder: Path) -> None:
-    said = scalelatent("plan", "job.toml", "--set", "data.labels=3", cwd=folder, code=2)
+    said = run_command("plan", "job.toml", "--set", "data.labels=3", cwd=folder, code=2)
     assert "[data] labels = 3" in said.err
 
 

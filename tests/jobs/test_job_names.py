@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scalelatent as sl
-from tests.jobs.test_end_to_end import scalelatent
+from tests.jobs.test_end_to_end import run_command
 
 pytest.importorskip("pyarrow")
 
@@ -44,25 +44,25 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("names")
     for name, columns in (("train", NAMES), ("other", ["h", "w", "d", "t"])):
         write_csv(folder / f"{name}.csv", columns)
-        scalelatent("data", "import", "csv", f"{name}.csv", f"{name}.zarr", "--label", "kind", cwd=folder)
+        run_command("data", "import", "csv", f"{name}.csv", f"{name}.zarr", "--label", "kind", cwd=folder)
     (folder / "job.toml").write_text(JOB.format(kind=request.param) + KINDS[request.param])
-    scalelatent("fit", "job.toml", cwd=folder)
+    run_command("fit", "job.toml", cwd=folder)
     return folder
 
 
 def test_a_job_keeps_names(folder: Path) -> None:
     assert sl.load_model(folder / "run").feature_names_in_.tolist() == NAMES
-    scalelatent("predict", "run", "train.zarr", "--out", "out.zarr", cwd=folder)
+    run_command("predict", "run", "train.zarr", "--out", "out.zarr", cwd=folder)
     assert sl.open_dataset(folder / "out.zarr").feature_names is None
-    assert "feature names" not in scalelatent("score", "run", "train.zarr", cwd=folder).err
-    scalelatent("report", "run", cwd=folder)
+    assert "feature names" not in run_command("score", "run", "train.zarr", cwd=folder).err
+    run_command("report", "run", cwd=folder)
 
 
 @pytest.mark.parametrize("key", ["validation", "test"])
 @pytest.mark.parametrize("verb", ["fit", "plan"])
 def test_a_job_refuses_other_names_before_work(folder: Path, key: str, verb: str) -> None:
     change = ("--set", f"data.{key}=other.zarr", "--set", "job.out=none")
-    said = scalelatent(verb, "job.toml", *change, cwd=folder, code=2).err
+    said = run_command(verb, "job.toml", *change, cwd=folder, code=2).err
     assert f"[data] {key} = '{folder / 'other.zarr'}': The feature names should match" in said
     assert "must be in the same order as they were in fit" in said
     assert not (folder / "none").exists()
@@ -78,7 +78,7 @@ def test_a_job_refuses_other_names_before_work(folder: Path, key: str, verb: str
     ids=["predict", "score", "report"],
 )
 def test_verbs_refuse_other_names(folder: Path, verb: tuple[str, ...]) -> None:
-    said = scalelatent(*verb, cwd=folder, code=2).err
+    said = run_command(*verb, cwd=folder, code=2).err
     assert "Feature names must be in the same order as they were in fit" in said
     assert len(said.strip().splitlines()) == 1
     assert not (folder / "no.zarr").exists()

@@ -31,18 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(folder: Path, kind: str = "crbm", **data: str) -> JobData:
+def open_rows_of(folder: Path, kind: str = "crbm", **data: str) -> JobData:
     named = {k: v if k.endswith("rows") else str(folder / v) for k, v in data.items()}
     stored = {"job": {"out": "run"}, "data": named, "model": {"kind": kind}}
     return open_job_data(resolve(stored, environ={}))
 
 
-def outputs(ds: Any) -> np.ndarray:
+def read_outputs(ds: Any) -> np.ndarray:
     return ds.read_targets(0, len(ds))
 
 
 def test_outputs_follow_the_rows(folder: Path) -> None:
-    data = opened(
+    data = open_rows_of(
         folder,
         train="x",
         target="v",
@@ -55,21 +55,21 @@ def test_outputs_follow_the_rows(folder: Path) -> None:
     )
     assert data.validation is not None
     assert data.test is not None
-    np.testing.assert_array_equal(outputs(data.train), V[5:25])
-    np.testing.assert_array_equal(outputs(data.validation), V[-10:])
-    np.testing.assert_array_equal(outputs(data.test), 1 - V[:3])
+    np.testing.assert_array_equal(read_outputs(data.train), V[5:25])
+    np.testing.assert_array_equal(read_outputs(data.validation), V[-10:])
+    np.testing.assert_array_equal(read_outputs(data.test), 1 - V[:3])
     assert data.train.read_x(0, 1)[0, 0] == 15
-    held = opened(folder, train="x", target="v", validation="x", validation_target="w").validation
+    held = open_rows_of(folder, train="x", target="v", validation="x", validation_target="w").validation
     assert held is not None
-    np.testing.assert_array_equal(outputs(held), 1 - V)
+    np.testing.assert_array_equal(read_outputs(held), 1 - V)
 
 
 def test_own_outputs_need_no_target(folder: Path) -> None:
-    data = opened(folder, train="own", train_rows="0:9", validation="own", validation_rows="9:")
+    data = open_rows_of(folder, train="own", train_rows="0:9", validation="own", validation_rows="9:")
     assert data.validation is not None
-    np.testing.assert_array_equal(outputs(data.train), V[::-1][:9])
+    np.testing.assert_array_equal(read_outputs(data.train), V[::-1][:9])
     np.testing.assert_array_equal(
-        outputs(open_rows(str(folder / "own"), "1:2", target=str(folder / "v"))), V[1:2]
+        read_outputs(open_rows(str(folder / "own"), "1:2", target=str(folder / "v"))), V[1:2]
     )
 
 
@@ -106,4 +106,4 @@ def test_invalid_targets_are_refused(
     folder: Path, data: dict[str, str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        opened(folder, train="x", **data)
+        open_rows_of(folder, train="x", **data)

@@ -14,7 +14,7 @@ import pytest
 import scalelatent as sl
 from scalelatent.data import make_digits, open_dataset
 from scalelatent.jobs import runner
-from tests.jobs.test_end_to_end import files_of, scalelatent, started, stop
+from tests.jobs.test_end_to_end import read_files, run_command, start_command, stop_process
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ n_classes = 10
 
 
 @pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_report", lambda *_: None)
 
 
@@ -48,43 +48,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _events(run: Path) -> list[dict[str, Any]]:
+def read_events(run: Path) -> list[dict[str, Any]]:
     path = run / "events.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_a_job_runs_from_plan_to_transform_and_resumes_after_a_kill(folder: Path) -> None:
-    reported = scalelatent("plan", "job.toml", "--json", cwd=folder).json()["plan"]
+    reported = run_command("plan", "job.toml", "--json", cwd=folder).json()["plan"]
     assert [layer["k"] for layer in reported["layers"].values()] == [1000, 500, 250, 125, 62, 31, 15]
-    said = scalelatent("fit", "job.toml", cwd=folder)
+    said = run_command("fit", "job.toml", cwd=folder)
     assert "mbn_code-l3, layer 3 of 7, k = 250: 6,000 rows" in said.err
-    stages = [event["stage"] for event in _events(folder / "run") if event["event"] == "layer_written"]
+    stages = [event["stage"] for event in read_events(folder / "run") if event["event"] == "layer_written"]
     assert stages == [f"mbn_{what}-l{number}" for number in range(1, 8) for what in ("gather", "code")]
-    scalelatent("transform", "run", "train.zarr", "--out", "z.zarr", cwd=folder)
+    run_command("transform", "run", "train.zarr", "--out", "z.zarr", cwd=folder)
     z = open_dataset(folder / "z.zarr")
     model = sl.load_model(folder / "run")
     np.testing.assert_array_equal(z.read_x(0, 50), model.transform(open_dataset(folder / "train.zarr")[:50]))
     assert z.has_y
 
     killed = folder / "killed"
-    with started("fit", "job.toml", "--out", killed, cwd=folder) as process:
+    with start_command("fit", "job.toml", "--out", killed, cwd=folder) as process:
         deadline = time.monotonic() + 120
-        while not any(event.get("stage") == "mbn_code-l2" for event in _events(killed)):
+        while not any(event.get("stage") == "mbn_code-l2" for event in read_events(killed)):
             assert process.poll() is None, process.stdout.read()
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        stop(process, signal.SIGKILL)
-    assert scalelatent("status", killed, "--json", cwd=folder).json()["state"] == "failed"
-    before = len(_events(killed))
-    assert scalelatent("resume", killed, "--json", cwd=folder).json()["state"] == "done"
-    again = [event["stage"] for event in _events(killed)[before:] if event["event"] == "stage"]
+        stop_process(process, signal.SIGKILL)
+    assert run_command("status", killed, "--json", cwd=folder).json()["state"] == "failed"
+    before = len(read_events(killed))
+    assert run_command("resume", killed, "--json", cwd=folder).json()["state"] == "done"
+    again = [event["stage"] for event in read_events(killed)[before:] if event["event"] == "stage"]
     assert not {"mbn_gather-l1", "mbn_code-l1", "mbn_gather-l2"} & set(again)
-    assert files_of(killed / "model.zarr") == files_of(folder / "run" / "model.zarr")
+    assert read_files(killed / "model.zarr") == read_files(folder / "run" / "model.zarr")
 
 
 def test_invalid_requests_of_a_job_are_refused(folder: Path) -> None:
-    said = scalelatent("plan", "job.toml", "--set", "model.k_lst=3", cwd=folder, code=2)
+    said = run_command("plan", "job.toml", "--set", "model.k_lst=3", cwd=folder, code=2)
     assert "did you mean 'k_last'?" in said.err
-    said = scalelatent("fit", "job.toml", "--out", "no", "--set", "model.k1=7000", cwd=folder, code=2)
+    said = run_command("fit", "job.toml", "--out", "no", "--set", "model.k1=7000", cwd=folder, code=2)
     assert "k1=7000 is more than the 6000 rows" in said.err
     assert not (folder / "no").exists()

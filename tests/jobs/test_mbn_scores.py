@@ -36,7 +36,7 @@ n_classes = 10
 """
 
 
-def scalelatent(*arguments: str, cwd: Path, code: int = 0) -> str:
+def run_command(*arguments: str, cwd: Path, code: int = 0) -> str:
     """Return the output of the command line."""
     out, err = io.StringIO(), io.StringIO()
     said = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: Any) -> Path:
     Dataset.from_arrays(x[:600].astype(np.uint8), y[:600]).save(str(place / "x.zarr"))
     Dataset.from_arrays(x[:50].astype(np.uint8)).save(str(place / "bare.zarr"))
     (place / "job.toml").write_text(JOB)
-    reported = json.loads(scalelatent("fit", "job.toml", "--json", cwd=place))
+    reported = json.loads(run_command("fit", "job.toml", "--json", cwd=place))
     assert reported["state"] == "done"
     assert 0.4 < reported["test_nmi"] <= 1
     assert Path(place, reported["report"]).exists()
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: Any) -> Path:
 
 def test_a_run_has_scores(folder: Path) -> None:
     reported = json.loads(
-        scalelatent(
+        run_command(
             "score", "run", "x.zarr", "--rows", "400:600", "--metric", "nmi,accuracy",
             "--metric", "retrieval", "--json", cwd=folder,
         )
@@ -74,27 +74,27 @@ def test_a_run_has_scores(folder: Path) -> None:
     assert reported["accuracy"] == state["test_accuracy"]
     assert reported["retrieval"]["levels"][:4] == [1, 3, 7, 15]
     assert reported["retrieval"]["accuracy"][0] > 0.5
-    assert "nmi spread" in scalelatent("score", "run", "x.zarr", cwd=folder)
+    assert "nmi spread" in run_command("score", "run", "x.zarr", cwd=folder)
 
 
 def test_a_run_may_output_codes(folder: Path) -> None:
     job = JOB.replace('out = "run"', 'out = "coded"') + 'output = "codes"\n'
     (folder / "coded.toml").write_text(job)
-    reported = json.loads(scalelatent("fit", "coded.toml", "--json", cwd=folder))
+    reported = json.loads(run_command("fit", "coded.toml", "--json", cwd=folder))
     assert "test_nmi" not in reported
     assert Path(folder, reported["report"]).exists()
-    scores = json.loads(scalelatent("score", "coded", "x.zarr", "--rows", "400:600", "--json", cwd=folder))
+    scores = json.loads(run_command("score", "coded", "x.zarr", "--rows", "400:600", "--json", cwd=folder))
     x, y = load_digits(return_X_y=True)
     codes = load_model(folder / "coded").codes(x[400:600].astype(np.uint8))
     assert scores["retrieval"] == retrieval_accuracy(codes, y[400:600], metric="overlap").to_dict()
-    said = scalelatent("score", "coded", "x.zarr", "--metric", "nmi", cwd=folder, code=2)
+    said = run_command("score", "coded", "x.zarr", "--metric", "nmi", cwd=folder, code=2)
     assert "use the metric retrieval, or fit with output='pca'" in said
 
 
 def test_the_error_names_missing_labels_and_unknown_metrics(folder: Path) -> None:
-    said = scalelatent("score", "run", "bare.zarr", "--metric", "nmi", cwd=folder, code=2)
+    said = run_command("score", "run", "bare.zarr", "--metric", "nmi", cwd=folder, code=2)
     assert "bare.zarr has no labels" in said
-    said = scalelatent("score", "run", "x.zarr", "--metric", "nmi,f1_macro", cwd=folder, code=2)
+    said = run_command("score", "run", "x.zarr", "--metric", "nmi,f1_macro", cwd=folder, code=2)
     assert "unknown metric 'f1_macro' of MultilayerBootstrapNetwork" in said
 
 
@@ -102,7 +102,7 @@ def test_the_report_can_be_written_again(folder: Path) -> None:
     page = folder / "run" / "report" / "index.html"
     before = page.read_bytes()
     page.unlink()
-    scalelatent("report", "run", cwd=folder)
+    run_command("report", "run", cwd=folder)
     assert page.read_bytes() == before
     assert b"200 test rows" in before
     assert b"Output of each layer" in before
@@ -115,13 +115,13 @@ def test_a_compressive_network_is_scored_in_place_of_the_bootstrap_network(folde
     small = CompressiveMBN(hidden=(32,), n_epochs=6, batch_size=64, n_jobs=1, random_state=0).fit(ds, output)
     small.save(str(folder / "small.zarr"))
     reported = json.loads(
-        scalelatent("score", "small.zarr", "x.zarr", "--rows", "400:600", "--json", cwd=folder)
+        run_command("score", "small.zarr", "x.zarr", "--rows", "400:600", "--json", cwd=folder)
     )
     assert reported["nmi"] > 0.2
 
 
 def test_predict_of_a_model_without_classes_is_refused(folder: Path) -> None:
-    reported = scalelatent("predict", "run", "x.zarr", "--out", "p.zarr", cwd=folder, code=2)
+    reported = run_command("predict", "run", "x.zarr", "--out", "p.zarr", cwd=folder, code=2)
     assert (
         "a MultilayerBootstrapNetwork has no predict; use `scalelatent transform RUN DATA --out OUT`"
         in reported

@@ -33,15 +33,15 @@ def test_memory_limits_are_read_as_dask_reads_them(limit, expected):
     assert worker_bytes(cluster) == (int(MEMORY_LIMIT / CPU_COUNT) if expected is None else expected)
 
 
-def test_estimator_receives_the_job_values(workplace, fake, monkeypatch):
+def test_estimator_receives_the_job_values(workplace, use_fake_estimator, monkeypatch):
     reported = {}
 
     def plan(self, train, **options):
         reported.update(options, rows=train.n_rows)
         return {"peak_bytes": 1}
 
-    monkeypatch.setattr(planning, "build_estimator", lambda job: fake(**job.estimator_params()))
-    monkeypatch.setattr(fake, "plan", plan)
+    monkeypatch.setattr(planning, "build_estimator", lambda job: use_fake_estimator(**job.estimator_params()))
+    monkeypatch.setattr(use_fake_estimator, "plan", plan)
     settings = ["cluster.workers=3", "cluster.threads=2", "cluster.memory_limit=1GiB"]
     assert plan_job(load_job(workplace.job, settings=settings)) == {"peak_bytes": 1}
     workers = reported["client"].scheduler_info(n_workers=-1)["workers"]
@@ -69,16 +69,16 @@ def test_refusals_pass_and_bare_errors_become_job_errors():
     ("device", "words"),
     [("auto", "cpu 1 worker, gpu 2 workers"), ("gpu", "gpu 2 workers"), ("cpu", "cpu 3 workers")],
 )
-def test_plan_shows_which_devices_compute(workplace, fake, monkeypatch, device, words):
+def test_plan_shows_which_devices_compute(workplace, use_fake_estimator, monkeypatch, device, words):
     """The plan also says that the result of a mixed pool depends on the devices of the rows."""
     from contextlib import nullcontext
     from types import SimpleNamespace
 
     found = {"a": {}, "b": {"resources": {"GPU": 1}}, "c": {"resources": {"GPU": 1}}}
     client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": found})
-    monkeypatch.setattr(fake, "plan", lambda self, train, **options: {"peak_bytes": 1})
+    monkeypatch.setattr(use_fake_estimator, "plan", lambda self, train, **options: {"peak_bytes": 1})
     monkeypatch.setattr(planning, "connect", lambda job, client, tell: nullcontext(client))
-    monkeypatch.setattr(planning, "build_estimator", lambda job: fake())
+    monkeypatch.setattr(planning, "build_estimator", lambda job: use_fake_estimator())
     job = load_job(workplace.job)
     monkeypatch.setattr(type(job), "estimator_params", lambda self: {"device": device})
     reported = plan_job(job, client=client)

@@ -11,21 +11,21 @@ from rich.console import Console
 from scalelatent.monitor.progress import ProgressDisplay, describe_record, format_duration
 
 
-def console(**options):
+def make_console(**options):
     return Console(file=io.StringIO(), width=160, **options)
 
 
-def record(number, **more):
+def make_record(number, **more):
     values = {"pass": number, "stage": "em", "objective": 1.5, "train_error": 0.25, "validation_error": 0.5}
     return values | {"rows": 2000, "seconds": 0.5, "nu": 8, "round": 2} | more
 
 
 def test_without_a_terminal_progress_is_printed_in_lines():
-    show = ProgressDisplay(console(), every_passes=10)
+    show = ProgressDisplay(make_console(), every_passes=10)
     show.on_fit_start({"rows": 2000, "max_iter": 25})
     for number in range(1, 26):
         show.on_progress({"stage": "em", "pass": number, "rows_done": 10, "rows_total": 2000})
-        show.on_pass_end(record(number))
+        show.on_pass_end(make_record(number))
     show.on_fit_end({})
     lines = show.console.file.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1", "10", "20", "25"]
@@ -36,21 +36,21 @@ def test_without_a_terminal_progress_is_printed_in_lines():
 
 
 def test_long_passes_print_progress():
-    show = ProgressDisplay(console(), every_seconds=0)
+    show = ProgressDisplay(make_console(), every_seconds=0)
     show.on_fit_start({})
     show.on_progress({"stage": "moments", "pass": 1, "rows_done": 10, "rows_total": 2000})
     assert show.console.file.getvalue() == "moments, pass 1: 10 of 2,000 rows\n"
 
 
 def test_a_terminal_shows_the_pass_and_the_time_left():
-    show = ProgressDisplay(console(force_terminal=True))
+    show = ProgressDisplay(make_console(force_terminal=True))
     with show:
         show.on_fit_start({"max_iter": 21})
         show.on_progress(
             {"stage": "em", "pass": 2, "rows_done": 500, "rows_total": 2000, "rows_per_s": 4000.0}
         )
-        show.on_pass_end(record(1))
-        plain = console()
+        show.on_pass_end(make_record(1))
+        plain = make_console()
         plain.print(show._render())
         text = plain.file.getvalue()
     assert "pass 2" in text
@@ -64,10 +64,10 @@ LAYER = {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 250}
 
 
 def test_a_layer_is_shown_with_its_number_on_a_terminal():
-    with ProgressDisplay(console(force_terminal=True)) as show:
+    with ProgressDisplay(make_console(force_terminal=True)) as show:
         show.on_fit_start({"began": time.time() - 90})
         show.on_stage({**LAYER, "rows": 60})
-        plain = console()
+        plain = make_console()
         plain.print(show._render())
         show.on_progress({**LAYER, "pass": 0, "rows_done": 20, "rows_total": 60})
         plain.print(show._render())
@@ -78,7 +78,7 @@ def test_a_layer_is_shown_with_its_number_on_a_terminal():
 
 
 def test_a_layer_is_shown_with_its_number_in_lines():
-    show = ProgressDisplay(console(), every_seconds=0)
+    show = ProgressDisplay(make_console(), every_seconds=0)
     show.on_fit_start({})
     show.on_stage({"stage": "mbn_decay", "rows": 1000, "tries": 9})
     show.on_stage({**LAYER, "rows": 60})
@@ -92,17 +92,17 @@ def test_a_layer_is_shown_with_its_number_in_lines():
 
 
 def test_errors_above_those_of_guessing_get_a_remark():
-    show = ProgressDisplay(console(), every_passes=1)
+    show = ProgressDisplay(make_console(), every_passes=1)
     show.on_fit_start({"classes": 3})
     for number, error in ((1, 0.96), (2, 0.6)):
-        show.on_pass_end(record(number, train_error=error))
+        show.on_pass_end(make_record(number, train_error=error))
     first, second = show.console.file.getvalue().splitlines()
     assert first.endswith("remark the first weights are often worse than guessing")
     assert "remark" not in second
 
 
 def test_progress_without_a_pass_shows_nothing():
-    plain = console()
+    plain = make_console()
     plain.print(ProgressDisplay(plain)._render())
     assert describe_record({}) == []
 
@@ -115,10 +115,10 @@ def test_durations_are_written_in_readable_units(seconds, text):
 
 
 def test_steps_after_the_fit_have_their_own_remaining_time():
-    with ProgressDisplay(console(force_terminal=True)) as show:
+    with ProgressDisplay(make_console(force_terminal=True)) as show:
         show.on_fit_start({"max_iter": 100, "began": time.time()})
-        show.on_pass_end(record(3))
-        plain = console()
+        show.on_pass_end(make_record(3))
+        plain = make_console()
         plain.print(show._render())
         show.on_fit_end({})
         show.on_stage({"stage": "scoring", "rows": 1000})
@@ -139,9 +139,9 @@ def test_steps_after_the_fit_have_their_own_remaining_time():
 
 
 def test_stages_after_the_fit_are_printed():
-    with ProgressDisplay(console()) as show:
+    with ProgressDisplay(make_console()) as show:
         show.on_fit_start({})
-        show.on_pass_end(record(1))
+        show.on_pass_end(make_record(1))
         show.on_fit_end({})
         show.on_stage({"stage": "saving"})
         show.on_stage({"stage": "scoring", "rows": 1000})
@@ -156,13 +156,13 @@ def test_a_fit_continues_when_the_reader_of_its_lines_has_ended():
     show = ProgressDisplay(Console(file=Gone(), width=160), every_passes=1)
     show.on_fit_start({})
     for number in (1, 2):
-        show.on_pass_end(record(number))
+        show.on_pass_end(make_record(number))
     assert show.console.quiet
 
 
 @pytest.mark.parametrize("announced", [False, True])
 def test_compiling_is_announced_once(announced):
-    show = ProgressDisplay(console(), announced=announced)
+    show = ProgressDisplay(make_console(), announced=announced)
     for kernel in ("a", "b"):
         show.on_event({"event": "compiling_kernels", "kernel": kernel, "message": "compiling kernels"})
     assert show.console.file.getvalue().count("compiling kernels") == (0 if announced else 1)

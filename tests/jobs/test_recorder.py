@@ -246,7 +246,7 @@ def test_a_finished_search_holds_its_best_model(tmp_path, rows):
 
 
 class _Client:
-    """Stand-in for a client whose scheduler accepts events, but has no page Scalelatent."""
+    """Stand-in for a client whose scheduler accepts events, but has no dashboard page of scalelatent."""
 
     status, loop = "running", None
 

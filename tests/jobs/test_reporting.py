@@ -11,7 +11,7 @@ import pytest
 
 import scalelatent as sl
 from scalelatent.errors import DataError, RunError
-from tests.jobs.test_end_to_end import scalelatent
+from tests.jobs.test_end_to_end import run_command
 
 CLUSTERED = np.random.default_rng(0).normal(size=(120, 64)) + 3 * np.eye(3, 64)[np.arange(120) % 3]
 BITS = (np.random.default_rng(1).random((120, 64)) < 0.4).astype(np.uint8)
@@ -62,17 +62,17 @@ def fitted_folder(tmp_path: Path) -> Any:
     return fit
 
 
-def figures(folder: Path) -> set[str]:
+def list_figures(folder: Path) -> set[str]:
     return {file.stem for file in (folder / "run" / "report").glob("*.png")}
 
 
 @pytest.mark.parametrize("kind", FITTED)
 def test_given_rows_fill_the_sections_that_need_rows(fitted_folder: Any, tmp_path: Path, kind: str) -> None:
     figure = fitted_folder(kind)
-    scalelatent("report", "run", cwd=tmp_path)
-    assert figure not in figures(tmp_path)  # The rows of the fit were in memory.
-    reported = scalelatent("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
-    assert figure in figures(tmp_path)
+    run_command("report", "run", cwd=tmp_path)
+    assert figure not in list_figures(tmp_path)  # The rows of the fit were in memory.
+    reported = run_command("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
+    assert figure in list_figures(tmp_path)
     page = Path(tmp_path, reported["report"]).read_text()
     assert "evaluation" in page
     assert "30" in page
@@ -82,9 +82,9 @@ def test_given_rows_fill_the_sections_that_need_rows(fitted_folder: Any, tmp_pat
 def test_rows_of_another_kind_are_refused(fitted_folder: Any, tmp_path: Path) -> None:
     fitted_folder("capsule")
     sl.Dataset.from_arrays(CLUSTERED[:, :9]).save(tmp_path / "other.zarr")
-    said = scalelatent("report", "run", "other.zarr", cwd=tmp_path, code=2).err
+    said = run_command("report", "run", "other.zarr", cwd=tmp_path, code=2).err
     assert "other.zarr has 9 features per row, but the model was fitted to rows of 64" in said
-    said = scalelatent("report", "run", "--rows", "0:10", cwd=tmp_path, code=2).err
+    said = run_command("report", "run", "--rows", "0:10", cwd=tmp_path, code=2).err
     assert "--rows and --target need DATA" in said
 
 
@@ -124,7 +124,7 @@ def test_a_wrong_run_folder_is_described_and_nothing_is_written(
     places: Path, name: str, found: str, advice: str
 ) -> None:
     before = list_files(places)
-    said = scalelatent("report", name, cwd=places, code=2).err
+    said = run_command("report", name, cwd=places, code=2).err
     assert f"{places / name} {found}; give {places if '/' in advice else ''}" in said
     assert said.strip().endswith(advice) or advice in said
     assert list_files(places) == before
@@ -161,22 +161,22 @@ def test_a_second_fit_into_a_run_folder_is_refused_before_the_plan(places: Path,
         f"[job]\nout = '{places / 'runs' / 'run'}'\n[data]\ntrain = 'missing.zarr'\n[model]\nkind = 'capsule'"
     )
     (tmp_path / "job.toml").write_text(text)
-    said = scalelatent("fit", "job.toml", cwd=tmp_path, code=2).err
+    said = run_command("fit", "job.toml", cwd=tmp_path, code=2).err
     assert "already contains a run (state: done)" in said
     assert "plan" not in said
 
 
 def test_a_folder_in_place_of_a_job_file_is_described(places: Path, tmp_path: Path) -> None:
-    said = scalelatent("plan", places / "runs" / "run", cwd=tmp_path, code=2).err
+    said = run_command("plan", places / "runs" / "run", cwd=tmp_path, code=2).err
     assert f"to resume a run folder: scalelatent resume {places / 'runs' / 'run'}" in said
     (tmp_path / "job.toml").write_text("")
     assert (
         f"not a job file; give {tmp_path / 'job.toml'}"
-        in scalelatent("plan", tmp_path, cwd=tmp_path, code=2).err
+        in run_command("plan", tmp_path, cwd=tmp_path, code=2).err
     )
 
 
 def test_a_run_without_a_model_names_none(places: Path, tmp_path: Path) -> None:
     shutil.copytree(places / "runs" / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "model.zarr")
-    assert "model.zarr" not in scalelatent("attach", "run", cwd=tmp_path).out
+    assert "model.zarr" not in run_command("attach", "run", cwd=tmp_path).out

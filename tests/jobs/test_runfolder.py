@@ -191,7 +191,7 @@ def test_heartbeat_keeps_the_lock_fresh(folder, monkeypatch):
         assert (folder.path / "lock").stat().st_mtime > 1
 
 
-def _eventually(true, seconds=5):
+def wait_until(true, seconds=5):
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -209,7 +209,7 @@ def test_heartbeats_continue_after_a_short_failure_of_the_file_system(folder, mo
 
     monkeypatch.setattr(os, "utime", away)
     with folder.lock():
-        assert _eventually(lambda: len(calls) > 3)
+        assert wait_until(lambda: len(calls) > 3)
 
 
 @pytest.mark.parametrize("how", ["written over", "made again"])
@@ -223,7 +223,7 @@ def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
         if how == "made again":
             file.unlink()
         file.write_text(theirs)
-        assert _eventually(lambda: folder._held.lost)
+        assert wait_until(lambda: folder._held.lost)
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
     assert file.read_text() == theirs  # The loser did not release the lock of the winner.

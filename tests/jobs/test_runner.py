@@ -25,7 +25,7 @@ from scalelatent.monitor.events import RunLog
 
 
 @pytest.fixture
-def prepared(workplace, fake):
+def prepare_run(workplace, use_fake_estimator):
     def prepare(*settings):
         job = load_job(workplace.job, settings=settings)
         return job, RunFolder.create(job.job.out, job)
@@ -33,8 +33,8 @@ def prepared(workplace, fake):
     return prepare
 
 
-def test_a_run_leaves_everything_in_its_folder(prepared):
-    job, folder = prepared()
+def test_a_run_leaves_everything_in_its_folder(prepare_run):
+    job, folder = prepare_run()
     result = run_job(job, folder)
     state = folder.read_state()
     assert state["state"] == "done"
@@ -53,8 +53,8 @@ def test_a_run_leaves_everything_in_its_folder(prepared):
     assert not list(folder.path.glob(".*"))
 
 
-def test_skipped_rows_are_reported(prepared):
-    job, folder = prepared("engine.on_bad_shard=skip")
+def test_skipped_rows_are_reported(prepare_run):
+    job, folder = prepare_run("engine.on_bad_shard=skip")
     reported = {"event": "shard_quarantined", "shard": "small.zarr/x/c/3/0", "rows": 1200, "deaths": 3}
 
     class Find(Callback):
@@ -72,33 +72,33 @@ def test_skipped_rows_are_reported(prepared):
     assert result.estimator.asked["engine"] == {"on_bad_shard": "skip"}
 
 
-def test_failure_is_recorded_and_resumable(prepared, fake):
-    job, folder = prepared()
-    fake.fail = DataError("shard 3 of small.zarr is gone")
+def test_failure_is_recorded_and_resumable(prepare_run, use_fake_estimator):
+    job, folder = prepare_run()
+    use_fake_estimator.fail = DataError("shard 3 of small.zarr is gone")
     with pytest.raises(DataError):
         run_job(job, folder)
     state = folder.read_state()
     assert (state["state"], state["error"]) == ("failed", "shard 3 of small.zarr is gone")
-    fake.fail = None
+    use_fake_estimator.fail = None
     run_job(job, folder, resume=True)
     assert folder.read_state()["state"] == "done"
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
-def test_repeated_passes_replace_their_records(prepared, fake):
-    job, folder = prepared()
-    fake.fail = DataError("gone")
+def test_repeated_passes_replace_their_records(prepare_run, use_fake_estimator):
+    job, folder = prepare_run()
+    use_fake_estimator.fail = DataError("gone")
     with pytest.raises(DataError):
         run_job(job, folder)
     # Make the checkpoint one pass older than the last record.
     (folder.path / "engine" / "passes").write_text("1")
-    fake.fail = None
+    use_fake_estimator.fail = None
     run_job(job, folder, resume=True)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
-def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepared):
-    _, folder = prepared()
+def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepare_run):
+    _, folder = prepare_run()
     for resumed in (False, True):
         log = RunLog(folder)
         for fit in (1, 2) if not resumed else (2,):
@@ -119,8 +119,8 @@ def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepa
 
 
 @pytest.mark.parametrize("last", ["first", "second"])
-def test_jobs_in_threads_receive_only_their_warnings(prepared, tmp_path, last):
-    job, one = prepared()
+def test_jobs_in_threads_receive_only_their_warnings(prepare_run, tmp_path, last):
+    job, one = prepare_run()
     other = RunFolder.create(tmp_path / "other", job)
     before, said = warnings.showwarning, {"first": [], "second": []}
     begun, gone = threading.Barrier(2), threading.Event()
@@ -146,31 +146,31 @@ def test_jobs_in_threads_receive_only_their_warnings(prepared, tmp_path, last):
     assert warnings.showwarning is before
 
 
-def test_unexpected_error_is_recorded_with_its_type(prepared, fake):
-    job, folder = prepared()
-    fake.fail = ZeroDivisionError("oops")
+def test_unexpected_error_is_recorded_with_its_type(prepare_run, use_fake_estimator):
+    job, folder = prepare_run()
+    use_fake_estimator.fail = ZeroDivisionError("oops")
     with pytest.raises(ZeroDivisionError):
         run_job(job, folder)
     assert folder.read_state()["error"] == "ZeroDivisionError: oops"
 
 
-def test_full_disk_gives_a_readable_error(prepared, fake):
-    job, folder = prepared()
-    fake.fail = OSError(errno.ENOSPC, "No space left on device", "/x/checkpoint")
+def test_full_disk_gives_a_readable_error(prepare_run, use_fake_estimator):
+    job, folder = prepare_run()
+    use_fake_estimator.fail = OSError(errno.ENOSPC, "No space left on device", "/x/checkpoint")
     with pytest.raises(RunError, match=r"no space left while writing /x/checkpoint.*scalelatent resume"):
         run_job(job, folder)
     assert "free some space" in folder.read_state()["error"]
 
 
-def test_first_signal_stops_after_the_pass(prepared, fake):
-    job, folder = prepared()
+def test_first_signal_stops_after_the_pass(prepare_run, use_fake_estimator):
+    job, folder = prepare_run()
     reported = []
 
     def interrupt(number):
         if number == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    fake.before_pass = staticmethod(interrupt)
+    use_fake_estimator.before_pass = staticmethod(interrupt)
     earlier = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_job(job, folder, print_line=reported.append)
@@ -180,37 +180,37 @@ def test_first_signal_stops_after_the_pass(prepared, fake):
     assert f"scalelatent resume {folder.path}" in state["error"]
     assert any("Ctrl-C again" in line for line in reported)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3]
-    fake.before_pass = None
+    use_fake_estimator.before_pass = None
     run_job(job, folder, resume=True)
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
-def test_second_signal_stops_at_once(prepared, fake):
-    job, folder = prepared()
+def test_second_signal_stops_at_once(prepare_run, use_fake_estimator):
+    job, folder = prepare_run()
 
     def interrupt(number):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    fake.before_pass = staticmethod(interrupt)
+    use_fake_estimator.before_pass = staticmethod(interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_job(job, folder)
     assert folder.read_state()["state"] == "cancelled"
     assert folder.records("metrics.jsonl") == []
 
 
-def test_sigterm_counts_as_a_stop(prepared, fake):
-    job, folder = prepared()
-    fake.before_pass = staticmethod(lambda number: os.kill(os.getpid(), signal.SIGTERM))
+def test_sigterm_counts_as_a_stop(prepare_run, use_fake_estimator):
+    job, folder = prepare_run()
+    use_fake_estimator.before_pass = staticmethod(lambda number: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
         run_job(job, folder)
     assert "SIGTERM" in folder.read_state()["error"]
 
 
-def test_a_failing_report_is_a_warning(prepared, monkeypatch):
+def test_a_failing_report_is_a_warning(prepare_run, monkeypatch):
     from scalelatent.report import build
 
-    _, folder = prepared()
+    _, folder = prepare_run()
     monkeypatch.undo()  # The real _report is restored; the report that it writes fails.
 
     def broken(*_, **__):
@@ -223,14 +223,14 @@ def test_a_failing_report_is_a_warning(prepared, monkeypatch):
     assert "scalelatent report" in result.warnings[0]
 
 
-def test_engine_settings_reach_the_fit(prepared, tmp_path):
-    job, folder = prepared("engine.block_rows=64", "job.scratch=/tmp/x")
+def test_engine_settings_reach_the_fit(prepare_run, tmp_path):
+    job, folder = prepare_run("engine.block_rows=64", "job.scratch=/tmp/x")
     result = run_job(job, folder)
     assert result.estimator.asked["engine"] == {"block_rows": 64, "scratch": "/tmp/x"}
 
 
-def test_callbacks_of_the_user_are_called(prepared):
-    job, folder = prepared()
+def test_callbacks_of_the_user_are_called(prepare_run):
+    job, folder = prepare_run()
 
     class Count(Callback):
         passes = 0
@@ -252,20 +252,20 @@ def test_callbacks_of_the_user_are_called(prepared):
         ("data.target=small.zarr", "learns no outputs"),
     ],
 )
-def test_missing_rows_are_an_error_before_the_fit(prepared, setting, message):
-    job, folder = prepared(setting)
+def test_missing_rows_are_an_error_before_the_fit(prepare_run, setting, message):
+    job, folder = prepare_run(setting)
     with pytest.raises(JobError, match=message):
         run_job(job, folder)
     assert folder.read_state()["state"] == "failed"
 
 
-def test_an_unreachable_scheduler_is_an_error(prepared):
-    job, folder = prepared("cluster.scheduler=tcp://127.0.0.1:9")
+def test_an_unreachable_scheduler_is_an_error(prepare_run):
+    job, folder = prepare_run("cluster.scheduler=tcp://127.0.0.1:9")
     with pytest.raises(JobError, match=r"scheduler 'tcp://127.0.0.1:9': no program listens there"):
         run_job(job, folder)
 
 
-def test_a_refused_job_leaves_no_folder(workplace, fake):
+def test_a_refused_job_leaves_no_folder(workplace, use_fake_estimator):
     job = load_job(workplace.job, settings=["data.train_rows=0:401"])
     with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
@@ -276,7 +276,7 @@ def test_a_refused_job_leaves_no_folder(workplace, fake):
     assert list(workplace.run.iterdir()) == []  # A folder that the user created stays.
 
 
-def test_a_folder_that_another_driver_uses_is_not_removed(workplace, fake):
+def test_a_folder_that_another_driver_uses_is_not_removed(workplace, use_fake_estimator):
     """A resume starts between the creation of a folder and its first driver."""
     job, other = load_job(workplace.job), ExitStack()
 

@@ -17,9 +17,9 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.searching import candidates_of
 from scalelatent.jobs.spec import Job
-from tests.estimators.crbm_cases import patterns
+from tests.estimators.crbm_cases import make_patterns
 from tests.helpers import InterruptAt
-from tests.jobs.test_end_to_end import scalelatent
+from tests.jobs.test_end_to_end import run_command
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     "capsule": ({"max_iter": 4, "nu_schedule": "none"}, {"capsule_dim": [1, 3], "tol": ["none", 0.1]}),
@@ -29,17 +29,17 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with labelled rows, and with rows and outputs."""
     monkeypatch.chdir(tmp_path)
-    x, v = patterns(240, 1)
+    x, v = make_patterns(240, 1)
     Dataset.from_arrays(x, v.sum(axis=1) % 4).save("rows.zarr")
     Dataset.from_arrays(x).save("x.zarr")
     Dataset.from_arrays(v).save("v.zarr")
     return tmp_path
 
 
-def _job(kind: str, search: dict[str, Any] | None = None, **data: str) -> Job:
+def write_job(kind: str, search: dict[str, Any] | None = None, **data: str) -> Job:
     params, grid = MODELS[kind]
     rows = {"train": "x.zarr", "target": "v.zarr"} if kind == "crbm" else {"train": "rows.zarr"}
     return resolve(
@@ -64,10 +64,10 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("kind", MODELS)
-def test_best_candidate_becomes_the_model_of_the_run(place: Path, kind: str) -> None:
-    job = _job(kind)
+def test_best_candidate_becomes_the_model_of_the_run(dataset_folder: Path, kind: str) -> None:
+    job = write_job(kind)
     result = _fit(job)
-    state, reported = result.folder.read_state(), json.loads((place / "run/search.json").read_text())
+    state, reported = result.folder.read_state(), json.loads((dataset_folder / "run/search.json").read_text())
     _, grid = MODELS[kind]
     assert job.search is not None
     base = runner.build_estimator(job)
@@ -78,15 +78,15 @@ def test_best_candidate_becomes_the_model_of_the_run(place: Path, kind: str) -> 
     assert state["search"]["best_params"] == search.best_params_
     assert state["search"]["best_score"] == search.best_score_
     assert state["state"] == "done"
-    saved = load_model(place / "run")
+    saved = load_model(dataset_folder / "run")
     np.testing.assert_array_equal(saved.transform(data.train), search.best_estimator_.transform(data.train))
     assert RunFolder.open("run").read_job() == job  # The stored job is unchanged.
 
 
-@pytest.mark.usefixtures("without_report", "place")
+@pytest.mark.usefixtures("without_report", "dataset_folder")
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_interrupted_search_job_resumes(kind: str, tmp_path: Path) -> None:
-    job = _job(kind)
+    job = write_job(kind)
     folder = RunFolder.create("run", job)
     with pytest.raises(KeyboardInterrupt):
         runner.run_job(job, folder, callbacks=[InterruptAt(5, "stage", "pass_end", "event")])
@@ -98,29 +98,29 @@ def test_an_interrupted_search_job_resumes(kind: str, tmp_path: Path) -> None:
     assert [one["score"] for one in first["candidates"]] == search.cv_results_["mean_test_score"].tolist()
 
 
-def test_command_line_plans_fits_and_reports_a_search(place: Path) -> None:
-    (place / "job.toml").write_text(
+def test_command_line_plans_fits_and_reports_a_search(dataset_folder: Path) -> None:
+    (dataset_folder / "job.toml").write_text(
         '[job]\nout = "run"\nseed = 1\n[data]\ntrain = "rows.zarr"\ntrain_rows = ":160"\n'
         'validation = "rows.zarr"\nvalidation_rows = "160:"\n[model]\nkind = "capsule"\nmax_iter = 4\n'
         '[search]\ngrid = { capsule_dim = [1, 2], momentum = [0.0, 0.9] }\nscoring = "balanced_accuracy"\n'
     )
-    planned = scalelatent("plan", "job.toml", "--json", cwd=place).json()
+    planned = run_command("plan", "job.toml", "--json", cwd=dataset_folder).json()
     assert planned["plan"]["search"] == {"candidates": 4, "folds": 1, "fits": 4}
     assert planned["job"]["search"]["grid"]["capsule_dim"] == [1, 2]
-    assert not (place / "run").exists()
-    done = scalelatent("fit", "job.toml", "--json", cwd=place).json()
+    assert not (dataset_folder / "run").exists()
+    done = run_command("fit", "job.toml", "--json", cwd=dataset_folder).json()
     found = done["search"]
     assert (found["candidates"], found["folds"], found["scoring"]) == (4, 1, "balanced_accuracy")
-    assert scalelatent("status", "run", "--json", cwd=place).json()["search"] == found
-    page = (place / "run/report/index.html").read_text()
+    assert run_command("status", "run", "--json", cwd=dataset_folder).json()["search"] == found
+    page = (dataset_folder / "run/report/index.html").read_text()
     assert "Search over 4 candidates" in page
     assert page.count("capsule_dim = ") >= 4
     assert f"{found['best_score']:.4f}" in page
-    assert (place / "run/report/candidates.png").exists()
-    assert load_model(place / "run").capsule_dim == found["best_params"]["capsule_dim"]
+    assert (dataset_folder / "run/report/candidates.png").exists()
+    assert load_model(dataset_folder / "run").capsule_dim == found["best_params"]["capsule_dim"]
 
 
-def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(place: Path) -> None:
+def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(dataset_folder: Path) -> None:
     def peak(values: int, cv: int, **cluster: str) -> int:
         grid = {"momentum": [n / values for n in range(values)]}
         raw = {"job": {"out": "run"}, "data": {"train": "rows.zarr"}, "cluster": cluster}
@@ -154,23 +154,23 @@ def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(place: Path) -> Non
 )
 def test_an_invalid_search_is_refused(search: dict[str, Any], data: dict[str, str], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        _job("capsule", search, **data)
+        write_job("capsule", search, **data)
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("dataset_folder")
 def test_a_refused_search_creates_no_run_folder() -> None:
     for search in (
         {"grid": {"momentum": [0.5, 2.0]}, "cv": 2},
         {"grid": {"momentum": [0.5]}, "scoring": "roc", "cv": 2},
     ):
         with pytest.raises(JobError, match="momentum=2.0|scoring='roc'"):
-            runner.run_new_job(_job("capsule", search))
+            runner.run_new_job(write_job("capsule", search))
         assert not Path("run").exists()
 
 
 def test_seed_draws_candidates_from_the_grid() -> None:
     grid = {"capsule_dim": list(range(1, 20)), "momentum": [0.0, 0.5]}
-    drawn = [candidates_of(_job("capsule", {"grid": grid, "n_iter": n})) for n in (3, 3, 1000)]
+    drawn = [candidates_of(write_job("capsule", {"grid": grid, "n_iter": n})) for n in (3, 3, 1000)]
     assert drawn[0] == drawn[1]
     assert [len(one) for one in drawn] == [3, 3, 38]
 
@@ -181,13 +181,13 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
     )
     assert "search" not in job.to_dict()
     assert Job.from_dict(job.to_dict()) == job
-    searched = _job("mbn")
+    searched = write_job("mbn")
     assert Job.from_dict(json.loads(json.dumps(searched.to_dict()))) == searched
     assert searched.origins["search.grid"] == "job file"
 
 
 def test_the_plan_includes_the_largest_candidates():
     """A plan of many candidates plans a sample, and the largest candidate sets the peak."""
-    chosen = searching._planned([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
+    chosen = searching._candidates_to_plan([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
     assert 1 in chosen
     assert len(chosen) <= searching.PLANNED + 1

@@ -12,16 +12,16 @@ from scalelatent.errors import JobError, nearest
 from scalelatent.jobs.resolve import override, parse_setting, parse_value, resolve
 from scalelatent.jobs.spec import Job, parse_rows
 
-pytestmark = pytest.mark.usefixtures("fake")
+pytestmark = pytest.mark.usefixtures("use_fake_estimator")
 
 MINIMAL = {"job": {"out": "run"}, "data": {"train": "a.zarr"}, "model": {"kind": "capsule"}}
 
 
-def changed(**sections):
+def change_job(**sections):
     return {name: MINIMAL.get(name, {}) | sections.get(name, {}) for name in MINIMAL | sections}
 
 
-def refuse(stored, *words, **options):
+def assert_refused(stored, *words, **options):
     with pytest.raises(JobError) as caught:
         resolve(stored, environ=options.pop("environ", {}), **options)
     for word in words:
@@ -29,7 +29,7 @@ def refuse(stored, *words, **options):
 
 
 def test_values_come_from_the_source_with_the_highest_precedence():
-    stored = changed(model={"capsule_dim": 2, "max_iter": 7}, data={"train_rows": "0:10"})
+    stored = change_job(model={"capsule_dim": 2, "max_iter": 7}, data={"train_rows": "0:10"})
     environ = {
         "SCALELATENT_MODEL__CAPSULE_DIM": "3",
         "SCALELATENT_MODEL__MAX_ITER": "8",
@@ -48,14 +48,14 @@ def test_values_come_from_the_source_with_the_highest_precedence():
 
 def test_relative_paths_become_absolute_and_urls_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    job = resolve(changed(data={"train": "a.zarr", "test": "s3://bucket/t.zarr"}), environ={})
+    job = resolve(change_job(data={"train": "a.zarr", "test": "s3://bucket/t.zarr"}), environ={})
     assert job.data.train == str(tmp_path / "a.zarr")
     assert job.data.test == "s3://bucket/t.zarr"
     assert job.job.out == str(tmp_path / "run")
 
 
 def test_the_word_none_means_no_value():
-    stored = changed(model={"nu_schedule": "none", "tol": "None"}, data={"validation": "none"})
+    stored = change_job(model={"nu_schedule": "none", "tol": "None"}, data={"validation": "none"})
     job = resolve(stored, environ={})
     assert job.params["nu_schedule"] is None
     assert job.params["tol"] is None
@@ -63,15 +63,17 @@ def test_the_word_none_means_no_value():
 
 
 def test_refusals_name_their_source():
-    refuse(MINIMAL, "--set model.capsul=4", "unknown key 'capsul'", settings=["model.capsul=4"])
-    refuse(MINIMAL, "write --set section.key=value", settings=["capsule_dim"])
-    refuse(MINIMAL, "unknown section [mode]", settings=["mode.kind=capsule"])
+    assert_refused(MINIMAL, "--set model.capsul=4", "unknown key 'capsul'", settings=["model.capsul=4"])
+    assert_refused(MINIMAL, "write --set section.key=value", settings=["capsule_dim"])
+    assert_refused(MINIMAL, "unknown section [mode]", settings=["mode.kind=capsule"])
     environ = {"SCALELATENT_MODEL__CAPSUL_DIM": "4"}
-    refuse(MINIMAL, "environment variable SCALELATENT_MODEL__CAPSUL_DIM", "capsule_dim", environ=environ)
+    assert_refused(
+        MINIMAL, "environment variable SCALELATENT_MODEL__CAPSUL_DIM", "capsule_dim", environ=environ
+    )
 
 
 def test_a_job_is_read_back_from_json(tmp_path):
-    job = resolve(changed(model={"nu_schedule": [[8, 3], [4, 3]]}), environ={}).with_seed()
+    job = resolve(change_job(model={"nu_schedule": [[8, 3], [4, 3]]}), environ={}).with_seed()
     again = Job.from_dict(json.loads(json.dumps(job.to_dict())))
     assert again == job
     with pytest.raises(JobError, match="update scalelatent"):
@@ -87,21 +89,21 @@ def test_seed_is_drawn_once_and_reaches_the_estimator():
     assert seeded.origins["job.seed"] == "drawn"
     assert seeded.with_seed() == seeded
     assert seeded.estimator_params()["random_state"] == seeded.job.seed
-    own = resolve(changed(model={"random_state": 5}), environ={}).with_seed()
+    own = resolve(change_job(model={"random_state": 5}), environ={}).with_seed()
     assert own.job.seed is None
     assert own.estimator_params()["random_state"] == 5
 
 
 def test_threads_without_workers_are_n_jobs():
-    job = resolve(changed(cluster={"threads": 3, "device": "cpu"}), environ={})
+    job = resolve(change_job(cluster={"threads": 3, "device": "cpu"}), environ={})
     assert job.estimator_params()["n_jobs"] == 3
     assert job.estimator_params()["device"] == "cpu"
-    job = resolve(changed(cluster={"threads": 3, "workers": 2}), environ={})
+    job = resolve(change_job(cluster={"threads": 3, "workers": 2}), environ={})
     assert job.estimator_params()["n_jobs"] is None
 
 
 def test_resume_may_change_on_bad_shard():
-    job = resolve(changed(engine={"block_rows": 64}), environ={})
+    job = resolve(change_job(engine={"block_rows": 64}), environ={})
     skipping = override(job, ["engine.on_bad_shard=skip"])
     assert (skipping.engine.on_bad_shard, skipping.engine.block_rows) == ("skip", 64)
     assert skipping.origins["engine.on_bad_shard"] == "command line"
@@ -113,7 +115,7 @@ def test_resume_may_change_on_bad_shard():
 
 
 def test_the_cache_is_a_setting_that_a_resume_may_change():
-    job = resolve(changed(engine={"cache": "2GiB"}), environ={})
+    job = resolve(change_job(engine={"cache": "2GiB"}), environ={})
     assert job.engine.cache == "2GiB"
     assert override(job, ["engine.cache=0.1"]).engine.cache == 0.1
     for wrong in ("-1", "lots", "true"):
@@ -122,7 +124,7 @@ def test_the_cache_is_a_setting_that_a_resume_may_change():
 
 
 def test_resume_may_change_the_cluster_only():
-    job = resolve(changed(cluster={"workers": 2}), environ={})
+    job = resolve(change_job(cluster={"workers": 2}), environ={})
     assert override(job, ["cluster.workers=4"]).cluster.workers == 4
     moved = override(job, ["cluster.scheduler=tcp://h:1"])
     assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:1")
@@ -136,7 +138,7 @@ def test_resume_may_change_the_cluster_only():
 
 
 def test_a_resume_may_change_parameters_that_do_not_decide_the_fit():
-    job = resolve(changed(model={"kind": "crbm"}), environ={})
+    job = resolve(change_job(model={"kind": "crbm"}), environ={})
     slower = override(job, ["model.learning_rate=0.01", "model.n_epochs=70"])
     assert (slower.params["learning_rate"], slower.params["n_epochs"]) == (0.01, 70)
     assert slower.origins["model.n_epochs"] == "command line"
@@ -197,6 +199,6 @@ def test_the_error_lists_all_names_if_none_is_similar():
 
 
 def test_a_removed_parameter_is_accepted_at_the_value_of_this_version_only():
-    crbm = changed(model={"kind": "crbm", "damping": 1})
+    crbm = change_job(model={"kind": "crbm", "damping": 1})
     assert "damping" not in resolve(crbm, environ={}).params
-    refuse(changed(model={"kind": "crbm", "damping": 0.5}), "damping=0.5", "remove damping")
+    assert_refused(change_job(model={"kind": "crbm", "damping": 0.5}), "damping=0.5", "remove damping")

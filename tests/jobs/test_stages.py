@@ -14,7 +14,7 @@ from scalelatent.cli import app
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_new_job
-from tests.helpers import Log, fresh_kernel
+from tests.helpers import HookLog, make_fresh_kernel
 
 JOBS = {
     "capsule": "capsule_dim = 2\nmax_iter = 3",
@@ -23,7 +23,7 @@ JOBS = {
 }
 
 
-class Watch(sl.Callback):
+class StageRecorder(sl.Callback):
     """Return the printed lines and the contents of the run folder."""
 
     def __init__(self, run: Any) -> None:
@@ -55,7 +55,7 @@ def test_scoring_and_report_are_stages(kind: str, workplace: SimpleNamespace) ->
     if kind == "mbn":
         text = text.replace('validation = "small.zarr"', "").replace('validation_rows = "300:350"', "")
     workplace.job.write_text(text)
-    watch = Watch(workplace.run)
+    watch = StageRecorder(workplace.run)
     run_new_job(load_job(workplace.job), callbacks=[watch])
     assert watch.stages[-3:] == ["saving", "scoring", "report"]
     for stage in ("scoring", "report"):
@@ -82,12 +82,12 @@ def test_scoring_can_be_cancelled_and_repeated(workplace: SimpleNamespace) -> No
     assert RunFolder(workplace.run).has_report
 
 
-def test_compilation_for_scoring_is_reported(fake: Any, workplace: SimpleNamespace) -> None:
+def test_compilation_for_scoring_is_reported(use_fake_estimator: Any, workplace: SimpleNamespace) -> None:
     def score(self: Any, rows: Any, **kwargs: Any) -> float:
-        return float(fresh_kernel()(0))
+        return float(make_fresh_kernel()(0))
 
-    fake.score = score
-    log = Log()
+    use_fake_estimator.score = score
+    log = HookLog()
     run_new_job(load_job(workplace.job), callbacks=[log])
     events = [info["event"] for info in log.infos("event")]
     assert events == ["compiling_kernels", "kernel_compiled"]

@@ -180,10 +180,10 @@ def test_progress_is_written_at_most_once_per_second(folder):
 # -- requests to stop ----------------------------------------------------------------------------------------
 
 
-def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
+def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, use_fake_estimator):
     job = load_job(workplace.job, settings=["model.max_iter=1000"])
     folder = RunFolder.create(job.job.out, job)
-    fake.before_pass = staticmethod(lambda number: time.sleep(0.02))
+    use_fake_estimator.before_pass = staticmethod(lambda number: time.sleep(0.02))
     ended = []
 
     def drive():
@@ -206,7 +206,7 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, fake):
     assert "stopped by scalelatent cancel" in state["error"]
     assert not folder.location.has("cancel")
     assert control.cancel_job(folder)["state"] == "cancelled"  # A second request does no harm.
-    fake.before_pass = None
+    use_fake_estimator.before_pass = None
     run_job(job, folder, resume=True)
     assert len(folder.records("metrics.jsonl")) == 1000
     with pytest.raises(JobError, match="has already ended .state: done"):
@@ -350,7 +350,7 @@ def test_version_differences_are_printed_as_a_table():
     ]
 
 
-def judged(name, view):
+def judge_cluster(name, view):
     (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("cluster", name)]
     return list(check.findings(view))
 
@@ -358,7 +358,7 @@ def judged(name, view):
 def test_a_cluster_without_the_package_is_refused():
     same, without = versions(), versions() | {"scalelatent": None}
     reported = {"a": same, "b": without}
-    (found,) = judged(
+    (found,) = judge_cluster(
         "versions", checks.ClusterView("tcp://head:8786", scheduler={"versions": without}, versions=reported)
     )
     said = str(found.refusal())
@@ -372,7 +372,7 @@ def test_workers_that_see_different_datasets_are_reported():
         worker: {"datasets": {"[data] train": ("", mark)}} for worker, mark in zip("abc", "112", strict=True)
     }
     view = checks.ClusterView("tcp://head:8786", Requirements(datasets={"[data] train": "/x"}), workers=seen)
-    (found,) = judged("datasets", view)
+    (found,) = judge_cluster("datasets", view)
     assert "[data] train = '/x' is not the same dataset on all workers (a, c see" in found.found
 
 

@@ -26,7 +26,7 @@ from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_job
 from scalelatent.jobs.spec import Job
 from scalelatent.monitor import tracking
-from tests.helpers import answers, free_port, until
+from tests.helpers import find_free_port, server_answers, wait_for
 
 
 class FakeServer:
@@ -105,7 +105,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 
 @pytest.fixture
-def job(workplace: Any, fake: Any) -> Callable[..., Job]:
+def job(workplace: Any, use_fake_estimator: Any) -> Callable[..., Job]:
     """Return the job of the folder, with callbacks."""
 
     def make(text: str = 'kind = "mlflow"') -> Job:
@@ -144,22 +144,26 @@ def test_a_run_is_tracked_with_parameters_and_metrics(server: FakeServer, job: A
     assert stored.callbacks == ({"kind": "mlflow"},)
 
 
-def test_a_resumed_run_continues_its_tracked_run(server: FakeServer, job: Any, fake: Any) -> None:
-    fake.fail = OSError("no more")
+def test_a_resumed_run_continues_its_tracked_run(
+    server: FakeServer, job: Any, use_fake_estimator: Any
+) -> None:
+    use_fake_estimator.fail = OSError("no more")
     made = job()
     with pytest.raises(OSError, match="no more"):
         run(made)
     (reported,) = server.runs.values()
     assert reported["status"] == "FAILED"
     assert "no more" in reported["tags"]["scalelatent.error"]
-    fake.fail = None
+    use_fake_estimator.fail = None
     run(made, resume=True)
     assert len(server.runs) == 1
     assert reported["status"] == "FINISHED"
 
 
 @pytest.mark.parametrize("when", ["never there", "gone"])
-def test_a_failing_server_does_not_end_the_fit(server: FakeServer, job: Any, fake: Any, when: str) -> None:
+def test_a_failing_server_does_not_end_the_fit(
+    server: FakeServer, job: Any, use_fake_estimator: Any, when: str
+) -> None:
     def refuse() -> None:
         raise ConnectionError("refused")
 
@@ -167,7 +171,7 @@ def test_a_failing_server_does_not_end_the_fit(server: FakeServer, job: Any, fak
         server.broken = refuse
 
     if when == "gone":
-        fake.before_pass = gone
+        use_fake_estimator.before_pass = gone
     else:
         gone(0)
     folder, lines = run(job())
@@ -189,10 +193,10 @@ def test_a_server_that_does_not_answer_does_not_delay_the_fit(
     answer.set()
 
 
-def test_short_passes_are_sent_in_one_call(server: FakeServer, job: Any, fake: Any) -> None:
+def test_short_passes_are_sent_in_one_call(server: FakeServer, job: Any, use_fake_estimator: Any) -> None:
     taken = threading.Event()
     server.broken = lambda: taken.wait(60) or None
-    fake.before_pass = lambda number: taken.set() if number == 5 else None
+    use_fake_estimator.before_pass = lambda number: taken.set() if number == 5 else None
     run(job())
     (reported,) = server.runs.values()
     steps = [step for key, _, step in reported["metrics"] if key == "objective"]
@@ -212,12 +216,16 @@ def test_a_slow_server_is_waited_for_as_long_as_it_answers(
     assert not [line for line in lines if "MLflow" in line]
 
 
-def test_a_refused_call_does_not_prevent_the_others(server: FakeServer, job: Any, fake: Any) -> None:
+def test_a_refused_call_does_not_prevent_the_others(
+    server: FakeServer, job: Any, use_fake_estimator: Any
+) -> None:
     def refuse() -> None:
         server.broken = lambda: None
         raise ValueError("a long\n  text " + 400 * "x")
 
-    fake.before_pass = lambda number: setattr(server, "broken", refuse) if number == 3 else time.sleep(0.2)
+    use_fake_estimator.before_pass = lambda number: (
+        setattr(server, "broken", refuse) if number == 3 else time.sleep(0.2)
+    )
     _, lines = run(job())
     (reported,) = server.runs.values()
     assert reported["status"] == "FINISHED"
@@ -228,12 +236,12 @@ def test_a_refused_call_does_not_prevent_the_others(server: FakeServer, job: Any
 
 
 def test_failed_run_names_the_server_in_one_line(
-    server: FakeServer, job: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, job: Any, use_fake_estimator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
     server.broken = lambda: answer.wait(60) or None
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
-    fake.fail = OSError("no more")
+    use_fake_estimator.fail = OSError("no more")
     lines: list[str] = []
     made = job()
     folder = RunFolder.create(made.job.out, made)
@@ -245,20 +253,20 @@ def test_failed_run_names_the_server_in_one_line(
 
 
 def test_a_failing_callback_of_another_package_does_not_end_the_fit(
-    job: Any, monkeypatch: pytest.MonkeyPatch, fake: Any
+    job: Any, monkeypatch: pytest.MonkeyPatch, use_fake_estimator: Any
 ) -> None:
-    point = EntryPoint("broken", f"{__name__}:Broken", job_callbacks.GROUP)
+    point = EntryPoint("broken", f"{__name__}:BrokenCallback", job_callbacks.CALLBACK_ENTRY_POINTS)
     monkeypatch.setattr(job_callbacks, "entry_points", lambda group: [point])
-    monkeypatch.setattr(EntryPoint, "load", lambda self: Broken)
-    Broken.reported = []
+    monkeypatch.setattr(EntryPoint, "load", lambda self: BrokenCallback)
+    BrokenCallback.reported = []
     folder, lines = run(job('kind = "broken"\nword = "x"'))
     assert folder.read_state()["state"] == "done"
-    assert Broken.reported == ["x"] * 5
+    assert BrokenCallback.reported == ["x"] * 5
     (line,) = [line for line in lines if "callback" in line]
-    assert "callback Broken: OSError: no disk; the fit continues" in line
+    assert "callback BrokenCallback: OSError: no disk; the fit continues" in line
 
 
-class Broken(Callback):
+class BrokenCallback(Callback):
     """Callback that fails at every pass."""
 
     reported: list[str]
@@ -301,7 +309,7 @@ def test_without_mlflow_the_run_does_not_start(job: Any, monkeypatch: pytest.Mon
 def real_server(tmp_path: Path) -> Iterator[str]:
     """Start the real server of MLflow on loopback."""
     pytest.importorskip("mlflow")
-    port = free_port()
+    port = find_free_port()
     store = f"sqlite:///{tmp_path}/server.db"
     words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     words += ["--backend-store-uri", store, "--artifacts-destination", f"{tmp_path}/files"]
@@ -311,7 +319,7 @@ def real_server(tmp_path: Path) -> Iterator[str]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        until(lambda: answers(process, tmp_path / "server.log", f"{url}/health"), 150)
+        wait_for(lambda: server_answers(process, tmp_path / "server.log", f"{url}/health"), 150)
         yield url
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # The server has its own child processes.
@@ -342,7 +350,7 @@ def test_calls_are_tried_again_some_time_after_a_refusal() -> None:
 
     sender, done = tracking._Sender(), list[int]()
     sender.put(refuse)
-    until(lambda: sender.error is not None, 10)
+    wait_for(lambda: sender.error is not None, 10)
     time.sleep(0.6)
     for number in range(3):
         sender.put(lambda number=number: done.append(number))

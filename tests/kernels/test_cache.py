@@ -221,7 +221,7 @@ if __name__ == "__main__":
 """
 
 
-def _tell(tmp_path: Path) -> subprocess.Popen[str]:
+def send_line(tmp_path: Path) -> subprocess.Popen[str]:
     script = tmp_path / "telling.py"
     if not script.exists():
         script.write_text(TELLING)
@@ -230,15 +230,15 @@ def _tell(tmp_path: Path) -> subprocess.Popen[str]:
 
 
 def test_compiled_kernels_are_reported_and_loaded_kernels_are_not(tmp_path: Path) -> None:
-    first, _ = _tell(tmp_path).communicate(timeout=120)
-    second, _ = _tell(tmp_path).communicate(timeout=120)
+    first, _ = send_line(tmp_path).communicate(timeout=120)
+    second, _ = send_line(tmp_path).communicate(timeout=120)
     assert first.splitlines() == ["2 0", "['__main__.minus', '__main__.plus'] 4"]
     assert second.splitlines() == ["2 0", "[] 0"]
 
 
 @pytest.mark.slow
 def test_one_process_compiles_a_kernel_and_the_others_wait_and_load_it(tmp_path: Path) -> None:
-    processes = [_tell(tmp_path) for _ in range(3)]
+    processes = [send_line(tmp_path) for _ in range(3)]
     out = [process.communicate(timeout=120)[0].splitlines()[0] for process in processes]
     assert out == ["2 0"] * 3
     assert len(list(tmp_path.glob("compiled-*"))) == 1

@@ -19,7 +19,7 @@ def _make(n, m):
 
 
 @kernel
-def _turn(a):
+def view_as_integers(a):
     return same_bytes(a, np.int32)
 
 
@@ -36,7 +36,7 @@ def test_allocated_arrays_have_the_shape_dtype_and_values_of_numpy(n: int) -> No
 @pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(None, None, -2)])
 def test_same_bytes_returns_a_view_with_another_dtype(rows: slice) -> None:
     a = np.arange(12, dtype="f4").reshape(4, 3)[rows]
-    turned = _turn(a)
+    turned = view_as_integers(a)
     np.testing.assert_array_equal(turned, a.view("i4"), strict=True)
     turned[0, 0] = 7
     assert a.view("i4")[0, 0] == 7

@@ -12,7 +12,7 @@ from scalelatent.kernels.streams import stage_word
 
 
 @kernel
-def _high(a, b):
+def high_word(a, b):
     return mulhi(a, b)
 
 
@@ -22,7 +22,7 @@ U64 = st.integers(0, 2**64 - 1)
 @settings(max_examples=100, deadline=None)
 @given(a=U64, b=U64)
 def test_high_words_of_products_are_exact(a: int, b: int) -> None:
-    assert int(_high(np.uint64(a), np.uint64(b))) == (a * b) >> 64
+    assert int(high_word(np.uint64(a), np.uint64(b))) == (a * b) >> 64
 
 
 @settings(max_examples=50, deadline=None)

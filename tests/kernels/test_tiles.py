@@ -15,7 +15,7 @@ WIDTHS = [1, 7, 8, 9, 11, 16, 23, 24, 25, 31, 32, 47, 48, 49, 55, 196]
 
 
 @kernel
-def _latents_of(packed, x, out):
+def compute_latents(packed, x, out):
     tiles.compute_latents(packed, x, out)
 
 
@@ -24,22 +24,22 @@ def _add_moment(g, n, x, out):
     tiles.add_moment(g, n, x, out)
 
 
-def _draw(seed: int, *shape: int) -> np.ndarray:
+def draw_rows(seed: int, *shape: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(seed)).normal(size=shape).astype("f4")
 
 
-def _latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+def compute_padded_latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     packed = tiles.packed_matrix(w)
     columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
     out = np.full((tiles.padded_size(len(w)), columns), np.nan, dtype="f4")
-    _latents_of(packed, x, out)
+    compute_latents(packed, x, out)
     assert not np.nan_to_num(
         out[len(w) :, : len(x)]
     ).any()  # Padded dimensions are zeros; zero times NaN is NaN.
     return out[: len(w), : len(x)]
 
 
-def _moment(g: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> np.ndarray:
+def compute_moment(g: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> np.ndarray:
     out = out.copy()
     _add_moment(g, n, x, out)
     return out
@@ -56,16 +56,16 @@ def assert_close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np
 @pytest.mark.parametrize("p", WIDTHS)
 def test_latents_equal_numpys_products(dims: int, p: int) -> None:
     for n in ROWS:
-        w, x = _draw(1, dims, p), _draw(n, n, p)
-        assert_close(_latents(w, x), w, x.T)
+        w, x = draw_rows(1, dims, p), draw_rows(n, n, p)
+        assert_close(compute_padded_latents(w, x), w, x.T)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 63, 97])
 @pytest.mark.parametrize("p", WIDTHS)
 def test_moments_equal_numpys_products(dims: int, p: int) -> None:
     for n in ROWS:
-        g, x, start = _draw(1, dims, n), _draw(n, n, p), _draw(3, dims, p)
-        assert_close(_moment(g, n, x, start), g, x, start.astype("f8"))
+        g, x, start = draw_rows(1, dims, n), draw_rows(n, n, p), draw_rows(3, dims, p)
+        assert_close(compute_moment(g, n, x, start), g, x, start.astype("f8"))
 
 
 @given(st.integers(1, 100), st.integers(1, 70), st.integers(1, 40), st.integers(0, 60), st.integers(0, 10**6))
@@ -73,39 +73,43 @@ def test_values_beyond_the_given_columns_do_not_matter(
     dims: int, p: int, n: int, more: int, seed: int
 ) -> None:
     """The values of columns and rows beyond the first n do not matter."""
-    g, x = _draw(seed, dims, n + more), _draw(seed + 1, n + more, p)
-    clean = _moment(np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4"))
+    g, x = draw_rows(seed, dims, n + more), draw_rows(seed + 1, n + more, p)
+    clean = compute_moment(
+        np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4")
+    )
     g[:, n:], x[n:] = np.nan, np.inf
-    np.testing.assert_array_equal(_moment(g, n, x, np.zeros((dims, p), "f4")), clean)
-    w = _draw(seed + 2, dims, p)
-    np.testing.assert_array_equal(_latents(w, x[:n]), _latents(w, np.ascontiguousarray(x[:n])))
-    assert np.isfinite(_latents(w, x[:n])).all()
+    np.testing.assert_array_equal(compute_moment(g, n, x, np.zeros((dims, p), "f4")), clean)
+    w = draw_rows(seed + 2, dims, p)
+    np.testing.assert_array_equal(
+        compute_padded_latents(w, x[:n]), compute_padded_latents(w, np.ascontiguousarray(x[:n]))
+    )
+    assert np.isfinite(compute_padded_latents(w, x[:n])).all()
 
 
 @given(st.integers(1, 100), st.integers(1, 70), st.integers(1, 128), st.integers(0, 10**6))
 def test_bits_do_not_depend_on_the_alignment_of_arrays(dims: int, p: int, n: int, seed: int) -> None:
-    w, x, g = _draw(seed, dims, p), _draw(seed + 1, n, p), _draw(seed + 2, dims, n)
-    h, moment = _latents(w, x), _moment(g, n, x, w)
+    w, x, g = draw_rows(seed, dims, p), draw_rows(seed + 1, n, p), draw_rows(seed + 2, dims, n)
+    h, moment = compute_padded_latents(w, x), compute_moment(g, n, x, w)
     for shift in (1, 3, 5):
         moved = np.empty(x.size + 16, dtype="f4")[shift : shift + x.size].reshape(x.shape)
         moved[...] = x
-        np.testing.assert_array_equal(_latents(w, moved), h)
-        np.testing.assert_array_equal(_moment(g, n, moved, w), moment)
+        np.testing.assert_array_equal(compute_padded_latents(w, moved), h)
+        np.testing.assert_array_equal(compute_moment(g, n, moved, w), moment)
 
 
 @given(st.integers(1, 100), st.integers(1, 40), st.integers(2, 128), st.integers(0, 10**6))
 def test_a_row_has_the_same_latents_in_any_strip(dims: int, p: int, n: int, seed: int) -> None:
-    w, x = _draw(seed, dims, p), _draw(seed + 1, n, p)
-    whole = _latents(w, x)
+    w, x = draw_rows(seed, dims, p), draw_rows(seed + 1, n, p)
+    whole = compute_padded_latents(w, x)
     for cut in (1, n // 2):
-        np.testing.assert_array_equal(_latents(w, x[cut:]), whole[:, cut:])
+        np.testing.assert_array_equal(compute_padded_latents(w, x[cut:]), whole[:, cut:])
 
 
 def test_a_bad_row_changes_only_its_own_column() -> None:
-    w, x = _draw(1, 20, 30), _draw(2, 50, 30)
-    clean = _latents(w, x)
+    w, x = draw_rows(1, 20, 30), draw_rows(2, 50, 30)
+    clean = compute_padded_latents(w, x)
     x[13, 4] = np.nan
-    got = _latents(w, x)
+    got = compute_padded_latents(w, x)
     assert np.isnan(got[:, 13]).all()
     np.testing.assert_array_equal(np.delete(got, 13, axis=1), np.delete(clean, 13, axis=1))
 

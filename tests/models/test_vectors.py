@@ -30,7 +30,7 @@ WIDTHS = (1, 8, 15, 16, 17, 31, 33, 47, 48, 49, 97, 196)
 
 
 @kernel
-def _latents_of(packed, x, out):
+def compute_latents(packed, x, out):
     tiles.compute_latents(packed, x, out)
 
 
@@ -43,16 +43,16 @@ def _draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(seed)).normal(size=shape).astype("f4")
 
 
-def _tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
+def compute_tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
     w, x, g = _draw(1, dims, p), _draw(2, n, p), _draw(3, dims, n)
     h = np.empty((tiles.padded_size(dims), tiles.STRIP), dtype="f4")
-    _latents_of(tiles.packed_matrix(w), x, h)
+    compute_latents(tiles.packed_matrix(w), x, h)
     moment = w.copy()
     _add_moment(g, n, x, moment)
     return [h[:dims, :n], moment]
 
 
-def _codes(k: int, p: int) -> list[np.ndarray]:
+def compute_codes(k: int, p: int) -> list[np.ndarray]:
     # Whole numbers make ties within a lane, between lanes and between panels.
     rows = np.random.default_rng(k).integers(0, 3, (300, p)).astype("f4")
     columns, found = np.arange(p // 2, dtype=np.int32), []
@@ -64,7 +64,7 @@ def _codes(k: int, p: int) -> list[np.ndarray]:
     return found
 
 
-def _network(v: int, h: int) -> list[np.ndarray]:
+def compute_network(v: int, h: int) -> list[np.ndarray]:
     w, x = _draw(5, v, h), _draw(6, 20, h)
     out, none = np.empty((20, v), dtype="f4"), np.zeros((0, h), dtype="f4")
     write_affine_map(x, w, _draw(7, v), out, np)
@@ -78,16 +78,16 @@ def _network(v: int, h: int) -> list[np.ndarray]:
     return [*rest, out, way.new_theta, found.lv, found.lh, beliefs.lv, beliefs.lh, beliefs.log_z, pairs]
 
 
-def digests() -> dict[str, str]:
+def compute_digests() -> dict[str, str]:
     """Return digests of the results of each kernel."""
     found: dict[str, list[np.ndarray]] = {}
     for width in WIDTHS:
-        found[f"tiles of {width} dimensions"] = _tiles(width, 196, 100)
-        found[f"tiles of {width} columns"] = _tiles(20, width, 121)
+        found[f"tiles of {width} dimensions"] = compute_tiles(width, 196, 100)
+        found[f"tiles of {width} columns"] = compute_tiles(20, width, 121)
     for k in (2, 16, 63, 64, 65, 128, 129, 257):
-        found[f"{k} centroids"] = _codes(k, 90)
+        found[f"{k} centroids"] = compute_codes(k, 90)
     for v, h in ((9, 30), (40, 17), (98, 64)):
-        found[f"conditional RBM {v} x {h}"] = _network(v, h)
+        found[f"conditional RBM {v} x {h}"] = compute_network(v, h)
     digest: Any = lambda arrays: hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()[:12]  # noqa: E731
     return {name: digest(arrays) for name, arrays in found.items()}
 
@@ -104,8 +104,8 @@ def test_any_vector_width_gives_the_same_bits() -> None:
     assert done.returncode == 0, done.stderr
     reported = json.loads(done.stdout)
     assert reported.pop("lanes") == other
-    assert reported == digests()
+    assert reported == compute_digests()
 
 
 if __name__ == "__main__":
-    print(json.dumps({"lanes": str(LANES), **digests()}))
+    print(json.dumps({"lanes": str(LANES), **compute_digests()}))

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelatent.monitor.board import Board
+from scalelatent.monitor.board import JobBoard
 from scalelatent.monitor.handlers import snapshot, to_json
 
 
-def feed_fit(board: Board, run: str, passes: int, begin: float = 1000.0, **more: Any) -> float:
+def feed_fit(board: JobBoard, run: str, passes: int, begin: float = 1000.0, **more: Any) -> float:
     """Send the messages of a running job with passes of 2 s; return the time of the last message."""
     now = begin
     who = {"job": run[-6:], "name": "fit", "model": "capsule", "driver": "tcp://a:1"}
@@ -30,14 +30,14 @@ def feed_fit(board: Board, run: str, passes: int, begin: float = 1000.0, **more:
     return now
 
 
-def span(run: str, worker: str, **more: Any) -> dict[str, Any]:
+def make_span(run: str, worker: str, **more: Any) -> dict[str, Any]:
     which = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 7, "rows": 500, "bytes": 392_000}
     who = {"device": "cpu", "worker": worker, "name": worker[-2:], "rss": 1 << 28}
     return {"kind": "span", "run": run, **which, "seconds": 1.0, "wait_seconds": 0.25, **who, **more}
 
 
 def test_board_shows_rates_and_remaining_time() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "runs/mnist1", 10)
     so_far = {"pass": 11, "rows_done": 250, "rows_total": 1000, "rows_per_s": 500}
     board.update({"kind": "progress", "run": "runs/mnist1", "stage": "capsule_estep", **so_far}, now + 0.5)
@@ -56,17 +56,17 @@ def test_board_shows_rates_and_remaining_time() -> None:
 
 
 def test_board_shows_the_memory_of_gpus() -> None:
-    board, card = Board(), {"gpu_used": 3 << 30, "gpu_total": 80 << 30, "gpu_rows": 1 << 30}
+    board, card = JobBoard(), {"gpu_used": 3 << 30, "gpu_total": 80 << 30, "gpu_rows": 1 << 30}
     now = feed_fit(board, "runs/a", 2)
-    board.update(span("runs/a", "tcp://h:w1", device="cupy", **card), now)
-    board.update(span("runs/a", "tcp://h:w2"), now)
+    board.update(make_span("runs/a", "tcp://h:w1", device="cupy", **card), now)
+    board.update(make_span("runs/a", "tcp://h:w2"), now)
     first, second = board.jobs["runs/a"].detail(now)["worker_rows"]
     assert {key: first[key] for key in card} == card
     assert {second[key] for key in card} == {None}
 
 
 def test_steps_after_the_fit_are_separate_stages() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "runs/a", 10)
     board.update({"kind": "event", "run": "runs/a", "name": "fit_ended", "passes": 10}, now)
     board.update({"kind": "event", "run": "runs/a", "name": "stage", "stage": "scoring", "rows": 500}, now)
@@ -83,7 +83,7 @@ def test_steps_after_the_fit_are_separate_stages() -> None:
 
 
 def test_the_board_shows_the_progress_of_the_whole_fit() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "runs/a", 10)  # 10 of 100 passes are done.
     reported = {"kind": "progress", "run": "runs/a", "stage": "capsule_estep", "rows_total": 1000}
     board.update({**reported, "pass": 11, "rows_done": 500}, now)
@@ -93,7 +93,7 @@ def test_the_board_shows_the_progress_of_the_whole_fit() -> None:
 
 
 def test_the_board_shows_the_progress_of_a_bootstrap_network() -> None:
-    board, where = Board(), {"run": "runs/n", "layer": 3, "layers": 4, "k": 250}
+    board, where = JobBoard(), {"run": "runs/n", "layer": 3, "layers": 4, "k": 250}
     board.update({"kind": "state", "run": "runs/n", "state": "running"}, 0.0)
     assert board.summary(0.0)[0]["overall"] is None
     for stage, rows, overall in (("mbn_gather-l3", 50, 0.5), ("mbn_code-l3", 50, 0.625)):
@@ -103,7 +103,7 @@ def test_the_board_shows_the_progress_of_a_bootstrap_network() -> None:
 
 
 def test_board_shows_rounds_of_nu_and_the_report() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "runs/a", 0)
     for number in (1, 2, 3):
         record = {"pass": number, "stage": "capsule_estep", "objective": 0.5, "nu": 0.5 * (number < 3)}
@@ -118,13 +118,13 @@ def test_board_shows_rounds_of_nu_and_the_report() -> None:
 
 
 def test_board_shows_the_layer_number() -> None:
-    board, layer = Board(), {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 1250}
+    board, layer = JobBoard(), {"stage": "mbn_code-l3", "layer": 3, "layers": 7, "k": 1250}
     board.update({"kind": "event", "run": "r", "name": "stage", "rows": 500, **layer}, 10.0)
     (job,) = board.summary(10.0)
     assert (job["stage"], job["part"]) == ("mbn_code-l3", "layer 3 of 7, k = 1,250")
     assert "layer 3, layers 7, k 1,250" in board.jobs["r"].detail(10.0)["events"][-1]["text"]
     # A board that receives its first message within a layer knows the number of the layer, too.
-    late = Board()
+    late = JobBoard()
     late.update({"kind": "progress", "run": "r", "rows_done": 5, "rows_total": 10, **layer}, 11.0)
     assert late.summary(11.0)[0]["part"] == "layer 3 of 7, k = 1,250"
     board.update({"kind": "pass", "run": "r", "stage": "mbn_pca", "pass": 1}, 12.0)
@@ -132,7 +132,7 @@ def test_board_shows_the_layer_number() -> None:
 
 
 def test_rows_of_unreported_passes_are_counted_once() -> None:
-    board = Board()
+    board = JobBoard()
     # The last message comes from a driver that started again.
     for run_rows in (1000, 5000, 5000, 9000, 2000):
         board.update({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
@@ -140,7 +140,7 @@ def test_rows_of_unreported_passes_are_counted_once() -> None:
 
 
 def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "r", 10)
     board.update({"kind": "state", "run": "r", "state": "cancelled"}, now)
     assert board.summary(now + 5)[0]["seconds"] == pytest.approx(20)
@@ -151,7 +151,7 @@ def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
 
 
 def test_a_job_whose_driver_is_replaced_keeps_its_begin() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "r", 10)
     # The second driver reports its own start, and no driver has reported the end of the job.
     board.update({"kind": "state", "run": "r", "state": "running", "began": now}, now)
@@ -160,7 +160,7 @@ def test_a_job_whose_driver_is_replaced_keeps_its_begin() -> None:
 
 
 def test_the_reason_of_an_event_is_a_clause() -> None:
-    board = Board()
+    board = JobBoard()
     board.update(
         {"kind": "event", "run": "r", "name": "span_redone", "span": 2, "why": "its worker was lost"}
     )
@@ -168,7 +168,7 @@ def test_the_reason_of_an_event_is_a_clause() -> None:
 
 
 def test_a_state_that_is_only_repeated_does_not_wake_an_ended_job() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "r", 2)
     board.update({"kind": "state", "run": "r", "state": "failed", "error": "disk full"}, now)
     board.update({"kind": "state", "run": "r", "state": "running", "again": True, "job": "r-1"}, now + 1)
@@ -177,7 +177,7 @@ def test_a_state_that_is_only_repeated_does_not_wake_an_ended_job() -> None:
 
 
 def test_driver_without_messages_is_silent() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "r", 3)
     assert board.summary(now + 30)[0]["silent_seconds"] is None
     silent = board.summary(now + 90)[0]
@@ -186,11 +186,11 @@ def test_driver_without_messages_is_silent() -> None:
 
 
 def test_workers_pools_and_losses() -> None:
-    board = Board()
+    board = JobBoard()
     now = feed_fit(board, "r", 2)
     for second in range(6):
-        board.update(span("r", "tcp://h:w1"), now + second)
-        board.update(span("r", "tcp://h:g1", device="gpu", rows=5000), now + second)
+        board.update(make_span("r", "tcp://h:w1"), now + second)
+        board.update(make_span("r", "tcp://h:g1", device="gpu", rows=5000), now + second)
     job = board.jobs["r"]
     detail = job.detail(now + 5)
     assert [w["name"] for w in detail["worker_rows"]] == ["w1", "g1"]
@@ -210,33 +210,33 @@ def test_workers_pools_and_losses() -> None:
     assert [e["text"] for e in detail["events"] if e["name"] == "worker_lost"] == [
         "worker w1, tasks 2, memory 1,024 MiB"
     ]
-    board.update(span("r", "tcp://h:w1"), now + 9)  # The worker was only unreachable for a while.
+    board.update(make_span("r", "tcp://h:w1"), now + 9)  # The worker was only unreachable for a while.
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 
 def test_spans_in_one_message_are_counted_individually() -> None:
-    board = Board()
+    board = JobBoard()
     feed_fit(board, "r", 1)
-    board.update(span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
+    board.update(make_span("r", "tcp://h:w1", device="cupy", spans=4, rows=4000, seconds=4.0), 1000.0)
     (worker,) = board.jobs["r"].detail(1000.0)["worker_rows"]
     assert (worker["spans"], worker["rows"], worker["span_seconds"], worker["pool"]) == (4, 4000, 1.0, "gpu")
 
 
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
-    board = Board()
-    board.update(span("/tmp/records", "tcp://h:w1"), 1000.0)
+    board = JobBoard()
+    board.update(make_span("/tmp/records", "tcp://h:w1"), 1000.0)
     assert not board.jobs  # A span alone creates no job, because no driver would report the end of this job.
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
-        board.update(span(run, "tcp://h:w1"), 1001.0)
+        board.update(make_span(run, "tcp://h:w1"), 1001.0)
     assert list(board.jobs) == ["/runs/search"]
     assert board.jobs["/runs/search"].detail(1001.0)["worker_rows"][0]["spans"] == 2
 
 
 def test_retired_workers_and_workers_of_other_jobs_are_not_lost() -> None:
-    board = Board()
+    board = JobBoard()
     feed_fit(board, "r", 1)
-    board.update(span("r", "tcp://h:w1"))
+    board.update(make_span("r", "tcp://h:w1"))
     board.update({"kind": "lost", "worker": "tcp://h:w1", "expected": True, "keys": []})
     board.update({"kind": "lost", "worker": "tcp://h:zz", "keys": []})
     assert board.lost_total == 1
@@ -244,7 +244,7 @@ def test_retired_workers_and_workers_of_other_jobs_are_not_lost() -> None:
 
 
 def test_events_count_redone_spans_and_quarantined_shards() -> None:
-    board = Board()
+    board = JobBoard()
     feed_fit(board, "r", 1)
     board.update({"kind": "event", "run": "r", "name": "span_redone", "device": "gpu", "count": 3})
     board.update({"kind": "event", "run": "r", "name": "span_redone", "span": 4})
@@ -256,7 +256,7 @@ def test_events_count_redone_spans_and_quarantined_shards() -> None:
 
 
 def test_minibatch_learners_are_drawn_against_steps() -> None:
-    board = Board()
+    board = JobBoard()
     for steps in (10, 20, 30):
         board.update({"kind": "pass", "run": "r", "stage": "em", "pass": 1, "steps": steps, "objective": 1.0})
     (curve,) = board.jobs["r"].detail(0.0)["curves"]
@@ -287,7 +287,7 @@ KEYS = st.sampled_from(NAMES.split())
     ANYTHING,
 )
 def test_no_message_breaks_the_board(messages: list[tuple[str, dict[str, Any]]], junk: Any) -> None:
-    board = Board()
+    board = JobBoard()
     board.update(junk)
     for kind, message in messages:
         board.update({"run": "r", **message, "kind": kind}, now=1000.0)
@@ -296,7 +296,7 @@ def test_no_message_breaks_the_board(messages: list[tuple[str, dict[str, Any]]],
 
 
 def test_texts_are_clipped() -> None:
-    board = Board()
+    board = JobBoard()
     board.update(
         {"kind": "state", "run": "r" * 5000, "name": "n" * 10**6, "error": "e" * 10**6, "state": "failed"}
     )
@@ -309,12 +309,12 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
     def load(passes: int) -> float:
         tracemalloc.start()
         try:
-            board = Board(jobs=10, whole_jobs=5)
+            board = JobBoard(jobs=10, whole_jobs=5)
             for job in range(12):
                 run = f"runs/{job:06d}"
                 now = feed_fit(board, run, passes, begin=1000.0 + job)
                 for worker in range(10):
-                    board.update(span(run, f"tcp://h:{worker}"), now)
+                    board.update(make_span(run, f"tcp://h:{worker}"), now)
                     board.update({"kind": "event", "run": run, "name": "span_redone", "span": worker}, now)
                 board.update({"kind": "state", "run": run, "state": "done"}, now)
             assert len(board.jobs) == 10
@@ -336,10 +336,10 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
 
 
 def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
-    board = Board()
+    board = JobBoard()
     feed_fit(board, "r", 1)
     for number in range(2500):
-        board.update(span("r", f"tcp://h:{number}"), 2000.0 + number)
+        board.update(make_span("r", f"tcp://h:{number}"), 2000.0 + number)
         board.update({"kind": "lost", "worker": f"tcp://h:{number}", "keys": ["k"] * 1000}, 2000.0 + number)
     job = board.jobs["r"]
     assert len(job.workers.rows) <= 1000
@@ -348,6 +348,6 @@ def test_a_job_keeps_a_bounded_number_of_workers_and_losses() -> None:
     answer = snapshot(board, {}, "r", now=5000.0)["job"]
     assert len(answer["worker_rows"]) == 50
     assert len(answer["worker_rows"]) + answer["worker_rows_hidden"] == len(job.workers.rows)
-    board.update(span("r", "tcp://h:0"), 5000.0)
+    board.update(make_span("r", "tcp://h:0"), 5000.0)
     assert len(board.lost) <= 50
     assert len(board.lost[0]["tasks"]) == 50

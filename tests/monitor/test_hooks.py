@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scalelatent.engine.dask import hooks
-from tests.helpers import until
+from tests.helpers import wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -115,7 +115,7 @@ def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
     with dask.annotate(scalelatent=("fit/train", 0, 40), workers=[worker], allow_other_workers=True):
         span = watched.client.submit(time.sleep, 1.0, key="span", pure=False)
     other = watched.client.submit(time.sleep, 1.0, key="other", pure=False)
-    until(lambda: hooks.task_state(watched.scheduler, "other") == "processing")
+    wait_for(lambda: hooks.task_state(watched.scheduler, "other") == "processing")
     assert hooks.running_spans(watched.scheduler) == [("span", worker, ("fit/train", 0, 40))]
     assert hooks.running_spans(watched.scheduler, ["span", "other", "no such task"])[0].key == "span"
     assert hooks.loads(watched.scheduler)[worker] > 0

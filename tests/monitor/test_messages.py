@@ -7,21 +7,21 @@ import numpy as np
 from scalelatent.monitor.messages import (
     clip,
     describe_part,
+    describe_span,
+    device_pool_of,
     natural_sort_key,
-    number,
-    pool_of,
+    read_number,
     scalars,
-    span_text,
 )
 from scalelatent.monitor.progress import describe_record, format_duration
 from scalelatent.monitor.times import epoch_seconds, time_text
 
 
 def test_invalid_fields_are_read_as_defaults() -> None:
-    assert number({"rows": 5}, "rows") == 5.0
-    assert number({"rows": "many"}, "rows") == number({"rows": float("inf")}, "rows") == 0.0
+    assert read_number({"rows": 5}, "rows") == 5.0
+    assert read_number({"rows": "many"}, "rows") == read_number({"rows": float("inf")}, "rows") == 0.0
     assert clip("a long word", 6) == "a lon…"
-    assert [pool_of(reported) for reported in ({"device": "cupy"}, {"device": "cpu"}, {})] == [
+    assert [device_pool_of(reported) for reported in ({"device": "cupy"}, {"device": "cpu"}, {})] == [
         "gpu",
         "cpu",
         "cpu",
@@ -31,14 +31,14 @@ def test_invalid_fields_are_read_as_defaults() -> None:
 
 def test_spans_are_described_in_words() -> None:
     span = {"stage": "capsule_estep", "pass": 3, "part": "train", "span": 17}
-    assert span_text(span) == "capsule_estep, pass 3, span 17"
-    assert span_text(span | {"part": "validation"}).endswith("validation span 17")
+    assert describe_span(span) == "capsule_estep, pass 3, span 17"
+    assert describe_span(span | {"part": "validation"}).endswith("validation span 17")
     assert (
-        span_text({"stage": "crbm_learn", "pass": 2, "part": "train", "step": 9})
+        describe_span({"stage": "crbm_learn", "pass": 2, "part": "train", "step": 9})
         == "crbm_learn, pass 2, step 9"
     )
-    assert span_text({"stage": "mbn_code", "part": "output", "shard": 0}) == "mbn_code, shard 0"
-    assert span_text({"part": "validation"}) == ""
+    assert describe_span({"stage": "mbn_code", "part": "output", "shard": 0}) == "mbn_code, shard 0"
+    assert describe_span({"part": "validation"}) == ""
     assert describe_part({"stage": "code-l3", "layer": 3, "layers": 7, "k": 250}) == "layer 3 of 7, k = 250"
     assert describe_part({"tries": 9}) == "up to 9 values tried"
     assert describe_part({"stage": "em"}) == ""

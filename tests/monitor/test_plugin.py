@@ -21,7 +21,7 @@ from .conftest import start
 pytestmark = pytest.mark.cluster
 
 
-def reported(scheduler: Any, kind: str) -> list[dict[str, Any]]:
+def reported_jobs(scheduler: Any, kind: str) -> list[dict[str, Any]]:
     return [message for _, message in scheduler.get_events("scalelatent") if message.get("kind") == kind]
 
 
@@ -149,7 +149,7 @@ def test_late_plugin_reads_earlier_messages(jobs: Any) -> None:
         assert [(job["id"], job["pass"]) for job in answer["jobs"]] == [("early", 7)]
 
 
-def linger(path: str) -> str:
+def compute_for_long(path: str) -> str:
     import os
     import time
 
@@ -175,16 +175,16 @@ def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
     ):
         assert monitor.install(client) == ""
         scheduler = cluster.scheduler
-        driver = client.submit(linger, str(end), key="scalelatent-job-x-1234", pure=False)
-        other = client.submit(linger, str(end), key="other", pure=False)
-        wait_for(lambda: place_of(scheduler, "other"))
+        driver = client.submit(compute_for_long, str(end), key="scalelatent-job-x-1234", pure=False)
+        other = client.submit(compute_for_long, str(end), key="other", pure=False)
+        wait_for(lambda: find_worker_address(scheduler, "other"))
         for _ in range(3):
-            victim = wait_for(lambda: place_of(scheduler, driver.key))
+            victim = wait_for(lambda: find_worker_address(scheduler, driver.key))
             name = scheduler.workers[victim].name
             cluster.scale(n=len(cluster.workers) + 1)
             wait_for(lambda: len(scheduler.workers) > 1)
-            client.sync(remove, scheduler, victim)
-            lost = reported(scheduler, "lost")[-1]
+            client.sync(remove_plugin, scheduler, victim)
+            lost = reported_jobs(scheduler, "lost")[-1]
             assert lost["worker"] == victim
             assert lost["name"] == str(name)
             assert "scalelatent-job-x-1234" in lost["keys"]
@@ -194,19 +194,19 @@ def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
         assert driver.result(timeout=30) == "done"
         with pytest.raises(KilledWorker):
             other.result(timeout=30)
-        assert len(reported(scheduler, "lost")) == 3
-        assert len(reported(scheduler, "joined")) >= 3
+        assert len(reported_jobs(scheduler, "lost")) == 3
+        assert len(reported_jobs(scheduler, "joined")) >= 3
         board = scheduler.plugins[PLUGIN].board
         assert board.lost_total == 3
         assert board.lost[0]["tasks"] == ["other", "scalelatent-job-x-1234"]
 
 
-def place_of(scheduler: Any, key: str) -> str | None:
+def find_worker_address(scheduler: Any, key: str) -> str | None:
     task = scheduler.tasks.get(key)
     return None if task is None else getattr(task.processing_on, "address", None)
 
 
-async def remove(scheduler: Any, address: str) -> None:
+async def remove_plugin(scheduler: Any, address: str) -> None:
     await scheduler.remove_worker(address, stimulus_id="test", expected=False)
 
 
@@ -216,8 +216,8 @@ def test_a_worker_that_is_retired_is_not_lost() -> None:
     with start() as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
         assert monitor.install(client) == ""
         client.retire_workers(list(cluster.scheduler.workers))
-        wait_for(lambda: reported(cluster.scheduler, "lost"))
-        assert reported(cluster.scheduler, "lost")[0]["expected"] is True
+        wait_for(lambda: reported_jobs(cluster.scheduler, "lost"))
+        assert reported_jobs(cluster.scheduler, "lost")[0]["expected"] is True
         assert cluster.scheduler.plugins[PLUGIN].board.lost_total == 0
 
 
@@ -249,11 +249,11 @@ def test_a_restarted_scheduler_learns_the_job_of_running_passes(
     log.on_wait()  # The first call sends a message; further calls send none for some seconds.
     log.on_wait()
     jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
-    assert len([m for m in reported(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
+    assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
     monkeypatch.setattr("scalelatent.monitor.publish.INTRODUCE_SECONDS", 0.0)
     log.on_wait()
     assert log.flush(10)
-    assert len([m for m in reported(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
+    assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
 
 
 def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:

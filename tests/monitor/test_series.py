@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelatent.monitor.board import Curve, Rate
+from scalelatent.monitor.board import SmoothedRate, ThinnedCurve
 
 
 @given(st.integers(1, 3000), st.integers(4, 60))
 def test_a_curve_has_few_evenly_spaced_points_and_both_ends(passes: int, limit: int) -> None:
-    curve = Curve(["objective"], limit)
+    curve = ThinnedCurve(["objective"], limit)
     for number in range(1, passes + 1):
         curve.add(number, {"objective": 1.0 / number})
         assert len(curve) <= limit
@@ -29,7 +29,7 @@ def test_a_curve_has_few_evenly_spaced_points_and_both_ends(passes: int, limit: 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80))
 def test_repeated_passes_replace_those_of_an_interrupted_run(numbers: list[int]) -> None:
-    curve = Curve(["objective"], 20)
+    curve = ThinnedCurve(["objective"], 20)
     for i, number in enumerate(numbers):
         curve.add(number, {"objective": float(i)})
     x = list(curve.x)
@@ -39,7 +39,7 @@ def test_repeated_passes_replace_those_of_an_interrupted_run(numbers: list[int])
 
 
 def test_missing_numbers_are_null_and_empty_columns_are_omitted() -> None:
-    curve = Curve(["objective", "validation_error"], 10)
+    curve = ThinnedCurve(["objective", "validation_error"], 10)
     curve.add(1, {"objective": 0.5})
     curve.add(2, {"objective": None})
     assert curve.to_dict() == {"x": [1.0, 2.0], "objective": [0.5, None]}
@@ -48,7 +48,7 @@ def test_missing_numbers_are_null_and_empty_columns_are_omitted() -> None:
 
 
 def test_a_rate_follows_its_amounts_and_falls_to_zero() -> None:
-    rate = Rate(window=3)
+    rate = SmoothedRate(window=3)
     for tenth in range(300):
         rate.add(tenth / 10, 50)
     assert rate.at(30) == pytest.approx(500, rel=0.05)
@@ -59,13 +59,13 @@ def test_a_rate_follows_its_amounts_and_falls_to_zero() -> None:
 
 
 def test_the_first_amount_counts_if_its_time_is_known() -> None:
-    rate = Rate()
+    rate = SmoothedRate()
     rate.add(100.0, 500, seconds=2.0)
     assert rate.at(100.5) == pytest.approx(250)
 
 
 def test_amounts_at_the_same_time_give_a_finite_rate() -> None:
-    rate = Rate()
+    rate = SmoothedRate()
     for _ in range(3):
         rate.add(5.0, 10)
     assert math.isfinite(rate.at(5.0))

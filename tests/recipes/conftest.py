@@ -46,7 +46,7 @@ def cluster_up(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen
 
 
 @pytest.fixture(scope="session")
-def up() -> Callable[..., Any]:
+def running_cluster() -> Callable[..., Any]:
     return cluster_up
 
 

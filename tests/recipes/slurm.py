@@ -10,7 +10,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.helpers import until
+from tests.helpers import wait_for
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 TOOLS = ("sbatch", "scontrol", "sacctmgr", "squeue", "scancel", "srun", "sinfo")
@@ -51,16 +51,16 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP
 """
 
 
-def missing() -> str:
+def list_missing_programs() -> str:
     """Return the programs of SLURM that are not installed; empty if all are."""
-    return ", ".join(name for name in (*DAEMONS, *TOOLS) if _which(name) is None)
+    return ", ".join(name for name in (*DAEMONS, *TOOLS) if find_program(name) is None)
 
 
-def _which(name: str) -> str | None:
+def find_program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
-def _free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:
@@ -71,7 +71,7 @@ def _free_ports(count: int) -> list[int]:
             probe.close()
 
 
-class Slurm:
+class SlurmCluster:
     """A controller and two virtual nodes of this user, with time limits for all waits."""
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class Slurm:
             host=host,
             user=pwd.getpwuid(os.getuid()).pw_name,
             nodes=NODES,
-            ports=_free_ports(3),
+            ports=find_free_ports(3),
         )
         (folder / "slurm.conf").write_text(text)
         # slurm.conf contains all settings.
@@ -103,11 +103,11 @@ class Slurm:
             f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log",
             f"--seed-file={folder}/munged.seed",
         )  # fmt: skip
-        until((folder / "munge.socket").exists, 20)
+        wait_for((folder / "munge.socket").exists, 20)
         self._start("slurmctld", "-D", "-i")
         for node in NODES:
             self.start_node(node)
-        until(lambda: all(self.state_of(node).startswith("idle") for node in NODES), 60)
+        wait_for(lambda: all(self.state_of(node).startswith("idle") for node in NODES), 60)
 
     def start_node(self, node: str) -> None:
         """Start the daemon of a node."""
@@ -154,7 +154,7 @@ class Slurm:
         self.call("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name, check=False)
         left = lambda: self.call("squeue", "--noheader", check=False).strip()  # noqa: E731
         try:
-            until(lambda: not left(), 30)
+            wait_for(lambda: not left(), 30)
         finally:
             for name in (*NODES, "slurmctld", "munged"):
                 if name in self._daemons:
@@ -166,7 +166,7 @@ class Slurm:
                         self._daemons[name].wait(15)
 
     def _start(self, program: str, *words: str, name: str | None = None) -> None:
-        found = _which(program)
+        found = find_program(program)
         assert found is not None
         with open(self.folder / f"{name or program}.out", "ab") as log:
             self._daemons[name or program] = subprocess.Popen(

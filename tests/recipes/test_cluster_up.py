@@ -71,7 +71,7 @@ def test_the_scheduler_has_time_limits_for_missing_workers_and_failures(tls_clie
     assert tls_client.run_on_scheduler(settings) == (300, 10)
 
 
-def _answer(address: str, context: ssl.SSLContext | None) -> bytes:
+def read_answer(address: str, context: ssl.SSLContext | None) -> bytes:
     """Return the first byte that a server sends; raise, or return nothing, if it closes the connection."""
     host, port = address.split("://")[1].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
@@ -82,7 +82,7 @@ def _answer(address: str, context: ssl.SSLContext | None) -> bytes:
             return secret.recv(1)
 
 
-def _context(ca: str, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
+def make_context(ca: str, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(ca)
@@ -95,15 +95,15 @@ def _context(ca: str, cert: str | None = None, key: str | None = None) -> ssl.SS
 def test_a_client_without_a_certificate_is_refused(tls_cluster, tmp_path, who):
     address = tls_cluster["scheduler"] if who == "scheduler" else tls_cluster["workers"][0]["address"]
     files = tls_cluster["tls"]
-    assert _answer(address, _context(**files)) != b""  # With a certificate, the server answers.
+    assert read_answer(address, make_context(**files)) != b""  # With a certificate, the server answers.
     with pytest.raises(ssl.SSLError, match="(?i)certificate_required|certificate required"):
-        _answer(address, _context(files["ca"]))
+        read_answer(address, make_context(files["ca"]))
     other = make_certificates(tmp_path / "other")
-    stranger = _context(files["ca"], str(other["client-cert.pem"]), str(other["client-key.pem"]))
+    stranger = make_context(files["ca"], str(other["client-cert.pem"]), str(other["client-key.pem"]))
     with pytest.raises((ssl.SSLError, ConnectionError), match="(?i)unknown_ca|unknown ca|reset"):
-        _answer(address, stranger)
+        read_answer(address, stranger)
     try:
-        assert _answer(address, None)[:1] in (b"", b"\x15")  # The answer is empty, or a TLS alert.
+        assert read_answer(address, None)[:1] in (b"", b"\x15")  # The answer is empty, or a TLS alert.
     except ConnectionError:
         pass
 
@@ -112,12 +112,12 @@ def test_a_client_does_not_trust_another_cluster(tls_cluster, tmp_path):
     other = make_certificates(tmp_path / "other")
     files = (other["ca.pem"], other["client-cert.pem"], other["client-key.pem"])
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
-        _answer(tls_cluster["scheduler"], _context(*map(str, files)))
+        read_answer(tls_cluster["scheduler"], make_context(*map(str, files)))
 
 
-def test_ctrl_c_ends_all_processes_of_the_cluster(up, tmp_path):
+def test_ctrl_c_ends_all_processes_of_the_cluster(running_cluster, tmp_path):
     file = tmp_path / "scheduler.json"
-    with up("--workers", "2", "--scheduler-file", str(file)) as (process, reported):
+    with running_cluster("--workers", "2", "--scheduler-file", str(file)) as (process, reported):
         assert file.exists()
         assert reported["scheduler_file"] == str(file)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -135,8 +135,8 @@ def test_ctrl_c_ends_all_processes_of_the_cluster(up, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_cluster_leaves_no_process(up):
-    with up("--workers", "1") as (process, _):
+def test_a_killed_cluster_leaves_no_process(running_cluster):
+    with running_cluster("--workers", "1") as (process, _):
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         _, alive = psutil.wait_procs(children, timeout=10)

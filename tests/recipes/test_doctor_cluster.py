@@ -23,7 +23,7 @@ WORKER = {
 }  # fmt: skip
 
 
-def seen(
+def cluster_answers(
     *workers: dict[str, Any],
     address: str = "tls://head:8786",
     silent: Any = (),
@@ -36,26 +36,26 @@ def seen(
     return checks.ClusterView(address, wanted, SCHEDULER | scheduler, reported, dict(silent), skews=off)
 
 
-def judged(name: str, view: checks.ClusterView) -> list[checks.Finding]:
+def judge_answers(name: str, view: checks.ClusterView) -> list[checks.Finding]:
     (check,) = [check for check in checks.CHECKS if (check.where, check.name) == ("cluster", name)]
     return list(check.findings(view))
 
 
-def only(name: str, status: str, view: checks.ClusterView) -> checks.Finding:
-    (finding,) = [finding for finding in judged(name, view) if finding.status != "ok"]
+def find_single_finding(name: str, status: str, view: checks.ClusterView) -> checks.Finding:
+    (finding,) = [finding for finding in judge_answers(name, view) if finding.status != "ok"]
     assert finding.status == status
     assert finding.fix
     return finding
 
 
 def test_a_healthy_cluster_has_no_findings():
-    two = seen({}, {"host": "b", "offers_gpu": True, "gpus": 1, "cupy": ["cupy-cuda12x 13.6"]})
+    two = cluster_answers({}, {"host": "b", "offers_gpu": True, "gpus": 1, "cupy": ["cupy-cuda12x 13.6"]})
     names = [check.name for check in checks.CHECKS if check.where == "cluster"]
     findings = [
         finding
         for name in names
         if name not in ("versions", "datasets", "scratch")
-        for finding in judged(name, two)
+        for finding in judge_answers(name, two)
     ]
     assert {finding.status for finding in findings} == {"ok"}
     assert all(finding.fix == "" for finding in findings)
@@ -63,18 +63,20 @@ def test_a_healthy_cluster_has_no_findings():
 
 
 def test_missing_and_incomplete_workers_are_reported():
-    assert "has no workers" in only("workers", "fail", seen()).found
-    lacking = seen({}, silent={"tcp://x:1": "ModuleNotFoundError: No module named 'scalelatent'"})
-    found = only("workers", "fail", lacking)
+    assert "has no workers" in find_single_finding("workers", "fail", cluster_answers()).found
+    lacking = cluster_answers({}, silent={"tcp://x:1": "ModuleNotFoundError: No module named 'scalelatent'"})
+    found = find_single_finding("workers", "fail", lacking)
     assert "tcp://x:1" in found.found
     assert "install scalelatent" in found.fix
-    assert "without a nanny" in only("workers", "warn", seen({"nanny": False})).found
+    assert (
+        "without a nanny" in find_single_finding("workers", "warn", cluster_answers({"nanny": False})).found
+    )
 
 
 def test_an_address_without_tls_is_reported_except_on_loopback():
-    found = only("trust", "warn", seen({}, address="tcp://10.0.0.1:8786"))
+    found = find_single_finding("trust", "warn", cluster_answers({}, address="tcp://10.0.0.1:8786"))
     assert "can run code" in found.found
-    assert judged("trust", seen({}, address="tcp://127.0.0.1:8786"))[0].status == "ok"
+    assert judge_answers("trust", cluster_answers({}, address="tcp://127.0.0.1:8786"))[0].status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -85,36 +87,42 @@ def test_an_address_without_tls_is_reported_except_on_loopback():
     ],
 )
 def test_a_missing_dashboard_is_reported(scheduler, fix):
-    assert fix in only("dashboard", "warn", seen({}, **scheduler)).fix
+    assert fix in find_single_finding("dashboard", "warn", cluster_answers({}, **scheduler)).fix
 
 
 def test_more_threads_than_cores_are_reported():
-    crowded = seen(*[{"threads": 2}] * 3, {"host": "b", "threads": 4})
-    found = only("threads", "warn", crowded)
+    crowded = cluster_answers(*[{"threads": 2}] * 3, {"host": "b", "threads": 4})
+    found = find_single_finding("threads", "warn", crowded)
     assert found.found == "a has 6 worker threads on 4 cores"
     pools = {"BLAS": 64, "numba": 64, "Blosc": 8, "zarr": 0}
-    found = only("threads", "warn", seen({}, {"pools": pools}))
+    found = find_single_finding("threads", "warn", cluster_answers({}, {"pools": pools}))
     assert found.found.startswith("BLAS has 64 threads in worker tls://10.0.0.1:40000")
     assert "OPENBLAS_NUM_THREADS=1" in found.fix
 
 
 def test_the_defaults_of_dask_are_accepted():
     """`dask scheduler` does not add our page, and `dask worker` limits BLAS to one thread, but not numba."""
-    view = seen({"pools": {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}}, page=False)
-    findings = [finding for name in ("dashboard", "threads") for finding in judged(name, view)]
+    view = cluster_answers({"pools": {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}}, page=False)
+    findings = [finding for name in ("dashboard", "threads") for finding in judge_answers(name, view)]
     assert [finding.status for finding in findings] == ["ok", "ok"]
     assert "the first job adds the page" in findings[0].found
 
 
 def test_workers_that_may_exceed_the_memory_are_reported():
-    assert "has 16.0 GiB and its workers may use 20.0 GiB" in only("memory", "warn", seen(*[{}] * 5)).found
-    assert "no memory limit for worker" in only("memory", "warn", seen({}, {"memory_limit": None})).found
-    assert "MALLOC_TRIM" in only("malloc", "warn", seen({"trim": None})).found
-    assert judged("malloc", seen({"trim": None, "glibc": False}))[0].status == "ok"
+    assert (
+        "has 16.0 GiB and its workers may use 20.0 GiB"
+        in find_single_finding("memory", "warn", cluster_answers(*[{}] * 5)).found
+    )
+    assert (
+        "no memory limit for worker"
+        in find_single_finding("memory", "warn", cluster_answers({}, {"memory_limit": None})).found
+    )
+    assert "MALLOC_TRIM" in find_single_finding("malloc", "warn", cluster_answers({"trim": None})).found
+    assert judge_answers("malloc", cluster_answers({"trim": None, "glibc": False}))[0].status == "ok"
 
 
 def test_clocks_that_differ_are_reported():
-    found = only("clock", "warn", seen({}, {}, {}, skews=(0.0, -7.25, 0.9)))
+    found = find_single_finding("clock", "warn", cluster_answers({}, {}, {}, skews=(0.0, -7.25, 0.9)))
     assert found.found.startswith("clocks of worker tls://10.0.0.1:40000 differ by up to -7.2 s")
 
 
@@ -143,14 +151,16 @@ def test_clocks_that_differ_are_reported():
     ],
 )
 def test_gpus_that_cannot_compute_are_reported(worker, status, found):
-    assert found in only("gpu", status, seen({}, worker)).found
+    assert found in find_single_finding("gpu", status, cluster_answers({}, worker)).found
 
 
 def test_a_run_folder_that_workers_cannot_write_is_reported():
-    found = only("folder", "fail", seen({}, {"folder_problem": "Permission denied"}))
+    found = find_single_finding(
+        "folder", "fail", cluster_answers({}, {"folder_problem": "Permission denied"})
+    )
     assert found.found == "/runs: worker tls://10.0.0.1:40000 cannot use it (Permission denied)"
-    view = replace(seen({}), folder_problem="Read-only file system")
-    assert "on this machine" in only("folder", "fail", view).found
+    view = replace(cluster_answers({}), folder_problem="Read-only file system")
+    assert "on this machine" in find_single_finding("folder", "fail", view).found
 
 
 @pytest.mark.cluster

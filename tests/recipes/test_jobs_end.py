@@ -16,13 +16,13 @@ from scalelatent.deploy import connection, serving
 from scalelatent.jobs import control, job_cluster, runner
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
-from tests.helpers import digits_job, files_of, until
+from tests.helpers import read_model_files, wait_for, write_digits_job
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def output_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+def run_verb(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     """Return a function that runs a verb and returns its output and errors."""
 
     def run(*words: str | Path, code: int = 0) -> tuple[str, str]:
@@ -36,23 +36,25 @@ def output_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, st
 
 
 @pytest.fixture
-def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_report", lambda *_: None)
 
 
-@pytest.mark.usefixtures("_without_report")
-def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, output_of: Any, tmp_path: Path) -> None:
-    job, run, file = digits_job(tmp_path, 60), tmp_path / "run", tmp_path / "scheduler.json"
-    with up("--workers", "1", "--scheduler-file", str(file)) as (process, reported):
+@pytest.mark.usefixtures("skip_report")
+def test_jobs_stop_with_their_cluster_and_resume_elsewhere(
+    running_cluster: Any, run_verb: Any, tmp_path: Path
+) -> None:
+    job, run, file = write_digits_job(tmp_path, 60), tmp_path / "run", tmp_path / "scheduler.json"
+    with running_cluster("--workers", "1", "--scheduler-file", str(file)) as (process, reported):
         at = ("--scheduler-file", file)
         assert (
-            json.loads(output_of("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
+            json.loads(run_verb("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
             == (reported["dashboard"])
         )
         folder = RunFolder.open(str(run))
-        until(lambda: len(folder.records("metrics.jsonl")) > 3)
-        assert folder.id in output_of("status", folder.id, *at)[0]
-        assert folder.id in output_of("status", *at)[0]
+        wait_for(lambda: len(folder.records("metrics.jsonl")) > 3)
+        assert folder.id in run_verb("status", folder.id, *at)[0]
+        assert folder.id in run_verb("status", *at)[0]
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
@@ -64,37 +66,37 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(up: Any, output_of: A
     assert "traceback" not in folder.records("events.jsonl")[-1]
 
     # The next cluster has another port.
-    refused = output_of("resume", run, code=2)[1]
+    refused = run_verb("resume", run, code=2)[1]
     assert "no program listens there" in refused
     assert "--scheduler-file FILE" in refused
     assert "--here" in refused
-    assert "no scheduler wrote its address" in output_of("resume", run, *at, code=2)[1]
+    assert "no scheduler wrote its address" in run_verb("resume", run, *at, code=2)[1]
     with pytest.MonkeyPatch.context() as patch:
         for module in (control, job_cluster):
             patch.setattr(module, "open_client", lambda *_: pytest.fail("resume --here opened a client"))
-        assert "done" in output_of("resume", run, "--here")[0]
+        assert "done" in run_verb("resume", run, "--here")[0]
     oracle = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'oracle'}"]))
-    assert files_of(folder) == files_of(oracle.folder)
+    assert read_model_files(folder) == read_model_files(oracle.folder)
 
 
-def test_an_idle_cluster_ends(up: Any) -> None:
-    with up("--workers", "0", "--idle", "0.02") as (process, _):
+def test_an_idle_cluster_ends(running_cluster: Any) -> None:
+    with running_cluster("--workers", "0", "--idle", "0.02") as (process, _):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "no job for 0.02 minutes" in errors
 
 
-def test_doctor_reads_the_scheduler_file(tls_cluster: Any, output_of: Any, tmp_path: Path) -> None:
+def test_doctor_reads_the_scheduler_file(tls_cluster: Any, run_verb: Any, tmp_path: Path) -> None:
     file, tls = tmp_path / "scheduler.json", tls_cluster["tls"]
     file.write_text(json.dumps({"address": tls_cluster["scheduler"]}))
     files = ("--tls-ca-file", tls["ca"], "--tls-cert", tls["cert"], "--tls-key", tls["key"])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        found, _ = output_of(
+        found, _ = run_verb(
             "doctor", "--scheduler-file", file, *files, code=1
         )  # The worker declares a GPU that does not exist.
     assert "workers: 2, hosts: 1" in found
-    reported = output_of("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
+    reported = run_verb("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
     assert "give either the address of the scheduler" in reported
 
 

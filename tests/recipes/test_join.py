@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
+def test_workers_join_and_end_with_the_scheduler(running_cluster, tmp_path):
     from distributed import Client
 
     from scalelatent.deploy.security import make_security
@@ -34,7 +34,7 @@ def test_workers_join_and_end_with_the_scheduler(up, tmp_path):
     ]  # fmt: skip
     environ = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "3"}
     options = ("--workers", "0", "--tls", "--tls-folder", str(folder), "--scheduler-file", str(file))
-    with up(*options) as (scheduler, reported):
+    with running_cluster(*options) as (scheduler, reported):
         assert reported["workers"] == []
         assert reported["next"][0].startswith(f"scalelatent cluster join {reported['scheduler']}")
         joined = subprocess.Popen(join, env=environ, stderr=subprocess.PIPE, text=True)

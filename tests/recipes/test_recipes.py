@@ -29,15 +29,15 @@ def documents(*files: Path) -> list[dict[str, Any]]:
     return [document for file in files for document in yaml.safe_load_all(file.read_text())]
 
 
-def pods(kind: str) -> list[dict[str, Any]]:
+def find_pods(kind: str) -> list[dict[str, Any]]:
     """Return the pods of the schedulers or of the workers in the manifests."""
     specs = [d["spec"] for d in documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")]
     return [spec[kind]["spec"] for spec in specs if kind in spec]
 
 
-def containers(kind: str) -> list[dict[str, Any]]:
+def find_containers(kind: str) -> list[dict[str, Any]]:
     """Return the containers of these pods."""
-    return [container for pod in pods(kind) for container in pod["containers"]]
+    return [container for pod in find_pods(kind) for container in pod["containers"]]
 
 
 def compose() -> dict[str, Any]:
@@ -70,13 +70,13 @@ def test_dask_configuration_gives_every_role_a_certificate(tmp_path):
             assert security.get_connection_args(role)["ssl_context"] is not None
 
 
-def dask_commands() -> list[list[str]]:
-    found = [container["args"] for kind in ("scheduler", "worker") for container in containers(kind)]
+def list_dask_commands() -> list[list[str]]:
+    found = [container["args"] for kind in ("scheduler", "worker") for container in find_containers(kind)]
     services = compose()["services"]
     return found + [services[name]["command"].split() for name in ("scheduler", "worker", "gpu-worker")]
 
 
-@pytest.mark.parametrize("words", dask_commands(), ids=" ".join)
+@pytest.mark.parametrize("words", list_dask_commands(), ids=" ".join)
 def test_commands_use_options_of_the_installed_dask(words):
     """Every option exists in the installed Dask."""
     verb = importlib.import_module(f"distributed.cli.dask_{words[1]}").main
@@ -88,7 +88,7 @@ def test_commands_use_options_of_the_installed_dask(words):
 
 
 @pytest.fixture(scope="module")
-def operators_schemas() -> dict[str, Any]:
+def make_validators() -> dict[str, Any]:
     """Return a validator for each kind of the operator."""
     jsonschema = pytest.importorskip("jsonschema")
     found = importlib.util.find_spec("dask_kubernetes")
@@ -99,38 +99,38 @@ def operators_schemas() -> dict[str, Any]:
     texts = [yaml.load(file.read_text(), yaml.CSafeLoader) for file in crds.glob("*.yaml")]
     return {
         crd["spec"]["names"]["kind"]: jsonschema.Draft202012Validator(
-            closed(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+            close_schema(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
         )
         for crd in texts
     }
 
 
 @pytest.mark.parametrize("file", KUBERNETES, ids=lambda file: file.name)
-def test_manifests_follow_the_operators_schemas(file, operators_schemas):
+def test_manifests_follow_the_operators_schemas(file, make_validators):
     for document in documents(file):
         if document["apiVersion"] != "kubernetes.dask.org/v1":
             continue
-        validator = operators_schemas[document["kind"]]
+        validator = make_validators[document["kind"]]
         assert [error.message for error in validator.iter_errors({"spec": document["spec"]})] == []
         slip = {"spec": document["spec"] | {"replica": 3}}  # The operator would ignore this field silently.
         assert not validator.is_valid(slip)
 
 
-def closed(schema: Any) -> Any:
+def close_schema(schema: Any) -> Any:
     """Return the schema with unknown names refused, because the operator ignores them."""
     if isinstance(schema, list):
-        return [closed(part) for part in schema]
+        return [close_schema(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    out = {key: closed(value) for key, value in schema.items()}
+    out = {key: close_schema(value) for key, value in schema.items()}
     if "properties" in out and not out.get("x-kubernetes-preserve-unknown-fields"):
         out.setdefault("additionalProperties", False)
     return out
 
 
 def test_kubernetes_pools_match_their_resources():
-    (scheduler,) = containers("scheduler")
-    cpu, gpu = containers("worker")
+    (scheduler,) = find_containers("scheduler")
+    cpu, gpu = find_containers("worker")
     names = {document["metadata"]["name"] for document in documents(*KUBERNETES)}
     assert {"scalelatent", "scalelatent-gpu", "scalelatent-data"} <= names
     assert "--protocol=tls" in scheduler["args"]
@@ -142,12 +142,12 @@ def test_kubernetes_pools_match_their_resources():
     assert f"--nthreads={cpu['resources']['limits']['cpu']}" in cpu["args"]
 
 
-def images() -> list[str]:
-    ours = [container["image"] for kind in ("scheduler", "worker") for container in containers(kind)]
+def list_images() -> list[str]:
+    ours = [container["image"] for kind in ("scheduler", "worker") for container in find_containers(kind)]
     return ours + [service["image"] for service in compose()["services"].values()]
 
 
-@pytest.mark.parametrize("image", sorted(set(images())))
+@pytest.mark.parametrize("image", sorted(set(list_images())))
 def test_images_have_exact_versions(image):
     name, _, tag = image.partition(":")
     assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
@@ -158,7 +158,7 @@ def test_images_have_exact_versions(image):
 @pytest.mark.parametrize("kind", ["scheduler", "worker"])
 def test_pods_follow_the_restricted_standard(kind):
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
-    for pod in pods(kind):
+    for pod in find_pods(kind):
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0
@@ -173,7 +173,7 @@ def test_pods_follow_the_restricted_standard(kind):
 
 @pytest.mark.parametrize("kind", ["scheduler", "worker"])
 def test_containers_are_pulled_if_absent_and_probed_at_their_port(kind):
-    for container in containers(kind):
+    for container in find_containers(kind):
         assert container["imagePullPolicy"] == "IfNotPresent"
         probe = container["livenessProbe"]
         assert probe["httpGet"] == {"port": "http-dashboard", "path": "/health"}
@@ -183,7 +183,7 @@ def test_containers_are_pulled_if_absent_and_probed_at_their_port(kind):
 
 def test_workers_without_a_scheduler_end_before_a_probe_kills_them():
     """Without a scheduler, a nanny starts no worker that could answer the probe."""
-    for worker in containers("worker"):
+    for worker in find_containers("worker"):
         probe = worker["livenessProbe"]
         (limit,) = (word for word in worker["args"] if word.startswith("--death-timeout="))
         silence = probe["initialDelaySeconds"] + probe["periodSeconds"] * probe["failureThreshold"]
@@ -238,7 +238,7 @@ def test_prometheus_keeps_the_names_of_jobs():
     assert scheduler["honor_labels"]  # Otherwise Prometheus renames the label job of a metric.
 
 
-def queries() -> list[str]:
+def list_queries() -> list[str]:
     board = json.loads((COMPOSE / "grafana/dashboards/scalelatent.json").read_text())
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
@@ -253,10 +253,10 @@ def test_the_board_uses_existing_metrics(tls_cluster, tls_client):
     probed = [urlopen(page.replace("/metrics", "/health"), timeout=10).status for page in pages]
     assert probed == [200, 200]  # cluster/kubernetes probes this address.
     there = set(re.findall(r"^# TYPE (\S+)", reported, re.MULTILINE))
-    asked = {name for query in queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
+    asked = {name for query in list_queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
     assert len(asked) >= 6
     assert asked <= there
-    ours = {name for query in queries() for name in re.findall(r"scalelatent_[a-z_]+", query)}
+    ours = {name for query in list_queries() for name in re.findall(r"scalelatent_[a-z_]+", query)}
     source = importlib.util.find_spec("scalelatent.monitor.metrics")
     if source is not None:
         text = Path(str(source.origin)).read_text()

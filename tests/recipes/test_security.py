@@ -11,7 +11,7 @@ from scalelatent.deploy.security import client_tls_files, make_security, tls_opt
 from scalelatent.errors import JobError
 
 pytest.importorskip("cryptography")
-from scalelatent.deploy.security import FILES, make_certificates
+from scalelatent.deploy.security import CERTIFICATE_FILES, make_certificates
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_only_the_owner_reads_keys(made):
 def test_an_existing_set_is_not_changed_and_an_incomplete_set_is_refused(tmp_path):
     first = {name: file.read_bytes() for name, file in make_certificates(tmp_path).items()}
     assert {name: file.read_bytes() for name, file in make_certificates(tmp_path).items()} == first
-    assert sorted(first) == sorted(FILES)
+    assert sorted(first) == sorted(CERTIFICATE_FILES)
     (tmp_path / "client-key.pem").unlink()
     with pytest.raises(JobError, match=r"but no client-key.pem; remove these files"):
         make_certificates(tmp_path)

@@ -24,14 +24,17 @@ from scalelatent.jobs import runner
 from scalelatent.jobs.resolve import load_job
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
-from tests.helpers import WITHOUT_REPORT, digits_job, files_of, until
-from tests.recipes.slurm import NODES, Slurm, missing
+from tests.helpers import WITHOUT_REPORT, read_model_files, wait_for, write_digits_job
+from tests.recipes.slurm import NODES, SlurmCluster, list_missing_programs
 
 pytest.importorskip("cryptography")
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(missing()), reason=f"needs SLURM (slurmctld, slurmd, munge): {missing()}"),
+    pytest.mark.skipif(
+        bool(list_missing_programs()),
+        reason=f"needs SLURM (slurmctld, slurmd, munge): {list_missing_programs()}",
+    ),
 ]
 NEEDS_JOBQUEUE = pytest.mark.skipif(find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,10 +44,10 @@ PASSES = 600
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     # The path of a socket has at most a hundred characters.
     folder = tmp_path_factory.mktemp("slurm")
-    started = Slurm(folder)
+    started = SlurmCluster(folder)
     words = folder / "bin" / "scalelatent"
     words.parent.mkdir()
     words.write_text(f'#!/bin/sh\nexec env PYTHONPATH={ROOT} {sys.executable} -m scalelatent.cli "$@"\n')
@@ -60,61 +63,65 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
-    digits_job(folder, PASSES)
+    write_digits_job(folder, PASSES)
     return folder
 
 
 @pytest.fixture(scope="module")
-def oracle(place: Path) -> dict[str, bytes]:
+def undisturbed(place: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
         result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
-    return files_of(result.folder)
+    return read_model_files(result.folder)
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> tuple[str, ...]:
+def read_logs(tmp_path: Path) -> tuple[str, ...]:
     return (f"--output={tmp_path}/%j.log",)
 
 
-def passes(run: Path) -> int:
+def list_passes(run: Path) -> int:
     return len(RunFolder(str(run)).records("metrics.jsonl")) if (run / "job.json").exists() else 0
 
 
-def state_of(slurm: Slurm, job: str, *wanted: str, seconds: float = 120) -> dict[str, str]:
+def wait_for_state(slurm: SlurmCluster, job: str, *wanted: str, seconds: float = 120) -> dict[str, str]:
     """Return the facts of the controller about a job when the job has this state."""
-    return until(lambda: (reported := slurm.job(job))["JobState"] in wanted and reported, seconds)
+    return wait_for(lambda: (reported := slurm.job(job))["JobState"] in wanted and reported, seconds)
 
 
 def test_a_fit_resumes_after_its_walltime(
-    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], oracle: dict[str, bytes]
+    slurm: SlurmCluster,
+    place: Path,
+    tmp_path: Path,
+    read_logs: tuple[str, ...],
+    undisturbed: dict[str, bytes],
 ) -> None:
     run = tmp_path / "run"
     words = (RECIPES / "fit.sbatch", place / "job.toml", run)
-    job = slurm.submit(*SMALL, *logs, *map(str, words), TMPDIR=str(tmp_path))
-    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *logs, "--wrap", "true")
-    until(lambda: passes(run) > 5, 120)
+    job = slurm.submit(*SMALL, *read_logs, *map(str, words), TMPDIR=str(tmp_path))
+    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *read_logs, "--wrap", "true")
+    wait_for(lambda: list_passes(run) > 5, 120)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    until(lambda: slurm.job(job)["Restarts"] == "1", 60)
+    wait_for(lambda: slurm.job(job)["Restarts"] == "1", 60)
     assert slurm.job(after)["JobState"] == "PENDING"
-    assert state_of(slurm, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
-    assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
+    assert wait_for_state(slurm, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
+    assert wait_for_state(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
     folder = RunFolder(str(run))
     states = [event["state"] for event in folder.records("events.jsonl") if event["event"] == "state"]
     assert states == ["running", "cancelled", "running", "done"]
-    assert files_of(folder) == oracle
+    assert read_model_files(folder) == undisturbed
     log = (tmp_path / f"{job}.log").read_text()
-    assert "stopped; resume from the last checkpoint" in log  # The second run keeps the log of the first.
+    assert "stopped; resume from the last checkpoint" in log  # The resumed job appends to this log.
     assert "done" in log
     assert "Traceback" not in log
 
 
-def test_each_job_of_an_array_has_its_own_setting(slurm: Slurm, place: Path, tmp_path: Path) -> None:
+def test_each_job_of_an_array_has_its_own_setting(slurm: SlurmCluster, place: Path, tmp_path: Path) -> None:
     run, limit = tmp_path / "run", "model.max_iter=2"
     words = (RECIPES / "fit.sbatch", place / "job.toml", run, limit, "model.max_iter=3")
     job = slurm.submit(*SMALL, "--array=0-2", f"--output={tmp_path}/%a.log", *map(str, words))
-    until(lambda: not slurm.call("squeue", "--noheader", "--jobs", job, check=False).strip(), 120)
-    assert [passes(tmp_path / f"run-{number}") for number in (0, 1)] == [2, 3]
+    wait_for(lambda: not slurm.call("squeue", "--noheader", "--jobs", job, check=False).strip(), 120)
+    assert [list_passes(tmp_path / f"run-{number}") for number in (0, 1)] == [2, 3]
     assert (
         "job 2 of the array has no setting: 2 are given, for --array=0-1" in (tmp_path / "2.log").read_text()
     )
@@ -128,14 +135,19 @@ def test_each_job_of_an_array_has_its_own_setting(slurm: Slurm, place: Path, tmp
     ],
 )
 def test_a_job_that_cannot_run_is_refused_before_the_fit(
-    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], words: tuple[str, ...], reported: str
+    slurm: SlurmCluster,
+    place: Path,
+    tmp_path: Path,
+    read_logs: tuple[str, ...],
+    words: tuple[str, ...],
+    reported: str,
 ) -> None:
     recipe = (RECIPES / "fit.sbatch", place / "job.toml", tmp_path / "run")
     bare = {"PATH": "/usr/bin:/bin"}
     job = slurm.submit(
-        *SMALL[:2], *words, *logs, *map(str, recipe), **(bare if "--export=NONE" in words else {})
+        *SMALL[:2], *words, *read_logs, *map(str, recipe), **(bare if "--export=NONE" in words else {})
     )
-    assert state_of(slurm, job, "FAILED", "COMPLETED")["ExitCode"] == "2:0"
+    assert wait_for_state(slurm, job, "FAILED", "COMPLETED")["ExitCode"] == "2:0"
     assert re.search(reported, (tmp_path / f"{job}.log").read_text())
     assert not (tmp_path / "run").exists()
 
@@ -152,15 +164,15 @@ def address() -> str:
 
 
 def test_a_job_survives_a_failed_node_and_ends_regularly(
-    slurm: Slurm, place: Path, tmp_path: Path, logs: tuple[str, ...], address: str
+    slurm: SlurmCluster, place: Path, tmp_path: Path, read_logs: tuple[str, ...], address: str
 ) -> None:
     folder, run = tmp_path / "cluster", tmp_path / "run"
     recipe = (str(RECIPES / "cluster.sbatch"), str(folder))
-    refused = slurm.submit(*SMALL, *logs, *recipe, ADDRESS="127.0.0.1")
-    job = slurm.submit(*SMALL, *logs, *recipe, ADDRESS=address)
-    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *logs, "--wrap", "true")
+    refused = slurm.submit(*SMALL, *read_logs, *recipe, ADDRESS="127.0.0.1")
+    job = slurm.submit(*SMALL, *read_logs, *recipe, ADDRESS=address)
+    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *read_logs, "--wrap", "true")
     file = folder / "scheduler.json"
-    until(lambda: file.exists() and file.stat().st_size, 120)
+    wait_for(lambda: file.exists() and file.stat().st_size, 120)
     assert "is a loopback address" in (tmp_path / f"{refused}.log").read_text()
     tls = {"ca": "ca.pem", "cert": "client-cert.pem", "key": "client-key.pem"}
     security = make_security(**{name: folder / "tls" / pem for name, pem in tls.items()})
@@ -169,17 +181,17 @@ def test_a_job_survives_a_failed_node_and_ends_regularly(
         client.run(exec, WITHOUT_REPORT)
         long = load_job(place / "job.toml", settings=[f"job.out={run}", "model.max_iter=100000"])
         submit_job(long, client=client)
-        until(lambda: passes(run) > 5, 120)
+        wait_for(lambda: list_passes(run) > 5, 120)
         slurm.kill_node(NODES[1])
-        until(lambda: slurm.state_of(NODES[1]).startswith("down"), 120)
-        until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1, 60)
-        seen = passes(run)
-        until(lambda: passes(run) > seen + 5, 120)
+        wait_for(lambda: slurm.state_of(NODES[1]).startswith("down"), 120)
+        wait_for(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1, 60)
+        seen = list_passes(run)
+        wait_for(lambda: list_passes(run) > seen + 5, 120)
     assert slurm.job(job)["JobState"] == "RUNNING"
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    assert state_of(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
+    assert wait_for_state(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
     slurm.start_node(NODES[1])
-    assert state_of(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
+    assert wait_for_state(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
     # Dask logs many lines about lost workers; the run logs one.
     assert "cancelled; resume with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
     ended = RunFolder(str(run)).records("events.jsonl")[-1]
@@ -187,7 +199,7 @@ def test_a_job_survives_a_failed_node_and_ends_regularly(
 
 
 @NEEDS_JOBQUEUE
-def test_a_rejection_by_slurm_is_one_line(slurm: Slurm, tmp_path: Path, address: str) -> None:
+def test_a_rejection_by_slurm_is_one_line(slurm: SlurmCluster, tmp_path: Path, address: str) -> None:
     words = ("--host", address, "--cores", "1", "--memory", "1GB", "--queue", "nowhere")
     ended = subprocess.run(
         [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path / "cluster"), *words],
@@ -202,7 +214,7 @@ def test_a_rejection_by_slurm_is_one_line(slurm: Slurm, tmp_path: Path, address:
 
 @NEEDS_JOBQUEUE
 def test_workers_of_jobqueue_join_and_end_with_their_process(
-    slurm: Slurm, tmp_path: Path, address: str
+    slurm: SlurmCluster, tmp_path: Path, address: str
 ) -> None:
     """Workers join, are counted, and end with the process that requested them."""
     words: list[Any] = [
@@ -223,10 +235,10 @@ def test_workers_of_jobqueue_join_and_end_with_their_process(
     )  # fmt: skip
     try:
         running = ("squeue", "--noheader", "--name=dask-worker", "--states=RUNNING")
-        until(lambda: len(slurm.call(*running).splitlines()) == 2, 120)
+        wait_for(lambda: len(slurm.call(*running).splitlines()) == 2, 120)
     finally:
         process.terminate()
         output = process.communicate(timeout=120)[0]
     assert process.returncode == 0
     assert output.startswith("dashboard http://127.0.0.1:")
-    until(lambda: not slurm.call("squeue", "--noheader", "--name=dask-worker").strip(), 60)
+    wait_for(lambda: not slurm.call("squeue", "--noheader", "--name=dask-worker").strip(), 60)

@@ -28,7 +28,7 @@ def fitted(**params):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _small_pictures():
+def draw_small_figures():
     """Draw figures at a third of their size, because tests check the content."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "DPI", 48)

@@ -16,7 +16,7 @@ from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_d
 SMALL_BLOCKS = 40_000
 
 
-def capsule_norms(h, dim):
+def squared_lengths(h, dim):
     """Return the squared lengths of capsules of equal dimension, (rows, capsules)."""
     return (h.astype(float) ** 2).reshape(len(h), -1, dim).sum(axis=2)
 
@@ -175,7 +175,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
     x = np.random.default_rng(0).integers(0, 255, (400, 64)).astype("u1")
     model = CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(x, np.arange(400) % 2)
     peaks = {}
-    for n in (20_000, 20_000, 200_000):  # The first fit only fills caches.
+    for n in (20_000, 20_000, 200_000):  # The first fit warms caches and is not measured.
         ds = open_dataset(str(tmp_path / f"{n}.zarr")) if n in peaks else make_rows(tmp_path / f"{n}.zarr", n)
         tracemalloc.start()
         shown = collect_report_data(model, ds)

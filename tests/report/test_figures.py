@@ -25,7 +25,7 @@ from scalelatent.report.style import class_style, png_bytes
 PNG = b"\x89PNG"
 
 
-def history(n=30, validation=True):
+def make_history(n=30, validation=True):
     """Records of n passes in three rounds."""
     return [
         {
@@ -40,18 +40,20 @@ def history(n=30, validation=True):
     ]
 
 
-def line(axes, label):
+def find_line(axes, label):
     return next(drawn for drawn in axes.lines if drawn.get_label() == label)
 
 
 def test_history_has_normalised_loss_errors_and_rounds():
-    records = history()
+    records = make_history()
     upper, lower = plot_history(records, capsules=10).axes
     expected = [record["objective"] / np.log(10) for record in records]
     assert upper.lines[0].get_ydata() == pytest.approx(expected)
-    assert line(lower, "training").get_ydata() == pytest.approx([100 * r["train_error"] for r in records])
+    assert find_line(lower, "training").get_ydata() == pytest.approx(
+        [100 * r["train_error"] for r in records]
+    )
     validation = np.array([100 * r["validation_error"] for r in records])
-    assert line(lower, "validation").get_ydata() == pytest.approx(validation)
+    assert find_line(lower, "validation").get_ydata() == pytest.approx(validation)
     best = lower.lines[2]
     assert best.get_xdata()[0] == validation.argmin() + 1
     assert f"{validation.min():.2f} %" in best.get_label()
@@ -61,7 +63,7 @@ def test_history_has_normalised_loss_errors_and_rounds():
 
 
 def test_history_without_validation_of_one_pass_and_of_members():
-    one = history(1, validation=False)
+    one = make_history(1, validation=False)
     upper, lower = plot_history(one, ensemble=True).axes
     assert lower.get_legend_handles_labels()[1][0] == "training"
     assert "validation" not in " ".join(lower.get_legend_handles_labels()[1])

@@ -21,7 +21,7 @@ from scalelatent.report.page import count, duration, join_words
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
-class Reader(HTMLParser):
+class PageParser(HTMLParser):
     """Parser that collects elements and checks the nesting of tags."""
 
     def __init__(self):
@@ -48,7 +48,7 @@ class Reader(HTMLParser):
 
 def read(path):
     text = Path(path).read_text(encoding="utf-8")
-    reader = Reader()
+    reader = PageParser()
     reader.feed(text)
     assert not reader.open
     reader.source = text
@@ -56,12 +56,12 @@ def read(path):
     return reader
 
 
-def names(page):
+def list_pictures(page):
     return [attrs["id"] for attrs in page.all("article")]
 
 
 @pytest.fixture(scope="module")
-def built(digits, run_folder):
+def build_once(digits, run_folder):
     """Return the report of an architecture, built once."""
 
     @cache
@@ -76,14 +76,14 @@ def built(digits, run_folder):
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
-def test_page_of_each_architecture(digits, built, architecture):
+def test_page_of_each_architecture(digits, build_once, architecture):
     found = digits(capsule_dim=2, architecture=architecture)
-    path = built(architecture)
+    path = build_once(architecture)
     page = read(path)
     expected = ["latents", "prototypes", "confusion", "mistakes", "reliability", "history"]
     if architecture == "all_vs_all":
         expected = [name for name in expected if name not in ("latents", "reliability")]
-    assert names(page) == expected
+    assert list_pictures(page) == expected
     assert sorted(p.name for p in path.parent.iterdir()) == sorted(
         ["index.html", *(f"{n}.png" for n in expected)]
     )
@@ -93,8 +93,8 @@ def test_page_of_each_architecture(digits, built, architecture):
     assert not any(attrs.get("class") == "card notes" for attrs in page.all("section"))
 
 
-def test_page_is_self_contained_and_accessible(built):
-    path = built("multiclass")
+def test_page_is_self_contained_and_accessible(build_once):
+    path = build_once("multiclass")
     page = read(path)
     assert not re.search(r"https?://|@import|url\(", page.source)
     assert not page.all("script")
@@ -118,8 +118,8 @@ def test_page_is_self_contained_and_accessible(built):
     assert "prefers-color-scheme: dark" in page.source
 
 
-def test_settings_numbers_and_links(built):
-    page = read(built("multiclass"))
+def test_settings_numbers_and_links(build_once):
+    page = read(build_once("multiclass"))
     assert "capsule_dim 2 job file" in page.words
     assert "tol none default" in page.words
     assert "training rows 1,300" in page.words
@@ -136,7 +136,9 @@ def test_labels_are_escaped_and_strings_work(tmp_path):
     (tmp_path / "run").mkdir()
     page = read(build_report(tmp_path / "run", model=model, data=Dataset.from_arrays(x, y), role="training"))
     assert "<b>cat" not in page.source
-    assert not {"prototypes", "mistakes"} & set(names(page))  # Figures of single rows are for images only.
+    assert not {"prototypes", "mistakes"} & set(
+        list_pictures(page)
+    )  # Figures of single rows are for images only.
     assert "training error" in page.words
 
 
@@ -163,16 +165,16 @@ def test_the_page_names_missing_parts(digits, run_folder):
     assert "metrics.jsonl is missing" in page.words
     assert "job.json is missing" in page.words
     assert "made without rows" in page.words
-    assert names(page) == []
+    assert list_pictures(page) == []
     page = read(build_report(folder, data=Dataset.from_arrays(found.x), role="test"))
     assert "have no labels" in page.words
-    assert names(page) == ["latents", "prototypes"]
+    assert list_pictures(page) == ["latents", "prototypes"]
 
 
 def test_a_model_in_memory_has_its_history(digits, tmp_path):
     found = digits(capsule_dim=2)
     page = read(build_report(tmp_path, model=found.model))
-    assert names(page) == ["history"]
+    assert list_pictures(page) == ["history"]
     assert "metrics.jsonl" not in page.words
 
 
@@ -193,7 +195,7 @@ def test_the_page_is_written_if_its_rows_are_unusable(digits, run_folder):
         build_report(run_folder(found.model), model=found.model, data=Dataset.from_arrays(np.ones((9, 3))))
     )
     assert "has 3 features per row" in page.words
-    assert names(page) == ["history"]
+    assert list_pictures(page) == ["history"]
 
 
 def test_a_second_report_replaces_the_first(digits, run_folder):
@@ -240,5 +242,5 @@ def test_a_kind_without_a_section_gets_the_plain_page(digits, run_folder, monkey
     found = digits(capsule_dim=2)
     monkeypatch.setattr(build, "find_kind", lambda model: SimpleNamespace(report=""))
     page = read(build_report(run_folder(found.model), model=found.model))
-    assert names(page) == ["learning"]
+    assert list_pictures(page) == ["learning"]
     assert "features per row 64" in page.words

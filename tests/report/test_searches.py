@@ -10,14 +10,18 @@ from scalelatent.report.runfiles import RunFiles
 from scalelatent.storage.disk import locate
 
 
-def _candidate(rank: int, score: float | None, **more: Any) -> dict[str, Any]:
+def make_candidate(rank: int, score: float | None, **more: Any) -> dict[str, Any]:
     one = {"params": {"k1": rank, "decay": None}, "rank": rank, "score": score, "spread": 0.01, "error": None}
     return one | {"scores": [score, score], "passes": 3, "fit_seconds": 1.5} | more
 
 
 def test_table_lists_candidates_best_first_and_failed_ones_with_their_error() -> None:
-    away = _candidate(3, None, spread=None, error="not finite")
-    search = {"scoring": "nmi", "folds": 2, "candidates": [_candidate(2, 0.25), away, _candidate(1, 0.5)]}
+    away = make_candidate(3, None, spread=None, error="not finite")
+    search = {
+        "scoring": "nmi",
+        "folds": 2,
+        "candidates": [make_candidate(2, 0.25), away, make_candidate(1, 0.5)],
+    }
     table = make_candidates_table(search)
     assert [row[0] for row in table.rows] == ["1", "2", "3"]
     assert table.rows[0][1:3] == ["k1 = 1, decay = none", "0.5000"]

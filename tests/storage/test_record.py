@@ -46,7 +46,7 @@ TREES = st.recursive(
 )
 
 
-def _same(a: Any, b: Any) -> bool:
+def assert_same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return (
             isinstance(b, np.ndarray)
@@ -57,15 +57,15 @@ def _same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
+        return list(a) == list(b) and all(assert_same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(assert_same, a, b))
     return bool(a == b or (a != a and b != b))
 
 
 @given(TREES)
 def test_values_are_read_back_unchanged(tree: Any) -> None:
-    assert _same(loads(dumps(tree)), tree)
+    assert assert_same(loads(dumps(tree)), tree)
 
 
 @given(TREES)
@@ -79,9 +79,9 @@ def test_dataclasses_of_the_package_are_read_back() -> None:
     got = loads(dumps({"members": members, "state": state, "grid": RowGrid(10, 2, 2)}))
     assert isinstance(got["state"], CapsuleState)
     for name, value in vars(state).items():
-        assert _same(getattr(got["state"], name), value)
+        assert assert_same(getattr(got["state"], name), value)
     assert loads(dumps(Anything())) == Anything()  # This class has no fields.
-    assert _same(got["members"].labels, members.labels)
+    assert assert_same(got["members"].labels, members.labels)
     assert got["grid"] == RowGrid(10, 2, 2)
 
 
@@ -91,7 +91,7 @@ def test_named_tuples_keep_their_type_within_dataclasses_of_a_task() -> None:
     got = loads(dumps({"reduction": CalibrationPass(rows, np.ones(3), None, 1), "plain": (1, 2)}))
     kept = got["reduction"].rows.frame
     assert isinstance(kept, RowFrame)
-    assert _same(kept.matrix, frame.matrix)
+    assert assert_same(kept.matrix, frame.matrix)
     assert kept.intercept.constant == 2.0
     assert got["plain"] == (1, 2)
     assert type(got["plain"]) is tuple
@@ -136,7 +136,7 @@ def test_a_record_with_extra_bytes_is_refused(tail: bytes) -> None:
         loads(dumps(SMALL) + tail)
 
 
-def _forged(head: Any, **arrays: Any) -> bytes:
+def forge_record(head: Any, **arrays: Any) -> bytes:
     """Return a record with a valid checksum and any content."""
     buffer = io.BytesIO()
     np.savez(buffer, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
@@ -159,30 +159,32 @@ def _forged(head: Any, **arrays: Any) -> bytes:
 )
 def test_foreign_and_unknown_types_are_refused(name: str) -> None:
     with pytest.raises(RunError, match=name):
-        loads(_forged({"!type": name, "fields": {}}))
+        loads(forge_record({"!type": name, "fields": {}}))
 
 
 def test_fields_of_another_version_are_refused() -> None:
     with pytest.raises(RunError, match="RowGrid"):
-        loads(_forged({"!type": "scalelatent.engine.grid:RowGrid", "fields": {"n_rows": 3, "colour": 1}}))
+        loads(
+            forge_record({"!type": "scalelatent.engine.grid:RowGrid", "fields": {"n_rows": 3, "colour": 1}})
+        )
 
 
 def test_pickled_arrays_are_not_loaded() -> None:
-    bomb = np.array([Bomb()], dtype=object)
+    bomb = np.array([PickleBomb()], dtype=object)
     with pytest.raises((RunError, ValueError), match="allow_pickle"):
-        loads(_forged({"!array": "a0"}, a0=bomb))
-    assert not Bomb.went_off
+        loads(forge_record({"!array": "a0"}, a0=bomb))
+    assert not PickleBomb.went_off
 
 
-class Bomb:
+class PickleBomb:
     went_off = False
 
     def __reduce__(self) -> Any:
-        return _explode, ()
+        return record_explosion, ()
 
 
-def _explode() -> None:
-    Bomb.went_off = True
+def record_explosion() -> None:
+    PickleBomb.went_off = True
 
 
 def test_pickle_is_never_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_the_error_of_a_full_disk_names_the_file_and_the_older_record_stays(
     def leaky(*args: Any, **kwargs: Any) -> Any:
         file = builtins.open(*args, **kwargs)  # noqa: SIM115  the caller closes it
         if call == "write":
-            file = io.BufferedWriter(Full(file.name), 16)
+            file = io.BufferedWriter(FullDiskFile(file.name), 16)
         return file
 
     if call in ("fsync", "replace"):
@@ -240,7 +242,7 @@ def test_the_error_of_a_full_disk_names_the_file_and_the_older_record_stays(
     assert [p.name for p in tmp_path.iterdir()] == ["a.rec"]
 
 
-class Full(io.RawIOBase):
+class FullDiskFile(io.RawIOBase):
     """A file on a full disk."""
 
     def __init__(self, name: str) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("s3fs")
 
 from scalelatent.storage import objects
 
-from .server import Door, serving
+from .server import ServerProxy, serve_bucket
 
 SECRET = "never-to-be-written-down"
 
@@ -24,7 +24,7 @@ class S3:
     """A bucket: its URL, and the request counter of its server."""
 
     url: str
-    door: Door
+    door: ServerProxy
     endpoint: str
 
     def at(self, key: str) -> str:
@@ -33,14 +33,14 @@ class S3:
 
 
 @pytest.fixture(scope="session")
-def _server() -> Iterator[tuple[str, Door]]:
+def _server() -> Iterator[tuple[str, ServerProxy]]:
     objects.forget_connections()
-    with serving() as found:
+    with serve_bucket() as found:
         yield found
     objects.forget_connections()
 
 
-def lead_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
+def point_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
     """Make the environment point to the server, without the credentials of this user."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
         patch.delenv(name)
@@ -57,16 +57,16 @@ def lead_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
 
 
 @pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, Door]) -> Door:
+def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, ServerProxy]) -> ServerProxy:
     """Return the request counter of the server, with an environment that points to it."""
     endpoint, door = _server
-    lead_to(monkeypatch, endpoint, tmp_path)
+    point_to(monkeypatch, endpoint, tmp_path)
     monkeypatch.setattr(objects, "FIRST_PAUSE", 0.005)
     return door
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
+def close_connections() -> Iterator[None]:
     """Close connections that a test made in a changed environment."""
     objects.forget_connections()
     yield
@@ -74,7 +74,7 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.fixture
-def s3(aws: Door, _server: tuple[str, Door]) -> S3:
+def s3(aws: ServerProxy, _server: tuple[str, ServerProxy]) -> S3:
     """Return an empty bucket."""
     bucket = f"b-{uuid.uuid4().hex[:12]}"
     objects._filesystem("s3", os.getpid()).mkdir(bucket)

@@ -18,7 +18,7 @@ DENIED = (
 )
 
 
-class Door:
+class ServerProxy:
     """WSGI application that counts requests, and refuses or breaks some of them.
 
     Attributes
@@ -122,13 +122,13 @@ def _answer(environ: dict[str, Any], start: Any, status: str, body: bytes) -> li
 
 
 @contextmanager
-def serving(seed: int = 0) -> Iterator[tuple[str, Door]]:
+def serve_bucket(seed: int = 0) -> Iterator[tuple[str, ServerProxy]]:
     """Serve on a free port of loopback; yield its URL and its proxy."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    door = Door(DomainDispatcherApplication(create_backend_app), seed)
+    door = ServerProxy(DomainDispatcherApplication(create_backend_app), seed)
     server = make_server("127.0.0.1", 0, door, threaded=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

@@ -73,14 +73,14 @@ def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Pa
 # -- storage options ---------------------------------------------------------------------------------------
 
 
-def options_of(s3: S3) -> dict[str, Any]:
+def list_options(s3: S3) -> dict[str, Any]:
     return {"key": "AKIATESTTESTTEST", "secret": SECRET, "endpoint_url": s3.endpoint}
 
 
 @pytest.fixture
-def options(s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None) -> dict[str, Any]:
+def options(s3: S3, monkeypatch: pytest.MonkeyPatch, close_connections: None) -> dict[str, Any]:
     """Return options that point to the server, to which the environment no longer points."""
-    made = options_of(s3)
+    made = list_options(s3)
     make_digits(s3.at("digits.zarr"), 300)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
@@ -156,7 +156,7 @@ def job_file(folder: Path, train: str, options: str, more: str = "") -> Path:
 
 
 def test_a_job_may_have_storage_options(
-    s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None, tmp_path: Path
+    s3: S3, monkeypatch: pytest.MonkeyPatch, close_connections: None, tmp_path: Path
 ) -> None:
     make_digits(s3.at("digits.zarr"), 300)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
@@ -203,7 +203,7 @@ _AZURITE = (
 
 
 @pytest.fixture
-def azure(monkeypatch: pytest.MonkeyPatch, fresh: None) -> Iterator[str]:
+def azure(monkeypatch: pytest.MonkeyPatch, close_connections: None) -> Iterator[str]:
     """Return the connection string of an Azurite on loopback with an empty container `con`."""
     pytest.importorskip("adlfs")
     program = shutil.which("azurite-blob")
@@ -249,14 +249,14 @@ def test_datasets_in_azure_are_read_and_written(azure: str, monkeypatch: pytest.
 # -- clusters ----------------------------------------------------------------------------------------------
 
 
-class NotToBeSent(dict[str, Any]):
+class UnpicklableOption(dict[str, Any]):
     """Option that cannot be pickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("only here")
 
 
-def capsule(**fit: Any) -> Any:
+def make_capsule(**fit: Any) -> Any:
     rows = fit.pop("rows")
     return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(rows, **fit)
 
@@ -265,9 +265,9 @@ def capsule(**fit: Any) -> Any:
 @pytest.mark.cluster
 def test_workers_receive_the_options(s3: S3, options: dict[str, Any], tmp_path: Path) -> None:
     ds = open_dataset(s3.at("digits.zarr"), storage_options=options)
-    alone = capsule(rows=ds)
+    alone = make_capsule(rows=ds)
     with sl.cluster("local", workers=1, threads=1) as client:
-        model = capsule(rows=ds, client=client, run_dir=tmp_path / "run")
+        model = make_capsule(rows=ds, client=client, run_dir=tmp_path / "run")
         client.cluster.scale(2)  # A worker that joins later receives them, too.
         client.wait_for_workers(2, timeout=60)
         client.retire_workers(list(client.scheduler_info()["workers"])[:1])
@@ -286,7 +286,7 @@ def test_workers_receive_the_options(s3: S3, options: dict[str, Any], tmp_path: 
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_options_that_cannot_be_pickled_are_refused(s3: S3, options: dict[str, Any]) -> None:
-    ds = open_dataset(s3.at("digits.zarr"), storage_options={**options, "config_kwargs": NotToBeSent()})
+    ds = open_dataset(s3.at("digits.zarr"), storage_options={**options, "config_kwargs": UnpicklableOption()})
     message = r"storage options that cannot be sent to the workers \(TypeError: .*only here"
     with sl.cluster("local", workers=1, threads=1) as client, pytest.raises(RunError, match=message) as error:
         send_access(client, ds)
@@ -296,7 +296,7 @@ def test_options_that_cannot_be_pickled_are_refused(s3: S3, options: dict[str, A
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_a_submitted_job_may_have_storage_options(
-    s3: S3, monkeypatch: pytest.MonkeyPatch, fresh: None, tmp_path: Path
+    s3: S3, monkeypatch: pytest.MonkeyPatch, close_connections: None, tmp_path: Path
 ) -> None:
     make_digits(s3.at("digits.zarr"), 300)
     monkeypatch.delenv("AWS_ENDPOINT_URL")

@@ -75,7 +75,7 @@ def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
 
 
 @pytest.fixture(scope="module")
-def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def fit_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the same fit from a disk and without a run folder."""
     folder = tmp_path_factory.mktemp("oracle")
     rows = sl.data.make_digits(str(folder / "train.zarr"), 600, shard_rows=100)
@@ -85,7 +85,7 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def base(s3: S3, on_disk: Any) -> str:
+def dataset_url(s3: S3, fit_on_disk: Any) -> str:
     """Return a URL with the training rows."""
     sl.data.make_digits(s3.at("train.zarr"), 600, shard_rows=100)
     return s3.url
@@ -99,15 +99,15 @@ def call(*arguments: str) -> Any:
     return json.loads(result.stdout[result.stdout.index("{") :])
 
 
-def same_bits(url: str, on_disk: Any) -> None:
+def assert_same_bits(url: str, on_disk: Any) -> None:
     model = sl.load_model(url)
     np.testing.assert_array_equal(model.W_, on_disk.W_)
 
 
 @pytest.mark.slow
-def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, on_disk: Any, tmp_path: Path) -> None:
+def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, fit_on_disk: Any, tmp_path: Path) -> None:
     base = s3.url
-    error = 1.0 - on_disk.score(sl.open_dataset(on_disk.place)[100:200])
+    error = 1.0 - fit_on_disk.score(sl.open_dataset(fit_on_disk.place)[100:200])
     with s3.door.turning_away(0.04):
         call("data", "make", "digits", f"{base}/train.zarr", "--rows", "600")
         done = call("fit", str(job_file(tmp_path, base)))
@@ -124,8 +124,8 @@ def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, on_disk: Any, tmp_pat
         scores = call("score", f"{base}/run", f"{base}/train.zarr", "--rows", "100:200")
         assert scores["error"] == pytest.approx(error)
         assert call("report", f"{base}/run")["report"].endswith("run/report/index.html")
-        same_bits(f"{base}/run", on_disk)
-        same_bits(f"{base}/run/model.zarr", on_disk)
+        assert_same_bits(f"{base}/run", fit_on_disk)
+        assert_same_bits(f"{base}/run/model.zarr", fit_on_disk)
     assert s3.door.turned_away > 5
     page = locate(f"{base}/run").read("report/index.html")
     assert b"<html" in page  # type: ignore[operator]
@@ -143,8 +143,10 @@ def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, on_disk: Any, tmp_pat
         assert SECRET.encode() not in store.read(key), key  # type: ignore[operator]
 
 
-def test_a_run_folder_is_created_if_the_first_answer_is_lost(s3: S3, base: str, tmp_path: Path) -> None:
-    job = load_job(job_file(tmp_path, base))
+def test_a_run_folder_is_created_if_the_first_answer_is_lost(
+    s3: S3, dataset_url: str, tmp_path: Path
+) -> None:
+    job = load_job(job_file(tmp_path, dataset_url))
     with s3.door.losing_first("PUT", "/run/job.json"):
         folder = RunFolder.create(job.job.out, job)
     assert folder.read_state()["state"] == "queued"
@@ -153,7 +155,7 @@ def test_a_run_folder_is_created_if_the_first_answer_is_lost(s3: S3, base: str, 
         RunFolder.create(job.job.out, job)
 
 
-def test_a_fit_may_have_its_run_folder_in_a_store(s3: S3, base: str, on_disk: Any) -> None:
+def test_a_fit_may_have_its_run_folder_in_a_store(s3: S3, dataset_url: str, fit_on_disk: Any) -> None:
     from scalelatent.engine.callbacks import Callback
 
     class Break(Callback):
@@ -162,33 +164,35 @@ def test_a_fit_may_have_its_run_folder_in_a_store(s3: S3, base: str, on_disk: An
                 raise KeyboardInterrupt
             return False
 
-    rows = sl.open_dataset(f"{base}/train.zarr")
+    rows = sl.open_dataset(f"{dataset_url}/train.zarr")
     with s3.door.turning_away(0.02):
         with pytest.raises(KeyboardInterrupt):
-            fit(rows, run_dir=f"{base}/run", callbacks=[Break()])
-        assert any(name.startswith("state-") for name in locate(f"{base}/run").keys("engine"))
+            fit(rows, run_dir=f"{dataset_url}/run", callbacks=[Break()])
+        assert any(name.startswith("state-") for name in locate(f"{dataset_url}/run").keys("engine"))
         with pytest.raises(RunError, match="already holds a fit"):
-            fit(rows, run_dir=f"{base}/run")
-        model = fit(rows, run_dir=f"{base}/run", resume=True)
-    np.testing.assert_array_equal(model.W_, on_disk.W_)
+            fit(rows, run_dir=f"{dataset_url}/run")
+        model = fit(rows, run_dir=f"{dataset_url}/run", resume=True)
+    np.testing.assert_array_equal(model.W_, fit_on_disk.W_)
     assert [record["pass"] for record in model.history_] == list(range(1, PASSES + 1))
-    assert locate(f"{base}/run/engine/scratch").is_empty()  # Temporary rows are deleted.
+    assert locate(f"{dataset_url}/run/engine/scratch").is_empty()  # Temporary rows are deleted.
 
 
-def test_a_job_runs_from_data_to_report_in_memory(on_disk: Any, tmp_path: Path) -> None:
+def test_a_job_runs_from_data_to_report_in_memory(fit_on_disk: Any, tmp_path: Path) -> None:
     base = f"memory://cycle-{uuid.uuid4().hex[:8]}"
     sl.data.make_digits(f"{base}/train.zarr", 600, shard_rows=100)
     result = run_new_job(load_job(job_file(tmp_path, base)))
     assert result.warnings == []
-    same_bits(f"{base}/run", on_disk)
+    assert_same_bits(f"{base}/run", fit_on_disk)
     assert [r["pass"] for r in result.folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
 
 
 @pytest.mark.slow
-def test_resume_after_a_kill_gives_the_same_bits(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scalelatent", "fit", str(job_file(tmp_path, base))]
+def test_resume_after_a_kill_gives_the_same_bits(
+    s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "scalelatent", "fit", str(job_file(tmp_path, dataset_url))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    place, deadline = locate(f"{base}/run"), time.monotonic() + 90
+    place, deadline = locate(f"{dataset_url}/run"), time.monotonic() + 90
     try:
         while process.poll() is None and time.monotonic() < deadline:
             if any(name.startswith("state-capsule_estep-000002") for name in place.keys("engine")):
@@ -198,20 +202,20 @@ def test_resume_after_a_kill_gives_the_same_bits(s3: S3, base: str, on_disk: Any
     finally:
         process.wait(30)
     assert process.returncode == -signal.SIGKILL
-    folder = RunFolder.open(f"{base}/run")
+    folder = RunFolder.open(f"{dataset_url}/run")
     state = folder.read_state()
     # The state is read from the end of the driver's process, without waiting for the lease to expire.
     assert state["state"] == "failed"
-    assert f"scalelatent resume {base}/run" in state["error"]
+    assert f"scalelatent resume {dataset_url}/run" in state["error"]
     assert not folder.has_model
-    assert call("resume", f"{base}/run")["state"] == "done"
-    same_bits(f"{base}/run", on_disk)
+    assert call("resume", f"{dataset_url}/run")["state"] == "done"
+    assert_same_bits(f"{dataset_url}/run", fit_on_disk)
     assert [r["pass"] for r in folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
 
 
 @pytest.mark.slow
 def test_an_interrupted_run_resumes_in_another_process(
-    s3: S3, base: str, on_disk: Any, tmp_path: Path
+    s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
 ) -> None:
     from scalelatent.engine.callbacks import Callback
 
@@ -221,47 +225,49 @@ def test_an_interrupted_run_resumes_in_another_process(
                 raise KeyboardInterrupt
             return False
 
-    job = load_job(job_file(tmp_path, base))
+    job = load_job(job_file(tmp_path, dataset_url))
     folder = RunFolder.create(job.job.out, job)
     with pytest.raises(KeyboardInterrupt):
         run_job(job, folder, callbacks=[Break()])
     assert folder.read_state()["state"] == "cancelled"
     again = RunFolder.open(folder.url)
     run_job(again.read_job(), again, resume=True)
-    same_bits(folder.url, on_disk)
+    assert_same_bits(folder.url, fit_on_disk)
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_during_a_run_is_reported(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
-    job = load_job(job_file(tmp_path, base))
+def test_a_store_that_fails_during_a_run_is_reported(
+    s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
+) -> None:
+    job = load_job(job_file(tmp_path, dataset_url))
     folder = RunFolder.create(job.job.out, job)
     no_checkpoint = s3.door.denying(lambda method, path: "state-capsule_estep-000004" in path)
     with no_checkpoint, pytest.raises(RunError, match=r"cannot write s3://.*permission denied.*resume"):
         run_job(job, folder)
     assert folder.read_state()["state"] == "failed"
     run_job(job, folder, resume=True)
-    same_bits(folder.url, on_disk)
+    assert_same_bits(folder.url, fit_on_disk)
 
 
 @pytest.mark.slow
 def test_the_error_names_an_object_lost_during_a_run_which_can_resume(
-    s3: S3, base: str, tmp_path: Path
+    s3: S3, dataset_url: str, tmp_path: Path
 ) -> None:
     from scalelatent.engine.callbacks import Callback
 
     key = "train.zarr/x/c/3/0/0"
-    kept = locate(base).read(key)
+    kept = locate(dataset_url).read(key)
     assert kept is not None
 
     class Lose(Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
-            locate(base).delete(key)
+            locate(dataset_url).delete(key)
 
-    job = load_job(job_file(tmp_path, base))
+    job = load_job(job_file(tmp_path, dataset_url))
     folder = RunFolder.create(job.job.out, job)
     with pytest.raises(DataError, match=r"x/c/3/0/0 \(rows 300:400 of 'x'\) is missing"):
         run_job(job, folder, callbacks=[Lose()])
-    locate(base).write(key, kept)
+    locate(dataset_url).write(key, kept)
     run_job(job, folder, resume=True)
     assert folder.read_state()["state"] == "done"
 
@@ -277,19 +283,23 @@ objects.forget_connections()
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_job_on_a_cluster_uses_the_store(s3: S3, base: str, on_disk: Any, tmp_path: Path) -> None:
-    file = job_file(tmp_path, base, cluster="workers = 2\nthreads = 1\nmemory_limit = '1GiB'")
+def test_a_job_on_a_cluster_uses_the_store(
+    s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
+) -> None:
+    file = job_file(tmp_path, dataset_url, cluster="workers = 2\nthreads = 1\nmemory_limit = '1GiB'")
     with s3.door.turning_away(0.02):
         result = run_new_job(load_job(file))
-    same_bits(f"{base}/run", on_disk)
+    assert_same_bits(f"{dataset_url}/run", fit_on_disk)
     assert result.warnings == []
     with sl.cluster("local", workers=1, threads=1) as client:
-        result.estimator.predict(sl.open_dataset(f"{base}/train.zarr"), out=f"{base}/labels.zarr")
-        assert len(sl.open_dataset(f"{base}/labels.zarr")) == 600
+        result.estimator.predict(
+            sl.open_dataset(f"{dataset_url}/train.zarr"), out=f"{dataset_url}/labels.zarr"
+        )
+        assert len(sl.open_dataset(f"{dataset_url}/labels.zarr")) == 600
         client.run(exec, LOSE_CREDENTIALS)
         model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
         with pytest.raises(RunError, match=r"worker\(s\) .* do not see the run folder s3://.*no credentials"):
-            model.fit(sl.open_dataset(f"{base}/train.zarr"), run_dir=f"{base}/other")
+            model.fit(sl.open_dataset(f"{dataset_url}/train.zarr"), run_dir=f"{dataset_url}/other")
 
 
 def test_an_impossible_run_folder_is_refused(s3: S3, tmp_path: Path) -> None:
@@ -327,7 +337,7 @@ def test_the_demo_refuses_a_store() -> None:
     assert "give a path" in result.output
 
 
-def test_a_replaced_driver_does_not_change_the_state(on_disk: Any, tmp_path: Path) -> None:
+def test_a_replaced_driver_does_not_change_the_state(fit_on_disk: Any, tmp_path: Path) -> None:
     from scalelatent.engine.callbacks import Callback
 
     base = f"memory://replaced-{uuid.uuid4().hex[:8]}"

@@ -31,11 +31,11 @@ def url() -> str:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.02)
 
 
-def _pretend(url: str, number: int, **who: Any) -> None:
+def pretend_other_host(url: str, number: int, **who: Any) -> None:
     written = {"token": "t", "pid": 1, "host": "elsewhere", "space": "another boot", "started": 0.0, **who}
     locate(url).write(f"lock/{number:06d}.json", json.dumps(written).encode())
 
@@ -90,7 +90,7 @@ def test_one_of_many_processes_gets_the_lease(s3: S3) -> None:
 def test_another_host_has_the_lease_until_its_heartbeat_stops(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _pretend(url, 7)
+    pretend_other_host(url, 7)
     lock = ObjectLock(locate(url))  # type: ignore[arg-type]
     holder = lock.holder()
     assert holder is not None
@@ -122,11 +122,11 @@ def test_a_dead_process_of_this_machine_loses_the_lease_at_once(s3: S3) -> None:
     lock.release()
 
 
-def test_a_replaced_driver_stops(url: str, quick: None) -> None:
+def test_a_replaced_driver_stops(url: str, use_short_lease: None) -> None:
     folder = RunFolder.create(url, JOB)
     with pytest.raises(RunError, match="was taken over by another driver"), folder.lock():
         folder.append("metrics.jsonl", {"pass": 1})
-        _pretend(url, 2)
+        pretend_other_host(url, 2)
         assert _wait(lambda: folder._held is not None and folder._held.lost)
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
@@ -134,7 +134,7 @@ def test_a_replaced_driver_stops(url: str, quick: None) -> None:
     assert written["host"] == "elsewhere"  # The loser did not release the lease of the winner.
 
 
-def test_heartbeats_renew_the_lease(url: str, quick: None) -> None:
+def test_heartbeats_renew_the_lease(url: str, use_short_lease: None) -> None:
     lock = ObjectLock(locate(url))  # type: ignore[arg-type]
     lock.acquire()
     beat = lambda: json.loads(locate(url).read("lock/000001.json")).get("beats", 0)  # type: ignore[arg-type]  # noqa: E731
@@ -152,7 +152,7 @@ def test_a_lost_answer_does_not_count_as_another_driver(s3: S3) -> None:
 
 
 def test_a_late_heartbeat_does_not_undo_the_release(
-    url: str, quick: None, monkeypatch: pytest.MonkeyPatch
+    url: str, use_short_lease: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "RELEASE_SECONDS", 0.05)
     place = locate(url)

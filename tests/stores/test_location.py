@@ -200,7 +200,9 @@ def test_answers_that_are_always_incomplete_are_reported(s3: S3, monkeypatch: py
     assert place.read("a") == b"0123456789"
 
 
-def test_an_unreachable_server_is_reported(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_reported(
+    s3: S3, close_connections: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelatent.storage import objects
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -210,7 +212,9 @@ def test_an_unreachable_server_is_reported(s3: S3, fresh: None, monkeypatch: pyt
         locate(s3.at("x")).read("k")
 
 
-def test_missing_credentials_are_reported(s3: S3, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(
+    s3: S3, close_connections: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scalelatent.storage import objects
 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -275,7 +279,7 @@ def test_invalid_urls_are_refused(url: str, message: str) -> None:
     assert isinstance(error.value, ScalelatentError)
 
 
-def test_the_error_names_a_missing_package(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_package(close_connections: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
     def absent(protocol: str) -> None:
@@ -291,7 +295,7 @@ def test_the_error_names_a_missing_package(fresh: None, monkeypatch: pytest.Monk
         locate("gs://bucket/x")
 
 
-def test_requests_to_google_have_a_timeout(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+def test_requests_to_google_have_a_timeout(monkeypatch: pytest.MonkeyPatch, close_connections: None) -> None:
     """Its library retries by itself, so each of its requests must end."""
     import fsspec
 

@@ -19,9 +19,9 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.runner import run_new_job
 from scalelatent.jobs.submit import resubmit, submit_job
-from tests.helpers import WITHOUT_REPORT, until
+from tests.helpers import WITHOUT_REPORT, wait_for
 
-from .conftest import S3, lead_to
+from .conftest import S3, point_to
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -32,7 +32,7 @@ def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     from distributed import Client, LocalCluster
 
     with pytest.MonkeyPatch.context() as patch:
-        lead_to(patch, _server[0], tmp_path_factory.mktemp("aws"))
+        point_to(patch, _server[0], tmp_path_factory.mktemp("aws"))
         cluster = LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
             memory_limit=0, silence_logs=50,
@@ -72,15 +72,15 @@ def job(s3: S3) -> Callable[..., Any]:
 @pytest.mark.timeout(240)
 def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job: Any) -> None:
     folder = RunFolder.open(submit_job(job(passes=300), client=client).run)
-    until(lambda: len(folder.records("metrics.jsonl")) > 2)
+    wait_for(lambda: len(folder.records("metrics.jsonl")) > 2)
     with pytest.raises(JobError, match=r"already contains a run \(state: running\)"):
         submit_job(job(), client=client)
     driver = folder.read_state()["driver"]
     os.kill(client.run(os.getpid, workers=[driver])[driver], signal.SIGKILL)
-    until(lambda: folder.read_state()["driver"] != driver)
+    wait_for(lambda: folder.read_state()["driver"] != driver)
     # The end of a driver on this machine is noticed, so its lease need not expire.
     count = len(folder.records("metrics.jsonl"))
-    until(lambda: len(folder.records("metrics.jsonl")) > count)
+    wait_for(lambda: len(folder.records("metrics.jsonl")) > count)
     begin = time.monotonic()
     assert control.cancel_job(folder)["state"] == "cancelled"
     # The state is read every two seconds, because each request costs money.
@@ -88,7 +88,7 @@ def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job
     assert folder.read_progress()["rows_total"] == 600
     assert control.find_job(folder.url).id == folder.id
     resubmit(folder.read_job(), folder, client=client)
-    until(lambda: folder.read_state()["state"] == "running")
+    wait_for(lambda: folder.read_state()["state"] == "running")
     control.cancel_job(folder)
 
 

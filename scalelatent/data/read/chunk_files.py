@@ -26,17 +26,17 @@ class DamagedFileError(Exception):
     """Error for a shard file that has changed since it was written."""
 
 
-class Chunks(Protocol):
+class ChunkReader(Protocol):
     """Interface to the bytes of chunks in a file or from an object store."""
 
     def extent(self, chunk: int, sharded: bool) -> tuple[int, int]:
-        """Return offset and length of the bytes of a chunk."""
+        """Return the offset and the length, in bytes, of chunk number `chunk` in its file or object."""
         ...
 
     def read(self, offset: int, length: int) -> bytes: ...
 
     def read_into(self, target: np.ndarray, offset: int) -> bytes:
-        """Fill `target` with bytes from `offset` on; return the checksum after those bytes."""
+        """Fill `target` with the bytes of a chunk that begin at `offset`; return the checksum after them."""
         ...
 
 
@@ -93,7 +93,7 @@ def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
     return np.frombuffer(_checked(raw, "its index")[0], "<u8").reshape(-1, 2)
 
 
-def entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
+def index_entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
     """Return offset and length of the bytes of a chunk from the index of its shard."""
     offset, length = (int(v) for v in index[chunk])
     if offset == _ABSENT:
@@ -122,7 +122,7 @@ class ShardFile:
         if self._index is None:
             length = min(self.size, 16 * self.n_chunks + _CRC_BYTES)
             self._index = _parse_index(self.read(self.size - length, length), self.n_chunks)
-        offset, length = entry(self._index, chunk)
+        offset, length = index_entry(self._index, chunk)
         if offset + length > self.size:
             raise DamagedFileError(
                 f"its chunk {chunk} ends at byte {offset + length}, but the file has {self.size} bytes"
@@ -154,7 +154,7 @@ class ShardFile:
         return bytes(tail)
 
 
-Decoder = Callable[[Chunks, int, np.ndarray], bytes]
+Decoder = Callable[[ChunkReader, int, np.ndarray], bytes]
 """Function that fills an array from a chunk and returns the verified checksum."""
 
 
@@ -198,7 +198,7 @@ def has_our_keys(array: zarr.Array) -> bool:
 
 
 def _raw_decoder(sharded: bool) -> Decoder:
-    def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
+    def decode(file: ChunkReader, chunk: int, out: np.ndarray) -> bytes:
         offset, length = file.extent(chunk, sharded)
         if length != out.nbytes + _CRC_BYTES:
             raise DamagedFileError(f"chunk {chunk} has {length} bytes instead of {out.nbytes + _CRC_BYTES}")
@@ -217,7 +217,7 @@ def _packed_decoder(sharded: bool, codec: str) -> Decoder:
     # Blosc uses its own thread pool only in the main thread, so the number of threads does not multiply.
     unpack = {"zstd": numcodecs.zstd.decompress, "blosc": numcodecs.blosc.decompress}[codec]
 
-    def decode(file: Chunks, chunk: int, out: np.ndarray) -> bytes:
+    def decode(file: ChunkReader, chunk: int, out: np.ndarray) -> bytes:
         body, checksum = _checked(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
         try:
             unpack(body, out.reshape(-1).view(np.uint8))

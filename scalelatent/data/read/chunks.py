@@ -18,21 +18,21 @@ from scalelatent.errors import DataError, ShardError
 from scalelatent.storage.plain_files import SpecialFileError
 
 from .chunk_files import (
-    Chunks,
+    ChunkReader,
     DamagedFileError,
     FetchedChunk,
     ShardFile,
     ShardIndexCache,
-    entry,
     find_decoder,
     has_our_keys,
+    index_entry,
 )
 from .sources import StoredColumn
 
 if TYPE_CHECKING:
     from types import EllipsisType
 
-    Columns = EllipsisType | tuple[slice, slice]  # array index of some columns; `...` selects all columns
+    ColumnIndex = EllipsisType | tuple[slice, slice]  # array index of some columns; `...` selects all columns
 
     import zarr
 
@@ -170,12 +170,12 @@ class StoredRows(StoredColumn):
             return f"{self._name}/{self._opened().metadata.encode_chunk_key(coords)}"
         return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
 
-    def _tiles(self) -> list[tuple[int, Columns]]:
+    def _tiles(self) -> list[tuple[int, ColumnIndex]]:
         """Return (number, array index) of each tile to read; a tile is a group of columns with own files."""
         if self._tile is None:
             return [(0, ...)]
         firsts = range(0, self.shape[1], self._tile)
-        tiles: list[tuple[int, Columns]] = [
+        tiles: list[tuple[int, ColumnIndex]] = [
             (i, (slice(None), slice(first, first + self._tile))) for i, first in enumerate(firsts)
         ]
         return tiles if self._only is None else [tiles[self._only]]
@@ -193,7 +193,7 @@ class StoredRows(StoredColumn):
             except (DamagedFileError, OSError) as error:
                 self._raise(shard, error, tile)
 
-    def _decode(self, file: Chunks, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
+    def _decode(self, file: ChunkReader, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
         """Decode the rows `start:stop` of one chunk into `target`; the whole chunk is checked and decoded."""
         assert self._decoder is not None
         chunk, first = divmod(start, self.chunk_rows)
@@ -219,7 +219,7 @@ class StoredRows(StoredColumn):
             )
 
     def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Read the rows `start:stop` from an object store into `out`, a limited number of chunks at once."""
+        """Fill the array `out` with the rows `start:stop` of objects, a limited number of chunks at once."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
@@ -240,13 +240,13 @@ class StoredRows(StoredColumn):
                 self._raise(shards[bad][0], error, shards[bad][1])
 
     def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
-        """Return where the chunk of each piece is: (key, offset, length), or the key of a whole object."""
+        """Return the location of the chunk of each row range: (key, offset, length), or an object's key."""
         if not self._sharded:
             return list(keys)
         per_shard = self._per_shard
         indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)
         return [
-            (key, *entry(indexes[key], a // self.chunk_rows % per_shard))
+            (key, *index_entry(indexes[key], a // self.chunk_rows % per_shard))
             for key, (a, _) in zip(keys, pieces, strict=True)
         ]
 
@@ -313,7 +313,7 @@ class RecyclingAllocator:
 
 
 class _RecycledBuffer:
-    """Base object of all views of one buffer; after the last view is gone, the buffer is reused."""
+    """Owner of one buffer, to which all arrays over the buffer refer; without arrays the buffer is reused."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:
         self.__array_interface__ = raw.__array_interface__

@@ -17,7 +17,10 @@ def find_earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
 
 
 def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
-    """Return the rows that `ds` had before the same append as `other`; return `ds` without such an append."""
+    """Return the rows that `ds` had when its dataset was in the state that `other` shows.
+
+    `other` holds rows of the same stored dataset before an append. Without such an append `ds` is returned.
+    """
     then = earlier_columns(ds._columns, other._columns.fingerprint)
     start, stop = ds.extent
     if then is None or ds._columns.paired is not None or start >= then.x.shape[0]:

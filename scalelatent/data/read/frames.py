@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _SHOWN = 20  # maximum number of names of columns or layers in an error message
 
 
-def listed(names: Iterable[object]) -> str:
+def join_names(names: Iterable[object]) -> str:
     """Return the first `_SHOWN` names, joined for an error message."""
     found = [repr(str(name)) for name in names]
     return (", ".join(found[:_SHOWN]) or "none") + (", …" if len(found) > _SHOWN else "")
 
 
-def arrow(action: str) -> ModuleType:
+def import_pyarrow(action: str) -> ModuleType:
     """Return the module pyarrow; if it is not installed, raise a `DataError` that begins with `action`."""
     try:
         import pyarrow
@@ -38,7 +38,7 @@ def arrow(action: str) -> ModuleType:
 
 def arrow_table(frame: FrameLike | dict[str, pyarrow.Array]) -> pyarrow.Table:
     """Return a data frame (pandas, polars, any Arrow interface) or a dict of columns as an Arrow table."""
-    pa = arrow("reading a data frame")
+    pa = import_pyarrow("reading a data frame")
     try:
         if hasattr(frame, "iloc"):  # the index of pandas is not a feature
             return pa.Table.from_pandas(frame, preserve_index=False)
@@ -73,7 +73,7 @@ class FrameColumns:
             if (count := schema.names.count(column)) != 1:
                 raise DataError(
                     f"{name} has {f'{count} columns' if count else 'no column'} {column!r}; its columns are "
-                    f"{listed(schema.names)}: choose some with label=, weight= and features= (--label, "
+                    f"{join_names(schema.names)}: choose some with label=, weight= and features= (--label, "
                     "--weight, --features)"
                 )
         found_types = [self._numbers(n, schema.field(n).type) for n in self.names]
@@ -111,7 +111,7 @@ class FrameColumns:
         for batch in _batches(table, [self.label]):
             column = batch.column(0)
             self._refuse_nulls(column, self.label, first_row + sum(map(len, parts)))
-            if arrow(self.name).types.is_dictionary(column.type):
+            if import_pyarrow(self.name).types.is_dictionary(column.type):
                 values = column.dictionary.to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
             else:
                 values = column.to_numpy(zero_copy_only=False)
@@ -126,7 +126,7 @@ class FrameColumns:
 
     def _matrix(self, batch: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
         """Return the features of a record batch (n, width)."""
-        pa = arrow(self.name)
+        pa = import_pyarrow(self.name)
         columns = []
         for name, width in zip(self.names, self._widths, strict=True):
             values = _unwrap_extension(batch.column(name))
@@ -154,7 +154,7 @@ class FrameColumns:
 
     def _numbers(self, name: str, kind: pyarrow.DataType) -> tuple[np.dtype, tuple[int, ...]]:
         """Return the dtype and the shape of the value that a column adds to each row."""
-        types = arrow(self.name).types
+        types = import_pyarrow(self.name).types
         shape: tuple[int, ...] = tuple(getattr(kind, "shape", None) or ())  # tensors only
         value = _storage_type(kind)
         sizes: tuple[int, ...] = ()
@@ -172,7 +172,7 @@ class FrameColumns:
         return np.dtype(value.to_pandas_dtype()), shape or sizes
 
     def _label_type(self, kind: pyarrow.DataType) -> np.dtype:
-        types = arrow(self.name).types
+        types = import_pyarrow(self.name).types
         value = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value):
             return np.dtype(value.to_pandas_dtype())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalelatent.data import csr
-from scalelatent.data.columns import Columns
+from scalelatent.data.columns import DatasetColumns
 from scalelatent.errors import ShardError
 
 from .sources import RowSource, WrappedRows
@@ -112,7 +112,7 @@ def joined_fingerprint(segments: list[Segment], classes: list[Label] | None) -> 
 
 
 def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
-    """Return the states of a dataset before its appends, the last one first."""
+    """Return the state of a dataset before each of its appends; the state before the last append is first."""
     classes, states = attrs.classes, []
     for record in reversed(attrs.provenance.get("appended", [])):
         before = record["before"]
@@ -121,13 +121,13 @@ def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
     return states
 
 
-def earlier_columns(columns: Columns, fingerprint: str) -> Columns | None:
+def earlier_columns(columns: DatasetColumns, fingerprint: str) -> DatasetColumns | None:
     """Return the columns that a stored dataset had when it had this fingerprint, or None."""
     states = [] if columns.attrs is None else earlier_states(columns.attrs)
     return next((restore_columns(columns, s) for s in states if s.fingerprint == fingerprint), None)
 
 
-def restore_columns(columns: Columns, state: EarlierState) -> Columns:
+def restore_columns(columns: DatasetColumns, state: EarlierState) -> DatasetColumns:
     """Return the columns that a stored dataset had in `state`, before an append."""
     attrs = columns.attrs
     assert attrs is not None
@@ -142,7 +142,7 @@ def restore_columns(columns: Columns, state: EarlierState) -> Columns:
     assert x is not None
     then = replace(attrs, fingerprint=state.fingerprint, classes=state.classes)
     weight = None if columns.weight_is_own else columns.weight
-    out = Columns(
+    out = DatasetColumns(
         x, keep_first_rows(y), keep_first_rows(weight), place=columns.place, attrs=then, shared=columns.shared
     )
     out.y_is_dropped = columns.y_is_dropped

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalelatent.data import csr
-from scalelatent.data.columns import Columns, label_source
+from scalelatent.data.columns import DatasetColumns, label_source
 from scalelatent.data.dataset import Dataset
 
 from .sources import ArrayRows, RowSource
@@ -30,9 +30,11 @@ def select_rows(dataset: Dataset, numbers: npt.ArrayLike) -> Dataset:
     weights, names = None if weight is None else ArrayRows(weight[rows]), dataset.feature_names
     if not dataset.has_targets:
         y = label_source(dataset.read_y(0, len(dataset))[rows]) if dataset.has_y else None
-        return Dataset(Columns(x, y, weights, feature_names=names))
+        return Dataset(DatasetColumns(x, y, weights, feature_names=names))
     outputs = SelectedRows(dataset.read_targets, rows, (int(dataset.n_targets or 0),), np.dtype("u1"), False)
-    return Dataset(Columns(x, None, weights, feature_names=names)).with_target(Dataset(Columns(outputs)))
+    return Dataset(DatasetColumns(x, None, weights, feature_names=names)).with_target(
+        Dataset(DatasetColumns(outputs))
+    )
 
 
 class SelectedRows(RowSource):

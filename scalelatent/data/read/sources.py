@@ -45,7 +45,7 @@ class RowSource(ABC):
         """Return the rows `start:stop` as an ndarray (a view of rows in memory) or as a `csr_array`."""
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Split the rows `start:stop` into ranges at the cheapest read borders, for example chunks."""
+        """Split the rows `start:stop` into the ranges that are cheapest to read, for example by chunks."""
         return [(start, stop)] if stop > start else []
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
@@ -276,7 +276,7 @@ class CsrSource(RowSource):
         self.shape = tuple(int(s) for s in rows.shape)
         self.dtype = csr.check_dtype(rows.dtype, name)
         values = rows.data.astype(self.dtype, copy=False)
-        self._rows = csr.canonical(values, rows.indices, rows.indptr, self.shape[1], first_row, name)[0]
+        self._rows = csr.canonical_csr(values, rows.indices, rows.indptr, self.shape[1], first_row, name)[0]
 
     def count_entries(self, start: int, stop: int) -> int:
         return int(self._rows.indptr[stop] - self._rows.indptr[start])
@@ -333,7 +333,7 @@ class BackedCsr(RowSource):
         a, b = int(pointers[0]), int(pointers[-1])
         data = np.asarray(self._data[a:b]).astype(self.dtype, copy=False)
         indices = np.asarray(self._indices[a:b]).astype(np.int64, copy=False)
-        return csr.canonical(data, indices, pointers - a, self.shape[1], start, self._name)[0]
+        return csr.canonical_csr(data, indices, pointers - a, self.shape[1], start, self._name)[0]
 
 
 def is_dask(x: object) -> bool:

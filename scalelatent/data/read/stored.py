@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-MARKERS = "_shards"
+MARKER_FOLDER = "_shards"
 """Folder of the markers of written shards; the folder exists only until the dataset is finished."""
 
 
@@ -74,7 +74,7 @@ def _repair_hint(attrs: DatasetAttrs, url: str) -> str:
     return "Restore that file from a copy, or write the dataset again"
 
 
-def array(group: zarr.Group, name: str, url: str) -> zarr.Array:
+def open_array(group: zarr.Group, name: str, url: str) -> zarr.Array:
     """Return an array of the zarr group of a dataset, or raise a `DataError`."""
     import zarr
 
@@ -90,7 +90,7 @@ def array(group: zarr.Group, name: str, url: str) -> zarr.Array:
 
 
 def open_columns(location: Location) -> dict[str, Any]:
-    """Return the keyword arguments of `Columns` for a finished dataset."""
+    """Return the keyword arguments of `DatasetColumns` for a finished dataset."""
     attrs = read_attrs(location)
     if not attrs.complete:
         raise unfinished(location, attrs)
@@ -106,7 +106,7 @@ def open_columns(location: Location) -> dict[str, Any]:
 
 def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
     """Return the error for a dataset whose writer did not finish."""
-    done = len(location.keys(MARKERS))
+    done = len(location.keys(MARKER_FOLDER))
     generated = _is_generated(attrs)
     step = (
         f"complete it with `scalelatent data repair {location.url}`"
@@ -159,7 +159,7 @@ def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
 def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredColumn:
     if csr:
         return StoredCsr(location, group, name, hint)
-    return StoredRows(location, array(group, name, location.url), hint)
+    return StoredRows(location, open_array(group, name, location.url), hint)
 
 
 def _join_segments(location: Location, attrs: DatasetAttrs, base: dict[str, Any]) -> dict[str, Any]:

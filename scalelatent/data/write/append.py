@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data.schema import DatasetAttrs, LayoutOptions, Segment
 
-PREFIX = "append-"
+SEGMENT_PREFIX = "append-"
 """Start of the name of each folder of appended rows."""
 _LOCK = "_append.lock"
 
@@ -95,7 +95,7 @@ def _append(location: Location, rows: Dataset, progress: Progress | None, layout
     segments = _segments_to_keep(segments, rows.n_rows)
     first = sum(segment["rows"] for segment in segments)
     parts = [rows] if first == target.n_rows else [target[first:], rows]
-    folder = location.at(f"{PREFIX}{uuid.uuid4().hex[:8]}")
+    folder = location.at(f"{SEGMENT_PREFIX}{uuid.uuid4().hex[:8]}")
     try:
         segment = _write_segment(parts, target, classes, folder, progress, layout)
         before = _state_before(attrs, classes, target.n_rows)
@@ -116,7 +116,7 @@ def _remove_unlisted(location: Location, attrs: DatasetAttrs) -> None:
     """Remove segments of failed appends, and segments that the last append merged."""
     listed = {segment["path"] for segment in attrs.segments or []}
     for name in location.keys(""):
-        if name.startswith(PREFIX) and name not in listed:
+        if name.startswith(SEGMENT_PREFIX) and name not in listed:
             location.at(name).clear()
 
 

@@ -65,7 +65,7 @@ class RowBatch:
         return RowBatch(*(None if c is None else c[rows] for c in (self.x, self.y, self.weight)))
 
     def split(self, edges: np.ndarray) -> list[RowBatch]:
-        """Split before each of the given rows; dense columns become views, not copies."""
+        """Split into batches; each row number in `edges` begins a batch. Dense columns become views."""
         bounds = [0, *edges.tolist(), len(self)]
         return [
             RowBatch(*(None if c is None else c[a:b] for c in (self.x, self.y, self.weight)))
@@ -152,7 +152,7 @@ def row_bytes(ds: Dataset) -> float:
     sample = RowBatch.read(ds, 0, 1)
     total = ds.nbytes / ds.n_rows + 8 * ds.has_weight
     if ds.y_kind == "multilabel":
-        y = ds._columns.outputs("the rows")
+        y = ds._columns.require_y("the rows")
         return total + 8 + y.nnz / y.shape[0] * (y.dtype.itemsize + csr.index_dtype(y.shape[1]).itemsize)
     return total + (0 if sample.y is None else sample.y.nbytes)
 

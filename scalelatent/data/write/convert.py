@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelatent.data import csr, schema
-from scalelatent.data.columns import Columns
+from scalelatent.data.columns import DatasetColumns
 from scalelatent.data.dataset import Dataset, open_dataset
 from scalelatent.data.read.array_names import choose_array
 from scalelatent.data.read.sources import RowSource, WrappedRows
@@ -150,7 +150,7 @@ def _layout(
     chunks = _requested(chunk_rows, "chunk_rows", old.chunk_rows if old is not None and keeps else None)
     shards = _requested(shard_rows, "shard_rows", old.shard_rows if old is not None and keeps else None)
     if chunks and shards and shards % chunks:
-        if chunk_rows is None:  # the requested size has priority
+        if chunk_rows is None:  # keep the requested shard size; the chunk size is chosen to divide it
             chunks = None
         elif shard_rows is None:
             shards = None
@@ -172,7 +172,9 @@ def _requested(rows: int | str | None, name: str, old_size: int | None) -> int |
 def _with_rows(ds: Dataset, x: RowSource) -> Dataset:
     """Return the dataset with `x` as its rows, and with the same labels and weights."""
     old = ds._columns
-    columns = Columns(x, old.y, old.weight, place=old.place, attrs=old.attrs, feature_names=old.feature_names)
+    columns = DatasetColumns(
+        x, old.y, old.weight, place=old.place, attrs=old.attrs, feature_names=old.feature_names
+    )
     return Dataset(columns, ds._start, ds._stop)
 
 
@@ -389,7 +391,7 @@ def open_arrays(
     rows = _member(found, location.url, "x", x)
     labels = _member(found, location.url, "y", y)
     if labels is not None and labels.dtype.kind not in "buif":
-        labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several kinds of strings
+        labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several dtypes of strings
     return rows, labels
 
 

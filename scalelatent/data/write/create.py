@@ -13,7 +13,7 @@ import numpy as np
 from scalelatent.data import schema
 from scalelatent.data.csr import check_dtype
 from scalelatent.data.csr_store import create_csr
-from scalelatent.data.feature_names import ARRAY, as_names, write_names
+from scalelatent.data.feature_names import NAMES_ARRAY, as_names, write_names
 from scalelatent.data.layout import (
     WRITE_CONFIG,
     ChunkLayout,
@@ -105,7 +105,7 @@ def begin_dataset(
             "x",
             *["y"] * (y_type is not None),
             *["weight"] * weighted,
-            *[ARRAY] * (features is not None),
+            *[NAMES_ARRAY] * (features is not None),
         ],
     )
     sizes: dict[str, Any] = {"chunk_rows": chunk_rows, "shard_rows": shard_rows, "compressor": compressor}

@@ -24,9 +24,9 @@ from scalelatent.data.csr_store import CsrGroups
 from scalelatent.data.layout import WRITE_CONFIG, packing_of, tile_columns_of
 from scalelatent.data.read.sources import CsrSource
 from scalelatent.data.read.stored import (
-    MARKERS,
-    array,
+    MARKER_FOLDER,
     has_column,
+    open_array,
     own_columns,
     read_attrs,
     write_attrs,
@@ -67,14 +67,14 @@ class ShardWriter:
         def column(name: str) -> Column:
             if kinds.get(name):
                 return CsrGroups(location, group, name)
-            return array(group, name, location.url).with_config(WRITE_CONFIG)
+            return open_array(group, name, location.url).with_config(WRITE_CONFIG)
 
         def optional(name: str) -> Column | None:
             return column(name) if has_column(location, self.attrs, name) else None
 
         self._x, self._y, self._weight = column("x"), optional("y"), optional("weight")
         self._tile = None if kinds["x"] else tile_columns_of(self._x)
-        self._group, self._markers = group, Markers(location)
+        self._group, self._markers = group, ShardMarkers(location)
         self._rewritten: dict[int, dict[str, list[int]]] = {}
         self._found_crcs: dict[str, list[int]] = {}  # file -> checksums of its chunks
         self._shard_chunks = {  # dense column -> chunks per shard; None if a shard is a chunk
@@ -431,7 +431,7 @@ class ShardWriter:
         return bytes(self._group["digest"][shard].tobytes())
 
 
-class Markers:
+class ShardMarkers:
     """Marker files, one for each written shard, which exist until the dataset is finished."""
 
     def __init__(self, location: Location) -> None:
@@ -444,7 +444,7 @@ class Markers:
 
     def read_all(self, n_shards: int) -> list[dict[str, Any] | None]:
         """Return the markers of all shards; read many at once to save network round trips."""
-        names = set(self._location.keys(MARKERS))
+        names = set(self._location.keys(MARKER_FOLDER))
         found = [i for i in range(n_shards) if _marker_name(i) in names]
         markers: list[dict[str, Any] | None] = [None] * n_shards
         for first in range(0, len(found), _MARKERS_AT_ONCE):
@@ -463,7 +463,7 @@ class Markers:
         self._location.delete(_marker_key(shard))
 
     def clear(self) -> None:
-        self._location.delete_tree(MARKERS)
+        self._location.delete_tree(MARKER_FOLDER)
 
 
 def _marker_name(shard: int) -> str:
@@ -471,7 +471,7 @@ def _marker_name(shard: int) -> str:
 
 
 def _marker_key(shard: int) -> str:
-    return f"{MARKERS}/{_marker_name(shard)}"
+    return f"{MARKER_FOLDER}/{_marker_name(shard)}"
 
 
 def _parse_marker(raw: bytes) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scalelatent.data.schema import LayoutOptions
     from scalelatent.storage.disk import Location
 
-MEMORY = 1 << 30
+DEFAULT_MEMORY_BYTES = 1 << 30
 """Default maximum of bytes of rows in memory at one time."""
 MAX_BUCKETS = 1024
 """Maximum number of buckets, because more would need very small writes; memory >= bytes of rows / 340."""
@@ -68,7 +68,7 @@ def shuffle_dataset(
     seed : int
         Seed of the permutation, at least 0. The same seed and number of rows give the same order everywhere.
     memory : int, optional
-        Maximum bytes of rows in memory, by default `MEMORY`; it does not affect the result.
+        Maximum bytes of rows in memory, by default `DEFAULT_MEMORY_BYTES`; it does not affect the result.
     overwrite : bool, default False
         Replace an existing dataset at `out_url`.
     progress : callable, optional
@@ -98,7 +98,7 @@ def shuffle_dataset(
     """
     ds = source if isinstance(source, Dataset) else open_dataset(source)
     check_seed(seed)
-    plan = _plan(ds, MEMORY if memory is None else memory)
+    plan = _plan(ds, DEFAULT_MEMORY_BYTES if memory is None else memory)
     gathering, writing = half_progress(progress, 0), half_progress(progress, 1)
     provenance = derive_provenance(ds, "shuffle", seed=seed)
     writer = create_like(ds, out_url, provenance=provenance, overwrite=overwrite, **layout)

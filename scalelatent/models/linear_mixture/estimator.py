@@ -415,7 +415,7 @@ class LinearMixtureClassifier(_LinearMixtures, StreamedClassifier):
 
     _kind = "linear_mixture"
     _parameters = PARAMETERS
-    _without_labels = "LinearMixture is a density of rows without labels"
+    _without_labels = "; LinearMixture is a density of rows without labels"
     classes_ = FittedAttribute(FIT_AGAIN)
     temperature_ = FittedAttribute(FIT_AGAIN, lambda model: model._fitted.temperature)
 

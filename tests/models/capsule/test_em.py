@@ -25,7 +25,7 @@ from scalelatent.reductions.moments import SecondMoments
 P = 7
 
 
-def _data(m: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_data(m: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.Philox(seed))
     y = (np.arange(n) % m).astype(np.int32)
     directions = rng.normal(size=(m, P))
@@ -33,7 +33,7 @@ def _data(m: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return x, y, rng.uniform(0.2, 2, n)
 
 
-def _learner(members: Members, x: np.ndarray, y: np.ndarray, weight: Any, **options: Any) -> CapsuleEM:
+def make_learner(members: Members, x: np.ndarray, y: np.ndarray, weight: Any, **options: Any) -> CapsuleEM:
     class_weight = options.pop("class_weight", None)
     reduction = SecondMoments(x.shape[1], members.n_classes, class_weight)
     stats = Stats.zeros(reduction.layout())
@@ -45,14 +45,14 @@ def _learner(members: Members, x: np.ndarray, y: np.ndarray, weight: Any, **opti
     )  # fmt: skip
 
 
-def _pass(learner: CapsuleEM, state: CapsuleState, *block: Any, device: str = "reference") -> Stats:
+def run_pass(learner: CapsuleEM, state: CapsuleState, *block: Any, device: str = "reference") -> Stats:
     reduction = learner.reductions()["train"]
     stats = Stats.zeros(reduction.layout())
     reduction.accumulate(reduction.prepare(state, make_backend(device)), Block(*block, 0), stats)
     return stats
 
 
-def _start(members: Members, learner: CapsuleEM, seed: int | None) -> CapsuleState:
+def start_state(members: Members, learner: CapsuleEM, seed: int | None) -> CapsuleState:
     weight = np.array([np.trace(m) for m in learner.moment])
     w = (
         subspace_start(members, learner.moment, weight / P)
@@ -79,13 +79,13 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
     """W + Delta S^-1 = [sum w r h x^T] S^-1 (equation 2.24), sums in plain numpy."""
     members = MEMBERS[name]
     m = members.n_classes
-    x, y, weight = _data(m, 200, 1)
+    x, y, weight = make_data(m, 200, 1)
     row_weight = weight if weighted in ("sample", "both") else None
     class_weight = CLASS_WEIGHT[m] if weighted in ("class", "both") else None
     full = (np.ones(200) if row_weight is None else weight) * (1 if class_weight is None else class_weight[y])
-    learner = _learner(members, x, y, row_weight, class_weight=class_weight)
-    state = _start(members, learner, None)
-    stats = _pass(learner, state, x, y, row_weight)
+    learner = make_learner(members, x, y, row_weight, class_weight=class_weight)
+    state = start_state(members, learner, None)
+    stats = run_pass(learner, state, x, y, row_weight)
 
     for r in range(members.n_members):
         rows = slice(members.offsets[r], members.offsets[r + 1])
@@ -117,10 +117,10 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
 @pytest.mark.parametrize("name", ["multiclass", "unequal", "all_vs_all"])
 def test_ridge_is_the_penalised_update(name: str) -> None:
     members = MEMBERS[name]
-    x, y, weight = _data(3, 200, 2)
-    learner = _learner(members, x, y, weight, ridge=5.0)
-    state = _start(members, learner, 3)
-    stats = _pass(learner, state, x, y, weight)
+    x, y, weight = make_data(3, 200, 2)
+    learner = make_learner(members, x, y, weight, ridge=5.0)
+    state = start_state(members, learner, 3)
+    stats = run_pass(learner, state, x, y, weight)
     for r in range(members.n_members):
         rows = slice(members.offsets[r], members.offsets[r + 1])
         seen = members.labels[r][y] >= 0
@@ -134,7 +134,7 @@ def test_ridge_is_the_penalised_update(name: str) -> None:
         )
 
 
-def _objective(learner: CapsuleEM, state: CapsuleState, stats: Stats) -> np.ndarray:
+def compute_objective(learner: CapsuleEM, state: CapsuleState, stats: Stats) -> np.ndarray:
     """Return the log-likelihood of each member minus the penalty rho/2 |W|^2, which EM never lowers."""
     members = learner.members
     parts = [state.w[members.offsets[r] : members.offsets[r + 1]] for r in range(members.n_members)]
@@ -147,17 +147,17 @@ def _objective(learner: CapsuleEM, state: CapsuleState, stats: Stats) -> np.ndar
 def test_em_never_lowers_the_likelihood(name: str, options: str, seed: int | None) -> None:
     members = MEMBERS[name]
     m = members.n_classes
-    x, y, weight = _data(m, 150, 10 + (seed or 0))
+    x, y, weight = make_data(m, 150, 10 + (seed or 0))
     row_weight = weight if "weights" in options else None
     chosen: dict[str, Any] = {"ridge": 2.0} if "ridge" in options else {}
     if "weights" in options:
         chosen["class_weight"] = CLASS_WEIGHT[m]
-    learner = _learner(members, x, y, row_weight, **chosen)
-    state = _start(members, learner, seed)
+    learner = make_learner(members, x, y, row_weight, **chosen)
+    state = start_state(members, learner, seed)
     last, first = np.full(members.n_members, -np.inf), None
     for _ in range(25):
-        stats = _pass(learner, state, x, y, row_weight)
-        value = _objective(learner, state, stats)
+        stats = run_pass(learner, state, x, y, row_weight)
+        value = compute_objective(learner, state, stats)
         # The tolerance allows the rounding of a sum of 150 logarithms in float64. A wrong step lowers the
         # objective by far more.
         assert (value >= last - 1e-10 * np.abs(value)).all()
@@ -168,12 +168,12 @@ def test_em_never_lowers_the_likelihood(name: str, options: str, seed: int | Non
 
 def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
     members = MEMBERS["multiclass"]
-    x, y, _ = _data(3, 400, 5)
-    learner = _learner(members, x, y, None)
-    exact = fast = _start(members, learner, None)
+    x, y, _ = make_data(3, 400, 5)
+    learner = make_learner(members, x, y, None)
+    exact = fast = start_state(members, learner, None)
     for _ in range(20):
-        exact = learner.update(exact, {"train": _pass(learner, exact, x, y, None)})
-        fast = learner.update(fast, {"train": _pass(learner, fast, x.astype("f4"), y, None, device="cpu")})
+        exact = learner.update(exact, {"train": run_pass(learner, exact, x, y, None)})
+        fast = learner.update(fast, {"train": run_pass(learner, fast, x.astype("f4"), y, None, device="cpu")})
         # float32 rounds each number by 6e-8
         np.testing.assert_allclose(fast.objective, exact.objective, rtol=2e-6)
     np.testing.assert_allclose(fast.w, exact.w, rtol=0, atol=1e-4 * np.abs(exact.w).max())
@@ -182,14 +182,14 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
 def test_momentum_adds_a_share_of_the_last_move() -> None:
     """Equation 2.27: W(t+1) = EM(W(t)) + gamma (W(t) - W(t-1)); the first step has none."""
     members = MEMBERS["multiclass"]
-    x, y, _ = _data(3, 200, 6)
-    plain = _learner(members, x, y, None)
+    x, y, _ = make_data(3, 200, 6)
+    plain = make_learner(members, x, y, None)
     heavy = replace(plain, momentum=0.9)
-    state = _start(members, plain, None)
-    stats = _pass(plain, state, x, y, None)
+    state = start_state(members, plain, None)
+    stats = run_pass(plain, state, x, y, None)
     one = heavy.update(state, {"train": stats})
     np.testing.assert_array_equal(one.w, plain.update(state, {"train": stats}).w)
-    stats = _pass(plain, one, x, y, None)
+    stats = run_pass(plain, one, x, y, None)
     two, still = heavy.update(one, {"train": stats}), plain.update(one, {"train": stats})
     np.testing.assert_allclose(two.w, still.w + 0.9 * (one.w - state.w), rtol=0, atol=1e-13)
     assert np.abs(two.w - still.w).max() > 1e-3
@@ -197,15 +197,15 @@ def test_momentum_adds_a_share_of_the_last_move() -> None:
 
 def test_rows_below_the_threshold_do_not_change_the_weights() -> None:
     members = MEMBERS["multiclass"]
-    x, y, weight = _data(3, 300, 7)
-    learner = _learner(members, x, y, weight, nu_schedule=[(0.5, 100)])
-    state = _start(members, learner, None)
-    stats = _pass(learner, state, x, y, weight)
+    x, y, weight = make_data(3, 300, 7)
+    learner = make_learner(members, x, y, weight, nu_schedule=[(0.5, 100)])
+    state = start_state(members, learner, None)
+    stats = run_pass(learner, state, x, y, weight)
     p = probabilities(state.w @ x.T, members.dims[0])
     right = p[y, np.arange(300)]
     keep = np.where(np.arange(3)[:, None] == y, 0, p).max(axis=0) > 0.5 * right
     assert 0 < keep.sum() < 300
-    reduced = _pass(replace(learner, nu=np.zeros(1)), state, x[keep], y[keep], weight[keep])
+    reduced = run_pass(replace(learner, nu=np.zeros(1)), state, x[keep], y[keep], weight[keep])
     np.testing.assert_allclose(stats["delta"], reduced["delta"], rtol=1e-12, atol=1e-12)
     assert stats["sums"][0, 2] == keep.sum()
     assert learner.update(state, {"train": stats}).active[0] == keep.mean()
@@ -213,10 +213,10 @@ def test_rows_below_the_threshold_do_not_change_the_weights() -> None:
 
 def test_update_is_a_pure_function() -> None:
     members = MEMBERS["one_vs_all"]
-    x, y, _ = _data(3, 100, 8)
-    learner = _learner(members, x, y, None, momentum=0.9, nu_schedule="paper")
-    state = _start(members, learner, None)
-    stats = _pass(learner, state, x, y, None)
+    x, y, _ = make_data(3, 100, 8)
+    learner = make_learner(members, x, y, None, momentum=0.9, nu_schedule="paper")
+    state = start_state(members, learner, None)
+    stats = run_pass(learner, state, x, y, None)
     before = {k: np.array(v) for k, v in vars(state).items()}, stats.vector.copy()
     first, second = learner.update(state, {"train": stats}), learner.update(state, {"train": stats})
     for key, value in before[0].items():
@@ -228,11 +228,11 @@ def test_update_is_a_pure_function() -> None:
 def test_fewer_rows_than_features_stays_finite() -> None:
     """S is singular, but the relative jitter keeps its inverse finite."""
     members = build_members("multiclass", 2, 1)
-    x, y, _ = _data(2, 4, 9)
-    learner = _learner(members, x, y, None)
-    state = _start(members, learner, None)
+    x, y, _ = make_data(2, 4, 9)
+    learner = make_learner(members, x, y, None)
+    state = start_state(members, learner, None)
     for _ in range(5):
-        state = learner.update(state, {"train": _pass(learner, state, x, y, None)})
+        state = learner.update(state, {"train": run_pass(learner, state, x, y, None)})
     assert np.isfinite(state.w).all()
 
 
@@ -241,10 +241,10 @@ def test_fewer_rows_than_features_keep_the_weights_of_other_directions() -> None
     members = build_members("multiclass", 2, 1)
     rng = np.random.Generator(np.random.Philox(4))
     x, y = rng.random((15, 30)).astype("f4"), (np.arange(15) % 2).astype(np.int32)
-    learner = _learner(members, x, y, None)
+    learner = make_learner(members, x, y, None)
     state = first = initial_state(rng.normal(size=(2, 30)), 1)
     for _ in range(30):
-        state = learner.update(state, {"train": _pass(learner, state, x, y, None, device="cpu")})
+        state = learner.update(state, {"train": run_pass(learner, state, x, y, None, device="cpu")})
     outside = np.linalg.svd(x.astype("f8"))[2][15:]
     moved = state.w - first.w
     assert np.abs(moved @ outside.T).max() < 1e-3 * np.abs(moved).max()
@@ -252,12 +252,12 @@ def test_fewer_rows_than_features_keep_the_weights_of_other_directions() -> None
 
 def test_weights_beyond_float32_raise_an_error_with_advice() -> None:
     members = MEMBERS["multiclass"]
-    x, y, _ = _data(3, 50, 9)
-    learner = _learner(members, x, y, None)
-    state = _start(members, learner, None)
+    x, y, _ = make_data(3, 50, 9)
+    learner = make_learner(members, x, y, None)
+    state = start_state(members, learner, None)
     huge = replace(state, w=state.w * 1e30)
     with np.errstate(all="ignore"):
-        stats = _pass(learner, huge, x.astype("f4"), y, None, device="cpu")
+        stats = run_pass(learner, huge, x.astype("f4"), y, None, device="cpu")
     with pytest.raises(
         FloatingPointError, match=r"member\(s\) \[0\] is not finite in pass 1.*scale the features"
     ):

@@ -47,7 +47,7 @@ def _fit(
     return state
 
 
-def _compare(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
+def assert_close_fits(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
     rows = members.stack_rows(np.array([r]))
     scale = np.abs(alone.best).max()
     # The two fits add the rows in another order. The rounding of float64 grows in 20 passes with momentum.
@@ -65,7 +65,7 @@ def test_all_vs_all_equals_its_45_binary_fits() -> None:
     for r, labels in enumerate(members.labels):
         own = labels[NOISY] >= 0
         alone = _fit(binary, X[own], labels[NOISY[own]].astype(np.int32), SCHEDULE, "reference", 20)
-        _compare(members, state, r, alone)
+        assert_close_fits(members, state, r, alone)
     assert len(set(state.best_pass.tolist())) > 3  # The members have different best passes.
 
 
@@ -75,7 +75,7 @@ def test_one_vs_all_equals_its_binary_fits() -> None:
     binary = build_members("multiclass", 2, 2)
     for c in range(10):
         alone = _fit(binary, X, (c != NOISY).astype(np.int32), SCHEDULE, "reference", 20)
-        _compare(members, state, c, alone)
+        assert_close_fits(members, state, c, alone)
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
@@ -90,7 +90,7 @@ def test_the_numba_fit_follows_the_reference(architecture: str) -> None:
     np.testing.assert_allclose(fast.objective, exact.objective, rtol=1e-5)
 
 
-def _scores(
+def compute_scores(
     members: Members, w: np.ndarray, what: str, x: np.ndarray = X, projection: Any = None
 ) -> np.ndarray:
     rows = CapsuleRows(members, w, RowFrame(None, projection), what)
@@ -110,10 +110,10 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
         w = _fit(members, X, Y, None, "reference", 2).w
     else:  # The members are uncertain: many votes are close.
         w = np.random.Generator(np.random.Philox(1)).normal(size=(members.total_dim, 64)) * 0.02
-    p = _scores(members, w, "probabilities")
+    p = compute_scores(members, w, "probabilities")
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-12)
     assert (p >= 0).all()
-    h = _scores(members, w, "latents").T.astype("f8")
+    h = compute_scores(members, w, "latents").T.astype("f8")
     each = [
         probabilities(h[members.offsets[r] : members.offsets[r + 1]], dims)
         for r, dims in enumerate(members.dims)
@@ -138,7 +138,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
 def test_latents_are_w_x_sorted_by_class() -> None:
     members = build_members("multiclass", 10, 3)
     w = np.random.Generator(np.random.Philox(1)).normal(size=(30, 64))
-    h = _scores(members, w, "latents")
+    h = compute_scores(members, w, "latents")
     np.testing.assert_allclose(h, X @ w.T, rtol=1e-5, atol=1e-3)
 
 
@@ -147,5 +147,5 @@ def test_projection_and_weights_are_one_product() -> None:
     rng = np.random.Generator(np.random.Philox(2))
     w, basis = rng.normal(size=(30, 5)), np.linalg.qr(rng.normal(size=(64, 5)))[0]
     np.testing.assert_allclose(
-        _scores(members, w, "latents", projection=basis), X @ basis @ w.T, rtol=1e-4, atol=1e-3
+        compute_scores(members, w, "latents", projection=basis), X @ basis @ w.T, rtol=1e-4, atol=1e-3
     )

@@ -29,7 +29,7 @@ CASES = {
 }
 
 
-def _inputs(members: Members, n: int, p: int, seed: int) -> tuple[Any, ...]:
+def make_inputs(members: Members, n: int, p: int, seed: int) -> tuple[Any, ...]:
     rng = np.random.Generator(np.random.Philox(seed))
     w = (rng.normal(size=(members.total_dim, p)) * 2 / np.sqrt(p)).astype("f4")
     x = (rng.normal(size=(n, p)) * rng.uniform(0.1, 2, (n, 1))).astype("f4")
@@ -49,8 +49,8 @@ def _run(
     return (None if delta is None else np.array(delta, dtype="f8")), sums
 
 
-def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int) -> None:
-    w, x, y, weight = _inputs(members, n, p, seed)
+def assert_close_sums(members: Members, n: int, p: int, nu: float, train: bool, seed: int) -> None:
+    w, x, y, weight = make_inputs(members, n, p, seed)
     thresholds = np.full(members.n_members, nu)
     exact, sums = _run("reference", members, w, x, y, weight, thresholds, train)
     fast, fast_sums = _run("cpu", members, w, x, y, weight, thresholds, train)
@@ -77,7 +77,7 @@ def _compare(members: Members, n: int, p: int, nu: float, train: bool, seed: int
 def test_kernels_equal_the_reference(case: str, p: int, nu: float) -> None:
     for n in ROWS:
         for train in (True, False):
-            _compare(CASES[case], n, p, nu, train, seed=n + p)
+            assert_close_sums(CASES[case], n, p, nu, train, seed=n + p)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_kernels_equal_the_reference(case: str, p: int, nu: float) -> None:
     st.integers(0, 10**6),
 )
 def test_kernels_equal_the_reference_on_random_rows(case: str, n: int, p: int, nu: float, seed: int) -> None:
-    _compare(CASES[case], n, p, nu, True, seed)
+    assert_close_sums(CASES[case], n, p, nu, True, seed)
 
 
 @pytest.mark.parametrize("case", ["D = 20", "one_vs_all, D = 24"])
@@ -97,7 +97,7 @@ def test_the_fused_body_equals_the_two_products(
     case: str, nu: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = CASES[case]
-    w, x, y, weight = _inputs(members, 300, 25, 3)
+    w, x, y, weight = make_inputs(members, 300, 25, 3)
     thresholds = np.full(members.n_members, nu)
     fused, sums = _run("cpu", members, w, x, y, weight, thresholds, True)
     monkeypatch.setattr(tiles, "MAX_DIMS", 0)
@@ -108,7 +108,7 @@ def test_the_fused_body_equals_the_two_products(
 
 def test_members_may_have_different_thresholds() -> None:
     members = CASES["one_vs_all, D = 24"]
-    w, x, y, weight = _inputs(members, 300, 24, 4)
+    w, x, y, weight = make_inputs(members, 300, 24, 4)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
     exact, sums = _run("reference", members, w, x, y, weight, nu, True)
     fast, fast_sums = _run("cpu", members, w, x, y, weight, nu, True)
@@ -120,7 +120,7 @@ def test_members_may_have_different_thresholds() -> None:
 @pytest.mark.parametrize("case", ["D = 20", "D = 70"])
 def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
     members = CASES[case]
-    w, x, _, weight = _inputs(members, 130, 24, 5)
+    w, x, _, weight = make_inputs(members, 130, 24, 5)
     # Label each row with the class that the model predicts.
     y = np.array([(h.reshape(10, -1) ** 2).sum(axis=1).argmax() for h in x @ w.T], dtype=np.int32)
     nu = np.array([1 - 1e-9])
@@ -137,7 +137,7 @@ def test_buffers_do_not_leak_rows_of_the_previous_block(case: str, nu: float) ->
     members = CASES[case]
     backend, table = make_backend("cpu"), squash_table(int(members.dims.sum()))
     for n in (300, 129, 7, 1, 0, 128):
-        w, x, y, weight = _inputs(members, n, 25, n)
+        w, x, y, weight = make_inputs(members, n, 25, n)
         args = (y, weight, members.dims, members.labels, np.full(1, nu), table, True)
         delta, sums = backend.kernel("capsule_estep")(backend, w, backend.asarray(x, np.float32, "x"), *args)
         fresh = make_backend("cpu")
@@ -154,7 +154,7 @@ def test_buffers_do_not_leak_rows_of_the_previous_block(case: str, nu: float) ->
 @pytest.mark.parametrize("nu", [0.0, 0.3])
 def test_a_bad_row_shows_in_the_sums(case: str, bad: float, nu: float) -> None:
     members = CASES[case]
-    w, x, y, weight = _inputs(members, 300, 25, 6)
+    w, x, y, weight = make_inputs(members, 300, 25, 6)
     x[200, 3] = bad
     with np.errstate(all="ignore"):
         _, sums = _run("cpu", members, w, x, y, weight + 0.1, np.full(1, nu), True)

@@ -24,13 +24,13 @@ ARCHITECTURES = ("multiclass", "one_vs_all", "all_vs_all")
 DTYPES = ("u1", "i1", "u2", "i4", "i8", "f2", "f4", "f8", ">f4", "?")
 
 
-def _two_sides(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def make_two_sides(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return classes on opposite sides of the origin, which need a constant to be separated."""
     x = np.random.default_rng(seed).normal(size=(n, 3))
     return x, (x[:, 0] > 0).astype(int)
 
 
-def _three_groups(n: int = 300, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def make_three_groups(n: int = 300, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     rng, y = np.random.default_rng(seed), np.arange(n) % 3
     return (rng.normal(size=(n, 5)) + 2 * np.eye(5)[y]).astype("f4"), y
 
@@ -85,7 +85,7 @@ def test_moments_about_any_point_give_the_moments_about_the_mean() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_classes_on_opposite_sides_are_distinguished(algorithm: str) -> None:
     """Row by row and in batches; without an intercept half of the rows are wrong."""
-    (x, y), (other, right) = _two_sides(), _two_sides(400, 1)
+    (x, y), (other, right) = make_two_sides(), make_two_sides(400, 1)
     options: dict[str, Any] = {"algorithm": algorithm, "random_state": 0, "n_jobs": 1, "n_epochs": 30}
     assert sl.CapsuleRegression(**options).fit(x, y).score(other, right) > 0.93
     assert sl.CapsuleRegression(fit_intercept=False, **options).fit(x, y).score(other, right) < 0.65
@@ -94,7 +94,7 @@ def test_classes_on_opposite_sides_are_distinguished(algorithm: str) -> None:
 @pytest.mark.parametrize("projection", [None, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_shift_of_the_rows_changes_nothing(algorithm: str, projection: int | None) -> None:
-    x, y = _three_groups()
+    x, y = make_three_groups()
     shift = np.array([1e5, -1e5, 1e4, 0.0, 3.0])
     options: dict[str, Any] = {"algorithm": algorithm, "random_state": 0, "n_jobs": 1, "capsule_dim": 2}
     here, there = (
@@ -109,7 +109,7 @@ def test_a_shift_of_the_rows_changes_nothing(algorithm: str, projection: int | N
 @pytest.mark.parametrize("projection", [None, 4])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_latents_follow_from_the_public_attributes(architecture: str, projection: int | None) -> None:
-    x, y = _three_groups()
+    x, y = make_three_groups()
     model = sl.CapsuleRegression(
         architecture=architecture, projection=projection, capsule_dim=2, max_iter=5, random_state=0, n_jobs=1
     ).fit(x, y)
@@ -122,7 +122,7 @@ def test_latents_follow_from_the_public_attributes(architecture: str, projection
 
 
 def test_without_an_intercept_the_constants_are_zero() -> None:
-    x, y = _three_groups()
+    x, y = make_three_groups()
     model = sl.CapsuleRegression(fit_intercept=False, capsule_dim=2, max_iter=3, n_jobs=1).fit(x, y)
     assert model.mean_ is None
     assert not model.intercept_.any()
@@ -130,7 +130,7 @@ def test_without_an_intercept_the_constants_are_zero() -> None:
 
 
 def test_directions_are_principal_components() -> None:
-    x, y = _three_groups()
+    x, y = make_three_groups()
     x = x.astype("f8") + 50
     model = sl.CapsuleRegression(projection=3, capsule_dim=2, max_iter=2, n_jobs=1).fit(x, y)
     expected = PCA(3).fit(x).components_
@@ -142,7 +142,7 @@ def test_directions_are_principal_components() -> None:
 def test_a_saved_model_keeps_its_intercept_and_continues_to_learn(
     tmp_path: Path, projection: int | None
 ) -> None:
-    x, y = _three_groups()
+    x, y = make_three_groups()
     model = sl.CapsuleRegression(
         projection=projection, capsule_dim=2, max_iter=5, random_state=0, n_jobs=1
     ).fit(x + 9, y)
@@ -158,7 +158,7 @@ def test_a_saved_model_keeps_its_intercept_and_continues_to_learn(
 
 @pytest.mark.parametrize("rows", [1, 100])
 def test_partial_fit_distinguishes_classes_on_opposite_sides(rows: int) -> None:
-    (x, y), (other, right) = _two_sides(1000), _two_sides(400, 1)
+    (x, y), (other, right) = make_two_sides(1000), make_two_sides(400, 1)
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0)
     for a in range(0, len(x), rows):
         model.partial_fit(x[a : a + rows], y[a : a + rows], classes=[0, 1])
@@ -173,7 +173,7 @@ def test_rows_that_do_not_vary_are_refused() -> None:
 
 def test_a_class_of_zeros_is_learned() -> None:
     """All features of a class are 0, and the constant spans its capsule."""
-    x, y = _three_groups()
+    x, y = make_three_groups()
     x[y == 2] = 0.0
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1).fit(x, y)
     assert (model.predict(x[y == 2]) == 2).all()
@@ -193,7 +193,7 @@ def test_the_default_ridge_counts_as_one_more_row() -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_the_units_of_features_do_not_change_the_result(scale: float) -> None:
-    (x, y), (other, right) = _three_groups(), _three_groups(300, 2)
+    (x, y), (other, right) = make_three_groups(), make_three_groups(300, 2)
     units = np.where(np.arange(5) % 2 == 0, scale, 1.0)
     plain, scaled = (
         sl.CapsuleRegression(random_state=0, n_jobs=1).fit(x * by, y).score(other * by, right)
@@ -205,7 +205,7 @@ def test_the_units_of_features_do_not_change_the_result(scale: float) -> None:
 @pytest.mark.parametrize("value", [0.1, 7.0, -1e6])
 def test_a_constant_feature_gives_no_direction(value: float) -> None:
     """Rounding of its mean to float32, and of sums about another point, does not become a direction."""
-    x, y = _three_groups()
+    x, y = make_three_groups()
     rows = np.column_stack([x, np.full(len(x), value)]).astype("f8")
     weight = np.ones(len(x))
     rows[:10, -1], weight[:10] = value + 1, 0.0  # The feature varies only in rows of weight 0.
@@ -219,7 +219,7 @@ def test_a_constant_feature_gives_no_direction(value: float) -> None:
 @pytest.mark.parametrize("projection", [None, 3])
 @pytest.mark.parametrize("factor", [1e4, 1e9])
 def test_a_row_that_outweighs_all_others_is_reported(factor: float, projection: int | None) -> None:
-    x, y = _three_groups()
+    x, y = make_three_groups()
     x = x.astype("f8")
     options: dict[str, Any] = {"capsule_dim": 1, "max_iter": 2, "n_jobs": 1, "projection": projection}
     with warnings.catch_warnings():

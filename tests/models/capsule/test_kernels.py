@@ -26,7 +26,7 @@ CASES = {
 }
 
 
-def _inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
+def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
     """Latent means and labels; of all_vs_all the members that see class 1, and rows of that class."""
     rng = np.random.Generator(np.random.Philox(seed))
     live = np.arange(members.n_members)
@@ -38,7 +38,7 @@ def _inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[An
     return h, y, rng.uniform(0, 3, n), dims, labels, squash_table(int(dims[0].sum()))
 
 
-def _dense(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+def spread_residuals(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
     """Return the residuals of all rows; inactive rows have zeros."""
     if active is None:
         return h
@@ -52,11 +52,11 @@ def _run(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
     h = h.astype(dtype)
     active, sums = body(h, *rest)
-    return _dense(h, active), active, sums
+    return spread_residuals(h, active), active, sums
 
 
 def _check(members: Members, n: int, nu: float, seed: int) -> None:
-    h, y, weight, dims, labels, table = _inputs(members, n, seed)
+    h, y, weight, dims, labels, table = make_inputs(members, n, seed)
     thresholds = np.full(len(dims), nu)
     exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
     fast, fast_rows, fast_sums = _run(
@@ -91,7 +91,7 @@ def test_numba_equals_reference(case: str, n: int, nu: float) -> None:
     st.integers(0, 10**6),
 )
 def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: int) -> None:
-    h, y, weight, dims, labels, table = _inputs(CASES[case], n, seed)
+    h, y, weight, dims, labels, table = make_inputs(CASES[case], n, seed)
     thresholds = np.full(len(dims), nu)
     exact, _, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
     fast, _, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table)
@@ -104,7 +104,7 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
 
 def test_members_may_have_different_thresholds() -> None:
     """Members in different rounds share a pass; a row is active if any member uses it."""
-    h, y, weight, dims, labels, table = _inputs(CASES["one_vs_all"], 500, 1)
+    h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
     exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, nu)
     fast, fast_rows, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, nu, table)
@@ -119,7 +119,7 @@ def test_members_may_have_different_thresholds() -> None:
 @pytest.mark.parametrize("case", ["multiclass d=2", "one_vs_all"])
 def test_inactive_rows_change_nothing(body: str, case: str) -> None:
     members = CASES[case]
-    h, y, weight, dims, labels, table = _inputs(members, 300, 4)
+    h, y, weight, dims, labels, table = make_inputs(members, 300, 4)
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
     nu = 0.6
@@ -179,7 +179,7 @@ def test_rows_of_zeros_have_zero_residuals_and_the_largest_capsule_wins(body: st
 def test_a_bad_row_is_visible_and_changes_no_other_row(body: str, nu: float, bad: float) -> None:
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
-    h, y, weight, dims, labels, table = _inputs(CASES["multiclass d=2"], 600, 7)
+    h, y, weight, dims, labels, table = make_inputs(CASES["multiclass d=2"], 600, 7)
     weight += 0.1
     args = (y, weight, dims, labels, np.full(1, nu), table)
     with np.errstate(all="ignore"):
@@ -196,7 +196,7 @@ def test_a_bad_row_is_visible_and_changes_no_other_row(body: str, nu: float, bad
 def test_weights_scale_sums_and_residuals(body: str) -> None:
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
-    h, y, _, dims, labels, table = _inputs(CASES["multiclass d=2"], 257, 9)
+    h, y, _, dims, labels, table = make_inputs(CASES["multiclass d=2"], 257, 9)
     one = _run(run, h, dtype, y, np.ones(257), dims, labels, np.zeros(1), table)
     four = _run(run, h, dtype, y, np.full(257, 4.0), dims, labels, np.zeros(1), table)
     none = _run(run, h, dtype, y, np.zeros(257), dims, labels, np.zeros(1), table)
@@ -207,7 +207,7 @@ def test_weights_scale_sums_and_residuals(body: str) -> None:
 
 
 @kernel
-def _log_right(width, work):
+def compute_log(width, work):
     cpu._log_right(width, work)
 
 
@@ -216,7 +216,7 @@ def test_the_logarithm_of_the_kernel_is_exact_to_rounding() -> None:
     x = np.concatenate([rng.uniform(0, 1, 200), 10 ** rng.uniform(-300, 0, 50), [1.0, 0.5, 1e-300, 2**-0.5]])
     work = np.empty(cpu._FIELDS * cpu.STRIP)
     work[cpu._RIGHT : cpu._RIGHT + len(x)] = x
-    _log_right(len(x), work)
+    compute_log(len(x), work)
     out = work[cpu._LOG : cpu._LOG + len(x)]
     np.testing.assert_allclose(out, np.log(x), rtol=1e-15, atol=1e-15)
 

@@ -19,7 +19,7 @@ from scalelatent.reductions.moments import NonFiniteError, Projection, SecondMom
 DTYPES = ["u1", "i2", "f4", "f8", "f2", "?"]
 
 
-def _rows(n: int, p: int, m: int, dtype: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_rows(n: int, p: int, m: int, dtype: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.Philox(seed))
     x = (
         (rng.normal(size=(n, p)) * 3).astype("f4").astype(dtype)
@@ -29,7 +29,7 @@ def _rows(n: int, p: int, m: int, dtype: str, seed: int) -> tuple[np.ndarray, np
     return x, rng.integers(0, m, n).astype(np.int32), rng.uniform(0, 2, n)
 
 
-def _moments(reduction: SecondMoments, blocks: list[Block]) -> Stats:
+def compute_moments(reduction: SecondMoments, blocks: list[Block]) -> Stats:
     stats = Stats.zeros(reduction.layout())
     prepared = reduction.prepare(None, make_backend("cpu"))
     for block in blocks:
@@ -44,11 +44,11 @@ def _moments(reduction: SecondMoments, blocks: list[Block]) -> Stats:
 def test_moments_equal_numpy_per_class(
     n: int, p: int, m: int, dtype: str, weighted: bool, class_weighted: bool, seed: int
 ) -> None:
-    x, y, weight = _rows(n, p, m, dtype, seed)
+    x, y, weight = make_rows(n, p, m, dtype, seed)
     class_weight = np.linspace(0.5, 2, m) if class_weighted else None
     reduction = SecondMoments(p, m, class_weight)
     cut = n // 3
-    stats = _moments(
+    stats = compute_moments(
         reduction,
         [Block(x[a:b], y[a:b], weight[a:b] if weighted else None, a) for a, b in ((0, cut), (cut, n))],
     )
@@ -63,8 +63,8 @@ def test_moments_equal_numpy_per_class(
 
 
 def test_without_classes_it_is_one_matrix_and_labels_are_not_needed() -> None:
-    x, _, weight = _rows(50, 4, 2, "f4", 1)
-    stats = _moments(SecondMoments(4), [Block(x, None, weight, 0)])
+    x, _, weight = make_rows(50, 4, 2, "f4", 1)
+    stats = compute_moments(SecondMoments(4), [Block(x, None, weight, 0)])
     assert stats["moment"].shape == (1, 4, 4)
     np.testing.assert_allclose(
         stats["moment"][0], (x.astype("f8") * weight[:, None]).T @ x.astype("f8"), rtol=1e-12
@@ -74,26 +74,26 @@ def test_without_classes_it_is_one_matrix_and_labels_are_not_needed() -> None:
 def test_float32_rows_are_summed_in_float64() -> None:
     """A float32 sum of 1 and 1e-10 would lose the small term."""
     x = np.full((1000, 2), [1.0, 1e-5], dtype="f4")
-    moment = _moments(SecondMoments(2), [Block(x, None, None, 0)])["moment"][0]
+    moment = compute_moments(SecondMoments(2), [Block(x, None, None, 0)])["moment"][0]
     assert moment[1, 1] == pytest.approx(1000 * float(np.float32(1e-5)) ** 2, rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("classes", [0, 3])
 def test_nonfinite_rows_are_reported(bad: float, classes: int) -> None:
-    x, y, _ = _rows(30, 5, 3, "f4", 2)
+    x, y, _ = make_rows(30, 5, 3, "f4", 2)
     x[17, 3] = bad
     with pytest.raises(NonFiniteError, match=f"row 1017, feature 3 is {bad}"):
-        _moments(SecondMoments(5, classes), [Block(x, y, None, 1000)])
+        compute_moments(SecondMoments(5, classes), [Block(x, y, None, 1000)])
 
 
 def test_a_nonfinite_row_of_weight_zero_is_reported() -> None:
-    x, y, _ = _rows(30, 5, 3, "f4", 2)
+    x, y, _ = make_rows(30, 5, 3, "f4", 2)
     x[4, 0] = np.nan
     weight = np.ones(30)
     weight[4] = 0
     with pytest.raises(NonFiniteError, match="row 4, feature 0"):
-        _moments(SecondMoments(5, 3), [Block(x, y, weight, 0)])
+        compute_moments(SecondMoments(5, 3), [Block(x, y, weight, 0)])
 
 
 def test_find_nonfinite_gives_the_first_of_several() -> None:
@@ -120,8 +120,8 @@ def test_leading_eigenvectors_equal_numpys(p: int, seed: int, data: st.DataObjec
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
 def test_subspace_start_is_the_leading_eigenvectors(architecture: str) -> None:
     m, p, d = 3, 6, 2
-    x, y, weight = _rows(400, p, m, "f4", 3)
-    stats = _moments(SecondMoments(p, m), [Block(x, y, weight, 0)])
+    x, y, weight = make_rows(400, p, m, "f4", 3)
+    stats = compute_moments(SecondMoments(p, m), [Block(x, y, weight, 0)])
     members = build_members(architecture, m, d)
     w = subspace_start(members, stats["moment"], stats["weight"])
     row = 0
@@ -144,18 +144,18 @@ def test_subspace_start_is_the_leading_eigenvectors(architecture: str) -> None:
 def test_subspace_start_of_a_class_without_variance_is_finite() -> None:
     x = np.ones((20, 4), "f4")
     y = (np.arange(20) % 2).astype(np.int32)
-    stats = _moments(SecondMoments(4, 2), [Block(x * (y[:, None] + 1), y, None, 0)])
+    stats = compute_moments(SecondMoments(4, 2), [Block(x * (y[:, None] + 1), y, None, 0)])
     w = subspace_start(build_members("multiclass", 2, 3), stats["moment"], stats["weight"])
     assert np.isfinite(w).all()
-    blank = _moments(SecondMoments(4, 2), [Block(0 * x, y, None, 0)])
+    blank = compute_moments(SecondMoments(4, 2), [Block(0 * x, y, None, 0)])
     assert np.isfinite(
         subspace_start(build_members("multiclass", 2, 3), blank["moment"], blank["weight"])
     ).all()
 
 
 def test_random_start_has_the_requested_scale_and_repeats() -> None:
-    x, y, _ = _rows(3000, 20, 2, "f4", 5)
-    stats = _moments(SecondMoments(20, 2), [Block(x, y, None, 0)])
+    x, y, _ = make_rows(3000, 20, 2, "f4", 5)
+    stats = compute_moments(SecondMoments(20, 2), [Block(x, y, None, 0)])
     members = build_members("multiclass", 2, 50)
     first, again, other = (
         random_start(members, stats["moment"], stats["weight"], 0.25, np.random.default_rng(s))
@@ -169,7 +169,7 @@ def test_random_start_has_the_requested_scale_and_repeats() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_projected_rows_are_products_with_the_basis(dtype: str) -> None:
-    x, _, _ = _rows(40, 6, 2, dtype, 8)
+    x, _, _ = make_rows(40, 6, 2, dtype, 8)
     basis = np.linalg.qr(np.random.Generator(np.random.Philox(1)).normal(size=(6, 3)))[0]
     project = Projection(basis)
     out = project.apply(project.prepare(make_backend("cpu")), Block(x, None, None, 0))

@@ -26,7 +26,7 @@ def run_step(learner: Any, state: Any, blocks: list[Block], backend: str = "cpu"
     return learner.step(state, stats, sum(len(b.x) for b in blocks))
 
 
-def batch_em(data: Any) -> np.ndarray:
+def run_batch_em(data: Any) -> np.ndarray:
     """Return W after one pass of batch EM."""
     em, state = data.em, initial_state(data.w, data.m)
     train = em.reductions()["train"]
@@ -44,7 +44,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
     data = make(architecture, ridge=ridge)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 100.0)
     state = run_step(learner, online_state(data.w, data.m), [block(data)])
-    np.testing.assert_allclose(state.w, batch_em(data), rtol=1e-12)
+    np.testing.assert_allclose(state.w, run_batch_em(data), rtol=1e-12)
     # After one step the average is the state of this step.
     np.testing.assert_array_equal(state.average, state.w)
     # Two chains give the same total as one.
@@ -90,7 +90,7 @@ def test_members_without_rows_in_a_batch_keep_their_weights() -> None:
 
 
 def test_row_weights_count_in_small_batches() -> None:
-    """A batch of one row moves W in proportion to its weight, up to a whole step."""
+    """A batch of one row moves W in proportion to the weight of the row, at most by one full step."""
     data = make()
     x, y, rows = data.x[:2], data.y[:2], np.arange(2)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.0, 1.0)
@@ -108,7 +108,7 @@ def test_row_weights_count_in_small_batches() -> None:
 # -- schedule ------------------------------------------------------------------------------------------------
 
 
-def scored(state: Any, learner: Any, error: float) -> Any:
+def score_epoch(state: Any, learner: Any, error: float) -> Any:
     stats = Stats.zeros(learner.validation().layout())
     stats["sums"][0] = [0.0, error * 100, 0.0, 100.0]
     return learner.validated(state, stats)
@@ -120,7 +120,7 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
     state, kept = online_state(data.w, data.m), None
     for epoch, error in enumerate([0.3, 0.2, 0.25, 0.2, 0.1, 0.1]):
         state = run_step(learner, state, [block(data)])
-        state = scored(state, learner, error)
+        state = score_epoch(state, learner, error)
         if error < 0.3 and epoch in (1, 4):
             kept = state.average
         state = learner.end_epoch(state)

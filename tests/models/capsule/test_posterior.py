@@ -22,7 +22,7 @@ SHAPES = {
 }
 
 
-def _means(dims: np.ndarray, scale: float, seed: int) -> np.ndarray:
+def draw_means(dims: np.ndarray, scale: float, seed: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(seed)).normal(size=dims.sum()) * scale
 
 
@@ -30,7 +30,7 @@ def _means(dims: np.ndarray, scale: float, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("name", SHAPES)
 def test_closed_forms_agree_with_monte_carlo(name: str, scale: float) -> None:
     dims = np.array(SHAPES[name])
-    mean = _means(dims, scale, 5)
+    mean = draw_means(dims, scale, 5)
     rng = np.random.Generator(np.random.Philox(11))
     h = mean[:, None] + rng.normal(size=(dims.sum(), DRAWS))
     starts = np.concatenate([[0], np.cumsum(dims)[:-1]])

@@ -17,7 +17,7 @@ ALGORITHMS = ("em", "stepwise")
 Case = tuple[Any, np.ndarray, dict[str, Any]]
 
 
-def _own_features() -> Case:
+def make_own_features() -> Case:
     """Four classes of three features each."""
     rng, y = np.random.default_rng(0), np.repeat(np.arange(4), 100)
     x = np.zeros((400, 12), np.float32)
@@ -26,7 +26,7 @@ def _own_features() -> Case:
     return x, y, {}
 
 
-def _two_vocabularies() -> Case:
+def make_two_vocabularies() -> Case:
     rng, y = np.random.default_rng(1), np.repeat([0, 1], 150)
     x = np.zeros((300, 16), np.float32)
     for row, c in zip(x, y, strict=True):
@@ -34,12 +34,12 @@ def _two_vocabularies() -> Case:
     return sp.csr_matrix(x), y, {}
 
 
-def _few_distinct_rows() -> Case:
+def make_few_distinct_rows() -> Case:
     rng = np.random.default_rng(2)
     return np.repeat(rng.normal(size=(6, 10)), 50, axis=0).astype("f4"), np.repeat([0, 1, 0, 1, 0, 1], 50), {}
 
 
-def _an_oversampled_class() -> Case:
+def make_oversampled_class() -> Case:
     """A class of three distinct rows beside two that scatter in directions of their own."""
     rng, y = np.random.default_rng(3), np.repeat(np.arange(3), 200)
     x = np.zeros((600, 24), np.float32)
@@ -48,7 +48,7 @@ def _an_oversampled_class() -> Case:
     return x, y, {}
 
 
-def _words(n: int = 600, seed: int = 4) -> Case:
+def make_words(n: int = 600, seed: int = 4) -> Case:
     """Indicators of five of the fifteen words of a class, with capsules of sixteen dimensions."""
     rng, y = np.random.default_rng(seed), np.arange(n) % 3
     x = np.zeros((n, 45), np.float32)
@@ -59,19 +59,20 @@ def _words(n: int = 600, seed: int = 4) -> Case:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
-    "case", [_own_features, _two_vocabularies, _few_distinct_rows, _an_oversampled_class, _words]
+    "case",
+    [make_own_features, make_two_vocabularies, make_few_distinct_rows, make_oversampled_class, make_words],
 )
 def test_rows_of_low_rank_are_learned(case: Callable[[], Case], algorithm: str) -> None:
     x, y, more = case()
     model = sl.CapsuleRegression(algorithm=algorithm, random_state=0, n_jobs=1, **more).fit(x, y)
     assert (model.predict(x) != y).sum() <= 0.01 * len(y)
-    if case is _words:
-        other = _words(300, 5)
+    if case is make_words:
+        other = make_words(300, 5)
         assert 1 - model.score(*other[:2]) <= 0.01
 
 
 def test_directions_without_rows_of_a_class_have_zero_weights() -> None:
-    x, y, _ = _own_features()
+    x, y, _ = make_own_features()
     moment = np.stack([x[y == c].T.astype(float) @ x[y == c] for c in range(4)])
     members = build_members("multiclass", 4, 8)
     w = subspace_start(members, moment, np.full(4, 100.0))

@@ -20,7 +20,7 @@ from .conftest import ARCHITECTURES, CLASSES, P, make
 OPTIONS = StreamOptions(nu=0.0, kappa=0.6, t0=1000.0, batch_rows=1024, ridge=0.0)
 
 
-def begin(data: Any, rows: slice, init: str = "random") -> RunningCapsule:
+def start_stream(data: Any, rows: slice, init: str = "random") -> RunningCapsule:
     rng = np.random.Generator(np.random.Philox(2))
     return RunningCapsule.begin(data.em.members, data.x[rows], data.y[rows], init, 1.0, rng)
 
@@ -30,7 +30,7 @@ def begin(data: Any, rows: slice, init: str = "random") -> RunningCapsule:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: str) -> None:
     data = make(architecture)
-    running, part = begin(data, slice(rows)), slice(rows)
+    running, part = start_stream(data, slice(rows)), slice(rows)
     w, s0 = running.w, np.mean(data.x[part].astype(float) ** 2)
     running.learn(data.x[part], data.y[part], None, replace(OPTIONS, ridge=ridge), make_backend("cpu"))
     members = data.em.members
@@ -50,7 +50,7 @@ def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: st
 
 def test_a_stream_gives_the_same_result_in_one_call_and_in_batches() -> None:
     data, backend = make(), make_backend("cpu")
-    one, two = begin(data, slice(30)), begin(data, slice(30))
+    one, two = start_stream(data, slice(30)), start_stream(data, slice(30))
     small = replace(OPTIONS, batch_rows=30)
     one.learn(data.x, data.y, data.weight, small, backend)
     for a in (0, 30, 60):
@@ -88,9 +88,9 @@ def test_a_stream_starts_from_subspaces_if_it_has_enough_rows() -> None:
     x = data.x.astype(float)
     moment = np.stack([x[data.y == c].T @ x[data.y == c] for c in range(CLASSES)])
     expected = subspace_start(data.em.members, moment, counts)
-    np.testing.assert_allclose(begin(data, slice(90), "subspace").w, expected, rtol=1e-9)
-    few = begin(data, slice(2), "subspace").w
-    np.testing.assert_array_equal(few, begin(data, slice(2), "random").w)
+    np.testing.assert_allclose(start_stream(data, slice(90), "subspace").w, expected, rtol=1e-9)
+    few = start_stream(data, slice(2), "subspace").w
+    np.testing.assert_array_equal(few, start_stream(data, slice(2), "random").w)
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
@@ -98,7 +98,7 @@ def test_one_row_moves_by_its_weight(architecture: str) -> None:
     data, backend = make(architecture), make_backend("cpu")
     moved = {}
     for weight in (1e-6, 1.0, 2.0):
-        running = begin(data, slice(30))
+        running = start_stream(data, slice(30))
         running.learn(data.x[:30], data.y[:30], None, OPTIONS, backend)
         w = running.w
         running.learn(data.x[30:31], data.y[30:31], np.array([weight]), OPTIONS, backend)
@@ -111,7 +111,7 @@ def test_one_row_moves_by_its_weight(architecture: str) -> None:
 
 def test_rows_of_zeros_change_nothing() -> None:
     data = make()
-    running = begin(data, slice(30))
+    running = start_stream(data, slice(30))
     before = running.w
     running.learn(np.zeros((1, P), np.float32), np.zeros(1, np.int32), None, OPTIONS, make_backend("cpu"))
     np.testing.assert_array_equal(running.w, before)
@@ -121,7 +121,7 @@ def test_rows_of_zeros_change_nothing() -> None:
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
 def test_a_stream_continues_after_rows_that_were_refused(architecture: str, value: float) -> None:
     data, backend = make(architecture), make_backend("cpu")
-    running = begin(data, slice(30))
+    running = start_stream(data, slice(30))
     running.learn(data.x[:30], data.y[:30], data.weight[:30], OPTIONS, backend)
     twin = copy.deepcopy(running)
     bad = np.full((2, P), value, np.float32)

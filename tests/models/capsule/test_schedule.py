@@ -22,7 +22,7 @@ from scalelatent.models.capsule.model.start import PAPER_SCHEDULE, parse_schedul
 ROWS = 100.0
 
 
-def _learner(schedule: Any, m: int = 2, architecture: str = "multiclass", **options: Any) -> CapsuleEM:
+def make_learner(schedule: Any, m: int = 2, architecture: str = "multiclass", **options: Any) -> CapsuleEM:
     nu, patience, scheduled = parse_schedule(schedule)
     fields_ = {"momentum": 0.5, "ridge": 0.0, "tol": 0.0, "max_iter": 1000, "has_validation": 0, **options}
     members = build_members(architecture, m, 1)
@@ -31,7 +31,7 @@ def _learner(schedule: Any, m: int = 2, architecture: str = "multiclass", **opti
     )
 
 
-def _stats(
+def make_stats(
     learner: CapsuleEM, errors: Any, losses: Any, seed: int, validation: Any = None
 ) -> dict[str, Stats]:
     out = {}
@@ -57,12 +57,12 @@ def _run_passes(
     states = [initial_state(w, n)]
     for i, error in enumerate(errors):
         loss = 1.0 / (i + 1) if losses is None else losses[i]
-        states.append(learner.update(states[-1], _stats(learner, error, loss, i)))
+        states.append(learner.update(states[-1], make_stats(learner, error, loss, i)))
     return states
 
 
 def test_rounds_patience_and_restart_from_the_best() -> None:
-    learner = _learner([(0.5, 2), (0.0, 1)])
+    learner = make_learner([(0.5, 2), (0.0, 1)])
     #          passes   1    2    3    4 | 5: measures the best again, 6: no better
     states = _run_passes(learner, [0.5, 0.4, 0.4, 0.45, 0.4, 0.4])
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
@@ -81,24 +81,24 @@ def test_rounds_patience_and_restart_from_the_best() -> None:
 
 def test_patience_counts_passes_without_improvement() -> None:
     for patience in (1, 3, 5):
-        states = _run_passes(_learner([(0.5, patience), (0.0, 1)]), [0.5, *[0.5] * patience])
+        states = _run_passes(make_learner([(0.5, patience), (0.0, 1)]), [0.5, *[0.5] * patience])
         assert [int(s.round[0]) for s in states[-2:]] == [0, 1]
 
 
 def test_improvement_resets_the_patience() -> None:
-    states = _run_passes(_learner([(0.5, 2), (0.0, 1)]), [0.5, 0.5, 0.4, 0.4, 0.3, 0.3])
+    states = _run_passes(make_learner([(0.5, 2), (0.0, 1)]), [0.5, 0.5, 0.4, 0.4, 0.3, 0.3])
     assert [int(s.stale[0]) for s in states[1:]] == [0, 1, 0, 1, 0, 1]
     assert int(states[-1].round[0]) == 0
 
 
 def test_momentum_restarts_with_each_round() -> None:
-    learner = _learner([(0.5, 1), (0.0, 5)])
+    learner = make_learner([(0.5, 1), (0.0, 5)])
     states = _run_passes(learner, [0.5, 0.6, 0.5, 0.4])
     assert int(states[2].round[0]) == 1
     first = states[2]  # The second round starts again from the best model.
     np.testing.assert_array_equal(first.previous, first.w)
     for before, after, seed, momentum in ((states[2], states[3], 2, False), (states[3], states[4], 3, True)):
-        step = learner.em_step(before.w, _stats(learner, 0, 0, seed)["train"]["delta"], 0)
+        step = learner.em_step(before.w, make_stats(learner, 0, 0, seed)["train"]["delta"], 0)
         pushed = step + 0.5 * (before.w - before.previous)
         np.testing.assert_array_equal(after.w, pushed)
         assert np.array_equal(after.w, step) is not momentum
@@ -106,8 +106,8 @@ def test_momentum_restarts_with_each_round() -> None:
 
 
 def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
-    """A round starts at the best weights, so its first pass repeats a measurement."""
-    learner = _learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
+    """A round (passes with one ``nu``) starts at the best weights; its first pass measures them again."""
+    learner = make_learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
     losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]
     states = _run_passes(learner, [0.5] * len(losses), losses)
     #  passes   1  2: flat | 3: as 1 or 2, 4: fell by more, 5: flat | 6: as before, 7: flat
@@ -120,25 +120,25 @@ def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
 
 def test_the_schedule_of_the_paper_has_five_rounds() -> None:
     assert PAPER_SCHEDULE == ((0.8, 128), (0.6, 64), (0.4, 32), (0.2, 16), (0.0, 8))
-    learner = _learner("paper")
+    learner = make_learner("paper")
     state = initial_state(np.zeros((2, 3)), 1)
     rounds = []
     while not learner.is_done(state):
         rounds.append(int(state.round[0]))
-        state = learner.update(state, _stats(learner, 0.3, 1.0, 0))
+        state = learner.update(state, make_stats(learner, 0.3, 1.0, 0))
     # No pass is better than the first one, so that each round has its patience after a first pass. The first
     # pass of later rounds measures the best model again.
     assert [rounds.count(r) for r in range(5)] == [129, 65, 33, 17, 9]
 
 
 def test_the_schedule_uses_the_validation_error_if_there_is_one() -> None:
-    learner = _learner([(0.5, 1)], has_validation=1)
+    learner = make_learner([(0.5, 1)], has_validation=1)
     state = initial_state(np.zeros((2, 3)), 1)
-    state = learner.update(state, _stats(learner, 0.1, 1.0, 0, validation=0.4))
-    state = learner.update(state, _stats(learner, 0.2, 0.9, 1, validation=0.3))
+    state = learner.update(state, make_stats(learner, 0.1, 1.0, 0, validation=0.4))
+    state = learner.update(state, make_stats(learner, 0.2, 0.9, 1, validation=0.3))
     assert (state.train_error[0], state.validation_error[0], state.best_error[0]) == (0.2, 0.3, 0.3)
     assert not learner.is_done(state)
-    state = learner.update(state, _stats(learner, 0.0, 0.8, 2, validation=0.3))
+    state = learner.update(state, make_stats(learner, 0.0, 0.8, 2, validation=0.3))
     assert learner.is_done(state)
     assert int(state.best_pass[0]) == 2
     assert learner.summary(state)["validation_error"] == 0.3
@@ -146,7 +146,7 @@ def test_the_schedule_uses_the_validation_error_if_there_is_one() -> None:
 
 @pytest.mark.parametrize("max_iter", [1, 3])
 def test_max_iter_ends_in_any_round(max_iter: int) -> None:
-    states = _run_passes(_learner([(0.5, 10)], max_iter=max_iter), [0.5, 0.3, 0.4][:max_iter])
+    states = _run_passes(make_learner([(0.5, 10)], max_iter=max_iter), [0.5, 0.3, 0.4][:max_iter])
     assert [bool(s.finished.all()) for s in states] == [False] * max_iter + [True]
     np.testing.assert_array_equal(
         states[-1].w, states[min(max_iter - 1, 1)].w
@@ -163,43 +163,43 @@ def test_tol_ends_a_round_and_zero_never_does() -> None:
         0.447,
     ]  # Pass 5 measures the weights with which the second round starts.
     errors = [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
-    states = _run_passes(_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
+    states = _run_passes(make_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
-    states = _run_passes(_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 6)
+    states = _run_passes(make_learner([(0.5, 9), (0.0, 9)], tol=0.0), errors, [1.0] * 6)
     assert int(states[-1].round[0]) == 0
 
 
 def test_a_rising_loss_is_not_flat() -> None:
-    states = _run_passes(_learner([(0.5, 9)], tol=0.01), [0.5, 0.4, 0.3], [1.0, 1.0 + 1e-3, 1.5])
+    states = _run_passes(make_learner([(0.5, 9)], tol=0.01), [0.5, 0.4, 0.3], [1.0, 1.0 + 1e-3, 1.5])
     assert not states[-1].finished.any()
 
 
 def test_plain_em_keeps_the_latest_weights() -> None:
-    learner = _learner(None, max_iter=4)
+    learner = make_learner(None, max_iter=4)
     states = _run_passes(learner, [0.1, 0.2, 0.3, 0.4])
     assert learner.is_done(states[-1])
     assert int(states[-1].best_pass[0]) == 1
-    step = learner.em_step(states[3].w, _stats(learner, 0, 0, 3)["train"]["delta"], 0)
+    step = learner.em_step(states[3].w, make_stats(learner, 0, 0, 3)["train"]["delta"], 0)
     np.testing.assert_array_equal(
         learner.weights(states[-1]), step + 0.5 * (states[3].w - states[3].previous)
     )
 
 
 def test_plain_em_stops_by_tol_at_the_weights_it_measured() -> None:
-    learner = _learner(None, tol=0.01)
+    learner = make_learner(None, tol=0.01)
     states = _run_passes(learner, [0.4, 0.3, 0.2], [1.0, 0.5, 0.495])
     assert [bool(s.finished.all()) for s in states] == [False, False, False, True]
     np.testing.assert_array_equal(learner.weights(states[-1]), states[2].w)
 
 
 def test_plain_em_never_runs_out_of_patience() -> None:
-    states = _run_passes(_learner(None), [0.5] * 300)
+    states = _run_passes(make_learner(None), [0.5] * 300)
     assert int(states[-1].stale[0]) == 299
     assert not states[-1].finished.any()
 
 
 def test_each_member_stops_on_its_own_schedule() -> None:
-    learner = _learner([(0.5, 1), (0.0, 1)], m=3, architecture="one_vs_all")
+    learner = make_learner([(0.5, 1), (0.0, 1)], m=3, architecture="one_vs_all")
     states = _run_passes(
         learner,
         # Member 0 never improves, member 1 improves once more, member 2 always improves.
@@ -230,7 +230,7 @@ def test_each_member_stops_on_its_own_schedule() -> None:
 @pytest.mark.parametrize("architecture", ["one_vs_all", "all_vs_all"])
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_stopped_members_cost_nothing(architecture: str, device: str) -> None:
-    learner = _learner("paper", m=4, architecture=architecture)
+    learner = make_learner("paper", m=4, architecture=architecture)
     rng = np.random.Generator(np.random.Philox(1))
     x, y = rng.normal(size=(64, 3)).astype("f4"), rng.integers(0, 4, 64).astype(np.int32)
     state = initial_state(rng.normal(size=(learner.members.total_dim, 3)), learner.members.n_members)
@@ -267,7 +267,7 @@ def test_stopped_members_cost_nothing(architecture: str, device: str) -> None:
     st.lists(st.integers(0, 5), min_size=1, max_size=40), st.lists(st.integers(1, 3), min_size=1, max_size=3)
 )
 def test_any_sequence_of_errors_keeps_the_best_weights(errors: list[int], patience: list[int]) -> None:
-    learner = _learner([(0.5, k) for k in patience])
+    learner = make_learner([(0.5, k) for k in patience])
     w = np.random.Generator(np.random.Philox(99)).normal(size=(2, 3))
     state, best, at = initial_state(w, 1), np.inf, None
     for i, error in enumerate(errors):
@@ -275,7 +275,7 @@ def test_any_sequence_of_errors_keeps_the_best_weights(errors: list[int], patien
             break
         if error / 10 < best:
             best, at = error / 10, state.w
-        new = learner.update(state, _stats(learner, error / 10, 1.0, i))
+        new = learner.update(state, make_stats(learner, error / 10, 1.0, i))
         assert new.iteration == state.iteration + 1 == i + 1
         assert 0 <= new.round[0] - state.round[0] <= 1
         assert new.stale[0] < patience[min(new.round[0], len(patience) - 1)]
@@ -286,7 +286,7 @@ def test_any_sequence_of_errors_keeps_the_best_weights(errors: list[int], patien
 
 
 def test_the_summary_has_only_scalars() -> None:
-    learner = _learner("paper", m=3, architecture="one_vs_all")
+    learner = make_learner("paper", m=3, architecture="one_vs_all")
     states = _run_passes(learner, [[0.5, 0.25, 0.0]], [[3.0, 2.0, 1.0]])
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1

@@ -17,7 +17,7 @@ from scalelatent.models.capsule.kernels.squash import squash_integral, squash_ta
 EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000]
 
 
-def _quadrature(s: float, b: float) -> float:
+def integrate(s: float, b: float) -> float:
     # With rho = 1 - u/b, I_s(b) is the integral of (1 - u/b)^s e^-u from 0 to b. This form has no large
     # numbers, and its integrand is negligible above u = 50.
     pieces = np.unique(np.clip([0.0, min(b, b / (s + 1)), min(b, 10 * b / (s + 1)), min(b, 50.0), b], 0, b))
@@ -32,7 +32,7 @@ def _quadrature(s: float, b: float) -> float:
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_functions_equal_quadrature(s: float) -> None:
     b = np.array([1e-6, 1e-2, 0.5, 1.0, 3.0, max(s, 0.1), s + 0.5, 2 * s + 1, 100.0, 1e3, 1e4])
-    expected = [_quadrature(s, value) for value in b]
+    expected = [integrate(s, value) for value in b]
     np.testing.assert_allclose(squash_integral(s, b), expected, rtol=2e-12, atol=1e-15)
 
 

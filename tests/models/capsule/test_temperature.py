@@ -18,7 +18,7 @@ X, Y = (part[ORDER] for part in load_digits(return_X_y=True))
 TRAIN, HELD, TEST = slice(900), slice(900, 1300), slice(1300, None)
 
 
-def _calibration_error(p: np.ndarray, y: np.ndarray, bins: int = 15) -> float:
+def compute_calibration_error(p: np.ndarray, y: np.ndarray, bins: int = 15) -> float:
     """Return the expected calibration error over bins with equal numbers of rows."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == y
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
@@ -30,9 +30,9 @@ def _calibration_error(p: np.ndarray, y: np.ndarray, bins: int = 15) -> float:
 def test_probabilities_are_calibrated(options: dict[str, object], held: bool) -> None:
     model = sl.CapsuleRegression(capsule_dim=4, random_state=0, n_jobs=1, **options)
     model.fit(X[TRAIN], Y[TRAIN], validation=(X[HELD], Y[HELD]) if held else None)
-    error = _calibration_error(model.predict_proba(X[TEST]), Y[TEST])
+    error = compute_calibration_error(model.predict_proba(X[TEST]), Y[TEST])
     model.set_params(temperature=1.0).fit(X[TRAIN], Y[TRAIN])
-    assert error < 0.05 < 0.3 < _calibration_error(model.predict_proba(X[TEST]), Y[TEST])
+    assert error < 0.05 < 0.3 < compute_calibration_error(model.predict_proba(X[TEST]), Y[TEST])
 
 
 def test_the_temperature_has_the_least_log_loss_of_validation_rows() -> None:

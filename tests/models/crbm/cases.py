@@ -17,7 +17,7 @@ from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.state import CrbmState
 
 
-def states(n: int) -> np.ndarray:
+def list_states(n: int) -> np.ndarray:
     """Return all states of n units, (2^n, n)."""
     return np.array(list(itertools.product([0.0, 1.0], repeat=n)))
 
@@ -25,7 +25,7 @@ def states(n: int) -> np.ndarray:
 def log_joint(params: Params, x: np.ndarray) -> np.ndarray:
     """Return the log of the unnormalised p(v, h | x) of every state, (2^v, 2^h), in float64."""
     p = Params(**{k: np.asarray(a, dtype=np.float64) for k, a in vars(params).items()})
-    v, h = states(len(p.bv)), states(len(p.bh))
+    v, h = list_states(len(p.bv)), list_states(len(p.bh))
     b1, b2 = p.bv + p.Wvx @ x, p.bh + p.Whx @ x
     return v @ p.W @ h.T + (v @ b1)[:, None] + (h @ b2)[None, :]
 
@@ -80,17 +80,17 @@ def chain_stats(learner: CrbmLearner, state: CrbmState, block: Block, device: st
 def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str = "reference") -> np.ndarray:
     """Return the summed gradient of a block's rows."""
     stats = chain_stats(learner, learner.start(theta), block, device)
-    return of_factors(stats) if learner.factored else learner.gradient(stats)
+    return gradient_of_factors(stats) if learner.factored else learner.gradient(stats)
 
 
-def of_factors(stats: Any) -> np.ndarray:
+def gradient_of_factors(stats: Any) -> np.ndarray:
     """Compute the float64 gradient of all parameters from the factors that chains return."""
     w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
     parts = w, dv.T @ x, dh.T @ x, dv.sum(axis=0), dh.sum(axis=0)
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
-def slope(function: Any, theta: np.ndarray, step: float = 1e-5) -> np.ndarray:
+def central_differences(function: Any, theta: np.ndarray, step: float = 1e-5) -> np.ndarray:
     """Return central differences of a function of the parameters, in float64."""
     theta, out = theta.astype(np.float64), np.zeros(len(theta))
     for i in range(len(theta)):

@@ -17,7 +17,7 @@ from scalelatent.models.crbm.model.energy import CrbmShape, compute_block_biases
 ONE = {"n_hidden": 8, "n_epochs": 3, "random_state": 0, "n_jobs": 1}
 
 
-def pairs(n: int = 300, p: int = 6) -> tuple[np.ndarray, np.ndarray]:
+def make_pairs(n: int = 300, p: int = 6) -> tuple[np.ndarray, np.ndarray]:
     """Return real rows x and three binary outputs that linear functions of x determine."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, p))
@@ -26,7 +26,7 @@ def pairs(n: int = 300, p: int = 6) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("change", [lambda x: 1000 * x, lambda x: x / 1000, lambda x: x - 50])
 def test_units_and_offsets_of_columns_do_not_change_the_predictions(change):
-    x, v = pairs()
+    x, v = make_pairs()
     before = sl.ConditionalRBM(**ONE).fit(x, v).predict_marginals(x)
     after = sl.ConditionalRBM(**ONE).fit(change(x), v).predict_marginals(change(x))
     np.testing.assert_allclose(after, before, atol=2e-4)  # float32 rows, and sums with offsets of 50
@@ -40,12 +40,12 @@ def test_columns_in_their_own_units_are_learned():
 
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
 def test_zeros_and_ones_are_learned_as_they_are(form):
-    x = form((pairs()[0] > 0).astype(np.float32))
+    x = form((make_pairs()[0] > 0).astype(np.float32))
     assert measure_columns(sl.Dataset.from_arrays(x)) is None
 
 
 def test_sparse_rows_give_the_results_of_the_same_rows_in_a_dense_array():
-    x, v = pairs()
+    x, v = make_pairs()
     x = np.maximum(x - 1, 0) * [1.0, 10.0, 0.1, 5.0, 1.0, 300.0]
     dense, found = (sl.ConditionalRBM(**ONE).fit(form(x), v) for form in (np.asarray, sparse.csr_array))
     np.testing.assert_allclose(found.Wvx_, dense.Wvx_, rtol=1e-3, atol=1e-5)
@@ -66,13 +66,13 @@ def test_standardised_columns_have_mean_0_and_a_bounded_length():
 
 
 def test_rows_that_are_not_finite_have_no_units():
-    x = pairs()[0]
+    x = make_pairs()[0]
     x[3, 1] = np.nan
     assert ColumnUnits.measure(x) is None
 
 
 def test_parameters_for_rows_and_for_standardised_rows_give_the_same_biases():
-    x = pairs()[0] * [1.0, 10.0, 0.1, 5.0, 1.0, 3.0] + 2.0
+    x = make_pairs()[0] * [1.0, 10.0, 0.1, 5.0, 1.0, 3.0] + 2.0
     shape, rng = CrbmShape(3, 4, 6), np.random.default_rng(1)
     theta = rng.normal(size=shape.n_parameters).astype(np.float32)
     units, backend = ColumnUnits.measure(x), make_backend("cpu")
@@ -87,7 +87,7 @@ def test_parameters_for_rows_and_for_standardised_rows_give_the_same_biases():
 
 
 def test_a_warm_start_continues_from_the_parameters_of_the_last_fit():
-    x, v = pairs()
+    x, v = make_pairs()
     x = 100 * x + 7
     m = sl.ConditionalRBM(warm_start=True, **ONE).fit(x, v)
     score = m.score(x, v)
@@ -96,7 +96,7 @@ def test_a_warm_start_continues_from_the_parameters_of_the_last_fit():
 
 
 def test_threads_and_blocks_give_the_same_bits():
-    x, v = pairs()
+    x, v = make_pairs()
     fits = [
         sl.ConditionalRBM(**{**ONE, "n_jobs": jobs}, batch_size=40, n_chains=2).fit(x, v) for jobs in (1, 2)
     ]

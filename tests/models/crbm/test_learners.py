@@ -17,17 +17,17 @@ from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_search, gibbs_st
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from scalelatent.models.crbm.model.online import slice_block
 from tests.models.crbm.cases import (
+    central_differences,
     chain_stats,
     gradient,
     index_of,
+    list_states,
     log_joint,
     log_likelihood,
     log_sum,
     make_learner,
     make_rows,
     make_theta,
-    slope,
-    states,
 )
 
 # With one hidden or one visible unit the graph is a star, on which belief propagation is exact.
@@ -42,7 +42,7 @@ def test_the_mle_bp_gradient_is_the_slope_of_the_exact_likelihood(shape: CrbmSha
         return log_likelihood(shape.split(flat), rows.x, rows.y)
 
     found = gradient(make_learner(shape, "mle-bp"), theta, rows)
-    np.testing.assert_allclose(found, slope(likelihood, theta), atol=1e-6)
+    np.testing.assert_allclose(found, central_differences(likelihood, theta), atol=1e-6)
 
 
 def test_the_logistic_gradient_is_the_slope_of_its_likelihood() -> None:
@@ -53,7 +53,7 @@ def test_the_logistic_gradient_is_the_slope_of_its_likelihood() -> None:
         return log_likelihood(shape.split(flat), rows.x, rows.y)
 
     found = gradient(make_learner(shape, "logistic"), theta, rows)
-    np.testing.assert_allclose(found, slope(likelihood, theta), atol=1e-6)
+    np.testing.assert_allclose(found, central_differences(likelihood, theta), atol=1e-6)
 
 
 def test_mean_field_is_exact_without_couplings() -> None:
@@ -77,7 +77,7 @@ def test_the_gradient_of_long_gibbs_chains_is_the_slope_of_the_exact_likelihood(
     def block(step: int) -> Block:
         return Block(x, v, None, 0, np.arange(step * n, (step + 1) * n))
 
-    exact, still = slope(likelihood, theta), {"chain_rows": n, "rates": np.array([0.0])}
+    exact, still = central_differences(likelihood, theta), {"chain_rows": n, "rates": np.array([0.0])}
     near = {"gibbs_steps": 40} if name == "cd" else {"gibbs_steps": 1}
     learner = make_learner(shape, name, **still, **near)
     state = learner.start(theta)
@@ -100,12 +100,12 @@ def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: 
         for x, v in zip(rows.x, rows.y, strict=True):
             log_p = log_joint(shape.split(flat), x)
             best = log_p.max(axis=1) if joint else log_sum(log_p, axis=1)
-            delta = (states(4) != v).sum(axis=1)
+            delta = (list_states(4) != v).sum(axis=1)
             total += (best + delta).max() - best[index_of(v)]
         return total
 
     learner = make_learner(shape, name)
-    np.testing.assert_allclose(gradient(learner, theta, rows), -slope(loss, theta), atol=1e-6)
+    np.testing.assert_allclose(gradient(learner, theta, rows), -central_differences(loss, theta), atol=1e-6)
     backend = make_backend("reference")
     from scalelatent.contract.stats import Stats
 
@@ -114,7 +114,7 @@ def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: 
     assert stats["sums"][0] == pytest.approx(loss(theta), abs=1e-5)
 
 
-def _options(name: str) -> dict[str, Any]:
+def learner_options(name: str) -> dict[str, Any]:
     return {"n_sweeps": 5, "gibbs_steps": LEARNERS[name].gibbs_steps}
 
 
@@ -124,7 +124,7 @@ def test_the_gradient_of_a_split_batch_equals_that_of_the_whole(name: str, width
     """If a chain has few rows compared with the width of x, it returns factors."""
     shape = CrbmShape(12, 0 if name == "logistic" else 3, width)
     theta, rows = make_theta(shape), make_rows(shape, 8)
-    learner = make_learner(shape, name, **_options(name))
+    learner = make_learner(shape, name, **learner_options(name))
     whole = gradient(learner, theta, rows, "cpu")
     learner = replace(learner, n_chains=3, chain_rows=3)
     parts = [replace(slice_block(rows, a, a + 3), chain=i) for i, a in enumerate(range(0, 8, 3))]
@@ -186,7 +186,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     np.testing.assert_allclose(energy, negated(best), rtol=1e-12)
     np.testing.assert_allclose(hidden, 1 / (1 + np.exp(-(best @ params.W + b2))), rtol=1e-12)
     assert (energy >= negated(start)).all()
-    least = np.max([negated(np.tile(v, (n, 1))) for v in states(6)], axis=0)
+    least = np.max([negated(np.tile(v, (n, 1))) for v in list_states(6)], axis=0)
     assert (energy <= least + 1e-12).all()
     assert np.isclose(energy, least).mean() > 0.9
     assert np.isclose(negated(start), least).mean() < 0.3  # Few rows have the best state at the start.
@@ -211,7 +211,9 @@ def test_means_of_gibbs_chains_are_the_marginals() -> None:
     b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
     found = gibbs_steps(params, b1, b2, np.full((n, 5), 0.5), Uniforms(0, 0, np.arange(n)), 30, np)
     p = np.exp((joint := log_joint(params, np.zeros(0))) - log_sum(joint))
-    for means, want in zip(found, (p.sum(axis=1) @ states(7), p.sum(axis=0) @ states(5)), strict=True):
+    for means, want in zip(
+        found, (p.sum(axis=1) @ list_states(7), p.sum(axis=0) @ list_states(5)), strict=True
+    ):
         np.testing.assert_allclose(means.mean(axis=0), want, atol=0.02)
 
 

@@ -16,10 +16,10 @@ from scalelatent.models.crbm.model.state import CrbmState
 from tests.models.crbm.cases import (
     chain_stats,
     gradient,
+    gradient_of_factors,
     make_learner,
     make_rows,
     make_theta,
-    of_factors,
 )
 
 SHAPE = CrbmShape(6, 3, 4)
@@ -33,7 +33,7 @@ def test_a_step_follows_the_formulas_of_momentum_and_decay(shape: CrbmShape) -> 
     state = replace(learner.start(theta), velocity=np.full_like(theta, 0.5), iteration=1)
     stats = chain_stats(learner, state, rows)
     decayed = np.where(np.arange(len(theta)) < shape.n_weights, theta, 0)
-    total = of_factors(stats) if learner.factored else learner.gradient(stats)
+    total = gradient_of_factors(stats) if learner.factored else learner.gradient(stats)
     velocity = 0.9 * 0.5 + 0.02 * (total / 8 - 0.01 * decayed)
     found = learner.step(state, stats, 8)
     np.testing.assert_allclose(found.velocity, velocity, atol=1e-6)
@@ -89,7 +89,7 @@ def test_persistent_chains_continue_from_their_states() -> None:
     assert not np.allclose(a, b)
 
 
-def _scored(learner: CrbmLearner, state: CrbmState, wrong: int) -> CrbmState:
+def score_epoch(learner: CrbmLearner, state: CrbmState, wrong: int) -> CrbmState:
     stats = Stats.zeros(learner.validation().layout())
     stats["units"][:] = [wrong, 100, wrong / 2, 20]
     return learner.end_epoch(learner.validated(state, stats))
@@ -102,7 +102,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_fit() -> None:
     for epoch, wrong in enumerate((9, 5, 7, 5)):
         state = replace(state, theta=make_theta(SHAPE, seed=epoch))
         thetas.append(state.theta)
-        state = _scored(learner, state, wrong)
+        state = score_epoch(learner, state, wrong)
         assert learner.is_done(state) == (epoch == 3)
     kept, epoch = learner.best_parameters(state)
     assert epoch == 2
@@ -117,7 +117,7 @@ def test_a_small_gain_is_kept_and_does_not_reset_the_patience() -> None:
     learner = make_learner(SHAPE, "mle-bp", has_validation=True, patience=2, gain=0.1)
     state = learner.start(make_theta(SHAPE))
     for wrong in (60, 50, 46, 45):
-        state = _scored(learner, state, wrong)
+        state = score_epoch(learner, state, wrong)
     assert state.best_epoch == 4
     assert state.n_drops == 1
 
@@ -130,7 +130,7 @@ def test_learning_continues_from_the_best_parameters_at_a_lower_rate_until_that_
         assert not learner.is_done(state)
         state = replace(state, theta=make_theta(SHAPE, seed=epoch))
         thetas.append(state.theta)
-        state = _scored(learner, state, wrong)
+        state = score_epoch(learner, state, wrong)
         used.append(learner.summary(state)["learning_rate"])
         if epoch in (3, 6):  # Two epochs bring no gain.
             assert (state.theta == thetas[state.best_epoch - 1]).all()

@@ -23,7 +23,7 @@ from scalelatent.models.crbm.model import gradient
 from scalelatent.models.crbm.model.energy import CrbmShape, Observed, compute_log_loss, sigmoid
 from scalelatent.models.crbm.model.gradient import ascend_factors, ascend_phase, compute_gradient
 from scalelatent.models.crbm.model.negative_phases import Phase
-from tests.models.crbm.cases import of_factors
+from tests.models.crbm.cases import gradient_of_factors
 
 SHAPES = [
     (1, 8, 1),
@@ -40,12 +40,12 @@ SHAPES = [
 ]
 
 
-def normal(rng, *shape):
+def draw_normal(rng, *shape):
     return rng.standard_normal(shape, dtype=np.float32)
 
 
 @pytest.fixture(params=["tiles", "library"])
-def way_of(request, monkeypatch):
+def implementation(request, monkeypatch):
     """Run a test with both implementations of each product."""
     if request.param == "library":
         monkeypatch.setattr(products, "MAX_ROWS", 0)
@@ -53,20 +53,20 @@ def way_of(request, monkeypatch):
 
 
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_affine_products_equal_numpy(rows, units, features, way_of):
+def test_affine_products_equal_numpy(rows, units, features, implementation):
     rng = np.random.default_rng(rows)
-    x, w, b = normal(rng, rows, features), normal(rng, units, features), normal(rng, units)
+    x, w, b = draw_normal(rng, rows, features), draw_normal(rng, units, features), draw_normal(rng, units)
     out = np.full((rows, units), np.nan, dtype=np.float32)
     write_affine_map(x, w, b, out, np)
     assert_allclose(out, x.astype("f8") @ w.astype("f8").T + b, rtol=0, atol=1e-6 * features + 1e-5)
 
 
 @pytest.mark.parametrize("units", [1, 2, 5, 7])
-def test_the_bits_of_a_row_do_not_depend_on_its_position(units, way_of):
+def test_the_bits_of_a_row_do_not_depend_on_its_position(units, implementation):
     """A product of a matrix and a vector in BLAS has other bits in the last rows."""
     rng = np.random.default_rng(units)
     for rows, features in ((20, 3), (33, 70), (201, 17)):
-        x, w, b = normal(rng, rows, features), normal(rng, units, features), normal(rng, units)
+        x, w, b = draw_normal(rng, rows, features), draw_normal(rng, units, features), draw_normal(rng, units)
         order, found = rng.permutation(rows), np.empty((2, rows, units), dtype=np.float32)
         write_affine_map(x, w, b, found[0], np)
         write_affine_map(x[order], w, b, found[1], np)
@@ -74,18 +74,26 @@ def test_the_bits_of_a_row_do_not_depend_on_its_position(units, way_of):
 
 
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_differences_of_outer_products_equal_numpy(rows, units, features, way_of):
+def test_differences_of_outer_products_equal_numpy(rows, units, features, implementation):
     rng = np.random.default_rng(rows)
-    left, right, less = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
+    left, right, less = (
+        draw_normal(rng, rows, units),
+        draw_normal(rng, rows, features),
+        draw_normal(rng, units, features),
+    )
     out = np.full((units, features), np.nan, dtype=np.float32)
     write_outer_difference(left, right, less, out, np)
     assert_allclose(out, left.astype("f8").T @ right.astype("f8") - less, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_differences_of_outer_products_are_added(rows, units, features, way_of):
+def test_differences_of_outer_products_are_added(rows, units, features, implementation):
     rng = np.random.default_rng(rows)
-    left, right, less = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
+    left, right, less = (
+        draw_normal(rng, rows, units),
+        draw_normal(rng, rows, features),
+        draw_normal(rng, units, features),
+    )
     total = rng.normal(size=(units, features))
     expected = total + (left.astype("f8").T @ right.astype("f8") - less)
     add_outer_difference(left, right, less, total, make_backend("cpu"))
@@ -94,12 +102,12 @@ def test_differences_of_outer_products_are_added(rows, units, features, way_of):
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_step_along_a_difference_of_outer_products_equals_numpy(momentum, decay, in_place, way_of):
+def test_a_step_along_a_difference_of_outer_products_equals_numpy(momentum, decay, in_place, implementation):
     rng = np.random.default_rng(7)
     for rows, units, features in SHAPES:
-        left, right = normal(rng, rows, units), normal(rng, rows, features)
-        theta, less = normal(rng, units, features), normal(rng, units, features)
-        velocity = normal(rng, units if momentum else 0, features)
+        left, right = draw_normal(rng, rows, units), draw_normal(rng, rows, features)
+        theta, less = draw_normal(rng, units, features), draw_normal(rng, units, features)
+        velocity = draw_normal(rng, units if momentum else 0, features)
         gradient = left.astype("f8").T @ right.astype("f8") - less
         move = 0.1 * gradient - decay * theta + (momentum * velocity if momentum else 0)
         expected = theta + move
@@ -118,10 +126,10 @@ def test_a_step_along_a_difference_of_outer_products_equals_numpy(momentum, deca
 
 
 @pytest.mark.parametrize("units", [1, 511, 512, 513, 1030])
-def test_the_log_loss_of_units_equals_float64(units, way_of):
+def test_the_log_loss_of_units_equals_float64(units, implementation):
     """Compare with float64, for beliefs that float32 rounds to 0, 1 and one half."""
     rng = np.random.default_rng(units)
-    lv, v = 9 * normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
+    lv, v = 9 * draw_normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
     lv[0], lv[1, ::2], lv[1, 1::2] = 0.0, 70.0, -70.0
     expected = np.logaddexp(0, lv.astype("f8")) - lv * v
     found = compute_log_loss(lv, sigmoid(lv, np), v, np)
@@ -133,11 +141,11 @@ def test_the_log_loss_of_units_equals_float64(units, way_of):
 def test_ascend_phase_steps_along_the_gradient_of_the_phase(paired, momentum, decay, monkeypatch):
     rng, shape, rows, backend = np.random.default_rng(5), CrbmShape(30, 11, 26), 7, make_backend("cpu")
     sizes = {"visible": (rows, 30), "hidden": (rows, 11), "positive": (rows, 11), "pairs": (30, 11)}
-    found = {name: normal(rng, *size) for name, size in sizes.items()}
+    found = {name: draw_normal(rng, *size) for name, size in sizes.items()}
     phase = Phase(**(found | {"loss": 0, "wrong": 0} | ({} if paired else {"pairs": None})))
-    v, seen = normal(rng, rows, 30), Observed(normal(rng, rows, 26), None)
-    theta = normal(rng, shape.n_parameters)
-    velocity = normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
+    v, seen = draw_normal(rng, rows, 30), Observed(draw_normal(rng, rows, 26), None)
+    theta = draw_normal(rng, shape.n_parameters)
+    velocity = draw_normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
     pace, ways = StepRates(0.2, decay, momentum), []
     for _ in range(2):
         new = theta.copy(), velocity.copy()
@@ -152,10 +160,14 @@ def test_ascend_phase_steps_along_the_gradient_of_the_phase(paired, momentum, de
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
 @pytest.mark.parametrize(("rows", "units", "features"), SHAPES)
-def test_a_step_along_an_outer_product_equals_numpy(rows, units, features, momentum, decay, way_of):
+def test_a_step_along_an_outer_product_equals_numpy(rows, units, features, momentum, decay, implementation):
     rng = np.random.default_rng(rows)
-    left, right, theta = normal(rng, rows, units), normal(rng, rows, features), normal(rng, units, features)
-    velocity = normal(rng, *theta.shape) if momentum else np.zeros((0, features), np.float32)
+    left, right, theta = (
+        draw_normal(rng, rows, units),
+        draw_normal(rng, rows, features),
+        draw_normal(rng, units, features),
+    )
+    velocity = draw_normal(rng, *theta.shape) if momentum else np.zeros((0, features), np.float32)
     before = theta.copy(), velocity.copy()
     way = StepArrays(theta, velocity, np.full_like(theta, np.nan), np.full_like(velocity, np.nan))
     ascend_outer(way, left, right, StepRates(0.1, decay, momentum))
@@ -171,10 +183,10 @@ def test_a_step_along_an_outer_product_equals_numpy(rows, units, features, momen
     np.testing.assert_array_equal(velocity, way.new_velocity)
 
 
-def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_both_zero(way_of):
+def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_both_zero(implementation):
     """Such a step reads the parameters one time less."""
     rng = np.random.default_rng(4)
-    left, right, theta = normal(rng, 20, 70), normal(rng, 20, 100), normal(rng, 70, 100)
+    left, right, theta = draw_normal(rng, 20, 70), draw_normal(rng, 20, 100), draw_normal(rng, 70, 100)
     none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)
     ways = [StepArrays(theta, v, np.empty_like(theta), v.copy()) for v in (none, still)]
     for way in ways:
@@ -188,18 +200,18 @@ def test_a_step_from_factors_equals_a_step_from_their_products(momentum, n_hidde
     rng, shape, rows = np.random.default_rng(1), CrbmShape(30, n_hidden, 26), 7
     sizes = {"W": (30, n_hidden), "dv": (rows, 30), "dh": (rows, n_hidden), "x": (rows, 26)}
     factors = {name: rng.normal(size=size) for name, size in sizes.items()}
-    theta = normal(rng, shape.n_parameters)
-    velocity = normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
+    theta = draw_normal(rng, shape.n_parameters)
+    velocity = draw_normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
     ways = [StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity)) for _ in range(2)]
     pace = StepRates(0.2, 0.05, momentum)
     ascend_factors(shape, ways[0], *factors.values(), pace)
-    ascend(ways[1], of_factors(factors), shape.n_weights, pace)
+    ascend(ways[1], gradient_of_factors(factors), shape.n_weights, pace)
     assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
     assert_allclose(ways[0].new_velocity, ways[1].new_velocity, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, way_of):
+def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, implementation):
     """A step changes parameters by less than float32 resolves.
 
     The mean over many parameters must be right.
@@ -208,7 +220,7 @@ def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, way_of
     theta = np.full((n, n), 0.1, np.float32)
     velocity = np.zeros_like(theta) if momentum else np.zeros((0, n), np.float32)
     way = StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity))
-    left, right = normal(rng, 4, n), normal(rng, 4, n)
+    left, right = draw_normal(rng, 4, n), draw_normal(rng, 4, n)
     ascend_outer(way, left, right, StepRates(1e-7, 3e-8, momentum))
     noise = 1e-7 * left.astype("f8").T @ right.astype("f8")
     # Parameters are rounded to 7e-9, so the mean of 160,000 has an error of 1e-11.
@@ -217,7 +229,7 @@ def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, way_of
 
 def test_the_logits_of_a_row_do_not_depend_on_other_rows():
     rng = np.random.default_rng(2)
-    x, w, b = normal(rng, 20, 50), normal(rng, 33, 50), normal(rng, 33)
+    x, w, b = draw_normal(rng, 20, 50), draw_normal(rng, 33, 50), draw_normal(rng, 33)
     whole, part = np.empty((20, 33), np.float32), np.empty((3, 33), np.float32)
     write_affine_map(x, w, b, whole, np)
     write_affine_map(x[11:14], w, b, part, np)

@@ -55,7 +55,7 @@ def pair_beliefs(
     return pairs, log_z
 
 
-def tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
+def draw_tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
     """Return couplings of a random tree on all units; other weights are 0."""
     rng = np.random.default_rng(seed)
     w = np.zeros((v, h))
@@ -78,7 +78,7 @@ SWEEPS = 14  # The longest path of a tree of ten units is shorter.
 
 @given(st.integers(0, 99), SIZES, SIZES, st.sampled_from([0.5, 3.0, 20.0]))
 def test_inference_is_exact_on_trees(seed: int, v: int, h: int, scale: float) -> None:
-    w = tree(seed, v, h, scale)
+    w = draw_tree(seed, v, h, scale)
     _, bv, bh = draw(seed, v, h, 1.0)
     want, pairs = enumerate_states(w, bv[0], bh[0]), np.zeros((v, h))
     found = reference.sum_product_pairs(make_coupling(w), bv, bh, SWEEPS, None, pairs)

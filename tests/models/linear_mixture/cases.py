@@ -19,7 +19,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(seed)).normal(size=shape)
 
 
-def made_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3) -> np.ndarray:
+def make_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3) -> np.ndarray:
     """Return rows near k components of h dimensions, in float32."""
     rng = np.random.Generator(np.random.Philox(seed))
     which = rng.integers(k, size=n)
@@ -29,7 +29,7 @@ def made_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3)
     return (rows / np.abs(rows).max()).astype(np.float32)
 
 
-def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 0) -> Components:
+def draw_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 0) -> Components:
     """Return components at some of the rows, from which a fit with any likelihood can start."""
     rng = np.random.Generator(np.random.Philox(seed))
     p, variance = x.shape[1], float(x.var(axis=0, dtype=np.float64).mean())
@@ -42,7 +42,7 @@ def a_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 
     return Components(means, bases, values, noise, np.full(k, 1.0 / k), h)
 
 
-def one_pass(
+def run_pass(
     em: MixtureEM, state: MixtureState, x: np.ndarray, y=None, backend: str = "reference", rows: int = 0
 ) -> Stats:
     """Return the statistic of a pass, in blocks of ``rows`` rows."""
@@ -54,30 +54,30 @@ def one_pass(
     return stats
 
 
-def passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> list[MixtureState]:
+def run_passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> list[MixtureState]:
     """Return the states after each of n passes, or until the fit is done."""
     states = []
     while len(states) < n and not em.is_done(state):
-        state = em.update(state, {"train": one_pass(em, state, x, y, backend)})
+        state = em.update(state, {"train": run_pass(em, state, x, y, backend)})
         states.append(state)
     return states
 
 
-def main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **options):
+def make_main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **options):
     """Return an EM of one class in its main phase, and its state. It does not stop or refill."""
     p = x.shape[1]
     q = min(p, q or h)
     mixture = MixtureSettings(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)
     em = MixtureEM(mixture, h, q, tol=-1.0, max_iter=10**6, may_refill=False)
-    start = a_start(x, k, h, q, likelihood) if start is None else start
+    start = draw_start(x, k, h, q, likelihood) if start is None else start
     return em, initial_state(mixture, start, MAIN)
 
 
-def scored(scores: Scores, x: np.ndarray) -> np.ndarray:
+def score_rows(scores: Scores, x: np.ndarray) -> np.ndarray:
     """Return the scores of rows under all components."""
     return reference.all_scores(reference.make_scorer(scores, np.array([0, len(scores.c)])), x, 0, 1)
 
 
-def nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
+def find_nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
     """Return the best component of each row among [first, stop)."""
     return reference.nearest(reference.make_scorer(scores, np.array([first, stop])), x, 0, 1)[1][:, 0]

@@ -1,4 +1,4 @@
-"""The choice of the score of a row by cross-validation, for classifiers without the parameter likelihood."""
+"""Classifiers choose the parameter ``likelihood`` by cross-validation if the user does not set it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalelatent.models.linear_mixture.estimator import LinearMixtureClassifier
 ONE = {"random_state": 0, "n_jobs": 1}
 
 
-def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
+def make_rows(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return rows in random order: squares of normal numbers, columns in different units, two half moons."""
     make = {
         "squares": lambda: make_hastie_10_2(1200, random_state=0),
@@ -29,7 +29,7 @@ def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("name", "gain", "components"), [("squares", 0.25, 2), ("units", 0.2, 3)])
 def test_one_gaussian_per_class_replaces_the_error_where_it_is_better(name, gain, components):
-    x, y = rows_of(name)
+    x, y = make_rows(name)
     half = len(x) // 2
     chosen = LinearMixtureClassifier(**ONE).fit(x[:half], y[:half])
     by_error = LinearMixtureClassifier(likelihood="error", **ONE).fit(x[:half], y[:half])
@@ -39,7 +39,7 @@ def test_one_gaussian_per_class_replaces_the_error_where_it_is_better(name, gain
 
 
 def test_many_components_replace_one_where_classes_are_bent():
-    x, y = rows_of("moons")
+    x, y = make_rows("moons")
     chosen = LinearMixtureClassifier(**ONE).fit(x[:300], y[:300])
     assert chosen.likelihood_ == "factor-analysis"
     assert len(chosen.means_) > 2
@@ -57,7 +57,7 @@ def test_images_keep_the_bits_of_the_reconstruction_error():
 
 
 def test_a_given_number_of_components_is_kept():
-    x, y = rows_of("squares")
+    x, y = make_rows("squares")
     m = LinearMixtureClassifier(n_components=4, n_dims=2, **ONE).fit(x, y)
     assert len(m.means_) == 8
     assert m.n_dims_ == 2
@@ -65,7 +65,7 @@ def test_a_given_number_of_components_is_kept():
 
 @pytest.mark.parametrize("likelihood", ["error", "factor-analysis"])
 def test_a_fold_counts_the_errors_of_a_separate_fit(likelihood):
-    x, y = rows_of("moons")
+    x, y = make_rows("moons")
     learned = np.arange(len(x)) % 3 != 0
     model = LinearMixtureClassifier(n_components=2, n_dims=1, likelihood=likelihood, **ONE)
     fitted = model.fit(x[learned], y[learned])
@@ -85,7 +85,7 @@ def test_classes_with_few_rows_keep_the_reconstruction_error():
 
 
 def test_sparse_rows_and_tangents_keep_the_reconstruction_error():
-    x, y = rows_of("squares")
+    x, y = make_rows("squares")
     counts = sparse.csr_array(np.round(np.abs(x)))
     assert LinearMixtureClassifier(max_iter=2, **ONE).fit(counts, y).likelihood_ == "error"
     m = LinearMixtureClassifier(tangents=("shift-x",), image_shape=(2, 5), max_iter=2, **ONE)
@@ -93,7 +93,7 @@ def test_sparse_rows_and_tangents_keep_the_reconstruction_error():
 
 
 def test_partial_fit_starts_with_a_score_that_can_learn_single_rows():
-    x, y = rows_of("squares")
+    x, y = make_rows("squares")
     m = LinearMixtureClassifier(**ONE).partial_fit(x[:600], y[:600])
     assert (m.likelihood, m.likelihood_) == (None, "error")
     m.partial_fit(x[600:601], y[600:601])
@@ -103,7 +103,7 @@ def test_partial_fit_starts_with_a_score_that_can_learn_single_rows():
 
 
 def test_a_warm_start_keeps_the_choice_of_the_last_fit():
-    x, y = rows_of("squares")
+    x, y = make_rows("squares")
     m = LinearMixtureClassifier(warm_start=True, max_iter=2, **ONE).fit(x, y)
     before = m.means_.copy()
     m.fit(x, y)
@@ -112,7 +112,7 @@ def test_a_warm_start_keeps_the_choice_of_the_last_fit():
 
 
 def test_a_search_chooses_as_separate_fits_do():
-    x, y = rows_of("squares")
+    x, y = make_rows("squares")
     grid = {"n_components": [1, 4]}
     search = sl.Search(LinearMixtureClassifier(max_iter=5, **ONE), grid).fit(
         x[:900], y[:900], validation=(x[900:], y[900:])

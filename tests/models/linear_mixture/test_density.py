@@ -13,10 +13,10 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.models.linear_mixture.model import density, recognition
 from scalelatent.models.linear_mixture.model.components import Components, make_scores
 from scalelatent.reductions.temperature import choose_temperature
-from tests.models.linear_mixture.cases import draw, scored
+from tests.models.linear_mixture.cases import draw, score_rows
 
 
-def components(likelihood: str, k: int = 3, p: int = 6, h: int = 2) -> Components:
+def make_components(likelihood: str, k: int = 3, p: int = 6, h: int = 2) -> Components:
     bases = np.linalg.qr(draw(1, k, p, h))[0]
     values, noise = 1.0 + np.exp(draw(2, k, h)), np.full(k, 0.4)
     if likelihood == "factor-analysis":
@@ -24,16 +24,16 @@ def components(likelihood: str, k: int = 3, p: int = 6, h: int = 2) -> Component
     return Components(3 * draw(5, k, p), bases, values, noise, np.array([0.5, 0.3, 0.2])[:k], h)
 
 
-def covariances(found: Components, likelihood: str) -> np.ndarray:
+def compute_covariances(found: Components, likelihood: str) -> np.ndarray:
     loadings, noise = density.gaussians(found, likelihood)
     return loadings @ np.swapaxes(loadings, 1, 2) + np.stack([np.diag(v) for v in noise])
 
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_samples_have_the_moments_of_the_gaussians(likelihood):
-    found = components(likelihood)
+    found = make_components(likelihood)
     x, index = density.sample(found, likelihood, 60_000, np.random.default_rng(0))
-    wanted = covariances(found, likelihood)
+    wanted = compute_covariances(found, likelihood)
     for q in range(3):
         rows = x[index == q]
         assert abs(len(rows) / 60_000 - found.weights[q]) < 0.01
@@ -44,12 +44,12 @@ def test_samples_have_the_moments_of_the_gaussians(likelihood):
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_hidden_features_become_their_conditional_means(likelihood):
-    found, seen = components(likelihood), np.array([True, False, True, True, False, False])
+    found, seen = make_components(likelihood), np.array([True, False, True, True, False, False])
     x = draw(7, 9, 6)
     got, logs = density.complete(found, likelihood, x, seen)
     np.testing.assert_array_equal(got[:, seen], x[:, seen])
     means, shares = [], []
-    for q, c in enumerate(covariances(found, likelihood)):
+    for q, c in enumerate(compute_covariances(found, likelihood)):
         z, own = x[:, seen] - found.means[q][seen], c[np.ix_(seen, seen)]
         means.append(found.means[q][~seen] + z @ np.linalg.solve(own, c[np.ix_(seen, ~seen)]))
         square = np.einsum("np,pq,nq->n", z, np.linalg.inv(own), z)
@@ -59,7 +59,7 @@ def test_hidden_features_become_their_conditional_means(likelihood):
     np.testing.assert_allclose(got[:, ~seen], np.einsum("kn,knp->np", r, np.array(means)))
     whole, logs = density.complete(found, likelihood, x, np.ones(6, dtype=bool))
     np.testing.assert_array_equal(whole, x)
-    scores = scored(make_scores(found, likelihood), x)
+    scores = score_rows(make_scores(found, likelihood), x)
     np.testing.assert_allclose(logs, np.log(np.exp(-0.5 * scores).sum(axis=1)))
     with pytest.raises(ValueError, match="False for all"):
         density.complete(found, likelihood, x, np.zeros(6))
@@ -68,11 +68,11 @@ def test_hidden_features_become_their_conditional_means(likelihood):
 
 
 def test_codes_and_reconstructions_equal_their_formulas():
-    found, x = components("ppca"), draw(8, 20, 6)
+    found, x = make_components("ppca"), draw(8, 20, 6)
     index = np.arange(20) % 3
     codes = density.codes(found, "ppca", x, index)
     again = density.reconstruct(found, codes, index)
-    errors = scored(make_scores(found, "error"), x)[np.arange(20), index]
+    errors = score_rows(make_scores(found, "error"), x)[np.arange(20), index]
     np.testing.assert_allclose(((x - again) ** 2).sum(axis=1), errors)
 
 
@@ -87,7 +87,7 @@ def test_the_reject_curve_equals_errors_of_sorted_rows():
 
 
 def test_the_temperature_has_the_least_log_loss():
-    found, starts = replace(components("ppca"), n_dims=1), np.array([0, 1, 2, 3])
+    found, starts = replace(make_components("ppca"), n_dims=1), np.array([0, 1, 2, 3])
     x, y = density.sample(found, "ppca", 2000, np.random.default_rng(1))
     rows = recognition.Recogniser(make_scores(found, "error"), starts)
     mean = float(rows.recognise(rows.prepare(make_backend("reference")), x)[0].min(axis=1).mean())

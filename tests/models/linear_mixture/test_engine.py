@@ -29,7 +29,7 @@ from scalelatent.models.linear_mixture.model.e_step import MixtureSettings, Mixt
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 from scalelatent.models.linear_mixture.model.recognition import Recogniser
 from scalelatent.models.linear_mixture.model.start import seed_centres, start_components
-from tests.models.linear_mixture.cases import made_rows, main_em, passes
+from tests.models.linear_mixture.cases import make_main_em, make_rows, run_passes
 
 
 def fit(
@@ -48,7 +48,7 @@ def fit(
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
 def test_threads_and_delayed_blocks_change_no_bit(monkeypatch, likelihood, assignment):
     monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # M-steps work on two components at a time.
-    x, y = made_rows(2000, 36, 6, 3), np.arange(2000) % 2
+    x, y = make_rows(2000, 36, 6, 3), np.arange(2000) % 2
     spec = TangentSpec(("shift-x", "thickness"), (6, 6), 0.6)
     mixture = MixtureSettings(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, spec, 0.3, 0.1)
     em = MixtureEM(mixture, 3, 8, settle_passes=1, max_iter=4)
@@ -59,7 +59,7 @@ def test_threads_and_delayed_blocks_change_no_bit(monkeypatch, likelihood, assig
             np.testing.assert_array_equal(getattr(other.components, name), getattr(found[0].components, name))
 
 
-def grid_of(n: int, p: int, k: int, classes: int):
+def make_grid(n: int, p: int, k: int, classes: int):
     each = np.repeat(np.arange(classes), k // classes)
     em = MixtureEM(MixtureSettings(p, each, classes), 10, 16)
     return choose_grid(RowShape(n, p, False), em.reductions()["train"])
@@ -85,14 +85,14 @@ def test_the_learner_requests_blocks_and_leaves():
     ],
 )
 def test_few_leaves_have_equal_sizes(n, p, k, leaves):
-    grid = grid_of(n, p, k, 10)
+    grid = make_grid(n, p, k, 10)
     assert grid.n_leaves == leaves
     assert n - (leaves - 1) * grid.leaf_rows > 0.98 * grid.leaf_rows
     assert grid.block_rows >= min(n / leaves, 8 * k)
 
 
 def test_many_rows_have_the_requested_blocks():
-    grid = grid_of(1_000_000, 784, 100, 10)
+    grid = make_grid(1_000_000, 784, 100, 10)
     assert grid.block_rows == 8192
     assert 16 <= grid.n_leaves <= 1024
 
@@ -101,12 +101,12 @@ def test_many_rows_have_the_requested_blocks():
 @pytest.mark.parametrize("backend", ["numba", "reference"])
 def test_the_projected_scatter_needs_no_matrix_of_all_features(likelihood, backend):
     p = 2000
-    x = made_rows(60, p, 2, 3)
+    x = make_rows(60, p, 2, 3)
     soft = "hard" if likelihood == "error" else "soft"
-    em, state = main_em(x, 2, 3, likelihood, soft, q=8)
-    passes(em, state, x, n=1, backend=backend)  # Compiled kernels and imported modules stay in memory.
+    em, state = make_main_em(x, 2, 3, likelihood, soft, q=8)
+    run_passes(em, state, x, n=1, backend=backend)  # Compiled kernels and imported modules stay in memory.
     tracemalloc.start()
-    state = passes(em, state, x, n=2, backend=backend)[-1]
+    state = run_passes(em, state, x, n=2, backend=backend)[-1]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert state.iteration == 2
@@ -144,7 +144,7 @@ def usps(root: Path) -> tuple[np.ndarray, ...]:
     return *parts[0], *parts[1]
 
 
-def error_rate(rows: Recogniser, x: np.ndarray, y: np.ndarray) -> float:
+def compute_error_rate(rows: Recogniser, x: np.ndarray, y: np.ndarray) -> float:
     """Return the percentage of rows whose best class is wrong."""
     best, _ = rows.recognise(rows.prepare(make_backend("cpu")), x.astype("f4"))
     return 100 * float((best.argmin(axis=1) != y).mean())
@@ -164,12 +164,12 @@ def test_errors_on_usps_are_those_of_the_benchmark(data_root):
     mixture = MixtureSettings(256, np.repeat(np.arange(10), 20), 10, floor=1e-9)
     state = fit(MixtureEM(mixture, 10, 16, start_passes=10), x, y, 20, 2)
     scores, spec = make_scores(state.components, "code-cost"), TangentSpec(TANGENTS, (16, 16), 0.6)
-    assert error_rate(Recogniser(scores, mixture.starts), x_test, y_test) <= 4.8
-    assert error_rate(Recogniser(scores, mixture.starts, tangent_spec=spec), x_test, y_test) <= 3.3
+    assert compute_error_rate(Recogniser(scores, mixture.starts), x_test, y_test) <= 4.8
+    assert compute_error_rate(Recogniser(scores, mixture.starts, tangent_spec=spec), x_test, y_test) <= 3.3
 
 
 def test_tangent_distance_to_the_best_components_equals_that_to_all(monkeypatch):
-    x, y = made_rows(600, 64, 6, 3), np.arange(600) % 3
+    x, y = make_rows(600, 64, 6, 3), np.arange(600) % 3
     mixture = MixtureSettings(64, np.repeat([0, 1, 2], 5), 3)
     state = fit(MixtureEM(mixture, 3, 8, max_iter=3, finish_passes=1), x, y, 5)
     scores, spec = make_scores(state.components, "error"), TangentSpec(TANGENTS[:6], (8, 8), 0.6)

@@ -28,7 +28,7 @@ from scalelatent.estimators.base import warn_reduced
 from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
 from scalelatent.models.linear_mixture.model.choose_dims import count_wrong
-from tests.models.linear_mixture.cases import made_rows
+from tests.models.linear_mixture.cases import make_rows
 from tests.models.linear_mixture.test_engine import usps
 
 ENGINE = {"block_rows": 128, "leaf_rows": 256}
@@ -47,15 +47,15 @@ def digits() -> SimpleNamespace:
     return SimpleNamespace(x=x[:1000], y=y[:1000], test_x=x[1000:], test_y=y[1000:])
 
 
-def classifier(**options: Any) -> LinearMixtureClassifier:
+def make_classifier(**options: Any) -> LinearMixtureClassifier:
     return LinearMixtureClassifier(**{"n_components": 3, **SMALL, **options})
 
 
-def density(**options: Any) -> LinearMixture:
+def make_density(**options: Any) -> LinearMixture:
     return LinearMixture(**{"n_components": 6, "likelihood": "ppca", **SMALL, **options})
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     for name in LEARNED:
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
@@ -64,7 +64,7 @@ def same(a: Any, b: Any) -> None:
 
 
 def test_a_classifier_learns_digits(digits):
-    m = classifier(n_dims=6).fit(digits.x, digits.y)
+    m = make_classifier(n_dims=6).fit(digits.x, digits.y)
     assert m.score(digits.test_x, digits.test_y) > 0.95
     scores, shares = m.decision_function(digits.test_x), m.predict_proba(digits.test_x)
     np.testing.assert_array_equal(scores.argmax(axis=1), m.predict(digits.test_x))
@@ -89,17 +89,17 @@ def test_a_classifier_learns_digits(digits):
 
 def test_tangent_distance_changes_the_recognition_and_not_the_fit(digits):
     options = {"tangents": ("shift-x", "shift-y", "thickness"), "image_shape": (8, 8), "smoothing": 0.4}
-    plain = classifier(**options).fit(digits.x, digits.y)
-    m = classifier(**options, recognition="tangent-distance").fit(digits.x, digits.y)
-    same(m, plain)
+    plain = make_classifier(**options).fit(digits.x, digits.y)
+    m = make_classifier(**options, recognition="tangent-distance").fit(digits.x, digits.y)
+    assert_same(m, plain)
     assert (m.decision_function(digits.test_x) >= plain.decision_function(digits.test_x) - 1e-2).all()
     assert m.basis_.shape == (64, 64)
     shaped = Dataset.from_arrays(digits.x.reshape(-1, 8, 8), digits.y)
-    same(clone(m).set_params(image_shape=None).fit(shaped), m)
+    assert_same(clone(m).set_params(image_shape=None).fit(shaped), m)
 
 
 def test_recognition_may_change_after_the_fit(digits, tmp_path):
-    m = classifier(tangents=("shift-x", "shift-y"), image_shape=(8, 8)).fit(digits.x, digits.y)
+    m = make_classifier(tangents=("shift-x", "shift-y"), image_shape=(8, 8)).fit(digits.x, digits.y)
     plain = m.decision_function(digits.test_x)
     moved = m.set_params(recognition="tangent-distance").decision_function(digits.test_x)
     assert (moved >= plain - 1e-2).all()
@@ -109,14 +109,14 @@ def test_recognition_may_change_after_the_fit(digits, tmp_path):
     np.testing.assert_array_equal(loaded.decision_function(digits.test_x), plain)
     loaded.set_params(recognition="tangent-distance")
     np.testing.assert_array_equal(loaded.decision_function(digits.test_x), moved)
-    without = classifier().fit(digits.x, digits.y).set_params(recognition="tangent-distance")
+    without = make_classifier().fit(digits.x, digits.y).set_params(recognition="tangent-distance")
     with pytest.raises(ValueError, match="needs tangents"):
         without.predict(digits.test_x)
 
 
 @pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca", "factor-analysis"])
 def test_a_density_learns_digits(digits, tmp_path, likelihood):
-    d = density(likelihood=likelihood, assignment="soft").fit(digits.x)
+    d = make_density(likelihood=likelihood, assignment="soft").fit(digits.x)
     found = d.score_samples(digits.test_x)
     assert np.isfinite(found).all()
     assert d.score(digits.test_x) == pytest.approx(found.mean())
@@ -141,19 +141,21 @@ def test_a_density_learns_digits(digits, tmp_path, likelihood):
 def test_stepwise_em_learns_digits(digits, likelihood):
     options: dict[str, Any] = {"likelihood": likelihood, "n_dims": 6, "noise_floor": 0.1}
     engine = {"run_rows": 32}
-    batch = classifier(**options).fit(digits.x, digits.y)
+    batch = make_classifier(**options).fit(digits.x, digits.y)
     found = [
-        classifier(algorithm="stepwise", n_jobs=jobs, **options).fit(digits.x, digits.y, engine=engine)
+        make_classifier(algorithm="stepwise", n_jobs=jobs, **options).fit(digits.x, digits.y, engine=engine)
         for jobs in (1, 2)
     ]
-    same(*found)
+    assert_same(*found)
     assert found[0].n_iter_ == 3
     scores = [m.score(digits.test_x, digits.test_y) for m in (found[0], batch)]
     assert scores[0] > scores[1] - 0.02
 
 
 def test_stepwise_em_with_tangents_follows_its_plan(digits):
-    m = classifier(algorithm="stepwise", tangents=("shift-x",), image_shape=(8, 8)).fit(digits.x, digits.y)
+    m = make_classifier(algorithm="stepwise", tangents=("shift-x",), image_shape=(8, 8)).fit(
+        digits.x, digits.y
+    )
     assert m.score(digits.test_x, digits.test_y) > 0.94
     assert len(m.history_) == 6
     reported = m.plan(digits.x, digits.y)
@@ -166,7 +168,7 @@ def test_stepwise_em_with_tangents_follows_its_plan(digits):
 
 
 def test_a_density_without_directions_is_k_means(digits):
-    d = density(likelihood="error", n_dims=0, max_iter=50, tol=0.0).fit(digits.x)
+    d = make_density(likelihood="error", n_dims=0, max_iter=50, tol=0.0).fit(digits.x)
     distances = ((digits.x[:, None] - d.means_[None]) ** 2).sum(axis=2)
     np.testing.assert_array_equal(d.predict(digits.x), distances.argmin(axis=1))
 
@@ -174,8 +176,8 @@ def test_a_density_without_directions_is_k_means(digits):
 def test_a_constant_column_changes_no_probability(digits):
     """The column changes no score, and temperatures are multiples of the mean score."""
     x, test_x = digits.x[:, 26:32], digits.test_x[:, 26:32]
-    m = classifier(n_dims=2, likelihood="error").fit(x, digits.y)
-    wider = classifier(n_dims=2, likelihood="error").fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
+    m = make_classifier(n_dims=2, likelihood="error").fit(x, digits.y)
+    wider = make_classifier(n_dims=2, likelihood="error").fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
     # A score of some ten temperatures is a sum of six squares in float32: 10 * 6 * 2**-24 = 4e-6.
     found = wider.predict_proba(np.pad(test_x, ((0, 0), (0, 1))))
     np.testing.assert_allclose(found, m.predict_proba(test_x), rtol=0, atol=4e-6)
@@ -185,21 +187,21 @@ def test_a_constant_column_changes_no_probability(digits):
 
 
 def test_threads_change_no_bit(digits):
-    found = [classifier(n_jobs=jobs).fit(digits.x, digits.y, engine=ENGINE) for jobs in (1, 2)]
-    same(*found)
+    found = [make_classifier(n_jobs=jobs).fit(digits.x, digits.y, engine=ENGINE) for jobs in (1, 2)]
+    assert_same(*found)
     assert found[0].temperature_ == found[1].temperature_
-    found = [density(n_jobs=jobs, assignment="soft").fit(digits.x, engine=ENGINE) for jobs in (1, 2)]
-    same(*found)
+    found = [make_density(n_jobs=jobs, assignment="soft").fit(digits.x, engine=ENGINE) for jobs in (1, 2)]
+    assert_same(*found)
 
 
-@pytest.mark.parametrize("make", [classifier, density])
+@pytest.mark.parametrize("make", [make_classifier, make_density])
 def test_a_saved_model_predicts_the_same(digits, tmp_path, make):
-    options: dict[str, Any] = {"smoothing": 0.4, "image_shape": (8, 8)} if make is classifier else {}
-    m = make(**options).fit(digits.x, *([digits.y] if make is classifier else []))
+    options: dict[str, Any] = {"smoothing": 0.4, "image_shape": (8, 8)} if make is make_classifier else {}
+    m = make(**options).fit(digits.x, *([digits.y] if make is make_classifier else []))
     m.save(tmp_path / "model.zarr")
     again = load_model(tmp_path / "model.zarr")
     assert type(again) is type(m)
-    same(m, again)
+    assert_same(m, again)
     np.testing.assert_array_equal(again.transform(digits.test_x), m.transform(digits.test_x))
     np.testing.assert_array_equal(again.predict(digits.test_x), m.predict(digits.test_x))
     np.testing.assert_array_equal(again.predict_proba(digits.test_x), m.predict_proba(digits.test_x))
@@ -219,21 +221,21 @@ class _Interrupt(Callback):
     ("algorithm", "after", "n_dims"), [("em", 3, 4), ("em", 12, None), ("stepwise", 1, None)]
 )
 def test_an_interrupted_fit_resumes_to_the_same_bits(digits, tmp_path, algorithm, after, n_dims):
-    m = classifier(algorithm=algorithm, n_dims=n_dims)
+    m = make_classifier(algorithm=algorithm, n_dims=n_dims)
     whole = clone(m).fit(digits.x, digits.y)
     every = {"checkpoint_passes": 1} if algorithm == "em" else {"checkpoint_steps": 1}
     options: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": every}
     with pytest.raises(KeyboardInterrupt):
         clone(m).fit(digits.x, digits.y, callbacks=_Interrupt(after), **options)
     resumed = clone(m).fit(digits.x, digits.y, resume=True, **options)
-    same(whole, resumed)
+    assert_same(whole, resumed)
     assert resumed.n_iter_ == whole.n_iter_
     assert resumed.temperature_ == whole.temperature_
 
 
 def test_partial_fit_adds_rows_to_components(digits):
-    whole = classifier(n_dims=6, tol=0.0).fit(digits.x, digits.y)
-    m = classifier(n_dims=6).partial_fit(digits.x[:500], digits.y[:500])
+    whole = make_classifier(n_dims=6, tol=0.0).fit(digits.x, digits.y)
+    m = make_classifier(n_dims=6).partial_fit(digits.x[:500], digits.y[:500])
     before = m.score(digits.test_x, digits.test_y)
     for a in range(500, 1000, 50):
         m.partial_fit(digits.x[a : a + 50], digits.y[a : a + 50])
@@ -249,19 +251,19 @@ def test_partial_fit_adds_rows_to_components(digits):
     with pytest.raises(ValueError, match="are not those that the model knows"):
         m.partial_fit(digits.x[:2], [1, 2], classes=[1, 2])
     with pytest.raises(DataError, match="class 10 has no rows"):
-        classifier().partial_fit(digits.x, digits.y, classes=range(12))
+        make_classifier().partial_fit(digits.x, digits.y, classes=range(12))
     np.testing.assert_array_equal(m.means_, kept)
-    d = density().fit(digits.x[:500])
+    d = make_density().fit(digits.x[:500])
     first = d.score(digits.test_x)
     assert d.partial_fit(digits.x[500:]).score(digits.test_x) > first
     with pytest.raises(ValueError, match="cannot learn from single rows"):
-        density(likelihood="factor-analysis").fit(digits.x).partial_fit(digits.x)
+        make_density(likelihood="factor-analysis").fit(digits.x).partial_fit(digits.x)
 
 
 def test_a_weight_in_partial_fit_equals_repeated_rows(digits):
     x, y = digits.x[500:540], digits.y[500:540]
     weight = np.arange(40) % 3
-    begun = classifier().fit(digits.x[:500], digits.y[:500])
+    begun = make_classifier().fit(digits.x[:500], digits.y[:500])
     found, wanted, stored = (deepcopy(begun) for _ in range(3))
     found.partial_fit(x, y, sample_weight=weight)
     wanted.partial_fit(x.repeat(weight, axis=0), y.repeat(weight))
@@ -275,9 +277,9 @@ def test_a_weight_in_partial_fit_equals_repeated_rows(digits):
 
 def test_the_first_partial_fit_uses_weights_like_a_fit(digits):
     x, y, weight = digits.x[:300], digits.y[:300], np.arange(300) % 3 + 1.0
-    same(
-        classifier().partial_fit(x, y, sample_weight=weight),
-        classifier().fit(x, y, sample_weight=weight),
+    assert_same(
+        make_classifier().partial_fit(x, y, sample_weight=weight),
+        make_classifier().fit(x, y, sample_weight=weight),
     )
 
 
@@ -289,12 +291,12 @@ def test_the_first_partial_fit_uses_weights_like_a_fit(digits):
         ([1.0, -1.0] * 150, "[Nn]egative"),
         ([1.0] * 299, "sample_weight.shape"),
         ([1e300] * 300, "the largest sample_weight is 1e.300"),
-        ([0.0] * 300, "non-zero|0 for all rows"),  # The message comes from scikit-learn or from this package.
+        ([0.0] * 300, "0 for all rows"),
     ],
 )
 def test_partial_fit_refuses_the_weights_that_fit_refuses(digits, fitted, weight, message):
     x, y = digits.x[:300], digits.y[:300]
-    m = classifier().fit(x, y) if fitted else classifier()
+    m = make_classifier().fit(x, y) if fitted else make_classifier()
     with pytest.raises(ValueError, match=message):
         m.partial_fit(x, y, sample_weight=weight)
     with pytest.raises(DataError, match="sample_weight is 0 for all rows"):
@@ -304,7 +306,7 @@ def test_partial_fit_refuses_the_weights_that_fit_refuses(digits, fitted, weight
 def test_duplicate_classes_count_once_as_in_scikit_learn(digits):
     x, y = digits.x[:300], digits.y[:300]
     twice = [*range(10), *range(10)]
-    m = classifier().partial_fit(x, y, classes=twice)
+    m = make_classifier().partial_fit(x, y, classes=twice)
     np.testing.assert_array_equal(m.classes_, range(10))
     m.partial_fit(x, y, classes=twice[::-1])
     np.testing.assert_array_equal(SGDClassifier().partial_fit(x, y, classes=twice).classes_, m.classes_)
@@ -316,8 +318,8 @@ def test_rows_that_are_all_zeros_are_fitted_and_scored_without_a_warning(likelih
     rows = size * np.random.default_rng(0).normal(size=(60, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        d = density(n_components=2, n_dims=2, likelihood=likelihood).fit(rows)
-        m = classifier(n_components=2, n_dims=2, likelihood=likelihood).fit(rows, np.arange(60) % 2)
+        d = make_density(n_components=2, n_dims=2, likelihood=likelihood).fit(rows)
+        m = make_classifier(n_components=2, n_dims=2, likelihood=likelihood).fit(rows, np.arange(60) % 2)
         reported = d.score_samples(rows)
         assert np.isfinite(reported).all()
         assert np.ptp(reported) == 0.0
@@ -325,7 +327,7 @@ def test_rows_that_are_all_zeros_are_fitted_and_scored_without_a_warning(likelih
 
 
 def test_a_warm_start_continues_the_fit(digits):
-    m = classifier(warm_start=True, tol=0.0).fit(digits.x, digits.y)
+    m = make_classifier(warm_start=True, tol=0.0).fit(digits.x, digits.y)
     first = m.history_[-1]["objective"]
     assert m.fit(digits.x, digits.y).history_[-1]["objective"] <= first * (1 + 1e-4)
     for changed in ({"n_components": 2}, {"n_dims": 12}, {"likelihood": "ppca"}):
@@ -359,10 +361,10 @@ def test_units_of_the_rows_do_not_change_the_classes(digits, factor):
     x = digits.x[:300].astype("f8") * factor
     if factor < 1e-15:
         with pytest.raises(DataError, match="vanish in float32: multiply the rows by about"):
-            classifier().fit(x, digits.y[:300])
+            make_classifier().fit(x, digits.y[:300])
     else:
-        plain = classifier().fit(digits.x[:300], digits.y[:300]).predict(digits.test_x)
-        scaled = classifier().fit(x, digits.y[:300]).predict(digits.test_x.astype("f8") * factor)
+        plain = make_classifier().fit(digits.x[:300], digits.y[:300]).predict(digits.test_x)
+        scaled = make_classifier().fit(x, digits.y[:300]).predict(digits.test_x.astype("f8") * factor)
         assert (plain == scaled).mean() > 0.97
 
 
@@ -387,7 +389,7 @@ def test_default_sizes_depend_on_rows_and_features(digits, caplog):
     assert (d.n_dims_, len(d.weights_)) == (1, 11)
 
 
-def planes(n: int, p: int, dims: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def make_planes(n: int, p: int, dims: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return noisy rows of three classes: each has its own plane through 0, of ``dims`` directions."""
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 3
@@ -398,7 +400,7 @@ def planes(n: int, p: int, dims: int, seed: int) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize(("p", "dims"), [(12, 2), (12, 3), (40, 7), (300, 12)])
 def test_a_classifier_by_default_is_as_good_as_with_the_true_dimensions(p, dims):
-    x, y = planes(1500, p, dims, 0)
+    x, y = make_planes(1500, p, dims, 0)
     by_default, given = (
         LinearMixtureClassifier(n_dims=h, random_state=0, n_jobs=1).fit(x[:900], y[:900])
         for h in (None, dims)
@@ -409,7 +411,7 @@ def test_a_classifier_by_default_is_as_good_as_with_the_true_dimensions(p, dims)
 
 def test_the_chosen_dimensions_are_those_of_separate_principal_components():
     """The counts equal those of scikit-learn's PCA of each class, fold by fold, also if rows are few."""
-    x, y = planes(100, 60, 3, 1)
+    x, y = make_planes(100, 60, 3, 1)
     x, y = x[y != 2], y[y != 2]  # 67 rows, and classes 0 and 1 of three
     rng = stream(5, "linear-mixture-folds")
     order = [rng.permutation(np.flatnonzero(y == c)) for c in range(2)]
@@ -436,7 +438,7 @@ def test_dimensions_are_chosen_from_constant_single_and_equal_rows(most):
 
 
 def test_more_components_leave_fewer_dimensions_to_choose():
-    x, y = planes(900, 40, 7, 0)
+    x, y = make_planes(900, 40, 7, 0)
     assert LinearMixtureClassifier(n_components=10, random_state=0, n_jobs=1).fit(x, y).n_dims_ <= 5
 
 
@@ -451,7 +453,7 @@ def test_a_density_by_default_has_no_more_components_than_few_rows_can_estimate(
     assert held_out(None) > held_out(7) + 1
 
 
-@pytest.mark.parametrize("make", [classifier, density])
+@pytest.mark.parametrize("make", [make_classifier, make_density])
 def test_parameters_equal_those_of_the_table(make):
     m = make()
     assert list(m._parameters.defaults()) == [
@@ -461,7 +463,7 @@ def test_parameters_equal_those_of_the_table(make):
     assert clone(m).get_params() == m.get_params()
 
 
-@pytest.mark.parametrize("make", [classifier, density])
+@pytest.mark.parametrize("make", [make_classifier, make_density])
 def test_former_parameters_may_be_named_with_their_defaults(make):
     table = make()._parameters
     assert table.drop_removed({**table.removed, "n_dims": 2}) == {"n_dims": 2}
@@ -473,19 +475,19 @@ def test_labels_of_any_type_weights_and_feature_names_are_used(digits):
     pd = pytest.importorskip("pandas")
     names = np.array([f"digit {i}" for i in range(10)])
     frame = pd.DataFrame(digits.x, columns=[f"pixel {i}" for i in range(64)])
-    m = classifier(n_components=2).fit(frame, names[digits.y], sample_weight=np.full(1000, 2.0))
+    m = make_classifier(n_components=2).fit(frame, names[digits.y], sample_weight=np.full(1000, 2.0))
     assert m.predict(frame[:5]).dtype.kind == "U"
     assert len(m.feature_names_in_) == 64
-    plain = classifier(n_components=2).fit(digits.x, digits.y)
+    plain = make_classifier(n_components=2).fit(digits.x, digits.y)
     np.testing.assert_allclose(m.means_, plain.means_, rtol=1e-3, atol=1e-3)
     assert m.set_output(transform="pandas").transform(frame[:5]).shape == (5, 20)
 
 
 def test_sparse_and_stored_rows_give_the_same_model(digits, tmp_path):
-    m = classifier().fit(digits.x, digits.y)
-    same(m, classifier().fit(sparse.csr_array(digits.x), digits.y))
+    m = make_classifier().fit(digits.x, digits.y)
+    assert_same(m, make_classifier().fit(sparse.csr_array(digits.x), digits.y))
     ds = Dataset.from_arrays(digits.x, digits.y).save(tmp_path / "rows.zarr")
-    same(m, classifier().fit(ds))
+    assert_same(m, make_classifier().fit(ds))
     assert m.score(ds) == m.score(digits.x, digits.y)
     written = m.predict(ds, out=tmp_path / "predicted.zarr")
     np.testing.assert_array_equal(written.read_y(0, 1000), m.predict(digits.x))
@@ -494,18 +496,18 @@ def test_sparse_and_stored_rows_give_the_same_model(digits, tmp_path):
 
 def test_classes_may_have_different_numbers_of_components(digits):
     few = digits.y < 2
-    m = classifier(n_components=[2, 5]).fit(digits.x[few], digits.y[few])
+    m = make_classifier(n_components=[2, 5]).fit(digits.x[few], digits.y[few])
     assert list(np.bincount(m.component_classes_)) == [2, 5]
     assert m.decision_function(digits.x).shape == (1000,)
     np.testing.assert_array_equal(m.decision_function(digits.x) > 0, m.predict(digits.x) == 1)
 
 
 def test_the_plan_predicts_passes_and_memory(digits):
-    reported = classifier().plan(digits.x, digits.y)
+    reported = make_classifier().plan(digits.x, digits.y)
     assert reported["stages"]["em"]["rows"] == 1000
     assert reported["expected_seconds"] < 60
     with pytest.raises(PlanError, match="lower n_components or n_dims"):
-        classifier(n_components=200, n_dims=40).plan(
+        make_classifier(n_components=200, n_dims=40).plan(
             np.zeros((3000, 784), "u1"), np.arange(3000) % 10, memory_limit="2GB"
         )
 
@@ -533,25 +535,25 @@ def test_the_plan_predicts_passes_and_memory(digits):
 )
 def test_invalid_parameters_are_refused(digits, options, message):
     with pytest.raises((ValueError, DataError), match=message):
-        classifier(**options).fit(digits.x, digits.y)
+        make_classifier(**options).fit(digits.x, digits.y)
 
 
 def test_invalid_rows_are_refused(digits):
     with pytest.raises(DataError, match="LinearMixture is a density"):
-        classifier().fit(Dataset.from_arrays(digits.x))
+        make_classifier().fit(Dataset.from_arrays(digits.x))
     with pytest.raises(ValueError, match="LinearMixture is a density"):
-        classifier().fit(digits.x)
+        make_classifier().fit(digits.x)
     tangents: dict[str, Any] = {"tangents": ("shift-x",)}
     with pytest.raises(DataError, match="CSR"):
-        classifier(**tangents, image_shape=(8, 8)).fit(sparse.csr_array(digits.x), digits.y)
+        make_classifier(**tangents, image_shape=(8, 8)).fit(sparse.csr_array(digits.x), digits.y)
     with pytest.raises(DataError, match="grey"):
-        classifier(**tangents).fit(Dataset.from_arrays(digits.x.reshape(-1, 4, 4, 4), digits.y))
+        make_classifier(**tangents).fit(Dataset.from_arrays(digits.x.reshape(-1, 4, 4, 4), digits.y))
     for value, what in ((np.nan, "NaN"), (np.inf, "infinite"), (1e39, "beyond float32")):
         x = digits.x.astype(float)
         x[17, 3] = value
         with pytest.raises(DataError, match=f"{what}.*row 17, feature 3"):
-            classifier().fit(x, digits.y)
-    m = density().fit(digits.x)
+            make_classifier().fit(x, digits.y)
+    m = make_density().fit(digits.x)
     with pytest.raises(ValueError, match="observed has 3 entries"):
         m.reconstruct(digits.x, observed=[True, False, True])
     with pytest.raises(ValueError, match="False for all"):
@@ -562,15 +564,15 @@ def test_invalid_rows_are_refused(digits):
 
 @pytest.mark.parametrize("likelihood", ["error", "ppca", "factor-analysis"])
 def test_equal_rows_and_constant_pixels_are_learned(likelihood):
-    x = made_rows(300, 12, 3, 2)
+    x = make_rows(300, 12, 3, 2)
     x[:, 5] = 1.0
     x[:100] = 0.5
     y = np.arange(300) // 100
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        m = classifier(likelihood=likelihood, n_components=2, n_dims=2).fit(x, y)
+        m = make_classifier(likelihood=likelihood, n_components=2, n_dims=2).fit(x, y)
         assert np.isfinite(m.predict_proba(x)).all()
-        d = density(likelihood=likelihood, n_dims=2).fit(x)
+        d = make_density(likelihood=likelihood, n_dims=2).fit(x)
         assert np.isfinite(d.score_samples(x)).all()
     assert m.score(x[:100], y[:100]) == 1
 
@@ -578,9 +580,9 @@ def test_equal_rows_and_constant_pixels_are_learned(likelihood):
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_noise_is_never_below_its_floor(likelihood):
     """A fixed floor of 1e-6 would fail this test."""
-    x = made_rows(300, 36, 3, 4).copy()
+    x = make_rows(300, 36, 3, 4).copy()
     x[:, 5] = 1.0  # This feature is constant, so its noise is the floor.
-    m = density(likelihood=likelihood, n_dims=8 if likelihood == "ppca" else 2, noise_floor=0.5).fit(x)
+    m = make_density(likelihood=likelihood, n_dims=8 if likelihood == "ppca" else 2, noise_floor=0.5).fit(x)
     assert m.noise_.min() == pytest.approx(0.5 * x.var(axis=0, dtype=np.float64).mean(), rel=1e-6)
 
 

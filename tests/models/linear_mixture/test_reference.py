@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from scalelatent.models.linear_mixture.kernels import reference
 from scalelatent.models.linear_mixture.kernels.reference import Groups, TangentSpec
-from tests.models.linear_mixture.cases import draw, scored
+from tests.models.linear_mixture.cases import draw, score_rows
 
 SHAPE = (17, 15)
 
@@ -22,7 +22,7 @@ def make_components(k: int, p: int, h: int, seed: int = 0):
 def test_the_error_is_the_squared_distance_from_the_component(h):
     means, bases = make_components(3, 7, h)
     x = draw(5, 6, 7)
-    found = scored(reference.error_scores(means, bases, draw(6, 7)), x)
+    found = score_rows(reference.error_scores(means, bases, draw(6, 7)), x)
     for q in range(3):
         r = x - means[q]
         expected = ((r - (r @ bases[q]) @ bases[q].T) ** 2).sum(axis=1)
@@ -33,7 +33,7 @@ def test_code_cost_adds_the_cost_of_codes():
     means, bases = make_components(3, 7, 2)
     values, noise = np.array([[4.0, 2.0], [3.0, 1.0], [5.0, 0.2]]), 0.5
     x = draw(5, 6, 7)
-    found = scored(reference.code_cost_scores(means, bases, values, noise, np.zeros(7)), x)
+    found = score_rows(reference.code_cost_scores(means, bases, values, noise, np.zeros(7)), x)
     for q in range(3):
         r = x - means[q]
         codes = r @ bases[q]
@@ -46,7 +46,7 @@ def test_code_cost_adds_the_cost_of_codes():
 def test_factor_scores_are_gaussian_densities():
     loadings, noise, means = draw(1, 2, 6, 3), np.exp(draw(2, 2, 6)), draw(3, 2, 6)
     x, weights = draw(4, 5, 6), np.array([0.3, 0.7])
-    found = scored(reference.factor_scores(means, loadings, noise, weights, draw(5, 6)), x)
+    found = score_rows(reference.factor_scores(means, loadings, noise, weights, draw(5, 6)), x)
     for q in range(2):
         covariance = loadings[q] @ loadings[q].T + np.diag(noise[q])
         z = x - means[q]
@@ -60,7 +60,7 @@ def test_the_nearest_component_of_each_class_and_ties():
     means[3], bases[3] = means[2], bases[2]
     scorer = reference.error_scores(means, bases, np.zeros(4))
     x = draw(9, 11, 4)
-    whole = scored(scorer, x)
+    whole = score_rows(scorer, x)
     best, index = reference.nearest(reference.make_scorer(scorer, np.array([0, 2, 2, 5])), x, 0, 3)
     np.testing.assert_array_equal(index[:, 0], whole[:, :2].argmin(axis=1))
     assert (best[:, 1] == np.inf).all()
@@ -87,13 +87,13 @@ def test_statistics_equal_written_out_sums(per_feature):
     assert not total[0].any()
 
 
-def blob(shape=SHAPE) -> np.ndarray:
+def draw_blob(shape=SHAPE) -> np.ndarray:
     """Return a smooth image of one stroke, far from the border."""
     v, u = np.meshgrid(*(np.arange(size) - (size - 1) / 2 for size in shape), indexing="ij")
     return np.exp(-0.5 * ((u - 0.5 * v) / 1.5) ** 2 - 0.5 * (v / 2.0) ** 2)
 
 
-def moved(image: np.ndarray, by_u, by_v) -> np.ndarray:
+def move_image(image: np.ndarray, by_u, by_v) -> np.ndarray:
     """Return the image whose value at (v, u) is that at (v + by_v, u + by_u)."""
     v, u = np.meshgrid(*(np.arange(size, dtype=float) for size in image.shape), indexing="ij")
     return ndimage.map_coordinates(image, [v + by_v, u + by_u], order=5, mode="nearest")
@@ -101,9 +101,11 @@ def moved(image: np.ndarray, by_u, by_v) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [name for name in reference.TANGENTS if name != "thickness"])
 def test_tangents_are_derivatives_of_moved_images(name):
-    image, step = blob(), 1e-3
+    image, step = draw_blob(), 1e-3
     by_x, by_y = (field.reshape(SHAPE) for field in reference.velocity(name, SHAPE))
-    change = (moved(image, step * by_x, step * by_y) - moved(image, -step * by_x, -step * by_y)) / (2 * step)
+    change = (move_image(image, step * by_x, step * by_y) - move_image(image, -step * by_x, -step * by_y)) / (
+        2 * step
+    )
     found = reference.tangent_rows(image.reshape(1, -1), SHAPE, (name,), 0.0)[0, 0].reshape(SHAPE)
     error = np.linalg.norm(found - change) / np.linalg.norm(change)
     assert error < 0.15, error  # These are central differences of a blob 1.5 pixels wide.
@@ -122,7 +124,7 @@ def test_velocity_fields_move_images_as_their_names_say():
 
 
 def test_thickness_grows_strokes():
-    image = blob()
+    image = draw_blob()
     tangent = reference.tangent_rows(image.reshape(1, -1), SHAPE, ("thickness",), 0.6)[0, 0]
     assert (tangent >= 0).all()
     grown = ndimage.grey_dilation(image, size=3) - image
@@ -169,7 +171,7 @@ def test_tangent_distance_solves_a_least_squares_problem(kind):
     x, tangents = draw(5, 3, p), draw(6, 3, t, p)
     candidates = np.array([[0, 1], [2, 3], [3, 0]], dtype=np.int32)
     found = reference.tangent_distance(scorer, x, tangents, candidates, 1e-9)
-    whole = scored(scorer, x)
+    whole = score_rows(scorer, x)
     for i in range(3):
         for j, q in enumerate(candidates[i]):
             d = np.broadcast_to(scorer.d[q], (p,))
@@ -179,7 +181,7 @@ def test_tangent_distance_solves_a_least_squares_problem(kind):
             root = np.linalg.cholesky(metric + 1e-9 * np.eye(p))
             z = x[i] - scorer.centre + np.linalg.lstsq(metric, 0.5 * scorer.b[q], rcond=None)[0]
             a = np.linalg.lstsq(root.T @ tangents[i].T, -root.T @ z, rcond=None)[0]
-            best = scored(scorer, (x[i] + a @ tangents[i])[None])[0, q]
+            best = score_rows(scorer, (x[i] + a @ tangents[i])[None])[0, q]
             np.testing.assert_allclose(found[i, j], best, rtol=1e-5, atol=1e-6)
 
 

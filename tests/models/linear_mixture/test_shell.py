@@ -21,7 +21,7 @@ from scalelatent.jobs.runner import run_new_job
 from scalelatent.models.linear_mixture.model.components import Components
 from scalelatent.models.linear_mixture.model.leave_one_out import LeaveOneOut
 from scalelatent.models.linear_mixture.report_data import collect_classes, collect_density, list_phases
-from tests.helpers import InterruptAt, Log
+from tests.helpers import HookLog, InterruptAt
 
 SMALL: dict[str, Any] = {"n_dims": 3, "max_iter": 3, "random_state": 0, "n_jobs": 1}
 TANGENTS: dict[str, Any] = {"tangents": ("shift-x", "thickness"), "image_shape": (8, 8)}
@@ -160,14 +160,14 @@ def test_candidates_of_a_search_read_the_rows_once_per_pass(digits, tmp_path):
         "tangent_weight": [0.0, 0.3],
         "recognition_tangent_weight": [0.0, 0.3],
     }
-    log, uncached = Log(), {"cache": 0}
+    log, uncached = HookLog(), {"cache": 0}
     held = (digits.test.read_x(0, 400), digits.test.read_y(0, 400))
     search = Search(m, grid, n_jobs=1).fit(
         rows, validation=held, callbacks=log, engine=uncached, run_dir=tmp_path / "run"
     )
     passes = log.infos("pass_end")
     alone = clone(m).set_params(**search.best_params_)
-    reported = Log()
+    reported = HookLog()
     alone.fit(rows, validation=held, callbacks=reported, engine=uncached)
     once = reported.infos("pass_end")[0]["bytes_read"]
     assert once > 0
@@ -183,7 +183,7 @@ def test_candidates_of_a_search_read_the_rows_once_per_pass(digits, tmp_path):
 
 def test_candidates_of_one_smoothing_share_the_smoothed_rows(digits):
     m = LinearMixtureClassifier(**(SMALL | {"max_iter": 1, "image_shape": (8, 8), "smoothing": 0.5}))
-    held, log = (digits.test.read_x(0, 400), digits.test.read_y(0, 400)), Log()
+    held, log = (digits.test.read_x(0, 400), digits.test.read_y(0, 400)), HookLog()
     grid = {"n_components": [2, 3], "n_dims": [2, 4]}
     search = Search(m, grid, n_jobs=1).fit(digits.x, digits.y, validation=held, callbacks=log)
     assert {record["rows"] for record in log.infos("pass_end")} == {600}

@@ -15,7 +15,7 @@ from scalelatent.models.linear_mixture.model.components import make_scores, scor
 from scalelatent.models.linear_mixture.model.incremental import _update_svd, add_rows
 from scalelatent.models.linear_mixture.model.start import start_components
 from scalelatent.models.linear_mixture.model.stepwise import StepwiseMixture, initial_stepwise_state
-from tests.models.linear_mixture.cases import made_rows, main_em, passes, scored
+from tests.models.linear_mixture.cases import make_main_em, make_rows, run_passes, score_rows
 
 
 def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
@@ -34,9 +34,9 @@ def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
 
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
 def test_a_first_step_with_all_rows_equals_a_pass_of_batch_em(likelihood, assignment):
-    x = made_rows(400, 12, 4, 3)
-    em, state = main_em(x, 4, 3, likelihood, assignment, q=8)
-    wanted = passes(em, state, x, n=1, backend="numba")[0].components
+    x = make_rows(400, 12, 4, 3)
+    em, state = make_main_em(x, 4, 3, likelihood, assignment, q=8)
+    wanted = run_passes(em, state, x, n=1, backend="numba")[0].components
     learner = StepwiseMixture(em.settings, 8, t0=1.0, n_epochs=1)
     found = run(
         learner, initial_stepwise_state(em.settings, state.components, np.full(4, 100.0)), x, len(x)
@@ -50,14 +50,14 @@ def test_a_first_step_with_all_rows_equals_a_pass_of_batch_em(likelihood, assign
     ("likelihood", "assignment"), [("error", "hard"), ("ppca", "soft"), ("factor-analysis", "soft")]
 )
 def test_a_few_epochs_come_near_batch_em(likelihood, assignment):
-    x = made_rows(4000, 16, 4, 3, seed=2)
-    em, state = main_em(x, 4, 3, likelihood, assignment, q=8, floor=1e-9)
-    state = passes(em, state, x, n=2, backend="numba")[-1]
-    batch = passes(em, state, x, n=12, backend="numba")
+    x = make_rows(4000, 16, 4, 3, seed=2)
+    em, state = make_main_em(x, 4, 3, likelihood, assignment, q=8, floor=1e-9)
+    state = run_passes(em, state, x, n=2, backend="numba")[-1]
+    batch = run_passes(em, state, x, n=12, backend="numba")
     learner = StepwiseMixture(em.settings, 8, n_epochs=3)
     start = initial_stepwise_state(em.settings, state.components, state.counts)
     found = run(learner, start, x, 250)
-    last = passes(em, replace(state, components=found.mixture.components), x, n=1, backend="numba")[
+    last = run_passes(em, replace(state, components=found.mixture.components), x, n=1, backend="numba")[
         0
     ].objective
     gained = batch[0].objective - batch[-1].objective
@@ -65,7 +65,7 @@ def test_a_few_epochs_come_near_batch_em(likelihood, assignment):
 
 
 def test_single_rows_give_pca_if_the_basis_spans_their_rank():
-    x = made_rows(60, 10, 2, 2, seed=3).astype("f8")
+    x = make_rows(60, 10, 2, 2, seed=3).astype("f8")
     found, counts = start_components(x[:2].copy(), 10, 0), np.ones(2)
     index = (np.arange(60) % 2).astype(int)
     found = replace(found, values=np.zeros((2, 10)), noise=np.zeros(2), n_dims=4)
@@ -81,9 +81,9 @@ def test_single_rows_give_pca_if_the_basis_spans_their_rank():
 
 
 def test_single_rows_keep_the_error_low():
-    x = made_rows(1500, 20, 3, 3, seed=4)
-    em, state = main_em(x, 3, 3, q=8)
-    state = passes(em, state, x[:500], n=10)[-1]
+    x = make_rows(1500, 20, 3, 3, seed=4)
+    em, state = make_main_em(x, 3, 3, q=8)
+    state = run_passes(em, state, x[:500], n=10)[-1]
     found, counts = state.components.copy(), state.counts
     for i in range(500, 1500):
         index = reference.nearest(
@@ -92,18 +92,20 @@ def test_single_rows_keep_the_error_low():
         counts = add_rows(found, counts, x[i : i + 1], index, np.ones(1))
     identity = np.swapaxes(found.bases, 1, 2) @ found.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-8)
-    before, after = (scored(make_scores(p, "error"), x).min(axis=1).mean() for p in (state.components, found))
+    before, after = (
+        score_rows(make_scores(p, "error"), x).min(axis=1).mean() for p in (state.components, found)
+    )
     assert after <= 1.02 * before
     assert counts.sum() == 1500
 
 
 @pytest.mark.parametrize("likelihood", ["error", "code-cost", "ppca"])
 def test_few_rows_have_the_scores_of_many(likelihood):
-    x = made_rows(300, 14, 4, 3, seed=5)
-    em, state = main_em(x, 4, 3, likelihood if likelihood == "ppca" else "error", q=8, floor=1e-9)
-    now = passes(em, state, x, n=4)[-1].components
+    x = make_rows(300, 14, 4, 3, seed=5)
+    em, state = make_main_em(x, 4, 3, likelihood if likelihood == "ppca" else "error", q=8, floor=1e-9)
+    now = run_passes(em, state, x, n=4)[-1].components
     found = score_few_rows(now, likelihood, x[:5].astype("f8"))
-    np.testing.assert_allclose(found, scored(make_scores(now, likelihood), x[:5]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found, score_rows(make_scores(now, likelihood), x[:5]), rtol=1e-9, atol=1e-9)
 
 
 def test_an_update_by_a_single_row_equals_a_whole_decomposition():

@@ -15,7 +15,7 @@ from scalelatent.models.linear_mixture.kernels import cpu, reference
 from scalelatent.models.linear_mixture.kernels.reference import TangentSpec, group_rows
 
 
-def _found() -> list[np.ndarray]:
+def compute_results() -> list[np.ndarray]:
     rng = np.random.Generator(np.random.Philox(3))
     out: list[np.ndarray] = []
     for n, k, h, shape in (
@@ -49,8 +49,8 @@ def _found() -> list[np.ndarray]:
     return out
 
 
-def digests() -> list[str]:
-    return [hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest()[:16] for a in _found()]
+def compute_digests() -> list[str]:
+    return [hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest()[:16] for a in compute_results()]
 
 
 def test_the_vector_width_changes_no_bit():
@@ -65,4 +65,4 @@ def test_the_vector_width_changes_no_bit():
     )
     lanes, found = json.loads(done.stdout)
     assert lanes == other
-    assert found == digests()
+    assert found == compute_digests()

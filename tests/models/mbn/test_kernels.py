@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scalelatent.models.mbn import KERNELS
 from scalelatent.models.mbn.kernels import reference
 from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
-from tests.helpers import csr_rows
+from tests.helpers import to_csr_rows
 
 SHAPES = [(1, 1, 1, 1), (5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]
 
@@ -26,7 +26,7 @@ def _draw(seed: int, n: int, p: int, dtype: str) -> np.ndarray:
     )
 
 
-def _brute(x: np.ndarray, w: np.ndarray, metric: str) -> np.ndarray:
+def find_by_brute_force(x: np.ndarray, w: np.ndarray, metric: str) -> np.ndarray:
     x, w = x.astype("f8"), w.astype("f8")
     if metric == "cosine":
         x, w = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, w))
@@ -41,7 +41,7 @@ def test_dense_rows_have_the_nearest_centroids(
 ) -> None:
     x, columns = _draw(1, n, p, dtype), np.sort(np.random.default_rng(2).permutation(p)[:q])
     w = _draw(3, k, p, dtype)[:, columns]
-    want = _brute(x[:, columns], w, metric)
+    want = find_by_brute_force(x[:, columns], w, metric)
     for module in (reference, dense):
         got = module.nearest(x, columns, module.make_bank(w, metric))
         np.testing.assert_array_equal(got[:, 0], want)
@@ -64,8 +64,8 @@ def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
         for module in (reference, dense):
             assert not module.nearest(x, columns, module.make_bank(w, metric)).any()
         for module in (reference, sparse):
-            bank = module.make_sparse_bank(csr_rows(w), columns, metric)
-            assert not module.nearest_sparse(csr_rows(x), bank).any()
+            bank = module.make_sparse_bank(to_csr_rows(w), columns, metric)
+            assert not module.nearest_sparse(to_csr_rows(x), bank).any()
 
 
 def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -> None:
@@ -76,7 +76,9 @@ def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -
     x = np.repeat(rng.normal(size=(40, 1)).astype("f4"), 30, axis=1)
     got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
     assert len(np.unique(got)) > 1, "exact sums would have given 0 everywhere: this test shows nothing"
-    sparsely = sparse.nearest_sparse(csr_rows(x), sparse.make_sparse_bank(csr_rows(w), columns, "euclidean"))
+    sparsely = sparse.nearest_sparse(
+        to_csr_rows(x), sparse.make_sparse_bank(to_csr_rows(w), columns, "euclidean")
+    )
     np.testing.assert_array_equal(got, sparsely)
 
 
@@ -87,7 +89,7 @@ def test_ties_within_rounding_are_decided_in_float64() -> None:
     w = (base + rng.normal(size=(64, 200)) * 1e-2).astype("f4")
     x = (base + rng.normal(size=(90, 200)) * 1e-2).astype("f4")
     columns = np.arange(200)
-    want = _brute(x, w, "euclidean")
+    want = find_by_brute_force(x, w, "euclidean")
     plain = (x @ w.T - 0.5 * np.einsum("jc,jc->j", w, w)).argmax(axis=1)
     assert (plain != want).mean() > 0.2, "float32 alone would do: this test shows nothing"
     got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
@@ -95,7 +97,7 @@ def test_ties_within_rounding_are_decided_in_float64() -> None:
 
 
 def test_few_rows_need_float64() -> None:
-    """The second scan is for exceptions, so the bound on rounding must not be too wide."""
+    """Float64 is slow, so the bound on rounding errors must select few rows for the second search."""
     x, w = _draw(0, 500, 392, "f4"), _draw(1, 1000, 392, "f4")
     bank = dense.make_bank(w, "euclidean")
     scores = x.astype("f8") @ w.T.astype("f8") + bank.exact[1]
@@ -132,7 +134,7 @@ def test_a_centroid_of_zeros_has_the_cosine_0_with_every_row() -> None:
             module.make_bank(w, "manhattan")
 
 
-def _one_hot(codes: np.ndarray, width: int) -> np.ndarray:
+def to_one_hot(codes: np.ndarray, width: int) -> np.ndarray:
     return np.eye(width)[codes].reshape(len(codes), -1)
 
 
@@ -158,7 +160,7 @@ def test_nearest_codes_equal_the_reference(n: int, v: int, below: int, k: int, d
     centroids = rng.integers(0, below, (sets, k, v)).astype(dtype)
     units = rng.random((sets, v, below)) < 0.5
     products = [
-        (_one_hot(x, below) * units[s].reshape(-1)) @ _one_hot(centroids[s], below).T for s in range(sets)
+        (to_one_hot(x, below) * units[s].reshape(-1)) @ to_one_hot(centroids[s], below).T for s in range(sets)
     ]
     want = np.stack([shared.argmax(axis=1) for shared in products], axis=1)
     for module in (reference, lists):
@@ -265,18 +267,22 @@ def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
     draws, columns = _draw_clusterings(rng, clusterings, rows, k), np.arange(q)
     got = dense.nearest(x, columns, dense.make_bank(w, metric, draws))
     assert got.shape == (n, clusterings)
-    own = [_brute(x, w[mine], metric) for mine in draws]
+    own = [find_by_brute_force(x, w[mine], metric) for mine in draws]
     want = reference.nearest(x, columns, reference.make_bank(w, metric, draws))
-    bank = sparse.make_sparse_bank(csr_rows(w), columns, metric, draws)
-    np.testing.assert_array_equal(sparse.nearest_sparse(csr_rows(x), bank), got)
+    bank = sparse.make_sparse_bank(to_csr_rows(w), columns, metric, draws)
+    np.testing.assert_array_equal(sparse.nearest_sparse(to_csr_rows(x), bank), got)
     # Float64 may order scores of equal distances in different ways.
-    near = np.abs(_distances(x, w, metric, draws, got) - _distances(x, w, metric, draws, np.stack(own, 1)))
+    near = np.abs(
+        compute_distances(x, w, metric, draws, got) - compute_distances(x, w, metric, draws, np.stack(own, 1))
+    )
     assert near.max() <= 1e-12
     if metric == "euclidean":
         np.testing.assert_array_equal(got, want)
 
 
-def _distances(x: np.ndarray, w: np.ndarray, metric: str, draws: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def compute_distances(
+    x: np.ndarray, w: np.ndarray, metric: str, draws: np.ndarray, codes: np.ndarray
+) -> np.ndarray:
     """Return the distance of each row to the centroid of its code, divided by the length of the row."""
     x, w = x.astype("f8"), w.astype("f8")
     if metric == "cosine":

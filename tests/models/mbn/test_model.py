@@ -21,7 +21,7 @@ from scalelatent.models.mbn.model.layers import (
     make_schedule,
 )
 from scalelatent.models.mbn.model.network import LayerCoder, Network
-from tests.helpers import csr_rows
+from tests.helpers import to_csr_rows
 
 OPTIONS: dict[str, Any] = {
     "n_rows": 120,
@@ -35,19 +35,19 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def _rows(n: int, p: int) -> np.ndarray:
+def make_rows(n: int, p: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 9, (n, p)).astype(np.uint8)
 
 
-def _sets(layer: Layer, x: Any) -> ArraySets:
+def make_sets(layer: Layer, x: Any) -> ArraySets:
     parts = [layer.take(which, x, layer.rows(which)) for which in range(layer.n_clusterings)]
     return ArraySets(
         np.concatenate(parts) if layer.k_below or not layer.csr else CsrRows.concatenate(parts), layer.k
     )
 
 
-def _codes(layer: Layer, x: Any, device: str = "cpu") -> np.ndarray:
-    coder = LayerCoder(layer, _sets(layer, x), 0, layer.n_clusterings)
+def compute_codes(layer: Layer, x: Any, device: str = "cpu") -> np.ndarray:
+    coder = LayerCoder(layer, make_sets(layer, x), 0, layer.n_clusterings)
     return coder.apply(coder.prepare(make_backend(device)), Block(x, None, None, 0))
 
 
@@ -127,11 +127,11 @@ def test_shares_are_rounded_down_without_rounding_errors() -> None:
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_codes_equal_those_of_one_hot_products(device: str) -> None:
     """Compute distances on drawn columns, then products of one-hot rows on drawn units."""
-    x, options = _rows(120, 11), OPTIONS
+    x, options = make_rows(120, 11), OPTIONS
     layers = make_layers([40, 20, 7], **options)
     below, k_below = x, 0
     for layer in layers:
-        codes = _codes(layer, below, device)
+        codes = compute_codes(layer, below, device)
         assert codes.dtype == np.uint16
         onehot = None if not k_below else np.eye(k_below)[below].reshape(len(x), -1)
         for v in range(layer.n_clusterings):
@@ -151,27 +151,27 @@ def test_codes_equal_those_of_one_hot_products(device: str) -> None:
 
 
 def test_codes_of_some_clusterings_and_rows_are_a_part_of_all_codes() -> None:
-    x = _rows(120, 11)
+    x = make_rows(120, 11)
     layer = make_layers([40], **OPTIONS)[0]
-    coder, whole = LayerCoder(layer, _sets(layer, x), 0, 9), _codes(layer, x)
+    coder, whole = LayerCoder(layer, make_sets(layer, x), 0, 9), compute_codes(layer, x)
     part = coder.select_columns(2, 8).select_columns(1, 4)
     got = part.apply(make_backend("cpu"), Block(x[30:77], None, None, 30))
     np.testing.assert_array_equal(got, whole[30:77, 3:6])
 
 
 def test_csr_rows_have_the_codes_of_dense_rows_in_all_layers() -> None:
-    x = _rows(120, 11) * (np.random.default_rng(2).random((120, 11)) < 0.4)
+    x = make_rows(120, 11) * (np.random.default_rng(2).random((120, 11)) < 0.4)
     results = []
-    for rows, kind in ((x, {}), (csr_rows(x), {"csr": True})):
+    for rows, kind in ((x, {}), (to_csr_rows(x), {"csr": True})):
         layers = make_layers([40, 20], **{**OPTIONS, **kind})
-        first = _codes(layers[0], rows)
-        sets = (_sets(layers[0], rows), _sets(layers[1], first))
+        first = compute_codes(layers[0], rows)
+        sets = (make_sets(layers[0], rows), make_sets(layers[1], first))
         if kind:
             inside = np.isin(sets[0].read(3).indices, layers[0].draw_columns(3))
             assert inside.all()
         network = Network(layers, sets)
         got = network.apply(network.prepare(make_backend("cpu")), Block(rows, None, None, 0))
-        np.testing.assert_array_equal(got, _codes(layers[1], first))
+        np.testing.assert_array_equal(got, compute_codes(layers[1], first))
         results.append(got)
     np.testing.assert_array_equal(*results)
 
@@ -180,7 +180,7 @@ def test_csr_rows_have_the_codes_of_dense_rows_in_all_layers() -> None:
 def test_rows_without_a_defined_distance_are_refused(sparse: bool) -> None:
     def checked(values: list[list[float]], metric: str) -> None:
         x = np.array(values)
-        make_layers([2], **{**OPTIONS, "metric": metric})[0].check(csr_rows(x) if sparse else x, 100)
+        make_layers([2], **{**OPTIONS, "metric": metric})[0].check(to_csr_rows(x) if sparse else x, 100)
 
     checked([[0, 0], [1, 2]], "euclidean")
     with pytest.raises(
@@ -202,12 +202,12 @@ def test_rows_without_a_defined_distance_are_refused(sparse: bool) -> None:
 def test_the_largest_values_have_the_codes_of_the_reference(metric: str, csr: bool) -> None:
     limit, rng = _largest_value(11), np.random.default_rng(0)
     dense = (limit * rng.uniform(0.9, 0.999, (120, 11)) * rng.choice([-1, 1], (120, 11))).astype(np.float32)
-    x = csr_rows(dense) if csr else dense
+    x = to_csr_rows(dense) if csr else dense
     layer = make_layers([40], **{**OPTIONS, "metric": metric, "csr": csr, "dtype": "float32"})[0]
-    codes = _codes(layer, x)
-    np.testing.assert_array_equal(codes, _codes(layer, x, "reference"))
+    codes = compute_codes(layer, x)
+    np.testing.assert_array_equal(codes, compute_codes(layer, x, "reference"))
     plain = make_layers([40], **{**OPTIONS, "metric": metric, "dtype": "float32"})[0]
-    np.testing.assert_array_equal(codes, _codes(plain, (dense / limit).astype(np.float32)))
+    np.testing.assert_array_equal(codes, compute_codes(plain, (dense / limit).astype(np.float32)))
     assert len(np.unique(codes)) == 40
 
 
@@ -233,7 +233,7 @@ def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
             x = np.random.default_rng([5, i]).random((400, 2), dtype=np.float32)
             options = {**OPTIONS, "n_rows": 400, "n_features": 2, "n_clusterings": largest, "fraction": 1.0}
             layer = make_layers([k], **{**options, "dtype": "float32", "seed": i})[0]
-            sets = _sets(layer, x)
+            sets = make_sets(layer, x)
             codes = LayerCoder(layer, sets, 0, largest).apply(
                 make_backend("cpu"), Block(points, None, None, 0)
             )
@@ -250,7 +250,7 @@ def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
     assert 0 < rhos[0] < rhos[1] - 0.1
 
 
-class _Seen(HostBackend):
+class RowRecorder(HostBackend):
     """Record of the rows that kernels receive."""
 
     def __init__(self) -> None:
@@ -269,11 +269,11 @@ class _Seen(HostBackend):
 def test_rows_of_any_type_are_converted_once_for_all_clusterings(dtype: str, csr: bool) -> None:
     x = (np.random.default_rng(2).integers(0, 9, (120, 11)) / (3 if dtype[0] == "f" else 1)).astype(dtype)
     (layer,) = make_layers([20], **{**OPTIONS, "dtype": str(x.dtype), "csr": csr})
-    made = csr_rows if csr else np.asarray
-    coder = LayerCoder(layer, _sets(layer, made(x)), 0, layer.n_clusterings)
-    backend = _Seen()
+    made = to_csr_rows if csr else np.asarray
+    coder = LayerCoder(layer, make_sets(layer, made(x)), 0, layer.n_clusterings)
+    backend = RowRecorder()
     codes = coder.apply(coder.prepare(backend), Block(made(x), None, None, 0))
-    np.testing.assert_array_equal(codes, _codes(layer, made(x.astype("f4"))))
+    np.testing.assert_array_equal(codes, compute_codes(layer, made(x.astype("f4"))))
     first = backend.rows[0]
     assert len(backend.rows) == layer.n_clusterings
     assert all(rows is first for rows in backend.rows)

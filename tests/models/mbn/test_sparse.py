@@ -8,7 +8,7 @@ import pytest
 from scalelatent.kernels.jit import kernel
 from scalelatent.models.mbn.kernels import reference
 from scalelatent.models.mbn.kernels.cpu import dense, sparse
-from tests.helpers import csr_rows
+from tests.helpers import to_csr_rows
 
 SHAPES = [(5, 3, 2, 2), (6, 7, 16, 7), (7, 9, 17, 4), (121, 30, 33, 15), (250, 196, 48, 98)]
 
@@ -22,7 +22,7 @@ def test_sparse_rows_have_the_centroids_of_dense_rows(n: int, p: int, k: int, q:
     w[:, columns[0]] += 1.0  # Every centroid has an entry, since otherwise it has no cosine.
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
     for module in (reference, sparse):
-        got = module.nearest_sparse(csr_rows(x), module.make_sparse_bank(csr_rows(w), columns, metric))
+        got = module.nearest_sparse(to_csr_rows(x), module.make_sparse_bank(to_csr_rows(w), columns, metric))
         np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)), want)
 
@@ -40,10 +40,10 @@ def test_columns_of_uneven_density_give_the_same_centroids(metric: str) -> None:
     w[:60] = w[0] * (1 + 1e-7 * rng.normal(size=(60, 1))).astype("f4")
     x[:100] = w[0]
     columns = np.sort(rng.permutation(p)[:300])
-    bank = sparse.make_sparse_bank(csr_rows(w), columns, metric)
+    bank = sparse.make_sparse_bank(to_csr_rows(w), columns, metric)
     assert (bank.slot >= 0).sum() > 10
     assert len(bank.start) > 100
-    got = sparse.nearest_sparse(csr_rows(x), bank)
+    got = sparse.nearest_sparse(to_csr_rows(x), bank)
     np.testing.assert_array_equal(got, dense.nearest(x, columns, dense.make_bank(w[:, columns], metric)))
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
     assert (got[100:] == want[100:]).all()
@@ -74,7 +74,7 @@ def test_nearly_equal_centroids_are_decided_in_float64(apart: int) -> None:
             w[[j, j + apart]] = w[[j + apart, j]]
         x = w[j] + rng.normal(size=(n, p)).astype("f4")
         got = sparse.nearest_sparse(
-            csr_rows(x), sparse.make_sparse_bank(csr_rows(w), np.arange(p), "euclidean")
+            to_csr_rows(x), sparse.make_sparse_bank(to_csr_rows(w), np.arange(p), "euclidean")
         )
         scores = x.astype("f8") @ w.astype("f8").T - 0.5 * (w.astype("f8") ** 2).sum(axis=1)
         np.testing.assert_array_equal(got[:, 0], scores.argmax(axis=1))
@@ -83,7 +83,7 @@ def test_nearly_equal_centroids_are_decided_in_float64(apart: int) -> None:
     assert wrong > 100, "float32 alone would do: this test shows nothing"
 
 
-def _documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
+def draw_documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
     """Return counts, most of which are in few columns."""
     return rng.poisson(np.minimum(3.0, 9.0 / np.arange(1, p + 1)), (n, p)).astype("f4")
 
@@ -94,17 +94,19 @@ def test_counts_give_the_centroids_of_the_reference(k: int, metric: str) -> None
     """Sums of int16: several panels, both kinds of columns, negative counts, and ties."""
     rng = np.random.default_rng(k)
     n, p = 400, 500
-    x, w = _documents(rng, n, p), _documents(rng, k, p)
+    x, w = draw_documents(rng, n, p), draw_documents(rng, k, p)
     x[:50], w[: k // 5] = -x[:50], -w[: k // 5]
     w[k // 2 :] = 3 * w[k - k // 2 - 1 :: -1][: k - k // 2]  # The cosines are equal except for rounding.
     w[-2:] = w[1]
     columns = np.sort(rng.permutation(p)[:400])
     w[:, columns[0]] += w.any(axis=1) == 0
-    bank = sparse.make_sparse_bank(csr_rows(w), columns, metric)
+    bank = sparse.make_sparse_bank(to_csr_rows(w), columns, metric)
     assert bank.panels.dtype == bank.value.dtype == np.int16
     assert min((bank.slot >= 0).sum(), len(bank.start)) > 20 or k == 5
-    want = reference.nearest_sparse(csr_rows(x), reference.make_sparse_bank(csr_rows(w), columns, metric))
-    got = sparse.nearest_sparse(csr_rows(x), bank)
+    want = reference.nearest_sparse(
+        to_csr_rows(x), reference.make_sparse_bank(to_csr_rows(w), columns, metric)
+    )
+    got = sparse.nearest_sparse(to_csr_rows(x), bank)
     densely = dense.nearest(x, columns, dense.make_bank(w[:, columns], metric))
     np.testing.assert_array_equal(got, densely)
     np.testing.assert_array_equal(got, want)
@@ -118,7 +120,7 @@ def test_counts_give_the_centroids_of_the_reference(k: int, metric: str) -> None
 def test_rows_that_are_not_counts_are_decided_among_counts(metric: str) -> None:
     """Use fractions, values beyond int16 and int32, and counts whose sums exceed int16."""
     rng = np.random.default_rng(3)
-    x, w = _documents(rng, 64, 80), _documents(rng, 200, 80)
+    x, w = draw_documents(rng, 64, 80), draw_documents(rng, 200, 80)
     x[::7] *= 0.5
     x[1::7] *= 20_000
     x[2::7] *= 3e9
@@ -126,10 +128,12 @@ def test_rows_that_are_not_counts_are_decided_among_counts(metric: str) -> None:
     x[4, 0], x[11, 0], x[18, 0] = 32_767, 32_768, -(2.0**31)
     columns = np.arange(0, 80, 2)
     w[:, 0] += 1
-    bank = sparse.make_sparse_bank(csr_rows(w), columns, metric)
+    bank = sparse.make_sparse_bank(to_csr_rows(w), columns, metric)
     assert bank.panels.dtype == np.int16
-    want = reference.nearest_sparse(csr_rows(x), reference.make_sparse_bank(csr_rows(w), columns, metric))
-    got = sparse.nearest_sparse(csr_rows(x), bank)
+    want = reference.nearest_sparse(
+        to_csr_rows(x), reference.make_sparse_bank(to_csr_rows(w), columns, metric)
+    )
+    got = sparse.nearest_sparse(to_csr_rows(x), bank)
     np.testing.assert_array_equal(got, want)
     densely = dense.nearest(x, columns, dense.make_bank(w[:, columns], metric))
     np.testing.assert_array_equal(got, densely)
@@ -142,11 +146,11 @@ def test_counts_at_the_limits_of_int16_do_not_overflow(many: int) -> None:
     w[0, :2] = 1.0
     ends = [32_767, 32_768, 65_535, 65_536, -32_767, -32_768, -32_769, -65_536]
     x = np.array([*([end, 0, 0, 0] for end in ends), *([end - 9, 9, 0, 0] for end in ends)], dtype="f4")
-    bank = sparse.make_sparse_bank(csr_rows(w), np.arange(4), "euclidean")
+    bank = sparse.make_sparse_bank(to_csr_rows(w), np.arange(4), "euclidean")
     assert bank.panels.dtype == np.int16
     assert (len(bank.start) > 1) == (many == 200)
     want = [0 if row.sum() > 0 else 1 for row in x]
-    assert sparse.nearest_sparse(csr_rows(x), bank).ravel().tolist() == want
+    assert sparse.nearest_sparse(to_csr_rows(x), bank).ravel().tolist() == want
 
 
 @pytest.mark.parametrize("scale", [1e-24, 1e-35])
@@ -158,14 +162,16 @@ def test_rows_whose_squares_exceed_float32_are_decided(scale: float) -> None:
     exact = w.astype("f8") / np.linalg.norm(w.astype("f8"), axis=1, keepdims=True)
     want = (x.astype("f8") @ exact.T).argmax(axis=1)
     columns = np.arange(40)
-    sparsely = sparse.nearest_sparse(csr_rows(x), sparse.make_sparse_bank(csr_rows(w), columns, "cosine"))
+    sparsely = sparse.nearest_sparse(
+        to_csr_rows(x), sparse.make_sparse_bank(to_csr_rows(w), columns, "cosine")
+    )
     densely = dense.nearest(x, columns, dense.make_bank(w, "cosine"))
     assert (sparsely[:, 0] == want).all()
     assert (densely[:, 0] == want).all()
 
 
 @kernel
-def _split_entries(data, indices, slot, most, size, i, places, values, thin, weights):
+def split_entries(data, indices, slot, most, size, i, places, values, thin, weights):
     return sparse._split_entries(data, indices, slot, most, size, i, places, values, thin, weights)
 
 
@@ -173,49 +179,49 @@ def test_columns_that_a_clustering_does_not_use_may_have_any_value() -> None:
     """Rows that are not counts in the other columns are decided one by one."""
     x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")
     bank = sparse.make_sparse_bank(
-        csr_rows(np.array([[0, 4.0, 0], [0, 0, 2.0]])), np.arange(1, 3), "euclidean"
+        to_csr_rows(np.array([[0, 4.0, 0], [0, 0, 2.0]])), np.arange(1, 3), "euclidean"
     )
     room = np.empty((1, 4), np.int64), np.empty((1, 4), np.int16), np.empty(4, np.int64), np.empty(4, "i2")
     reported = []
     for row in x:
-        one = csr_rows(row[None])
-        *counts, length = _split_entries(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
+        one = to_csr_rows(row[None])
+        *counts, length = split_entries(one.data, one.indices, bank.slot, bank.most, 256, 0, *room)
         reported.append((*map(int, counts), bool(length >= 0)))
     assert reported == [(2, 0, True), (1, 0, False), (1, 0, False)]
-    assert sparse.nearest_sparse(csr_rows(x), bank).ravel().tolist() == [1, 0, 0]
+    assert sparse.nearest_sparse(to_csr_rows(x), bank).ravel().tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("value", [0.5, 2.0**15, 30_000.0])
 def test_centroids_may_be_other_numbers_than_counts(value: float) -> None:
     rng = np.random.default_rng(4)
-    x, w = _documents(rng, 64, 80), _documents(rng, 200, 80)
+    x, w = draw_documents(rng, 64, 80), draw_documents(rng, 200, 80)
     w[:3, :5] = value
-    bank = sparse.make_sparse_bank(csr_rows(w), np.arange(80), "euclidean")
+    bank = sparse.make_sparse_bank(to_csr_rows(w), np.arange(80), "euclidean")
     assert bank.panels.dtype == np.float32
     want = reference.nearest_sparse(
-        csr_rows(x), reference.make_sparse_bank(csr_rows(w), np.arange(80), "euclidean")
+        to_csr_rows(x), reference.make_sparse_bank(to_csr_rows(w), np.arange(80), "euclidean")
     )
-    np.testing.assert_array_equal(sparse.nearest_sparse(csr_rows(x), bank), want)
+    np.testing.assert_array_equal(sparse.nearest_sparse(to_csr_rows(x), bank), want)
 
 
 def test_a_very_large_centroid_among_counts_is_decided() -> None:
     """One of many centroids may have sums beyond int16. Half of its square need not be a float32 number."""
     rng = np.random.default_rng(5)
-    x, w = _documents(rng, 200, 80), _documents(rng, 1200, 80)
+    x, w = draw_documents(rng, 200, 80), draw_documents(rng, 1200, 80)
     w[7, 70:] = 3000 + np.arange(10)
     x[0], x[1], x[2] = w[7], 100 * x[2], w[7] // 100
-    bank = sparse.make_sparse_bank(csr_rows(w), np.arange(80), "euclidean")
+    bank = sparse.make_sparse_bank(to_csr_rows(w), np.arange(80), "euclidean")
     assert bank.panels.dtype == np.int16
     want = reference.nearest_sparse(
-        csr_rows(x), reference.make_sparse_bank(csr_rows(w), np.arange(80), "euclidean")
+        to_csr_rows(x), reference.make_sparse_bank(to_csr_rows(w), np.arange(80), "euclidean")
     )
     assert want[0] == 7
-    np.testing.assert_array_equal(sparse.nearest_sparse(csr_rows(x), bank), want)
+    np.testing.assert_array_equal(sparse.nearest_sparse(to_csr_rows(x), bank), want)
 
 
 def test_sparse_rows_and_centroids_without_entries() -> None:
-    x = csr_rows(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
-    w = csr_rows(np.array([[0.0, 2, 0], [0, 0, 0]]))
+    x = to_csr_rows(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
+    w = to_csr_rows(np.array([[0.0, 2, 0], [0, 0, 0]]))
     for module in (reference, sparse):
         bank = module.make_sparse_bank(w, np.arange(3), "euclidean")
         assert module.nearest_sparse(x, bank).ravel().tolist() == [1, 0, 1]

@@ -7,7 +7,7 @@ from scalelatent.estimators.steps import StartFit, StoreArrays, TrainBatch
 from scalelatent.kernels.streams import stream
 
 from . import PARAMETERS
-from .model import KMeansEM, Nearness, State
+from .model import KMeansEM, NearnessMap, State
 
 
 class StreamedKMeans(StreamedEstimator):
@@ -42,7 +42,7 @@ class StreamedKMeans(StreamedEstimator):
         self.n_iter_ = result.state.iteration
 
     def _row_map(self, output):
-        return Nearness(self.centroids_)
+        return NearnessMap(self.centroids_)
 
     def _state(self):
         return {}, {"centroids": self.centroids_}

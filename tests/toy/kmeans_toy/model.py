@@ -10,7 +10,7 @@ from scalelatent.contract.stats import Layout
 REQUIREMENTS = BlockRequirements()
 
 
-def assign(x, centroids):
+def assign_to_centroids(x, centroids):
     """Return the nearest centroid of each row, and its squared distance."""
     distances = ((x[:, None, :] - centroids) ** 2).sum(axis=2)
     nearest = distances.argmin(axis=1)
@@ -26,7 +26,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Assignments:
+class AssignmentSums:
     """Reduction: sums and counts of the rows of each centroid."""
 
     k: int
@@ -58,7 +58,7 @@ class KMeansEM:
     tol: float
 
     def reductions(self):
-        return {"train": Assignments(self.k, self.p)}
+        return {"train": AssignmentSums(self.k, self.p)}
 
     def update(self, state, stats):
         sums, counts = stats["train"]["sums"], stats["train"]["counts"]
@@ -75,7 +75,7 @@ class KMeansEM:
 
 
 @dataclass(frozen=True)
-class Nearness:
+class NearnessMap:
     """Row map: minus the squared distance to each centroid."""
 
     centroids: np.ndarray
