@@ -31,7 +31,7 @@ def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
 def _iter_earlier_slices(ds: Dataset) -> Iterator[Dataset]:
     """Yield slices of the dataset before its appends that an earlier run may have used instead of `ds`.
 
-    Such a slice has the rows of `ds`. If `ds` ends with the dataset, the slice may also end at the former end:
+    Such a slice has the rows of `ds`. If `ds` ends with the dataset, the slice may also end at a former end,
     with the same start as `ds` (as in `dataset[a:]`) or the same number of rows (as in `dataset[-k:]`).
     """
     columns, (start, stop) = ds._columns, ds.extent

@@ -234,7 +234,7 @@ def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
     task = scheduler.tasks.get(key)
     if task is None:
         return False
-    # The count starts at -1, because with allowed-failures 0 the first death would fail the task.
+    # The count starts at -1, because with allowed-failures 0 the first dead worker would fail the task.
     task.suspicious = -1
     return True
 
