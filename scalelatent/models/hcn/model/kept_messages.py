@@ -152,7 +152,7 @@ class StoredFeatureLeaf(TypedDict):
 
 @dataclass(frozen=True)
 class BatchFeatureLearner(OnlineFeatureLearner):
-    """Batch learning of one layer by Algorithm 1 (a :class:`~scalelatent.contract.learners.LeafLearner`).
+    """Batch learning of one layer by Algorithm 1 (a `scalelatent.contract.learners.StoredRangeLearner`).
 
     Attributes
     ----------

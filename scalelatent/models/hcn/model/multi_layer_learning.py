@@ -226,7 +226,7 @@ class OnlineNetworkLearner:
 
 @dataclass(frozen=True)
 class BatchNetworkLearner(OnlineNetworkLearner):
-    """Batch learning of several layers by Algorithm 1 (a `scalelatent.contract.learners.LeafLearner`).
+    """Batch learning of several layers by Algorithm 1 (a `scalelatent.contract.learners.StoredRangeLearner`).
 
     The messages of all images stay in the run folder between visits (Algorithm 1 and section 3 of the paper):
 
