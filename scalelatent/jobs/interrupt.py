@@ -46,7 +46,7 @@ class StopRequest(Callback):
         self.check()
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Raise `KeyboardInterrupt` during a pass if a stop was requested; finished parts of the pass are kept."""
+        """Raise `KeyboardInterrupt` if a stop was requested; a resume keeps finished parts of the pass."""
         self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
