@@ -284,7 +284,7 @@ def test_retired_workers_never_end_a_fit(steps: Any) -> None:
             raise left.pop()
         return {"token": segment.token}
 
-    assert steps._redone(run, online.Place(), "the steps") == {"token": "t-r20"}
+    assert steps._repeat_until_done(run, online.Place(), "the steps") == {"token": "t-r20"}
 
 
 def test_workers_that_die_one_after_another_end_a_fit(steps: Any) -> None:
@@ -295,7 +295,7 @@ def test_workers_that_die_one_after_another_end_a_fit(steps: Any) -> None:
     with pytest.raises(
         RunError, match=r"the steps of toy_step failed 4 times.*worker a died\. .*memory.*then resume"
     ):
-        steps._redone(run, online.Place(), "the steps")
+        steps._repeat_until_done(run, online.Place(), "the steps")
 
 
 def test_the_error_of_steps_without_progress_does_not_mention_memory(steps: Any) -> None:
@@ -305,7 +305,7 @@ def test_the_error_of_steps_without_progress_does_not_mention_memory(steps: Any)
     with pytest.raises(
         RunError, match=r"failed 4 times.*no message arrived for 301 s from a\. .*resume"
     ) as reported:
-        steps._redone(run, online.Place(), "the steps")
+        steps._repeat_until_done(run, online.Place(), "the steps")
     assert "memory" not in str(reported.value)
 
 
