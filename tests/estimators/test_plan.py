@@ -124,7 +124,8 @@ def test_plans_of_all_models_have_the_same_keys(kind: str) -> None:
     assert list(plan["passes"]) == ["at_least", "expected", "at_most"]
     assert 1 <= plan["passes"]["at_least"] <= plan["passes"]["expected"] <= plan["passes"]["at_most"]
     assert plan["seconds_per_pass"] > 0
-    # Programs use these names: others store measurements with them, sizes and types included.
+    # Programs read a plan by these names. Other names, with sizes and types in them, identify stored
+    # measurements and must not appear in a plan.
     named = [*plan, *plan["seconds"], *plan["stages"]]
     assert [name for name in named if re.search(r"\d\d|x\d", name)] == []
 

@@ -75,7 +75,7 @@ def test_trees_equal_the_reference(shape) -> None:
 
 
 def best(score, n: int, at: int) -> tuple[float, float]:
-    """Return the largest score over n bits if the bit at ``at`` is 0, and if it is 1."""
+    """Return the largest score over all values of n bits: with bit ``at`` equal to 0, and equal to 1."""
     found = [-np.inf, -np.inf]
     for bits in itertools.product((0, 1), repeat=n):
         found[bits[at]] = max(found[bits[at]], score(bits))
@@ -84,7 +84,10 @@ def best(score, n: int, at: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("side", [1, 3])
 def test_pool_messages_are_max_marginals(side) -> None:
-    """Only the central pixel can reach the one active pixel of R, so messages are differences of maxima."""
+    """A pool is a pixel of R and the pixels to which it may be shifted.
+
+    Messages are differences of maxima.
+    """
     rng, n = np.random.default_rng(side), side**2
     shape = (2 * (side // 2) + 1,) * 2
     at = side // 2, side // 2
@@ -94,7 +97,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
         sent, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
 
         def pool(bits, sent=sent, top=top) -> float:
-            """Return the bits of the shifts, then that of R."""
+            """Return the score of the bits of all shifts, followed by the bit of the pixel in R."""
             on, r = np.array(bits[:-1]), bits[-1]
             if on.sum() != r:
                 return -np.inf
@@ -117,7 +120,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
 
 
 def test_pools_without_prior_would_fail(monkeypatch) -> None:
-    """Wrong implementation of the test above: all shifts are equally probable."""
+    """Wrong implementation: all shifts of a pixel within its pool are equally probable."""
     whole = reference.raise_pools
 
     def without(below, prior, down, evidence, damping) -> None:

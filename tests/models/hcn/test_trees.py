@@ -29,7 +29,7 @@ def check_or(up: Function, down: Function) -> None:
     for m in range(1, 9):
         for _ in range(40):
             t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
-            t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal.
+            t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal, so that maxima have ties.
             want = by_enumeration(is_or, np.array([*t, below]))
             assert_allclose(up(t, below), want[:-1], atol=1e-12)
             assert_allclose(down(t), want[-1], atol=1e-12)
@@ -50,7 +50,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def check_windows(windows: Callable[..., tuple]) -> None:
-    """Check that the pairs of a pixel are those whose places and offsets add up to it."""
+    """Check that the window position and the offset of each pair of a pixel add up to that pixel."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
