@@ -471,8 +471,8 @@ def streams(args: argparse.Namespace) -> int:
 
     from scalelatent.engine.backend import CupyBackend, make_backend
     from scalelatent.models.hcn.model.decode import Decoder
-    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit_leaves
     from scalelatent.models.hcn.model.layer import FeatureLayer
+    from scalelatent.models.hcn.model.stored_messages import start_leaf, visit_leaves
 
     runs, kinds, n = (4, 2, 2) if args.quick else (300, 8, 16)
     size = (9, 8) if args.quick else (24, 24)
