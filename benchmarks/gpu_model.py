@@ -290,7 +290,7 @@ def crbm_host_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) 
     Parameters, rows and outputs are copied to or from the card. The work of the host is not included.
     """
     out = crbm_inference(v, h, chains * rows, sweeps, with_pairs=True)
-    out += Work(launches=13 + 4 * chains - out.launches, uploads=5, downloads=3)
+    out += Work(launches=13 + 4 * chains - out.launches, uploads=4, downloads=3)
     parameters, units = v * h + (v + h) * (x + 1), v + h
     products = 2.0 * chains * rows * (x * units + 2 * v * h)
     read = 4.0 * chains * (x * units + v * h)
@@ -301,7 +301,7 @@ def crbm_host_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) 
 def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
     """Return the work of the same step at commit 74c93446: by the host, one chain after the other."""
     alone = crbm_host_step(v, h, x, 1, rows, sweeps)
-    return (alone + Work(launches=42 - alone.launches, downloads=1)) * chains
+    return (alone + Work(launches=42 - alone.launches, uploads=1, downloads=1)) * chains
 
 
 # -- compositional networks -------------------------------------------------------------------------------

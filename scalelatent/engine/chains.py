@@ -51,7 +51,7 @@ Counted = TypeVar("Counted", bound=CountsSteps)
 
 
 class RowCheck:
-    """Function that calls ``call`` at most once per interval; ``call`` may raise an error to stop the fit."""
+    """Callable that calls ``call`` at most once per interval; ``call`` may raise an error to stop the fit."""
 
     def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
         self._call, self._seconds = call, seconds
@@ -75,10 +75,10 @@ def run_chains(
     first: int = 0,
     n_chains: int | None = None,
 ) -> TreeReducer:
-    """Run the chains ``first``, ``first + 1``, … on this thread; return their statistics, partly merged.
+    """Run consecutive chains (parts of a minibatch) from number ``first`` on; return their statistics.
 
-    Statistics are merged in the fixed tree of all ``n_chains`` chains, so that one thread returns few vectors
-    and the result is bitwise identical for any distribution of the chains.
+    ``blocks`` has the rows of one chain each. Statistics are merged in the fixed tree of all ``n_chains``
+    chains, so that few vectors are returned and threads and workers do not change the bits of the result.
     """
     layout, prepared = learner.layout(), learner.prepare(state, backend)
     sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
@@ -105,7 +105,7 @@ def _run_together(
     backend: Backend,
     check: Callable[[], None],
 ) -> list[np.ndarray]:
-    """Run chains in one call on a GPU, or in two halves if its memory is too small; return their vectors."""
+    """Run chains (parts of a minibatch) in one GPU call, or two if memory is too small; return statistics."""
     layout = learner.layout()
     stats = [Stats.zeros(layout, 0 if block is None else len(block.x)) for block in blocks]
     which = [k for k, block in enumerate(blocks) if block is not None]
@@ -125,7 +125,7 @@ def _run_together(
 
 
 def apply_step(learner: StepLearner[State, Any], state: State, sums: TreeReducer, n_rows: int) -> State:
-    """Return the state after a step from the statistics of all its chains."""
+    """Return the state after a minibatch step, from the statistics of all chains (parts) of the minibatch."""
     return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
 
 
@@ -158,7 +158,7 @@ def learn_stream(
 
 
 class ChainRunner:
-    """Runner of some chains of a stage on the threads of this process, with rows that are read ahead."""
+    """Runner of some chains (parts of each minibatch) on threads of this process; it reads rows ahead."""
 
     def __init__(
         self,
@@ -188,13 +188,13 @@ class ChainRunner:
     def run(
         self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None
     ) -> TreeReducer:
-        """Return the statistics of the runner's chains in one step."""
+        """Return the statistics that the runner's chains (parts of a minibatch) compute in one step."""
         with self._read(epoch, step, check) as blocks:
             return self._run(state, blocks, check)
 
     @contextmanager
     def _read(self, epoch: int, step: int, check: Callable[[], None]) -> Iterator[list[Block | None]]:
-        """Yield the rows of a step, which the ``with`` statement computes on."""
+        """Yield the blocks of rows of a step; they may be reused after the ``with`` statement."""
         try:
             blocks = self._feed.blocks(epoch, step, check)
             with name_dataset_in_errors(self._dataset):
@@ -233,7 +233,7 @@ class ChainRunner:
         return out
 
     def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
-        """Run all chains of a step and return the next state; this runner must have all chains.
+        """Run all chains (parts) of a minibatch and return the next state; this runner must have all chains.
 
         The next state may be on a GPU; only this method and `to_host` accept such a state.
         """
@@ -259,12 +259,12 @@ class ChainRunner:
                 return self.learner.step_on_gpu(state, given, n_rows, backend)
             except backend.gpu_errors as error:
                 named = backend.name_error(error)
-                if isinstance(named, DeviceMemoryError):  # the chains alone need less memory
+                if isinstance(named, DeviceMemoryError):  # running only chains on the GPU needs less memory
                     return None
                 raise named from error
 
     def to_host(self, state: object) -> object:
-        """Return a state of `step` with all arrays on the host."""
+        """Return a state that `step` has returned, with all arrays in host memory."""
         return self.learner.to_host(state) if isinstance(self.learner, GpuStepLearner) else state
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ class ChainRunner:
 
 
 class InProcessSteps:
-    """Steps of an online fit in this process; the handle of a state is the state itself, or one on a GPU."""
+    """Runner of the minibatch steps of an online fit in this process; a handle is the state itself."""
 
     def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
         self._runner, self._learner, self._cache = runner, runner.learner, cache

@@ -67,7 +67,7 @@ def as_rows(x: DenseOrCsr) -> HostRows:
 
 
 class Stopped(Exception):
-    """Raised in the threads of a pass after the pass was cancelled."""
+    """Signal that ends a computing thread after its pass or step was cancelled."""
 
 
 class StopEvent(threading.Event):
@@ -228,7 +228,7 @@ class Reader:
 def _make_inputs(
     v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | None, epoch: int
 ) -> np.ndarray:
-    """Return the inputs that the corruption makes from the outputs ``v``; shape (rows, 0) without one."""
+    """Return the inputs that the corruption makes from outputs ``v``; (rows, 0) without a corruption."""
     if targets.corruption is None:
         return np.empty((len(v), 0), np.uint8)
     rows = np.arange(start, start + len(v)) if rows is None else rows
@@ -328,7 +328,7 @@ def _iter_copied_blocks(
     backend: CupyBackend,
     keeps_rows: bool,
 ) -> Generator[Block, None, None]:
-    own_stop, own_reader = StopEvent(), copy(reader)  # only the caller may use the originals
+    own_stop, own_reader = StopEvent(), copy(reader)  # only the calling thread may use the originals
     own_reader.meter = Meter()
 
     def read() -> Generator[Block, None, None]:
@@ -466,14 +466,18 @@ def _read_concurrently(
 
 @dataclass(frozen=True)
 class RowMask:
-    """A contiguous range of rows, of which a candidate of a search uses either the inside or the outside."""
+    """Range of held-out rows in cross-validation: training uses rows outside, validation rows ``inside``."""
 
     start: int
     stop: int
     inside: int
 
     def apply(self, block: Block) -> Block | None:
-        """Return the part of a block that the candidate uses, or None if it uses no row of the block."""
+        """Return the block with only the used rows, or with weight 0 for the others; None without used rows.
+
+        If ``inside`` is set, rows outside of the range are removed from the block. If not, rows in the range
+        stay in the block with weight 0.
+        """
         n = len(block.x)
         first, last = max(self.start - block.start, 0), min(self.stop - block.start, n)
         if first >= last:

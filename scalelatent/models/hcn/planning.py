@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.learners import Block, LeafLearner, OnlineLearner
+from scalelatent.contract.learners import Block, OnlineLearner, StoredRangeLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.checkpoints import KEEP_STATES
@@ -92,14 +92,16 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     forecast.out["bytes_per_image"] = network.online_bytes if online else network.stored_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
     if online:
-        return forecast.finish(shorter, checkpoint=state, predicting=decoding)
+        return forecast.finish_plan(shorter, checkpoint=state, predicting=decoding)
     # The file of a range of images (leaf) also holds the last change of the log odds of weights. Files that
     # no checkpoint needs are deleted one epoch later, when the next checkpoint is written.
     leaves = n * network.stored_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
     leaves *= min(epochs, KEEP_STATES + 2)
     # Zero messages are not stored, and a plan cannot know their number: the disk size is an upper bound.
     bound = isinstance(network, MultiLayer)
-    return forecast.finish(shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding)
+    return forecast.finish_plan(
+        shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding
+    )
 
 
 def _row_seconds(
@@ -116,13 +118,13 @@ def _row_seconds(
         # Labelled images have fewer messages: those for templates of their own class only.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        # The types OnlineLearner and LeafLearner accept the states of networks of one and of several layers.
+        # The types OnlineLearner and StoredRangeLearner accept the states of networks of one and of several layers.
         chains: OnlineLearner = learner
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:
             return lambda: chains.run_chain(prepared, block, Stats.zeros(learner.layout()))
         assert isinstance(learner, (BatchFeatureLearner, BatchNetworkLearner))
-        kept: LeafLearner = learner.make_single_leaf_learner(size, PROBE_SWEEPS)
+        kept: StoredRangeLearner = learner.make_single_leaf_learner(size, PROBE_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.describe()} {size} {labelled}"

@@ -234,7 +234,7 @@ class OnlineNetworkLearner:
 
 @dataclass(frozen=True)
 class BatchNetworkLearner(OnlineNetworkLearner):
-    """Batch learning of several layers (a `scalelatent.contract.learners.LeafLearner`).
+    """Batch learning of several layers (a `scalelatent.contract.learners.StoredRangeLearner`).
 
     It is Algorithm 1 of Lázaro-Gredilla et al. (2016). The run folder stores the messages of all images. A
     visit is an update of the messages of one leaf, a fixed range of images:

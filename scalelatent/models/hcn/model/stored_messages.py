@@ -159,7 +159,7 @@ class StoredFeatureLeaf(TypedDict):
 
 @dataclass(frozen=True)
 class BatchFeatureLearner(OnlineFeatureLearner):
-    """Batch learning of one layer (a :class:`~scalelatent.contract.learners.LeafLearner`).
+    """Batch learning of one layer (a :class:`~scalelatent.contract.learners.StoredRangeLearner`).
 
     It is Algorithm 1 of Lázaro-Gredilla et al. (2016). A leaf is a fixed range of images. A sweep updates the
     messages of all pixels of a leaf once. A visit loads the stored messages of a leaf, sweeps, and stores
