@@ -326,7 +326,7 @@ def make_leaf_order(
     most_chains = choose_n_chains(model, n_rows)
     if (rows := options.get("leaf_rows")) is not None:
         chains = min(most_chains, -(-n_rows // int(rows)))
-        order = _make_leaf_order(n_rows, chains * int(rows), chains)
+        order = _make_fixed_order(n_rows, chains * int(rows), chains)
         if (least := _count_smallest_leaf_rows(order)) < MIN_LEAF_ROWS and count_leaves(order) > 1:
             raise DataError(
                 f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {least}: leaves "
@@ -337,15 +337,15 @@ def make_leaf_order(
     leaves = min(-(-n_rows * image_bytes // LEAF_BYTES), max(1, n_rows // MIN_LEAF_ROWS))
     chains = min(most_chains, leaves)
     rows = -(-n_rows // leaves)
-    order = _make_leaf_order(n_rows, chains * rows, chains)
+    order = _make_fixed_order(n_rows, chains * rows, chains)
     while count_leaves(order) > 1 and _count_smallest_leaf_rows(order) < MIN_LEAF_ROWS:
         rows += 1
         chains = min(chains, -(-n_rows // rows))
-        order = _make_leaf_order(n_rows, chains * rows, chains)
+        order = _make_fixed_order(n_rows, chains * rows, chains)
     return order
 
 
-def _make_leaf_order(n_rows: int, step_rows: int, chains: int) -> RowOrder:
+def _make_fixed_order(n_rows: int, step_rows: int, chains: int) -> RowOrder:
     return RowOrder(n_rows, 0, step_rows, n_chains=chains, shuffle=False)
 
 

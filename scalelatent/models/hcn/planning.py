@@ -118,7 +118,7 @@ def _row_seconds(
         # Labelled images have fewer messages: those for templates of their own class only.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        # The types OnlineLearner and StoredRangeLearner accept the states of networks of one and of several layers.
+        # OnlineLearner and StoredRangeLearner accept the states of networks of one and of several layers.
         chains: OnlineLearner = learner
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:
