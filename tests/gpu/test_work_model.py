@@ -315,7 +315,7 @@ def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model
     assert got == expected(model.hcn_sweep_messages(chains, *sizes, room))
     rows = fake.zeros((images, *image), "i4"), fake.zeros((images, pixels), "i4")
     places_now = fake.zeros((images, *places), "i4")
-    got = counts.of(lambda: gpu.decode(*rows, places_now, np.zeros(weights, bool), 3))
+    got = counts.of(lambda: gpu.decode_images(*rows, places_now, np.zeros(weights, bool), 3))
     assert got == expected(model.hcn_decode_images(images, pixels, 25 * n, 6 * n, 3, room))
 
 

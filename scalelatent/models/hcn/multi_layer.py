@@ -373,7 +373,8 @@ class MultiLayer:
     ) -> Generator[Step, Any, LayeredFit]:
         """Yield the steps of fit ``number``; return its result, with the share of errors if ``measures``."""
         online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
-        # With few labels, find templates as clusters first, then give each the class of most of its rows.
+        # If few rows have labels, learn templates as clusters first. Then give each the class of most of its
+        # rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         network = replace(self, net=replace(self.net, classes=None)) if few else self
         network, result, history = yield from network._fit_until_settled(model, rows, number)

@@ -32,7 +32,6 @@ class ObjectFinder:
     """Finder of several objects in images that are larger than those of the fit.
 
     It is a fitted network with another class layer.
-
     :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns it; nothing is learned again.
 
     Attributes

@@ -95,7 +95,7 @@ def is_shape(value: Any) -> bool:
 
 
 def is_pixel(value: Any) -> bool:
-    """Return True for None or a number, including NaN."""
+    """Return True for None or a number, including NaN: values of the parameter ``missing``."""
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 

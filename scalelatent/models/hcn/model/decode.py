@@ -59,8 +59,8 @@ class Decoder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log odds of feature positions, and the pixels of each row that did not converge.
 
-        The log odds are int32 (rows, HS, WS, F) in units of 1/256 nat. A pixel has not converged if one of
-        its messages changed in the last sweep.
+        The log odds are int32 (rows, HS, WS, F), for HS x WS positions of F features, in units of 1/256 nat.
+        A pixel has not converged if one of its messages changed in the last sweep.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
@@ -69,17 +69,18 @@ class Decoder:
         return backend.to_host(s), backend.to_host(moved)
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return S of each row: 1 at each position with a feature, uint8 (rows, HS, WS, F)."""
+        """Return 1 at each position with a feature, else 0: uint8, of the shape (rows, *layer.places)."""
         return self.decode(evidence, rows, backend)[0]
 
     def decode(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return S, uint8 (rows, HS, WS, F), and the number of pixels per row that did not converge.
+        """Return the positions of features, and the number of pixels per row that did not converge.
 
-        S is 1 at each position with a feature. It starts as 1 at positions with positive log odds. Then
-        features are added or removed one by one as long as the log posterior grows. A pixel has not converged
-        if one of its messages changed in the last sweep.
+        The positions are uint8 (rows, HS, WS, F): 1 at each of HS x WS positions with one of the F features.
+        An entry starts as 1 at positions with positive log odds. Then features are added or removed one by
+        one as long as the log posterior grows. A pixel has not converged if one of its messages changed in
+        the last sweep.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):

@@ -159,7 +159,7 @@ class OnlineFeatureLearner:
                 stats[k]["weight"][...] += 1 - left
 
     def _chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
-        """Return the log odds of the weights W after each block, which is a chain of minibatches.
+        """Learn chains (sequences of minibatches, one per block); return the log odds of W after each chain.
 
         All blocks have equal numbers of images. The result is in nats, (blocks, channels, h, w, F): F is the
         number of features, and h x w is their size.

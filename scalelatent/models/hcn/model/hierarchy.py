@@ -88,7 +88,7 @@ class LayerMessages:
 
     @property
     def from_below(self) -> np.ndarray:
-        """Messages of the pixels to the feature positions, shape (images, F, HS, WS)."""
+        """Messages of the pixels to the positions, (images, F, HS, WS): HS x WS positions of F features."""
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
@@ -154,12 +154,12 @@ class Hierarchy:
         return np.flatnonzero(np.array(self.classes) == code)
 
     @cached_property
-    def _ends(self) -> np.ndarray:
+    def _weight_ends(self) -> np.ndarray:
         return np.cumsum([int(np.prod(layer.weights_shape)) for layer in self.layers])
 
     def split(self, flat: np.ndarray) -> list[np.ndarray]:
         """Return the weights of each layer as views of one vector of all weights."""
-        parts = np.split(flat, self._ends[:-1])
+        parts = np.split(flat, self._weight_ends[:-1])
         return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
 
     def first_beliefs(self, restart: int = 0) -> np.ndarray:

@@ -122,7 +122,10 @@ class FeatureLayer:
         return np.int32(to_units(log_odds(self.p_sparsity)))
 
     def prior_beliefs(self, n_rows: int) -> np.ndarray:
-        """Return the prior log odds of all positions in units of 1/256 nat, int32 (rows, HS, WS, F)."""
+        """Return the prior log odds of features at all positions, in units of 1/256 nat.
+
+        They are int32 (rows, HS, WS, F): vertical positions, horizontal positions, features.
+        """
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
     def compute_evidence(self, x: np.ndarray) -> np.ndarray:

@@ -258,7 +258,8 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     max_passes : int
         Upper bound of the passes over a leaf in all visits.
     all_labelled : bool
-        True if each row has a label, so that leaves hold messages for the images' own classes only.
+        True if each row has a label. Then messages are stored only for the templates of the images' own
+        classes.
     """
 
     n_rows: int = 1

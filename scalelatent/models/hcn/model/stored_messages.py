@@ -162,8 +162,7 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     """Batch learning of one layer (a :class:`~scalelatent.contract.learners.StoredRangeLearner`).
 
     It is Algorithm 1 of Lázaro-Gredilla et al. (2016). A leaf is a fixed range of images. A sweep updates the
-    messages of all pixels of a leaf once. A visit loads the stored messages of a leaf, sweeps, and stores
-    them.
+    messages of all its pixels once. A visit loads the stored messages of a leaf, sweeps, and stores them.
 
     Attributes
     ----------

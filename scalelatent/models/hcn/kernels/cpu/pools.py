@@ -169,8 +169,7 @@ def _pass_trees_down(
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
                 total = _summarize_off(tree, (_MOST,), _ALL)
-                # The sum of positive messages of pairs is 0 if no pair is on; then the largest message is
-                # used.
+                # If no pair is on, the sum of positive messages is 0, and the largest message is the result.
                 if total == _0:
                     total = _summarize_on(tree, (_MOST,), _ALL)[0]
                 flat[pixel] = _clip(total)
