@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .stream import ImportOptions
 
 # Bytes of unpacked chunks that HDF5 keeps for each array, so that a chunk whose rows belong to two shards is
-# unpacked once. Its slots are a prime number of about 100 times as many chunks, as HDF5 recommends.
+# unpacked once. As HDF5 recommends, the hash table of this cache has a prime number of slots, about 100 per
+# chunk. With `rdcc_w0` = 1, HDF5 first discards chunks that were read completely.
 _CACHE = {"rdcc_nbytes": 64 << 20, "rdcc_nslots": 100_003, "rdcc_w0": 1.0}
 
 
