@@ -311,5 +311,5 @@ def url_of_clean_images(url: str) -> str:
 
 
 def from_provenance(provenance: dict[str, Any], url: str) -> CorruptedImages:
-    """Return the generator of a dataset with this provenance."""
+    """Return the generator of a dataset of corrupted or clean images from its provenance."""
     return CorruptedImages(open_base(provenance["base"], url, provenance["base_fingerprint"]), provenance)
