@@ -265,7 +265,7 @@ REFUSED = [
     ({"p_weight": 0}, r"\(0, 1\)"),
     ({"p_sparsity": 1.0}, r"\(0, 1\)"),
     ({"forgetting": 0}, r"\(0, 1\]"),
-    ({"damping": 0.5}, "online learning keeps no messages"),
+    ({"damping": 0.5}, "online learning stores no messages"),
     ({"online": False, "warmup_rows": 5}, "belongs to online=True"),
     ({"patience": 2}, "no validation rows"),
     ({"batch_size": 61}, "larger than the data"),
