@@ -13,14 +13,14 @@ from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.units import from_units, to_units
-from scalelatent.models.hcn.model.kept_messages import (
+from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
+from scalelatent.models.hcn.model.stored_messages import (
     BatchFeatureLearner,
     LeafMessages,
     leaf_bytes,
     start_leaf,
     visit_leaves,
 )
-from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from tests.models.hcn.cases import Kernels, overlap
 
 BACKEND = Kernels()
