@@ -59,7 +59,8 @@ def test_a_new_codec_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, code
         ({}, (10, 20)),
         ({"chunk_rows": 5}, (5, 20)),
         ({"shard_rows": 50}, (10, 50)),
-        ({"shard_rows": 25}, (25, 25)),  # 10 does not divide the shard, so chunks are chosen again.
+        # Chunks of 10 rows do not divide the shard of 25 rows, so another size is chosen.
+        ({"shard_rows": 25}, (25, 25)),
         ({"chunk_rows": 30}, (30, 120)),
         ({"chunk_rows": "auto", "shard_rows": "auto"}, (95, 95)),
     ],
