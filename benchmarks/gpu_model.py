@@ -334,8 +334,8 @@ def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weigh
     return hcn_sweep(chains, images, pixels, places, weights) + more
 
 
-def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
-    """Return the work of ``hcn_decode`` with evidence, orders and beliefs on the card."""
+def hcn_decode_images(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
+    """Return the work of ``hcn_decode_images`` with evidence, orders and beliefs on the card."""
     read = 4.0 * (images * (pixels * 2 + 2 * places) + weights) + 4.0 * sweeps * images * room
     return Work(bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
@@ -345,7 +345,7 @@ def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int,
 TREE_SECONDS, SHARED_TREE_SECONDS = 2e-6, 1e-6
 
 
-VISIT_BYTES = 2**31  # as in models/hcn/model/kept_messages.py
+KERNEL_CALL_BYTES = 2**31  # as in models/hcn/model/stored_messages.py
 
 
 def hcn_visit(
@@ -357,7 +357,7 @@ def hcn_visit(
     ``lines`` is the height of a feature.
     """
     arrays = 4 * images * places + 4 * weights + images * (4 * room + pixels * lines)  # s, w, messages, held
-    together = max(1, VISIT_BYTES // arrays)
+    together = max(1, KERNEL_CALL_BYTES // arrays)
     if leaves > together:
         whole = hcn_visit(together, images, pixels, places, weights, room, lines) * (leaves // together)
         rest = leaves % together

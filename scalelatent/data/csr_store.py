@@ -236,7 +236,7 @@ class StoredCsr(_Column, StoredColumn):
         a, b = int(pointers[0]), int(pointers[-1])
         whole = stop - start == last - first
         if not (0 <= a <= b <= nnz) or (whole and (a, b) != (0, nnz)) or (np.diff(pointers) < 0).any():
-            words = f"the row pointers of {self._where(number)} do not fit its {nnz} entries"
+            words = f"the row pointers of {self._name_row_group(number)} do not fit its {nnz} entries"
             raise ShardError(
                 f"dataset {self._location.url}: {words}. {self._repair}",
                 self._location.name_of(f"{self.name}/{number:06d}"),
@@ -248,7 +248,7 @@ class StoredCsr(_Column, StoredColumn):
             data, indices = np.zeros(0, self.dtype), np.zeros(0, csr.index_dtype(self.shape[1]))
         return csr.csr_of(data, indices, pointers - a, self.shape[1])
 
-    def _where(self, number: int) -> str:
+    def _name_row_group(self, number: int) -> str:
         first, last = self.bounds(number)
         return f"row group {self.name}/{number:06d}, rows {first}:{last} of '{self.name}'"
 
@@ -258,7 +258,7 @@ class StoredCsr(_Column, StoredColumn):
         length = last - first + 1 if part == 2 else int(self._counts[number])
         path = f"{self.name}/{number:06d}/{_PARTS[part]}"
         reader = self._templates()[part].sibling(
-            path, length, _chunk(length), self._where(number), (first, last)
+            path, length, _chunk(length), self._name_row_group(number), (first, last)
         )
         if self._crcs is not None:
             at = 3 * number + part

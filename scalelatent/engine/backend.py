@@ -56,7 +56,7 @@ class HostBackend:
     """
 
     xp: ModuleType = np
-    gpu_errors: tuple[type[Exception], ...] = ()  # only a GPU has errors of its own
+    gpu_errors: tuple[type[Exception], ...] = ()  # only GPU libraries have error types of their own
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 0.2  # interval at which computing threads check whether to stop
 
 
-class CountsSteps(Protocol):
+class CountsEpochs(Protocol):
     """State of a learner that counts its epochs."""
 
     @property
     def iteration(self) -> int: ...
 
 
-Counted = TypeVar("Counted", bound=CountsSteps)
+Counted = TypeVar("Counted", bound=CountsEpochs)
 
 
 class RowCheck:

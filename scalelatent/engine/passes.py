@@ -85,7 +85,7 @@ class Stage:
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """Reductions by part of the rows: "train" and, if there are any, "validation"."""
+        """Reductions by part of the rows: "train" and, if there are validation rows, "validation"."""
         return _get_reductions(self.work)
 
     @property

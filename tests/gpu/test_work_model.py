@@ -315,16 +315,16 @@ def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model
     assert got == expected(model.hcn_sweep_messages(chains, *sizes, room))
     rows = fake.zeros((images, *image), "i4"), fake.zeros((images, pixels), "i4")
     places_now = fake.zeros((images, *places), "i4")
-    got = counts.of(lambda: gpu.decode(*rows, places_now, np.zeros(weights, bool), 3))
-    assert got == expected(model.hcn_decode(images, pixels, 25 * n, 6 * n, 3, room))
+    got = counts.of(lambda: gpu.decode_images(*rows, places_now, np.zeros(weights, bool), 3))
+    assert got == expected(model.hcn_decode_images(images, pixels, 25 * n, 6 * n, 3, room))
 
 
 @pytest.mark.parametrize("leaves", [1, 5])
 def test_leaves_of_compositional_networks_are_visited_in_one_launch(fake, counts, model, leaves):
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.models.hcn.kernels.windows import message_room
-    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit_leaves
     from scalelatent.models.hcn.model.layer import FeatureLayer
+    from scalelatent.models.hcn.model.stored_messages import start_leaf, visit_leaves
 
     layer, images, rng = FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2), 4, np.random.default_rng(0)
     evidence = rng.integers(-900, 900, (leaves, images, 1, 9, 8)).astype(np.int32)

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from .online_tasks import SegmentEnd
 
 # A segment is several consecutive minibatch steps that run without the driver. Seconds of a segment, and of
-# the first segment, which measures the seconds of a step. Saving the state and calling the driver at the end
-# takes some hundredths of a second: 0.5 to 3 ms per step on one worker (minibatch_steps.py).
+# the first segment, which measures the seconds of a step. Its end takes some hundredths of a second to save
+# the state and to call the driver. With these lengths, the overhead is 0.5 to 3 ms per step on one worker
+# (minibatch_steps.py).
 SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
 # If saving the state takes more than SAVE_SHARE of a segment's seconds, later segments get more steps, up to
 # LONGEST_SECONDS. If a worker is lost, only the steps of one segment are repeated.

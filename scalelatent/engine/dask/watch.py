@@ -26,11 +26,11 @@ MEMBERS_SECONDS = 5.0
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
 # A pass is retried after this number of consecutive checks in which no worker has a task of it (about 4 s).
 MAX_IDLE_CHECKS = 3
-# A task counts as hanging if it sends no report for HANG_SECONDS and for HANG_TIMES the usual seconds of a
-# task. A running task sends a report every ten seconds (worker_side.BEAT_SECONDS).
+# A task counts as hanging if it sends no report for HANG_SECONDS and for HANG_TIMES times the usual seconds
+# of a task. A running task sends a report every ten seconds (worker_side.BEAT_SECONDS).
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
-# An M-step, a merge or a task of another program sends no reports. The task counts as hanging after this many
-# seconds without progress.
+# M-steps, merges and tasks of other programs send no reports. They count as hanging after this many seconds
+# without progress of the pass.
 MAX_SILENT_SECONDS = 3600.0
 # An item (the rows of one task) runs alone after this number of workers died while they had it, so that bad
 # rows kill at most three workers (test_bad_shards.py). The driver of a job is itself a task on a worker, and
@@ -182,7 +182,7 @@ class Watch:
             found = self._executor.link.members()
             for address, member in found.items():
                 if address in self.members and self.members[address].memory > member.memory:
-                    # Keep the highest memory seen, which explains a later death of the worker.
+                    # Keep the highest memory, which may explain why this worker dies later.
                     found[address] = replace(member, memory=self.members[address].memory)
             # Keep lost workers for error messages; drop them when their number exceeds present workers + 100.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
