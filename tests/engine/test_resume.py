@@ -129,7 +129,7 @@ def test_a_resume_with_another_number_of_threads_changes_no_bit(
 def test_finished_spans_of_another_level_are_used_or_recomputed(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With another number of workers, a resume would choose other spans (row ranges).
+    """A resume with another number of workers would choose other spans (row ranges).
 
     The stored ones decide.
     """
