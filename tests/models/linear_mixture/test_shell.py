@@ -44,10 +44,11 @@ def fitted(digits: SimpleNamespace) -> tuple[LinearMixtureClassifier, LinearMixt
 # -- scores ------------------------------------------------------------------------------------------------
 
 
-def test_a_classifier_has_scores(digits, fitted):
+def test_a_classifier_has_scores(digits, fitted, monkeypatch):
+    monkeypatch.setattr("scalelatent.evaluation.scoring.BATCH_ROWS", 150)
     m, _ = fitted
     x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
-    found = score_dataset(m, digits.test, ["reject", "error", "log_loss"], batch_rows=150)
+    found = score_dataset(m, digits.test, ["reject", "error", "log_loss"])
     assert list(found) == ["reject", "error", "log_loss"]
     assert found["error"] == pytest.approx(1 - m.score(digits.test))
     assert found["log_loss"] == pytest.approx(log_loss(y, m.predict_proba(x)))
@@ -62,10 +63,11 @@ def test_a_classifier_has_scores(digits, fitted):
         score_dataset(m, digits.test, ["rejects"])
 
 
-def test_a_density_has_scores(digits, fitted):
+def test_a_density_has_scores(digits, fitted, monkeypatch):
+    monkeypatch.setattr("scalelatent.models.linear_mixture.scoring.BATCH_ROWS", 150)
     _, d = fitted
     x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
-    found = score_dataset(d, digits.test, ["purity", "nmi", "log_likelihood", "accuracy"], batch_rows=150)
+    found = score_dataset(d, digits.test, ["purity", "nmi", "log_likelihood", "accuracy"])
     assert found["log_likelihood"] == pytest.approx(d.score_samples(x).mean())
     clusters = d.predict(x)
     assert found["nmi"] == pytest.approx(normalized_mutual_info_score(y, clusters))
