@@ -25,6 +25,8 @@ KIND = Kind(
     "kmeans",
     estimator="kmeans_toy.estimator:StreamedKMeans",
     parameters="kmeans_toy:PARAMETERS",
-    kernels={"kmeans_assign": dict.fromkeys(("reference", "numba", "cupy"), "kmeans_toy.model:assign")},
+    kernels={
+        "kmeans_assign": dict.fromkeys(("reference", "numba", "cupy"), "kmeans_toy.model:assign_to_centroids")
+    },
     scorer="scalelatent.evaluation.scoring:OutputScorer",
 )
