@@ -166,6 +166,17 @@ def earlier_capsule_block(
     return now + Work(uploads=1, downloads=1 if active is None else 0)
 
 
+def capsule_map_block(n: int, p: int, total_dim: int, item: int) -> Work:
+    """Return the work of one block of a map to latent means; ``item`` bytes per stored feature.
+
+    The host waits for the check of finite numbers, and for the latent means.
+    """
+    stored = float(n) * p * item
+    moved = Work(bytes=stored if item == 4 else 2 * stored + 4.0 * n * p, uploads=1, copied_bytes=stored)
+    latents = 4.0 * n * total_dim
+    return moved + product(total_dim, n, p) + Work(bytes=latents, downloads=2, copied_bytes=latents)
+
+
 # -- bootstrap networks -----------------------------------------------------------------------------------
 
 
@@ -257,12 +268,29 @@ def crbm_inference(v: int, h: int, rows: int, sweeps: int, with_pairs: bool = Fa
 
 
 def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of a step of belief propagation: each chain has ``rows`` rows and returns factors.
+    """Return the work of a step of belief propagation on a GPU, which keeps the parameters.
 
-    Launches include array expressions of CuPy. Parameters, rows and outputs are copied to or from the card.
+    Launches include array expressions of CuPy. Only rows, outputs and measurements are copied.
+    """
+    edges, units, total = v * h, v + h, chains * rows
+    parameters, factored = edges + units * (x + 1), total * (units + x) < units * x
+    out = crbm_inference(v, h, total, sweeps, with_pairs=True)
+    out += Work(launches=14 + 4 * chains if factored else 12 + 6 * chains, uploads=3, downloads=1)
+    products = 4.0 * total * (x * units + edges)
+    gradients = 8.0 * chains * (edges if factored else parameters)
+    read = 4.0 * chains * x * units + gradients + 8.0 * (edges + parameters)
+    blocks = math.ceil(edges / 512) + math.ceil(units / 512) if factored else math.ceil(parameters / 512)
+    copied = total * (4.0 * x + v) + 4 * (chains + 1) + 4 * (3 * total + 1 + blocks)
+    return out + Work(flops=products, bytes=read, copied_bytes=copied)
+
+
+def crbm_host_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
+    """Return the work of a step that the host takes, as for several workers: each chain returns factors.
+
+    Parameters, rows and outputs are copied to or from the card. The work of the host is not included.
     """
     out = crbm_inference(v, h, chains * rows, sweeps, with_pairs=True)
-    out += Work(launches=13 + 4 * chains - out.launches, uploads=5, downloads=3)
+    out += Work(launches=13 + 4 * chains - out.launches, uploads=4, downloads=3)
     parameters, units = v * h + (v + h) * (x + 1), v + h
     products = 2.0 * chains * rows * (x * units + 2 * v * h)
     read = 4.0 * chains * (x * units + v * h)
@@ -271,9 +299,9 @@ def crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Wo
 
 
 def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of :func:`crbm_step` at commit 74c93446: one chain after the other."""
-    alone = crbm_step(v, h, x, 1, rows, sweeps)
-    return (alone + Work(launches=42 - alone.launches, downloads=1)) * chains
+    """Return the work of the same step at commit 74c93446: by the host, one chain after the other."""
+    alone = crbm_host_step(v, h, x, 1, rows, sweeps)
+    return (alone + Work(launches=42 - alone.launches, uploads=1, downloads=1)) * chains
 
 
 # -- compositional networks -------------------------------------------------------------------------------
@@ -306,8 +334,8 @@ def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weigh
     return hcn_sweep(chains, images, pixels, places, weights) + more
 
 
-def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
-    """Return the work of ``hcn_decode`` with evidence, orders and beliefs on the card."""
+def hcn_decode_images(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
+    """Return the work of ``hcn_decode_images`` with evidence, orders and beliefs on the card."""
     read = 4.0 * (images * (pixels * 2 + 2 * places) + weights) + 4.0 * sweeps * images * room
     return Work(bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
@@ -317,7 +345,7 @@ def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int,
 TREE_SECONDS, SHARED_TREE_SECONDS = 2e-6, 1e-6
 
 
-VISIT_BYTES = 2**31  # as in models/hcn/model/kept_messages.py
+KERNEL_CALL_BYTES = 2**31  # as in models/hcn/model/stored_messages.py
 
 
 def hcn_visit(
@@ -329,7 +357,7 @@ def hcn_visit(
     ``lines`` is the height of a feature.
     """
     arrays = 4 * images * places + 4 * weights + images * (4 * room + pixels * lines)  # s, w, messages, held
-    together = max(1, VISIT_BYTES // arrays)
+    together = max(1, KERNEL_CALL_BYTES // arrays)
     if leaves > together:
         whole = hcn_visit(together, images, pixels, places, weights, room, lines) * (leaves // together)
         rest = leaves % together
@@ -445,6 +473,9 @@ EXAMPLES: dict[str, Make] = {
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: capsule_block(*_CAPSULE, on_card=True) + _KEPT_ROWS,
+    "capsule map, D = 20, block of 65,536 uint8 rows": lambda: rows_ahead(
+        capsule_map_block(65_536, 784, 20, 1), _CAPSULE_BYTES
+    ),
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
@@ -473,6 +504,9 @@ EARLIER: dict[str, Make] = {
     "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_mixture_leaf(*_MIXTURE),
     "capsule, D = 20, block of 65,536 uint8 rows": lambda: rows_before(
         capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+    ),
+    "capsule map, D = 20, block of 65,536 uint8 rows": lambda: rows_before(
+        capsule_map_block(65_536, 784, 20, 1), _CAPSULE_BYTES
     ),
     "linear mixture, leaf, rows of the host": lambda: rows_before(
         linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES

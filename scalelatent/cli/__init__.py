@@ -86,7 +86,7 @@ def _options(
         bool, typer.Option("--debug", help="Show the traceback of an error; may also follow the verb.")
     ] = False,
 ) -> None:
-    pass  # `_version` and `strip_debug` process the two options earlier
+    pass  # `_version` prints the version; `main` removes --debug from the arguments before typer reads them
 
 
 @app.command()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from scalelatent.data.dataset import Dataset
 
-_SHOWN = 12  # maximum number of classes or feature names that a command prints
+_MAX_SHOWN = 12  # maximum number of classes or feature names that a command prints
 
 app = VerbGroup(help="Import, generate, show and change datasets.")
 
@@ -220,8 +220,8 @@ def print_dataset(dataset: Dataset, as_json: bool) -> None:
     """Print the description of a dataset."""
     values = describe_dataset(dataset)
     for key in () if as_json else ("feature_names", "classes"):
-        if len(found := values[key] or ()) > _SHOWN:
-            values[key] = [*found[:_SHOWN], f"… ({len(found):,} in all)"]
+        if len(found := values[key] or ()) > _MAX_SHOWN:
+            values[key] = [*found[:_MAX_SHOWN], f"… ({len(found):,} in all)"]
     print_result(values, as_json, title=str(dataset.url))
 
 

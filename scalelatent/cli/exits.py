@@ -55,10 +55,10 @@ def exits_with_one_line(as_json: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        _end(format_error(error) or "stopped", error, INTERRUPTED, as_json)
+        _print_and_exit(format_error(error) or "stopped", error, INTERRUPTED, as_json)
     except ScalelatentError as error:
         _raise_if_debugged(error)
-        _end(format_error(error), error, REFUSED, as_json, hint=_join_notes(error))
+        _print_and_exit(format_error(error), error, REFUSED, as_json, hint=_join_notes(error))
     except Exception as error:
         if is_usage(error) or isinstance(error, typer.Exit | typer.Abort):
             raise
@@ -103,7 +103,7 @@ def _join_notes(error: BaseException) -> str | None:
     return " ".join(getattr(error, "__notes__", [])) or None
 
 
-def _end(message: str, error: BaseException, code: int, as_json: bool, **more: str | None) -> None:
+def _print_and_exit(message: str, error: BaseException, code: int, as_json: bool, **more: str | None) -> None:
     _print(message, type(error).__name__, code, as_json, **more)
     raise typer.Exit(code) from None
 
@@ -138,7 +138,7 @@ def _end_unexpected(error: Exception, as_json: bool) -> None:
     else:
         code, hint = UNEXPECTED, "report this error with the traceback"
         text = f"unexpected error in {_find_own_line(error)}: {type(error).__name__}: {format_error(error)}"
-    _end(f"{text}; {hint}; {where}", error, code, as_json, hint=hint, traceback=file)
+    _print_and_exit(f"{text}; {hint}; {where}", error, code, as_json, hint=hint, traceback=file)
 
 
 def _find_own_line(error: BaseException) -> str:
@@ -170,7 +170,7 @@ def _write_traceback(error: BaseException) -> str | None:
 
 
 def _traceback_folders() -> Iterator[Path]:
-    with suppress(RuntimeError):  # a user without a home
+    with suppress(RuntimeError):  # a user without a home folder
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "scalelatent"
     yield Path(tempfile.gettempdir())
 
@@ -179,7 +179,7 @@ def _is_pipe_closed() -> bool:
     """Return whether the reader of standard output or error has ended; discard later output."""
     gone = False
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or no file
+        with suppress(OSError, ValueError):  # the stream is closed, or is not a file
             ends = select.poll()
             ends.register(stream.fileno(), 0)
             if any(event & select.POLLERR for _, event in ends.poll(0)):

@@ -46,7 +46,7 @@ class ImportFlags(NamedTuple):
     json: Json = False
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of all importers."""
+        """Return the keyword arguments of all import functions: shuffle and overwrite."""
         return {"shuffle": self.shuffle, "overwrite": self.overwrite}
 
 

@@ -40,7 +40,7 @@ class MakeFlags(NamedTuple):
 
 
 class CorruptionFlags(NamedTuple):
-    """Options of all corruptions: the images, where the clean images go, and how datasets are written."""
+    """Options of all corruptions: the base images, the location of the clean images, how to write both."""
 
     base: Annotated[
         str, typer.Option(help="A dataset of grey images, such as MNIST; or scikit-learn's digits.")

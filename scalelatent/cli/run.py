@@ -131,7 +131,8 @@ def _run(
     where = job.job.out if folder is None else folder.url
     if folder is None:
         RunFolder.unused(where)
-        with announces_compilation(announced) as unprinted:  # the fit announces its own compilations
+        # Announce the kernels that the plan compiles; `ProgressDisplay` announces those of the fit.
+        with announces_compilation(announced) as unprinted:
             needs = plan_job(job, print_line=print_line)
         announced = not unprinted
         for line in plan_lines(needs):

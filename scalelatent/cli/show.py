@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Whole numbers that are identifiers, printed without thousands separators.
+# Names of whole numbers that are identifiers and are printed without thousands separators.
 IDENTIFIER_NAMES = ("seed", "pid", "random_state")
 _SHARE_NAMES = ("error", "accuracy", "nmi", "purity", "f1_macro", "converged")
 PERCENT_NAMES = tuple(f"{name}{part}" for name in _SHARE_NAMES for part in ("", "_mean", "_spread"))
@@ -58,7 +58,7 @@ class TlsFiles(NamedTuple):
         return make_security(*self)
 
     def settings(self) -> list[str]:
-        """Return the files as settings of a job."""
+        """Return the files as settings of a job, ``section.key=value``."""
         return [f'cluster.tls_{name}="{file}"' for name, file in self._asdict().items() if file is not None]
 
 
@@ -121,7 +121,7 @@ class SchedulerOptions(NamedTuple):
 
     @property
     def tls_files(self) -> TlsFiles:
-        """Certificate files for the scheduler."""
+        """Certificate files for the connection to the scheduler."""
         return TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
 
     def security(self) -> Security | None:
@@ -129,7 +129,7 @@ class SchedulerOptions(NamedTuple):
         return self.tls_files.security()
 
     def client(self) -> AbstractContextManager[Any]:
-        """Return a client of the scheduler as a context; the context yields None without a scheduler."""
+        """Return a context manager that yields a client of the scheduler, or None without a scheduler."""
         from scalelatent.deploy.connection import open_client
 
         address = self.address
@@ -173,9 +173,9 @@ def print_line(message: str) -> None:
 
 @contextmanager
 def announces_compilation(announced: bool = False) -> Iterator[list[str]]:
-    """Print a line at the first compilation of a kernel, if not announced before; also a decorator.
+    """Print a line when the first kernel is compiled in the block, unless ``announced``; also a decorator.
 
-    The context yields the lines that were not printed.
+    Yield a list that is empty once the line is printed, so that the caller does not announce it again.
     """
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.compile_observers import observe_compilation

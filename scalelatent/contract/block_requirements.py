@@ -9,17 +9,17 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Rule that makes the input rows of a model by random corruption of its target rows.
+    """Rule that corrupts target rows (zeros and ones) at random; a model gets them as its input rows.
 
-    The result depends only on (seed, stage, epoch, row).
+    The result depends only on ``seed``, ``stage``, the epoch and the index of the row.
     """
 
-    kind: str  # 'flip' inverts random outputs; 'occlude' sets a patch at a random position to 0
-    rate: float = 0.0  # 'flip': share of each row's outputs to invert; their number is rounded, not random
-    size: tuple[int, int] = (0, 0)  # 'occlude': height and width of the patch, which is within the image
-    shape: tuple[int, int] = (0, 0)  # 'occlude': height and width of the image in a row
+    kind: str  # 'flip' inverts values at random positions; 'occlude' sets a random patch of an image to 0
+    rate: float = 0.0  # 'flip': share of the values of a row to invert; each row has the same number
+    size: tuple[int, int] = (0, 0)  # 'occlude': height and width of the patch, always inside the image
+    shape: tuple[int, int] = (0, 0)  # 'occlude': height and width of the image that a row contains
     seed: int = 0
-    stage: str = "corruption"  # name of the random stream: training and validation rows have different ones
+    stage: str = "corruption"  # name of the random stream; training and validation use different names
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Targets:
     Attributes
     ----------
     source : {'y', 'x'}
-        'y' uses the outputs of the dataset. 'x' uses its rows as outputs; ``Block.x`` is then the uint8
-        outputs after ``corruption``, or (rows, 0) without a corruption (an RBM without inputs).
+        'y': the outputs are the targets of the dataset. 'x': the outputs are its rows, and ``Block.x`` is the
+        uint8 copy of the outputs after ``corruption``, or empty, shape (rows, 0), without a corruption.
     corruption : Corruption or None
         Corruption of the outputs into inputs; only for source 'x'.
     """
@@ -56,19 +56,21 @@ class BlockRequirements:
 
     csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
     targets: Targets | None = None  # read outputs instead of class codes
-    labels: bool = False  # the row map is a :class:`~.learners.LabelMap`, which computes its output's labels
+    labels: bool = False  # True for a :class:`~.learners.LabelMap`, a row map that also computes labels
     block_rows: int | None = None  # rows of a block, unless the user sets another number for a reduction
-    # The engine makes up to 16 leaves (groups of consecutive blocks whose statistics are merged in order) as
-    # long as merging takes at most this share of the computing time, instead of 0.02.
+    # Largest share of the computing time for merging the statistics of leaves (groups of consecutive blocks).
+    # If it is set, the engine makes at most 16 leaves; if it is None, the share is 0.02.
     merge_share: float | None = None
     # Memory that a computation needs in addition to its block and statistic: (bytes per thread, bytes per row
     # of the block or chain). If it is None, `plan` estimates both numbers from the size of the statistic.
     scratch: tuple[int, int] | None = None
     # The label -1 marks a row without a class, unless -1 is one of the classes; its class code is -1.
     unlabelled: bool = False
-    reads_on_gpu: bool = False  # ``Block.x`` may be on the GPU, which keeps rows between passes
+    # The rows of the next block are copied to the GPU while the GPU computes; ``backend.asarray`` returns the
+    # copy. In a pass, ``Block.x`` may be on the GPU, which keeps rows between passes.
+    reads_on_gpu: bool = False
 
     @property
     def form(self) -> tuple[bool, Targets | None, bool]:
-        """Requirements that change the contents of blocks; learners with equal values share their blocks."""
+        """Requirements that change what blocks contain; readers with equal values can share cached rows."""
         return self.csr, self.targets, self.unlabelled

@@ -1,4 +1,4 @@
-"""Find values that are not finite or too large for float32, and describe them for error messages."""
+"""Find values that are NaN, infinite or too large for float32, and describe them for error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scalelatent.kernels.sparse_rows import CsrRows
 
 from .learners import Block
 
-# Names of the steps that compute with the initial weights.
+# Names of the first pass and the first minibatch step, which compute with the initial weights.
 _FIRST_STEPS = ("pass 1", "step 1")
 
 LARGEST_VALUE = 1e18
@@ -17,7 +17,7 @@ LARGEST_VALUE = 1e18
 
 
 def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
-    """Describe the first value of a block that is not finite or above ``largest``; None if there is none."""
+    """Describe the first value that is NaN, infinite or has a magnitude above ``largest``, or return None."""
     x = block.x
     if x.dtype.kind != "f" and (largest == np.inf or x.dtype.kind not in "iu"):
         return None
@@ -41,14 +41,14 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
 
 
 def find_too_large(block: Block) -> str | None:
-    """Describe the first value that is NaN, infinite or beyond ``LARGEST_VALUE``, or return None.
+    """Describe the first value that is NaN, infinite or has a magnitude above LARGEST_VALUE; else None.
 
-    Without such a value, the check usually costs one product of the values with themselves.
+    For floats, a sum of all squares comes first, which is fast; values are checked only if it is too large.
     """
     x = block.x.data if isinstance(block.x, CsrRows) else block.x
     if x.dtype.kind not in "fiu" or not isinstance(x, np.ndarray):
         return None
-    if x.dtype.kind != "f":  # only 8-byte integers can exceed the limit, and their squares overflow
+    if x.dtype.kind != "f":  # smaller integers are within the limit; squares of 8-byte integers overflow
         fits = x.dtype.itemsize < 8 or not x.size or max(-int(x.min()), int(x.max())) <= LARGEST_VALUE
         return None if fits else find_nonfinite(block, LARGEST_VALUE)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -57,7 +57,7 @@ def find_too_large(block: Block) -> str | None:
 
 
 def make_divergence_error(members: list[int], when: str, advice: str) -> DivergenceError:
-    """Return the error for a fit whose objective is no longer finite; ``advice`` is the user's next step."""
+    """Return the error for models ``members`` whose log-loss is not finite in the pass or step ``when``."""
     if when in _FIRST_STEPS:
         why = ", with the initial weights: scale the features to about 1"
     else:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import Array, HostRows
 
-# Types that the engine passes on without reading them: a learner's state, its parameters prepared for the
-# blocks of one task, and the data that it keeps per leaf (a fixed range of rows).
+# Types that only the learner reads, not the engine: its state, its parameters prepared for the blocks of one
+# task, and the data that it stores per leaf (a fixed range of rows).
 State = TypeVar("State")
 StateIn = TypeVar("StateIn", contravariant=True)
 Prepared = TypeVar("Prepared")
@@ -230,7 +230,7 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
         """Return the bytes of one row of the output and of all intermediate results."""
 
     def fill(self, prepared: Prepared, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the output rows of a block to ``out``; yield now and then, so that the caller can stop."""
+        """Write the output rows of a block to ``out``; yield several times, so that the caller can stop."""
 
 
 class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
@@ -241,7 +241,7 @@ class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
 
     @property
     def column_group(self) -> int:
-        """Number of neighbouring output columns that are computed at once: one costs as much as all."""
+        """Number of adjacent output columns that are computed together; one column costs as much as all."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations that compute one output column of one row."""
@@ -251,7 +251,7 @@ class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
 
 
 class RowSets(Protocol):
-    """Sets of rows to copy out of a dataset, each with the same number of rows.
+    """Selections of rows of a dataset (sets with equal numbers of rows) that the engine copies in one pass.
 
     The copies are CSR rows if ``requirements`` sets ``csr``.
     """
@@ -272,10 +272,10 @@ class RowSets(Protocol):
         """Return (shape of one row as it is stored in a set, dtype)."""
 
     def rows(self, which: int) -> np.ndarray:
-        """Return the indices of a set's rows in the dataset, in ascending order."""
+        """Return the indices, in the dataset, of the rows of set number ``which``, in ascending order."""
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Return the rows ``rows`` of ``x``, converted to the format in which the set ``which`` is stored."""
+        """Return the rows ``rows`` of ``x`` in the format in which the set number ``which`` is stored."""
 
     def check(self, x: HostRows, start: int) -> None:
         """Raise a ValueError if the rows ``x``, the first of which is row ``start``, cannot be used."""
@@ -342,6 +342,24 @@ class MultiChainLearner(Protocol[PreparedIn]):
 
 
 @runtime_checkable
+class GpuStepLearner(Protocol):
+    """A :class:`MultiChainLearner` that can take whole steps on a GPU, which keeps the parameters.
+
+    Between such steps, the state may be an object that only these two methods accept. `to_host` returns the
+    state that all other methods of the learner take.
+    """
+
+    def step_on_gpu(self, state: Any, blocks: Sequence[Block], n_rows: int, backend: Backend) -> Any | None:
+        """Return the state after a step of all chains, bitwise identical to that of `run_chain` and `step`.
+
+        The old state does not change. Return None if these rows or settings need `run_chain` and `step`.
+        """
+
+    def to_host(self, state: Any) -> Any:
+        """Return the state with all arrays on the host."""
+
+
+@runtime_checkable
 class ValidatedLearner(StepLearner[State, PreparedOut], Protocol[State, PreparedOut]):
     """A learner by minibatches that also measures held-out rows in validation passes."""
 
@@ -355,27 +373,27 @@ class ValidatedLearner(StepLearner[State, PreparedOut], Protocol[State, Prepared
         """
 
 
-class LeafLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, Kept]):
-    """A learner that keeps some data for each *leaf*, a fixed range of rows; a step takes several leaves."""
+class StoredRangeLearner(ValidatedLearner[State, Prepared], Protocol[State, Prepared, Kept]):
+    """A learner that stores data for each fixed range of rows (a *leaf*); a step visits several ranges."""
 
     def visit(self, prepared: Prepared, block: Block, kept: Kept | None) -> Kept:
-        """Compute and return the data to store for a leaf (a fixed range of rows), as a tree of arrays.
+        """Return the data to store for a fixed range of rows: arrays in dicts, lists or tuples.
 
-        ``kept`` is the leaf's data from the previous epoch, or None at the first visit.
+        ``kept`` is the stored data of this range from the previous epoch, or None at the first visit.
         """
 
     def exchange(self, prepared: Prepared, kept: Kept | None, new: Kept, stats: Stats) -> None:
-        """Add to ``stats`` the contribution of a leaf's data ``new`` minus that of its old data ``kept``."""
+        """Add to ``stats`` the contribution of a range's data ``new`` minus that of its old data ``kept``."""
 
 
 @runtime_checkable
-class MultiLeafLearner(Protocol[PreparedIn, Kept]):
-    """A :class:`LeafLearner` that can process several leaves (fixed ranges of rows) in one call, for GPUs."""
+class MultiRangeLearner(Protocol[PreparedIn, Kept]):
+    """A :class:`StoredRangeLearner` that can visit several ranges of rows (leaves) in one call, for GPUs."""
 
     def visit_leaves(
         self, prepared: PreparedIn, blocks: Sequence[Block], kept: Sequence[Kept | None]
     ) -> list[Kept]:
-        """Return the data to store for each block, bitwise identical to results of `LeafLearner.visit`."""
+        """Return the data to store for the rows of each block, bitwise identical to those of `visit`."""
 
 
 Work = BatchLearner | StepLearner | Mapping[str, Reduction]

@@ -45,7 +45,7 @@ class Allowed(Protocol):
 class Number:
     """Rule that allows a finite number within bounds, or one of the values ``also``.
 
-    ``give`` is the advice in the error message.
+    ``give`` is the advice in the error message for any other value, such as "give a number above 0".
     """
 
     give: str = "give a finite number"
@@ -82,11 +82,11 @@ class Whole:
 
 @dataclass(frozen=True)
 class Choice:
-    """Rule that allows one of several names; None is allowed only if it is one of ``values``."""
+    """Rule that allows the names ``values``, one of which may be None, and the names ``silent``."""
 
     values: tuple[str | None, ...]
     silent: tuple[str, ...] = ()
-    """Allowed values for tests, which messages do not list."""
+    """Allowed values that only tests use, so error messages do not list them."""
 
     def refusal(self, value: object) -> str:
         if (value is None or isinstance(value, str)) and value in self.values + self.silent:
@@ -109,7 +109,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Items:
-    """Rule that allows a non-empty list of items that the rule ``item`` allows, or one item with ``one``."""
+    """Rule that allows a non-empty list of items that ``item`` allows; ``one`` also allows a single item."""
 
     item: Allowed
     give: str
@@ -139,7 +139,7 @@ class Satisfies:
 
 @dataclass(frozen=True)
 class Anything:
-    """Rule that allows any value; the fit checks the value later, when it knows the rows."""
+    """Rule that allows any value; the fit checks the value when it has the rows."""
 
     def refusal(self, value: object) -> str:
         return ""
@@ -153,11 +153,11 @@ class Parameter:
     default: object
     allowed: Allowed
     doc: str  # one line of help for job files
-    decides: bool = True  # a resumed fit must have the same value
-    changes_on_resume: bool = False  # a resumed fit may use another value from then on
-    searched: bool = True  # candidates of a search may have different values
-    # True for a parameter that was added later, so that some run folders do not contain it; their runs used
-    # the default.
+    decides: bool = True  # the value changes the result, so a resumed fit must have the same one
+    changes_on_resume: bool = False  # a resumed fit may continue with another value
+    searched: bool = True  # a hyperparameter search may try several values
+    # True for a parameter that was added to the model later. Run folders of earlier versions do not contain
+    # it, and their fits behaved as with its default.
     later: bool = False
 
     def check(self, value: object) -> None:
@@ -173,8 +173,8 @@ class Parameters:
     entries: tuple[Parameter, ...]
     # Each function receives a model and raises a ValueError for a combination of values that is not allowed.
     rules: tuple[Callable[[Any], None], ...] = ()
-    # Former parameters and their defaults. An old job or saved model that still sets one of them is accepted
-    # if the value is the default.
+    # Parameters of earlier versions, with their defaults. A job or saved model that sets one of them is
+    # accepted if the value is the default.
     removed: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Parameter]:

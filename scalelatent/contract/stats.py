@@ -11,7 +11,7 @@ import numpy as np
 
 
 def merge_vectors(vectors: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
-    """Return one vector: the sum of the first ``size`` numbers of all vectors, then their other numbers."""
+    """Return the sum of the first ``size`` numbers of the vectors, then the concatenation of the rest."""
     if len(vectors) == 1:
         return vectors[0]
     size = len(vectors[0]) if size is None else size
@@ -45,7 +45,7 @@ class Layout:
 
     @cached_property
     def columns(self) -> dict[str, slice]:
-        """Map from the name of each field of a row record to its columns in the array of all records."""
+        """Map from the name of each row field to its columns in the array of all records of rows."""
         out, start = {}, 0
         for name, width in self.row_fields:
             out[name] = slice(start, start + width)
@@ -54,26 +54,26 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """Number of float64 numbers of the statistic that are summed; it excludes the records of rows."""
+        """Number of float64 numbers in the summed fields, without the records (some numbers per row)."""
         return sum(prod(shape) for _, shape in self.fields)
 
     @property
     def row_width(self) -> int:
-        """Number of float64 numbers in the record of one row."""
+        """Number of float64 numbers that a learner returns for each row (the record of the row)."""
         return sum(width for _, width in self.row_fields)
 
     def length(self, n_rows: int = 0) -> int:
-        """Return the length of the vector with the records of ``n_rows`` rows."""
+        """Return the length of a statistic's vector with the records (numbers per row) of ``n_rows`` rows."""
         return self.size + n_rows * self.row_width
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the summed part of one statistic, without the records of rows."""
+        """Bytes of the summed fields of one statistic, without the records (some numbers per row)."""
         return 8 * self.size
 
 
 class Stats:
-    """An additive statistic: a float64 vector whose named fields are views of the vector."""
+    """A statistic that is summed over rows: a float64 vector whose named fields are views of the vector."""
 
     __slots__ = ("layout", "vector")
 
@@ -91,11 +91,11 @@ class Stats:
 
     @classmethod
     def zeros(cls, layout: Layout, n_rows: int = 0) -> Stats:
-        """Return a statistic of zeros, with space for the records of ``n_rows`` rows."""
+        """Return a statistic of zeros, with space for the records (numbers per row) of ``n_rows`` rows."""
         return cls(layout, np.zeros(layout.length(n_rows)))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return a view of one field in its shape; a row field has shape (rows, width)."""
+        """Return a view of a field in its shape; a field of row records has shape (rows, width)."""
         columns = self.layout.columns.get(name)
         if columns is not None:
             return self.vector[self.layout.size :].reshape(-1, self.layout.row_width)[:, columns]
@@ -103,11 +103,11 @@ class Stats:
         return self.vector[place].reshape(shape)
 
     def merge(self, other: Stats) -> Stats:
-        """Return the sum of two statistics with the row records of both; neither is changed."""
+        """Return the sum of two statistics, followed by the records (numbers per row) of the rows of both."""
         return Stats(self.layout, merge_vectors([self.vector, other.vector], self.layout.size))
 
     def scale(self, factor: float) -> Stats:
-        """Return the statistic multiplied by ``factor``, without the records of rows."""
+        """Return the summed fields multiplied by ``factor``, without the records (some numbers per row)."""
         return Stats(self.layout, self.vector[: self.layout.size] * factor)
 
     def __reduce__(self) -> tuple[object, ...]:

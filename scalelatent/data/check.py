@@ -15,7 +15,7 @@ from scalelatent.errors import DataError, ShardError
 from scalelatent.storage.disk import Location, locate
 
 from .checksums import check_digests, read_digests, shard_digest
-from .read.stored import open_group, own_columns, read_attrs, unfinished
+from .read.stored import make_unfinished_error, open_group, own_columns, read_attrs
 from .schema import DatasetAttrs
 from .write.batches import MAX_THREADS, map_in_order
 
@@ -193,7 +193,7 @@ def check_dataset(
 def _parts(location: Location) -> tuple[list[_CheckedPart], DatasetAttrs]:
     attrs = read_attrs(location)
     if not attrs.complete:
-        raise unfinished(location, attrs)
+        raise make_unfinished_error(location, attrs)
     parts = [_CheckedPart(location, 0)]
     for segment in (attrs.segments or [])[1:]:
         folder = location.at(segment["path"])

@@ -96,7 +96,7 @@ class DatasetColumns:
         return distinct
 
     def cached_codes(self, key: object, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the cached class codes of `key`; without cached codes, call `make` and cache its result."""
+        """Return the class codes that are cached for `key`; without them, cache the result of `make()`."""
         cached = self.__dict__.get("_codes")
         if cached is None or cached[0] != key:
             cached = self.__dict__["_codes"] = (key, make())
@@ -107,7 +107,7 @@ class DatasetColumns:
         """Fingerprint of stored columns; empty for columns in memory."""
         return "" if self.attrs is None or self.attrs.fingerprint is None else self.attrs.fingerprint
 
-    def _changed(self, **values: object) -> DatasetColumns:
+    def _copy_with(self, **values: object) -> DatasetColumns:
         """Return a copy with the attributes in `values`, without cached classes and class codes."""
         other = copy.copy(self)
         other.__dict__.pop("classes", None)
@@ -115,18 +115,18 @@ class DatasetColumns:
         other.__dict__.update(values)
         return other
 
-    def reweighted(self, weight: RowSource) -> DatasetColumns:
-        """Return the same columns with new weights in memory, which other processes cannot open."""
+    def with_weight(self, weight: RowSource) -> DatasetColumns:
+        """Return the same columns with new weights; weights in memory cannot be opened by other processes."""
         own_classes = {"classes": self.classes} if "classes" in self.__dict__ else {}
-        return self._changed(weight=weight, shared=False, weight_is_own=True, **own_classes)
+        return self._copy_with(weight=weight, shared=False, weight_is_own=True, **own_classes)
 
     def with_target(self, target: PairedRows) -> DatasetColumns:
         """Return the same columns with the rows of another dataset as `y`."""
-        return self._changed(y=target, shared=self.shared and target.dataset.is_stored)
+        return self._copy_with(y=target, shared=self.shared and target.dataset.is_stored)
 
     def without_y(self) -> DatasetColumns:
         """Return the same columns without `y`."""
-        return self._changed(y=None, y_is_dropped=True)
+        return self._copy_with(y=None, y_is_dropped=True)
 
     def require_y(self, name: str) -> RowSource:
         """Return the row source of `y`; without `y` raise a `DataError` that calls the dataset `name`."""

@@ -39,7 +39,7 @@ def create_csr(
     group_rows: int,
     compressor: str | None,
 ) -> None:
-    """Create the CSR column `name` without rows: attributes, and the table of entries per row group."""
+    """Create the CSR column `name` without rows: its attributes and the table of entries per row group."""
     auto = compressor == "auto"
     kinds = {
         "data": (None if dtype.kind == "f" else "lz4") if auto else compressor,
@@ -78,7 +78,7 @@ class _Column:
 
     @property
     def packing(self) -> str:
-        """Text that identifies the form of storage: rows per row group and compressor of each array."""
+        """Text of row group size and compressors; it changes if other software repacks the rows."""
         return "/".join([str(self.group_rows), *(str(self.compressors[part]) for part in _PARTS)])
 
     def bounds(self, number: int) -> tuple[int, int]:
@@ -116,8 +116,8 @@ class CsrGroups(_Column):
         self._location.write(f"{folder}/zarr.json", GROUP_JSON)
         self.crcs[number] = crcs
 
-    def write_counts(self, counts: list[int]) -> None:
-        """Write the number of entries of each row group, after all row groups are written."""
+    def write_entry_counts(self, counts: list[int]) -> None:
+        """Write the number of stored entries of each row group, after all row groups are written."""
         self._group["nnz"][...] = np.array(counts, dtype=np.int64)
 
     def keys(self, number: int, nnz: int) -> list[str]:
@@ -236,7 +236,7 @@ class StoredCsr(_Column, StoredColumn):
         a, b = int(pointers[0]), int(pointers[-1])
         whole = stop - start == last - first
         if not (0 <= a <= b <= nnz) or (whole and (a, b) != (0, nnz)) or (np.diff(pointers) < 0).any():
-            words = f"the row pointers of {self._where(number)} do not fit its {nnz} entries"
+            words = f"the row pointers of {self._name_row_group(number)} do not fit its {nnz} entries"
             raise ShardError(
                 f"dataset {self._location.url}: {words}. {self._repair}",
                 self._location.name_of(f"{self.name}/{number:06d}"),
@@ -248,7 +248,7 @@ class StoredCsr(_Column, StoredColumn):
             data, indices = np.zeros(0, self.dtype), np.zeros(0, csr.index_dtype(self.shape[1]))
         return csr.csr_of(data, indices, pointers - a, self.shape[1])
 
-    def _where(self, number: int) -> str:
+    def _name_row_group(self, number: int) -> str:
         first, last = self.bounds(number)
         return f"row group {self.name}/{number:06d}, rows {first}:{last} of '{self.name}'"
 
@@ -258,7 +258,7 @@ class StoredCsr(_Column, StoredColumn):
         length = last - first + 1 if part == 2 else int(self._counts[number])
         path = f"{self.name}/{number:06d}/{_PARTS[part]}"
         reader = self._templates()[part].sibling(
-            path, length, _chunk(length), self._where(number), (first, last)
+            path, length, _chunk(length), self._name_row_group(number), (first, last)
         )
         if self._crcs is not None:
             at = 3 * number + part
@@ -266,7 +266,7 @@ class StoredCsr(_Column, StoredColumn):
         return reader
 
     def _templates(self) -> tuple[StoredRows, ...]:
-        """Return readers of values, indices and pointers, which `_reader` copies for each row group."""
+        """Return readers of values, indices and row pointers; `_reader` copies them for each row group."""
         with self._lock:
             if self._readers is None:
                 dtypes = (self.dtype, csr.index_dtype(self.shape[1]), np.dtype(np.int64))
@@ -315,11 +315,11 @@ def shard_bytes(values: np.ndarray, chunk: int, compressor: str | None) -> bytes
         piece = np.ascontiguousarray(values[first : first + chunk])
         if len(piece) < chunk:
             piece = np.concatenate([piece, np.zeros(chunk - len(piece), piece.dtype)])
-        body = _summed(_pack(piece, compressor))
+        body = _append_checksum(_pack(piece, compressor))
         parts.append(body)
         places += [at, len(body)]
         at += len(body)
-    return b"".join([*parts, _summed(np.array(places, "<u8").tobytes())])
+    return b"".join([*parts, _append_checksum(np.array(places, "<u8").tobytes())])
 
 
 def _pack(piece: np.ndarray, compressor: str | None) -> bytes:
@@ -335,5 +335,5 @@ def _pack(piece: np.ndarray, compressor: str | None) -> bytes:
     return bytes(numcodecs.blosc.Blosc(cname="lz4", clevel=5, shuffle=shuffle).encode(little))
 
 
-def _summed(body: bytes) -> bytes:
+def _append_checksum(body: bytes) -> bytes:
     return body + crc32c.crc32c(body).to_bytes(4, "little")

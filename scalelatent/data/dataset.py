@@ -351,19 +351,19 @@ class Dataset:
         return Dataset(self._columns, self._start + start, self._start + stop)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
-        """Split the rows `start:stop` at the borders of chunks; return one range for arrays in memory."""
+        """Split rows into ranges (start, stop) at edges of stored chunks; one range for rows in memory."""
         stop = self.n_rows if stop is None else stop
-        a, b = self._rows(start, stop)
+        a, b = self._to_source_rows(start, stop)
         return [(u - self._start, v - self._start) for u, v in self._columns.x.pieces(a, b)]
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Row range (start, stop) of this slice in the stored dataset at `url` or in the original arrays."""
+        """Range (start, stop) of the rows of this slice in the whole stored dataset or the whole arrays."""
         return self._start, self._stop
 
     def shards(self, start: int, stop: int) -> list[tuple[str, int, int]]:
         """Return (file, first row, one past the last row) of each shard of rows `start:stop`."""
-        return self._columns.x.shards(*self._rows(start, stop))
+        return self._columns.x.shards(*self._to_source_rows(start, stop))
 
     def read_x(self, start: int, stop: int) -> DenseOrCsr:
         """Return the rows `start:stop`, each flattened to one axis.
@@ -384,7 +384,7 @@ class Dataset:
         DataError
             If a shard is missing or damaged; the message names its file and rows.
         """
-        a, b = self._rows(start, stop)
+        a, b = self._to_source_rows(start, stop)
         rows = self._columns.x.read(a, b)
         return rows if self.is_sparse else rows.reshape(b - a, self.n_features)
 
@@ -406,7 +406,7 @@ class Dataset:
         DataError
             If there is no `y`, or its file is missing or damaged.
         """
-        return self._columns.read_y(*self._rows(start, stop), self._name())
+        return self._columns.read_y(*self._to_source_rows(start, stop), self._name())
 
     def read_codes(
         self, start: int, stop: int, classes: np.ndarray | None = None, *, unlabelled: bool = False
@@ -415,7 +415,7 @@ class Dataset:
 
         A label outside `classes` raises a DataError; `unlabelled` maps the label -1 to the index -1 instead.
         """
-        rows, whole = self._rows(start, stop), (self._start, self._stop)
+        rows, whole = self._to_source_rows(start, stop), (self._start, self._stop)
         return self._columns.read_codes(rows, classes, self._name(), whole, unlabelled)
 
     def read_targets(self, start: int, stop: int) -> np.ndarray:
@@ -424,7 +424,7 @@ class Dataset:
         The outputs are targets, multi-labels, or the rows that `with_target` paired. The result may be a view
         of arrays in memory; do not write to the result.
         """
-        return self._columns.read_targets(*self._rows(start, stop), self._name())
+        return self._columns.read_targets(*self._to_source_rows(start, stop), self._name())
 
     def read_binary(self, start: int, stop: int) -> np.ndarray:
         """Return the rows `start:stop` as zeros and ones, uint8 (stop - start, n_features)."""
@@ -432,7 +432,7 @@ class Dataset:
 
     def read_weight(self, start: int, stop: int) -> np.ndarray | None:
         """Return the weights of the rows `start:stop`, float64, or None if the rows have no weights."""
-        a, b = self._rows(start, stop)
+        a, b = self._to_source_rows(start, stop)
         return None if self._columns.weight is None else self._columns.weight.read(a, b)
 
     def y_options(self) -> schema.OutputOptions:
@@ -443,7 +443,7 @@ class Dataset:
         """Return rows (a dask array) and labels (or None); return None if the rows are no dask array."""
         if not isinstance(self._columns.x, DaskRows):
             return None
-        a, b = self._rows(start, stop)
+        a, b = self._to_source_rows(start, stop)
         y = self._columns.y
         if isinstance(y, PairedRows):
             found = y.slice_rows(a, b).lazy(0, b - a)
@@ -459,7 +459,7 @@ class Dataset:
     def with_weight(self, weight: WeightsLike) -> Dataset:
         """Return the same rows with new weights (n_rows,), which stay in memory."""
         weights = schema.check_weight(weight, self.n_rows, "weight")
-        return Dataset(self._columns.reweighted(OffsetColumn(weights, self._start)), self._start, self._stop)
+        return Dataset(self._columns.with_weight(OffsetColumn(weights, self._start)), self._start, self._stop)
 
     def with_target(self, target: Dataset) -> Dataset:
         """Return the same rows with row i of `target` as the outputs of row i; nothing is copied.
@@ -516,7 +516,7 @@ class Dataset:
         return hashlib.sha256(f"{own} target {other}".encode()).hexdigest()
 
     def _own_fingerprint(self) -> str:
-        """Return the fingerprint without the rows of a paired dataset."""
+        """Return the fingerprint without the rows of the dataset that `with_target` paired with this one."""
         whole = self._columns.fingerprint
         if self._columns.attrs is None:
             return _hash_rows(self)
@@ -641,7 +641,8 @@ class Dataset:
     def _name(self) -> str:
         return f"dataset {self.url}" if self.url else "the dataset"
 
-    def _rows(self, start: int, stop: int) -> tuple[int, int]:
+    def _to_source_rows(self, start: int, stop: int) -> tuple[int, int]:
+        """Convert rows of this slice to rows of the whole dataset; raise an IndexError for rows outside."""
         if not 0 <= start <= stop <= self.n_rows:
             raise IndexError(f"rows {start}:{stop} are outside of the rows 0:{self.n_rows} of {self._name()}")
         return self._start + start, self._start + stop
@@ -686,7 +687,7 @@ def open_dataset(
 
 
 def _reopen(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
-    """Return an unpickled dataset that opens at its first use; `accesses` are its storage options."""
+    """Return an unpickled dataset that is opened at its first use, with the storage options `accesses`."""
     # An error while Dask unpickles would close the connection of a worker instead of failing the task. A
     # scheduler also unpickles datasets that it only forwards, so nothing is opened here.
     ds = Dataset.__new__(Dataset)
@@ -696,7 +697,7 @@ def _reopen(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
 
 @functools.lru_cache(maxsize=16)
 def _open_cached(url: str, mark: str | None, stamp: Hashable) -> Dataset:
-    """Open a dataset once per process and per state of its metadata file (`stamp`)."""
+    """Open a dataset; return the same object until its metadata file (and so `stamp`) changes."""
     return open_dataset(locate_recorded(url, mark))
 
 

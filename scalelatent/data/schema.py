@@ -255,7 +255,7 @@ def as_labels(y: object, name: str, first_row: int = 0) -> np.ndarray:
     if labels.dtype.kind == "O":
         labels = _convert_objects(labels, name)
     elif labels.dtype.kind == "S":
-        labels = _decoded(labels, name, first_row)
+        labels = _decode_utf8(labels, name, first_row)
     if labels.dtype.kind not in "buifU":
         raise DataError(
             f"{name} has dtype {labels.dtype}; labels must be integers, floats, booleans or strings; convert "
@@ -300,7 +300,7 @@ def check_label_values(y: Any, name: str, first_row: int = 0) -> None:
     )
 
 
-def _decoded(labels: np.ndarray, name: str, first_row: int) -> np.ndarray:
+def _decode_utf8(labels: np.ndarray, name: str, first_row: int) -> np.ndarray:
     """Return labels of bytes decoded as UTF-8 strings."""
     try:
         return np.char.decode(labels, "utf-8")

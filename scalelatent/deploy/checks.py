@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 ANSWER_SECONDS = 60.0  # time limit for an answer of a worker
 SKEW_SECONDS = 1.0  # largest tolerated difference between two clocks
-LEAST_FREE_SHARE = 0.5  # a GPU with a smaller share of free memory is used by other processes
+LEAST_FREE_SHARE = 0.5  # with a smaller share of free memory, other processes seem to use the GPU
 MAX_NAMED = 3  # upper bound on the workers or texts that a finding lists
 ONE_THREAD = "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
 CUDA_EXTRA = (
@@ -345,7 +345,7 @@ def _check_threads(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"at most one worker thread per core; thread pools: {_join(sizes)}")
 
 
-def _check_limits(view: ClusterView) -> Iterator[Finding]:
+def _check_memory_limits(view: ClusterView) -> Iterator[Finding]:
     limits = view.values_of("memory_limit")
     free = [address for address, limit in limits.items() if not limit]
     if free:
@@ -370,7 +370,7 @@ def _check_limits(view: ClusterView) -> Iterator[Finding]:
         yield ok(f"{spread} per worker; the limits fit the memory of each host")
 
 
-def _check_trim(view: ClusterView) -> Iterator[Finding]:
+def _check_malloc_trim(view: ClusterView) -> Iterator[Finding]:
     untrimmed = [a for a, facts in view.workers.items() if facts["glibc"] and not facts["trim"]]
     if untrimmed:
         fix = "export MALLOC_TRIM_THRESHOLD_=65536 before the workers start, or start them with a nanny"
@@ -552,8 +552,8 @@ CHECKS = (
     Check("trust", "cluster", _check_trust),
     Check("dashboard", "cluster", _check_pages, ("scheduler",)),
     Check("threads", "cluster", _check_threads, ("host", "cores", "pools")),
-    Check("memory", "cluster", _check_limits, ("host", "machine_bytes")),
-    Check("malloc", "cluster", _check_trim, ("glibc", "trim")),
+    Check("memory", "cluster", _check_memory_limits, ("host", "machine_bytes")),
+    Check("malloc", "cluster", _check_malloc_trim, ("glibc", "trim")),
     Check("clock", "cluster", _check_clock, ("skew",)),
     Check("gpu", "cluster", _check_gpus, ("cupy", "gpus", "gpu_problem", "gpu_memory")),
     Check("numba cache", "cluster", _check_caches, ("cache_problem",)),

@@ -46,7 +46,7 @@ class Requirements:
     folder: str | None = None  # run folder, or folder of the runs
     mark: str | None = None  # name of a file in that folder, which the client has written
     device: str = "auto"
-    # Addresses by the name of their key in the job, such as ``[data] train``.
+    # Addresses of datasets and scratch folders by the job's key that names them, such as ``[data] train``.
     datasets: Mapping[str, str] = field(default_factory=dict)
     scratch: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ def peak_bytes() -> int:
 
 
 def _datasets(requirements: Requirements) -> dict[str, tuple[str, str]]:
-    """Return (problem, fingerprint) of each dataset, by key of the job."""
+    """Return (problem, fingerprint), one of them empty, of each dataset by its key, e.g. ``[data] train``."""
     from scalelatent.data import open_dataset
 
     found = {}
@@ -200,14 +200,14 @@ class ClusterView:
 
     address: str
     requirements: Requirements = field(default_factory=Requirements)
-    # Result of `probe_scheduler`; empty without a request, or if the scheduler cannot import scalelatent.
+    # Result of `probe_scheduler`; empty if it was not asked for, or the scheduler cannot import scalelatent.
     scheduler: Facts = field(default_factory=dict)
-    workers: Mapping[str, Facts] = field(default_factory=dict)  # facts by worker
-    silent: Mapping[str, str] = field(default_factory=dict)  # reason by worker that did not answer
-    # Versions by worker, from Dask if the worker cannot import scalelatent.
+    workers: Mapping[str, Facts] = field(default_factory=dict)  # facts by the address of the worker
+    silent: Mapping[str, str] = field(default_factory=dict)  # errors, by address of the worker without answer
+    # Versions of packages by worker, from Dask if the worker cannot import scalelatent.
     versions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     skews: Mapping[str, float] = field(default_factory=dict)  # seconds that the clock of a worker is ahead
-    folder_problem: str = ""  # problem with the folder on this machine
+    folder_problem: str = ""  # why the client cannot write to the folder of the runs; empty if it can
 
     def values_of(self, fact: str) -> dict[str, Any]:
         """Return one fact of each worker, by the address of the worker."""
@@ -261,7 +261,7 @@ def probe_cluster(
 
 @contextmanager
 def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]]:
-    """Write a marker file into the run folder; yield requirements with its name, and a problem or ""."""
+    """Write a marker file into the run folder; yield requirements with the file name, and a problem or ""."""
     if requirements.folder is None:
         yield requirements, ""
         return
@@ -281,7 +281,7 @@ def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]
 
 
 def _measure_clock_skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
-    """Return the seconds that each worker's clock is ahead; 0 if the request's time explains them."""
+    """Return the seconds that each worker's clock is ahead, 0 if within the time from request to answer."""
     before = time.time()
     clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)
     after = time.time()

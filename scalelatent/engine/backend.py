@@ -56,7 +56,7 @@ class HostBackend:
     """
 
     xp: ModuleType = np
-    gpu_errors: tuple[type[Exception], ...] = ()  # only a GPU has errors of its own
+    gpu_errors: tuple[type[Exception], ...] = ()  # only GPU libraries have error types of their own
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
@@ -418,12 +418,14 @@ class CupyBackend:
             self._copy_owner = object()
             return self._copy_owner
 
-    def copy_ahead(self, owner: object, number: int, key: Hashable, block: Block, pool: Executor) -> None:
+    def copy_ahead(
+        self, owner: object, number: int, key: Hashable | None, block: Block, pool: Executor
+    ) -> None:
         """Copy the rows of the next block to the GPU, as they are stored, for a call of `asarray`.
 
         A thread of ``pool`` calls this method while the GPU computes on the previous block. Copies run on a
         stream of their own, in turn from two page-locked buffers, which the other threads of ``pool`` help to
-        fill. The GPU keeps the rows if there is room for them.
+        fill. The GPU keeps the rows if they have a key and there is room for them.
         """
         x, copy = block.x, self._copies[number % 2]
         if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
@@ -437,7 +439,7 @@ class CupyBackend:
             self._device.use()
             self._copy_stream.use()
             size = sum(a.nbytes for a in (x, block.y, block.weight) if a is not None)
-            if self.kept_rows.make_room(size):
+            if key is not None and self.kept_rows.make_room(size):
                 copy.fill(x, self._copy_stream, pool, self._cupy.empty(x.shape, x.dtype))
                 # Copies, because labels and weights may be views of larger arrays.
                 y, weight = (None if a is None else a.copy() for a in (block.y, block.weight))

@@ -80,8 +80,8 @@ class PieceCache:
     """Thread-safe cache of pieces (rows of one read) by key, with an upper bound of ``limit`` bytes.
 
     Each pass reads all pieces in the same order, and then a least-recently-used cache would evict each piece
-    just before its next use. So pieces stay once they are in, and only those that were not used in the last
-    two passes are evicted for new ones.
+    just before its next use. So pieces stay once they are stored, and only pieces that were not used in
+    the last two passes are evicted for new ones.
     """
 
     def __init__(self, limit: int) -> None:

@@ -6,11 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from scalelatent.contract.learners import Backend, Block, MultiChainLearner, OnlineLearner, State, StepLearner
+from scalelatent.contract.learners import (
+    Backend,
+    Block,
+    GpuStepLearner,
+    MultiChainLearner,
+    OnlineLearner,
+    State,
+    StepLearner,
+)
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DeviceMemoryError
 
@@ -31,18 +40,18 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 0.2  # interval at which computing threads check whether to stop
 
 
-class CountsSteps(Protocol):
+class CountsEpochs(Protocol):
     """State of a learner that counts its epochs."""
 
     @property
     def iteration(self) -> int: ...
 
 
-Counted = TypeVar("Counted", bound=CountsSteps)
+Counted = TypeVar("Counted", bound=CountsEpochs)
 
 
 class RowCheck:
-    """Function that calls ``call`` at most once per interval; ``call`` may raise an error to stop the fit."""
+    """Callable that calls ``call`` at most once per interval; ``call`` may raise an error to stop the fit."""
 
     def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
         self._call, self._seconds = call, seconds
@@ -66,10 +75,10 @@ def run_chains(
     first: int = 0,
     n_chains: int | None = None,
 ) -> TreeReducer:
-    """Run the chains ``first``, ``first + 1``, … on this thread; return their statistics, partly merged.
+    """Run consecutive chains (parts of a minibatch) from number ``first`` on; return their statistics.
 
-    Statistics are merged in the fixed tree of all ``n_chains`` chains, so that one thread returns few vectors
-    and the result is bitwise identical for any distribution of the chains.
+    ``blocks`` has the rows of one chain each. Statistics are merged in the fixed tree of all ``n_chains``
+    chains, so that few vectors are returned and threads and workers do not change the bits of the result.
     """
     layout, prepared = learner.layout(), learner.prepare(state, backend)
     sums = TreeReducer(PairTree(len(blocks) if n_chains is None else n_chains), layout.size)
@@ -96,7 +105,7 @@ def _run_together(
     backend: Backend,
     check: Callable[[], None],
 ) -> list[np.ndarray]:
-    """Run chains in one call on a GPU, or in two halves if its memory is too small; return their vectors."""
+    """Run chains (parts of a minibatch) in one GPU call, or two if memory is too small; return statistics."""
     layout = learner.layout()
     stats = [Stats.zeros(layout, 0 if block is None else len(block.x)) for block in blocks]
     which = [k for k, block in enumerate(blocks) if block is not None]
@@ -116,7 +125,7 @@ def _run_together(
 
 
 def apply_step(learner: StepLearner[State, Any], state: State, sums: TreeReducer, n_rows: int) -> State:
-    """Return the state after a step from the statistics of all its chains."""
+    """Return the state after a minibatch step, from the statistics of all chains (parts) of the minibatch."""
     return learner.step(state, Stats(learner.layout(), sums.root()), n_rows)
 
 
@@ -149,7 +158,7 @@ def learn_stream(
 
 
 class ChainRunner:
-    """Runner of some chains of a stage on the threads of this process, with rows that are read ahead."""
+    """Runner of some chains (parts of each minibatch) on threads of this process; it reads rows ahead."""
 
     def __init__(
         self,
@@ -179,13 +188,18 @@ class ChainRunner:
     def run(
         self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None
     ) -> TreeReducer:
-        """Return the statistics of the runner's chains in one step."""
+        """Return the statistics that the runner's chains (parts of a minibatch) compute in one step."""
+        with self._read(epoch, step, check) as blocks:
+            return self._run(state, blocks, check)
+
+    @contextmanager
+    def _read(self, epoch: int, step: int, check: Callable[[], None]) -> Iterator[list[Block | None]]:
+        """Yield the blocks of rows of a step; they may be reused after the ``with`` statement."""
         try:
             blocks = self._feed.blocks(epoch, step, check)
             with name_dataset_in_errors(self._dataset):
-                found = self._run(state, blocks, check)
+                yield blocks
             self.rows += sum(len(block.x) for block in blocks if block is not None)
-            return found
         finally:
             self._feed.finish_step()
 
@@ -219,9 +233,39 @@ class ChainRunner:
         return out
 
     def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
-        """Run all chains of a step and return the next state; this runner must have all chains."""
-        rows = self.order.step_rows(step)
-        return apply_step(self.learner, state, self.run(epoch, step, state, check), rows)
+        """Run all chains (parts) of a minibatch and return the next state; this runner must have all chains.
+
+        The next state may be on a GPU; only this method and `to_host` accept such a state.
+        """
+        n_rows = self.order.step_rows(step)
+        with self._read(epoch, step, check) as blocks:
+            check()
+            after = self._step_on_gpu(state, blocks, n_rows)
+            if after is not None:
+                return after
+            before = self.to_host(state)
+            sums = self._run(before, blocks, check)
+        return apply_step(self.learner, before, sums, n_rows)
+
+    def _step_on_gpu(self, state: object, blocks: Sequence[Block | None], n_rows: int) -> object | None:
+        """Return the next state if a GPU can take the whole step, otherwise None."""
+        backend, given = self._shares[0][0], [block for block in blocks if block is not None]
+        if not isinstance(backend, CupyBackend) or not isinstance(self.learner, GpuStepLearner):
+            return None
+        if len(given) < len(blocks):  # the last step of an epoch has no rows for some chains
+            return None
+        with keep_current_device():
+            try:
+                return self.learner.step_on_gpu(state, given, n_rows, backend)
+            except backend.gpu_errors as error:
+                named = backend.name_error(error)
+                if isinstance(named, DeviceMemoryError):  # running only chains on the GPU needs less memory
+                    return None
+                raise named from error
+
+    def to_host(self, state: object) -> object:
+        """Return a state that `step` has returned, with all arrays in host memory."""
+        return self.learner.to_host(state) if isinstance(self.learner, GpuStepLearner) else state
 
     def close(self) -> None:
         """Stop the threads that compute chains and the thread that reads rows."""
@@ -231,7 +275,7 @@ class ChainRunner:
 
 
 class InProcessSteps:
-    """Steps of an online fit in this process; the handle of a state is the state itself."""
+    """Runner of the minibatch steps of an online fit in this process; a handle is the state itself."""
 
     def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
         self._runner, self._learner, self._cache = runner, runner.learner, cache
@@ -247,7 +291,7 @@ class InProcessSteps:
         return state
 
     def get(self, place: Place, handle: object) -> object:
-        return handle
+        return self._runner.to_host(handle)
 
     def steps(self, place: Place, stop: int, handle: object) -> Iterator[Advance]:
         """Run the steps from ``place`` up to ``stop`` of its epoch; yield the progress after each step."""
@@ -261,7 +305,8 @@ class InProcessSteps:
             before = after
 
     def end_epoch(self, place: Place, handle: object) -> object:
-        return self._learner.end_epoch(handle)
+        return self._learner.end_epoch(self.get(place, handle))
 
     def summary(self, place: Place, handle: object) -> tuple[dict[str, Any], bool]:
-        return self._learner.summary(handle), self._learner.is_done(handle)
+        state = self.get(place, handle)
+        return self._learner.summary(state), self._learner.is_done(state)

@@ -252,7 +252,7 @@ class Feed:
         columns = []
         for column in range(3):
             parts = [
-                (self._read_run(run)[column], numbers[at] - self._order.run_range(run)[0], at)
+                (self._read_run(run)[column], numbers[at] - self._order.bounds_of_run(run)[0], at)
                 for run, at in spans
             ]
             columns.append(_gather_parts(parts, len(rows)))
@@ -260,12 +260,12 @@ class Feed:
         return x, y, weight, numbers
 
     def _read_run(self, run: int) -> Piece:
-        """Return the rows of a run, from memory if possible."""
+        """Return the rows of a run (range of rows), from memory if possible."""
         if self._closed:
             raise Stopped
         piece = self._runs.get(run)
         if piece is None:
-            piece = self._runs[run] = self._reader.read(*self._order.run_range(run))
+            piece = self._runs[run] = self._reader.read(*self._order.bounds_of_run(run))
         return piece
 
 

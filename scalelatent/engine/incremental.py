@@ -1,4 +1,4 @@
-"""Incremental learning: the run folder stores data of each leaf (fixed range of rows) between epochs."""
+"""Online learning with stored data: the run folder has data for each leaf (a fixed range of rows)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import (
     Backend,
     Block,
-    LeafLearner,
-    MultiLeafLearner,
+    MultiRangeLearner,
     Prepared,
     Reduction,
     State,
+    StoredRangeLearner,
 )
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import RunError
@@ -31,13 +31,13 @@ _LEAF = re.compile(r"leaf-(?P<stage>.+)-(?P<epoch>\d{6,})-(?P<row>\d+)\.rec")
 
 @dataclass(frozen=True)
 class KeptLeaves(Generic[State, Prepared]):
-    """Adapter that makes a `LeafLearner` an online learner: it stores data of leaves in the run folder.
+    """Adapter that makes a `StoredRangeLearner` an online learner; its data is stored in the run folder.
 
-    Each chain of a step is a leaf, and all leaves of a step use the same state. The data of a visit is stored
-    under its epoch and never replaced, so that a repeated task or a resume reads the same data again.
+    Each chain of a step is a leaf (a fixed range of rows), and all leaves of a step use the same state. The
+    data of a leaf is stored per epoch and never replaced, so that a repeated task reads the same data again.
     """
 
-    learner: LeafLearner[State, Prepared, Any]
+    learner: StoredRangeLearner[State, Prepared, Any]
     folder: str
     stage: str
     run: str | None = None
@@ -103,8 +103,8 @@ class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
     """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Visit several leaves, one per block, in one call; store their data, and add the changes."""
-        assert isinstance(self.learner, MultiLeafLearner)
+        """Process several leaves (ranges of rows) in one call; store their data, and add the changes."""
+        assert isinstance(self.learner, MultiRangeLearner)
         olds = [self._read(block) for block in blocks]
         news = self.learner.visit_leaves(prepared, blocks, olds)
         for leaf in zip(blocks, olds, news, stats, strict=True):
@@ -112,29 +112,29 @@ class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
 
 
 def keep_leaves(
-    learner: LeafLearner[Any, Any, Any], folder: str, stage: str, run: str | None
+    learner: StoredRangeLearner[Any, Any, Any], folder: str, stage: str, run: str | None
 ) -> KeptLeaves[Any, Any]:
-    """Return an online learner that stores the leaf data of ``learner`` in ``folder``, see `KeptLeaves`."""
-    kind = KeptLeavesOnGpu if isinstance(learner, MultiLeafLearner) else KeptLeaves
+    """Return an online learner that stores the data of ``learner`` in ``folder``, see `KeptLeaves`."""
+    kind = KeptLeavesOnGpu if isinstance(learner, MultiRangeLearner) else KeptLeaves
     return kind(learner, folder, stage, run)
 
 
 class DropLeaves(Callback):
-    """Callback that removes the data of leaves that no checkpoint needs."""
+    """Callback that removes the stored data of leaves (ranges of rows) which no checkpoint needs."""
 
     def __init__(self, learner: KeptLeaves) -> None:
         self._learner = learner
         self._epochs: list[int] = []
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """Remove the data of epochs that a resume from the oldest of the kept checkpoints does not read."""
+        """Remove the data of epochs that are too old for a resume from the oldest kept checkpoint."""
         self._epochs = [*self._epochs, int(info["pass"])][-KEEP_STATES:]
         if len(self._epochs) < KEEP_STATES:  # older checkpoints of an earlier run may still exist
             return
         self.drop(self._epochs[0] - 1)
 
     def drop(self, before: int | None = None) -> None:
-        """Remove the data of all epochs, or only of those before the epoch ``before``."""
+        """Remove the data of all epochs, or only of epochs before the epoch ``before``."""
         place = locate(self._learner.folder)
         for name in place.keys(""):
             found = _LEAF.fullmatch(name)
@@ -145,6 +145,6 @@ class DropLeaves(Callback):
 
 
 def count_leaves(order: RowOrder) -> int:
-    """Return the number of leaves of an order: the chains with rows, over all steps of an epoch."""
+    """Return the number of leaves (ranges of rows): the chains with rows, over all steps of an epoch."""
     last = order.step_rows(order.n_steps - 1)
     return (order.n_steps - 1) * order.n_chains + min(last, order.n_chains)

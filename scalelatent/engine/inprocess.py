@@ -70,7 +70,7 @@ class InProcessExecutor:
         self._reported_limits: dict[tuple[str, int, str], int] = {}
 
     def _resize_cache(self, stage: Stage, *, once: bool = False) -> None:
-        """Choose the size of the row cache of this process, once per stage."""
+        """Choose the size of the row cache for a stage; ``once`` is True if the stage reads each row once."""
         if self._own_cache is None and stage.name != self._cached_stage:
             shared_cache(choose_cache(self._cache_size, stage, once=once))
             self._cached_stage = stage.name
@@ -93,7 +93,7 @@ class InProcessExecutor:
         """Do nothing, because this executor never starts a pass in advance."""
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> InProcessSteps:
-        """Return a runner that distributes the chains of each step to threads."""
+        """Return a runner that distributes the chains (parts) of each minibatch to threads."""
         self._resize_cache(stage, once=n_epochs == 1)
         threads = min(self.workers, order.n_chains)
         backends = [self._backend(stage.device, slot) for slot in range(threads)]
@@ -119,13 +119,13 @@ class InProcessExecutor:
                 where = {"stage": stage.name, "pass": iteration + 1}
                 if not self.quarantine.exclude_unreadable(error, self.callbacks, **where):
                     raise
-                if self.store is not None:  # the finished spans include rows that are now excluded
+                if self.store is not None:  # saved sums include rows that are now excluded
                     self.store.drop_nodes()
 
     def _reduce_once(
         self, stage: Stage, iteration: int, state: object, on_rows: OnRows
     ) -> tuple[dict[str, Stats], int, int]:
-        """Return (statistics by part, rows, bytes read) of one pass."""
+        """Return (statistics of "train" and "validation" rows, number of rows, bytes read) of one pass."""
         self._resize_cache(stage)
         self.cache.start_pass()
         reducers = {part: TreeReducer(grid) for part, grid in stage.grids.items()}
@@ -186,7 +186,7 @@ class InProcessExecutor:
         return self._backends[key]
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of a map's output, each on one thread."""
+        """Write the missing shards of the output of a row map; one thread computes each shard."""
         while True:
             skipped = self.quarantine.excluded_rows(task.dataset)
             remaining = replace(task, skipped=skipped, cache=choose_map_cache(self._cache_size, task))

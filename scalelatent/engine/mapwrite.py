@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,12 +13,20 @@ import numpy as np
 
 from scalelatent.contract.learners import Backend, Block, ColumnMap, ColumnStage, LabelMap, Prepared, RowMap
 
-from .backend import computes_on_gpu, make_backend
+from .backend import CupyBackend, computes_on_gpu, make_backend
 from .cache import shared_cache
 from .halving import apply_block, fill_block
 from .passes import BLOCK_BYTES, BLOCK_ROWS, choose_gpu_block_rows
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, Stopped, iter_blocks, name_dataset_in_errors
+from .reading import (
+    Meter,
+    Reader,
+    StopEvent,
+    Stopped,
+    iter_blocks,
+    iter_gpu_blocks,
+    name_dataset_in_errors,
+)
 from .threads import resolve_jobs, single_threaded
 
 if TYPE_CHECKING:
@@ -129,7 +137,7 @@ class MapTask(OutputTask):
         )
         blocks = [(a, min(a + step, stop)) for a in range(start, stop, step)]
         with name_dataset_in_errors(self.dataset):
-            for block in iter_blocks(reader, blocks, stop_event):
+            for block in read_map_blocks(reader, row_map, blocks, stop_event, backend):
                 at = block.start - start
                 rows = slice(at, at + len(block.x))
                 fill_rows(backend, self.name, row_map, prepared, block, out[rows], stop_event)
@@ -184,6 +192,20 @@ def fill_rows(
         if stop_event.is_set():
             raise Stopped
         stop_event.moved()
+
+
+def read_map_blocks(
+    reader: Reader,
+    row_map: RowMap,
+    blocks: list[tuple[int, int]],
+    stop_event: StopEvent,
+    backend: Backend,
+) -> Generator[Block, None, None]:
+    """Yield the blocks of a map; the rows of the next block are copied to a GPU while the GPU computes."""
+    copies = row_map.requirements.reads_on_gpu and len(blocks) > 1
+    if copies and isinstance(backend, CupyBackend):
+        return iter_gpu_blocks(reader, blocks, stop_event, backend, keeps_rows=False)
+    return iter_blocks(reader, blocks, stop_event)
 
 
 def choose_map_block_rows(row_map: RowMap, dataset: Dataset, on_gpu: bool) -> int:
@@ -305,9 +327,8 @@ def map_to_array(
             last = min(first + range_rows, len(dataset))
             blocks = [(a, min(a + step, last)) for a in range(first, last, step)]
             with name_dataset_in_errors(dataset):
-                for block in iter_blocks(
-                    Reader(dataset, None, Meter(), requirements=row_map.requirements), blocks, stop
-                ):
+                reader = Reader(dataset, None, Meter(), requirements=row_map.requirements)
+                for block in read_map_blocks(reader, row_map, blocks, stop, backend):
                     rows = slice(block.start, block.start + len(block.x))
                     if first_row:
                         numbers = np.arange(first_row + rows.start, first_row + rows.stop)

@@ -152,8 +152,8 @@ class RowOrder:
         low, high = (place + gap * (place >= end) for place in (low, high))
         return runs[low // self.run_rows : high // self.run_rows + 1]
 
-    def run_range(self, run: int) -> tuple[int, int]:
-        """Return the range ``(start, stop)`` of rows of the dataset that contains a run."""
+    def bounds_of_run(self, run: int) -> tuple[int, int]:
+        """Return (start, stop) of a run (range of ``run_rows`` rows) as row numbers of the dataset."""
         last = min((run + 1) * self.run_rows, self.n_rows) - 1
         return self.to_dataset_rows(run * self.run_rows), self.to_dataset_rows(last) + 1
 

@@ -44,7 +44,7 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 # Blocks are larger than a CPU cache, so that threads rarely wait for Python's lock, but not larger than a
 # chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
-MERGE_SHARE = 0.02  # upper bound on the time to merge leaves, as a share of the time to compute them
+MERGE_SHARE = 0.02  # largest time to merge statistics of leaves, as a share of their computing time
 FEW_LEAVES = 16  # a reduction that sets `merge_share` gets at most this number of leaves
 _TWO_LEAVES_FACTOR = 1.5  # rows that are at least this multiple of the smallest useful leaf make two leaves
 MIN_TASK_SECONDS = 0.03  # least seconds of a task on a cluster
@@ -85,7 +85,7 @@ class Stage:
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """Reductions by part of the rows: "train" and, if there are any, "validation"."""
+        """Reductions by part of the rows: "train" and, if there are validation rows, "validation"."""
         return _get_reductions(self.work)
 
     @property

@@ -513,7 +513,7 @@ class Forecast:
 
     # -- result ----------------------------------------------------------------------------------------------
 
-    def finish(
+    def finish_plan(
         self,
         shorter: str,
         *,
@@ -523,7 +523,7 @@ class Forecast:
         kept_at_most: bool = False,
         predicting: float | None = None,
     ) -> dict[str, Any]:
-        """Return the plan after all stages were added.
+        """Return the plan of the fit as a dict, after all stages were added.
 
         ``checkpoint``, ``model`` and ``kept`` are bytes on disk: of a checkpoint, of the saved model, and of
         everything else. ``kept_at_most`` marks ``kept`` as an upper bound, ``predicting`` is the computing

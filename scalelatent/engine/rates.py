@@ -115,7 +115,7 @@ class Rates:
         return {}
 
     def _write(self) -> None:
-        """Write the rates together with those that other processes have written since."""
+        """Write the known rates and those that other processes have added to the file."""
         assert self._known is not None
         rates = self._read() | self._known
         text = json.dumps({"machine": describe_machine(), "rates": rates}, indent=1)

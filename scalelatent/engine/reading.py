@@ -67,7 +67,7 @@ def as_rows(x: DenseOrCsr) -> HostRows:
 
 
 class Stopped(Exception):
-    """Raised in the threads of a pass after the pass was cancelled."""
+    """Signal that ends a computing thread after its pass or step was cancelled."""
 
 
 class StopEvent(threading.Event):
@@ -228,7 +228,7 @@ class Reader:
 def _make_inputs(
     v: np.ndarray, targets: Targets, start: int, rows: np.ndarray | None, epoch: int
 ) -> np.ndarray:
-    """Return the inputs that the corruption makes from the outputs ``v``; shape (rows, 0) without one."""
+    """Return the inputs that the corruption makes from outputs ``v``; (rows, 0) without a corruption."""
     if targets.corruption is None:
         return np.empty((len(v), 0), np.uint8)
     rows = np.arange(start, start + len(v)) if rows is None else rows
@@ -290,19 +290,26 @@ def iter_blocks(
 
 
 def iter_gpu_blocks(
-    reader: Reader, blocks: list[tuple[int, int]], stop_event: StopEvent, backend: CupyBackend
+    reader: Reader,
+    blocks: list[tuple[int, int]],
+    stop_event: StopEvent,
+    backend: CupyBackend,
+    *,
+    keeps_rows: bool = True,
 ) -> Generator[Block, None, None]:
     """Yield the same blocks as :func:`iter_blocks`, with rows on the GPU if it has kept them.
+
+    Without ``keeps_rows`` the GPU neither keeps rows nor uses kept rows.
 
     For other blocks a thread copies the rows of the next block to the GPU while the caller computes. These
     blocks have rows of the host, which some models check, and ``backend.asarray`` returns the copies.
     """
     keys = [(reader.name, *block) for block in blocks]
-    pieces = [backend.kept_rows.get(key) for key in keys]
+    pieces = [backend.kept_rows.get(key) if keeps_rows else None for key in keys]
     if stop_event.notes:
         yield from iter_blocks(reader, blocks, stop_event)
     elif None in pieces:
-        yield from _iter_copied_blocks(reader, blocks, keys, pieces, stop_event, backend)
+        yield from _iter_copied_blocks(reader, blocks, keys, pieces, stop_event, backend, keeps_rows)
     else:
         for (start, _), piece in zip(blocks, pieces, strict=True):
             if stop_event.is_set():
@@ -319,8 +326,9 @@ def _iter_copied_blocks(
     pieces: list[Piece | None],
     stop_event: StopEvent,
     backend: CupyBackend,
+    keeps_rows: bool,
 ) -> Generator[Block, None, None]:
-    own_stop, own_reader = StopEvent(), copy(reader)  # only the caller may use the originals
+    own_stop, own_reader = StopEvent(), copy(reader)  # only the calling thread may use the originals
     own_reader.meter = Meter()
 
     def read() -> Generator[Block, None, None]:
@@ -336,7 +344,7 @@ def _iter_copied_blocks(
 
     def copy_next(number: int) -> Block:
         block = next(source)
-        backend.copy_ahead(owner, number, keys[number], block, pool)
+        backend.copy_ahead(owner, number, keys[number] if keeps_rows else None, block, pool)
         return block
 
     pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="scalelatent-copy")
@@ -458,14 +466,18 @@ def _read_concurrently(
 
 @dataclass(frozen=True)
 class RowMask:
-    """A contiguous range of rows, of which a candidate of a search uses either the inside or the outside."""
+    """Range of held-out rows in cross-validation: training uses rows outside, validation rows ``inside``."""
 
     start: int
     stop: int
     inside: int
 
     def apply(self, block: Block) -> Block | None:
-        """Return the part of a block that the candidate uses, or None if it uses no row of the block."""
+        """Return the block with only the used rows, or with weight 0 for the others; None without used rows.
+
+        If ``inside`` is set, rows outside of the range are removed from the block. If not, rows in the range
+        stay in the block with weight 0.
+        """
         n = len(block.x)
         first, last = max(self.start - block.start, 0), min(self.stop - block.start, n)
         if first >= last:

@@ -176,7 +176,7 @@ class TrainOnline:
     """Request to train an online learner until it is done. The session sends back its ``LoopResult``."""
 
     name: str
-    learner: Any  # an `OnlineLearner`, or a `LeafLearner` if ``keeps_leaves`` is True
+    learner: Any  # an `OnlineLearner`, or a `StoredRangeLearner` if ``keeps_leaves`` is True
     state: object
     rows: Mapping[str, MappedRows]
     classes: np.ndarray | None

@@ -224,7 +224,7 @@ def make_corrupted(
     [6]
     """
     location = locate(url)
-    clean_location = locate(clean_url(location.url) if clean is None else clean)
+    clean_location = locate(url_of_clean_images(location.url) if clean is None else clean)
     place, clean_place = location.url, clean_location.url
     if contains(location, clean_location) or contains(clean_location, location):
         raise DataError(f"{place} cannot hold both the corrupted and the clean images; give another --clean")
@@ -303,7 +303,7 @@ def _check_parameters(
     check_seed(seed)
 
 
-def clean_url(url: str) -> str:
+def url_of_clean_images(url: str) -> str:
     """Return the default url of the clean images: the url of the corrupted images, with `.clean` in it."""
     folder, slash, name = url.rstrip("/").rpartition("/")
     stem, dot, suffix = name.rpartition(".")
@@ -311,5 +311,5 @@ def clean_url(url: str) -> str:
 
 
 def from_provenance(provenance: dict[str, Any], url: str) -> CorruptedImages:
-    """Return the generator of a dataset with this provenance."""
+    """Return the generator of a dataset of corrupted or clean images from its provenance."""
     return CorruptedImages(open_base(provenance["base"], url, provenance["base_fingerprint"]), provenance)

@@ -1,4 +1,4 @@
-"""Compiled kernel of infinite digits: deform base images by adding tangent images (first derivatives)."""
+"""Compiled kernel that deforms the base images of `InfiniteDigits` by adding tangent images (derivatives)."""
 
 from __future__ import annotations
 

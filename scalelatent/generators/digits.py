@@ -1,4 +1,4 @@
-"""Infinite digits: an endless, indexable set of images derived from a finite one, and its writer.
+"""Deformed copies of labelled base images (as in infinite MNIST): an endless set, by index, and its writer.
 
 The method is that of Loosli, Canu and Bottou, "Training invariant support vector machines using selective
 sampling" (2007): image `i` is a base image plus its tangent images, weighted by two smooth random
@@ -34,14 +34,16 @@ N_TEST = 10_000
 """First index; in the published numbering lower indices are the test images."""
 MAX_FIELD_BYTES = 1 << 30
 """Maximum bytes of the displacement fields of one image size; 419 x 419 pixels are the largest size."""
-_NOISE_WORDS = 1 << 20
+# Maximum number of random values in memory while the displacement fields are made.
+_MAX_NOISE_VALUES = 1 << 20
 
-# Lengths in pixels for images of 28 pixels; they scale with the image.
-_FIELD_SIGMA = 4.0
-# RMS displacement along each axis: digits bend visibly and stay legible. Error of one nearest neighbour on
-# MNIST (4,000 bases, 40,000 images, validation rows): 7.8 % at 0, 6.4 % at 1.0, 6.3 % at 1.5, 6.2 % at 2.5;
-# halos appear from 2 on.
-_FIELD_RMS = 1.5
+# Standard deviation, in pixels of a 28 x 28 image, of the Gaussian that smooths displacement fields; like the
+# next two lengths it scales with the image.
+_FIELD_SIGMA_PIXELS = 4.0
+# Root mean square displacement along each axis, in pixels: digits bend visibly and stay legible. Error of one
+# nearest neighbour on MNIST (4,000 bases, 40,000 images, validation rows): 7.8 % at 0, 6.4 % at 1.0, 6.3 % at
+# 1.5, 6.2 % at 2.5; halos appear from 2 on.
+_DISPLACEMENT_PIXELS = 1.5
 TANGENT_SIGMA = 1.0
 # Minimum sigma of a derivative filter, in pixels; narrower filters do not approximate a derivative.
 MIN_SIGMA = 0.5
@@ -81,7 +83,7 @@ def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
             "the images down"
         )
     scale = min(height, width) / 28
-    sigma = _FIELD_SIGMA * scale
+    sigma = _FIELD_SIGMA_PIXELS * scale
     radius = math.ceil(3 * sigma)
     taps, _ = gaussian_taps(sigma, radius)
     noise_shape = (height + 2 * radius, width + 2 * radius)
@@ -89,18 +91,18 @@ def seeded_fields(seed: int, height: int, width: int) -> np.ndarray:
     deviation = math.sqrt(1 / 12) * math.fsum(float(t) ** 2 for t in taps)
     fields = np.empty((N_FIELDS, height, width), np.float32)
     # A few fields at a time, because the noise takes much more memory than the fields.
-    step = max(1, _NOISE_WORDS // math.prod(noise_shape))
+    step = max(1, _MAX_NOISE_VALUES // math.prod(noise_shape))
     for first in range(0, N_FIELDS, step):
         out = fields[first : first + step]
         bits = generator.random_raw(len(out) * math.prod(noise_shape)).reshape(len(out), *noise_shape)
         noise = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) - np.float32(0.5)
-        np.multiply(smooth_fields(noise, taps), np.float32(_FIELD_RMS * scale / deviation), out=out)
+        np.multiply(smooth_fields(noise, taps), np.float32(_DISPLACEMENT_PIXELS * scale / deviation), out=out)
     fields.flags.writeable = False
     return fields
 
 
 class InfiniteDigits:
-    """An endless set of images; image `i` depends on the seed and `i` only.
+    """An endless set of deformed base images; image `i` depends on the seed and `i` only.
 
     The first `B - A` indices, from `N_TEST` on, return the base images `A:B` unchanged. A later index `i`
     returns a deformed copy of base image `A + (i - N_TEST) % (B - A)`.
@@ -199,7 +201,7 @@ class InfiniteDigits:
         index = np.arange(start, stop)
         base = self.base_of(index) - self.base_rows[0]
         k1, k2 = self.fields_of(index)
-        k1 = np.where(index < N_TEST + len(self._images), -1, k1)  # the originals stay unchanged
+        k1 = np.where(index < N_TEST + len(self._images), -1, k1)  # the first images are unchanged bases
         out = np.empty((stop - start, *self.image_shape), np.uint8)
         render(self._images, base, k1, k2, self._fields, self._smooth, self._derive, self._alpha, out)
         return out, self._labels[base]
@@ -216,7 +218,7 @@ def make_digits(
     alpha: float = 1.0,
     **options: Unpack[MakeOptions],
 ) -> Dataset:
-    """Write infinite digits to a dataset, several shards at a time.
+    """Write deformed copies of labelled base images (as in infinite MNIST), several shards at a time.
 
     Parameters
     ----------
@@ -274,7 +276,7 @@ def make_digits(
 
 
 def from_provenance(p: dict[str, Any], url: str) -> ShiftedGenerator:
-    """Return the generator of the dataset of infinite digits that has the provenance `p`."""
+    """Return the generator of a dataset of `make_digits`, whose provenance is `p`."""
     ds = open_base(p["base"], url, p["base_fingerprint"])
     if not ds.has_y:
         raise DataError(f"base {ds.url} has no labels; infinite digits need images with labels")

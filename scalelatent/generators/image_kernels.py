@@ -127,4 +127,4 @@ def typeset(
                 out[i, used, 0], out[i, used, 1], out[i, used, 2] = glyph, top, left
                 used += 1
                 left += glyphs[glyph, 1] + 1
-            left += 3  # a space
+            left += 3  # the space between two words, in pixels

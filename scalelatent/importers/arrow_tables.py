@@ -300,7 +300,7 @@ def _scan(
 def _scan_csv(
     table: pyarrow.dataset.Dataset, columns: FrameColumns, names: list[str]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield record batches from one reader per file, because a scan of the table keeps all that it parsed."""
+    """Yield record batches from one reader per file, because a scan of the table keeps all parsed rows."""
     import pyarrow.csv
 
     types = {name: table.schema.field(name).type for name in columns.all_names}

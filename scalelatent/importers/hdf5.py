@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .stream import ImportOptions
 
 # Bytes of unpacked chunks that HDF5 keeps for each array, so that a chunk whose rows belong to two shards is
-# unpacked once. Its slots are a prime number of about 100 times as many chunks, as HDF5 recommends.
+# unpacked once. As HDF5 recommends, the hash table of this cache has a prime number of slots, about 100 per
+# chunk. With `rdcc_w0` = 1, HDF5 first discards chunks that were read completely.
 _CACHE = {"rdcc_nbytes": 64 << 20, "rdcc_nslots": 100_003, "rdcc_w0": 1.0}
 
 
@@ -94,7 +95,7 @@ def import_hdf5(
 
 def open_h5(path: PathOrUrl, kind: str) -> h5py.File:
     """Open an HDF5 file to read; raise `DataError` if that fails."""
-    raw = open_file(path, kind)  # its messages are clearer than those of HDF5
+    raw = open_file(path, kind)  # messages of `open_file` are clearer than those of HDF5
     source_name = f"{kind} {os.fspath(path)}"
     try:
         import h5py
@@ -103,7 +104,7 @@ def open_h5(path: PathOrUrl, kind: str) -> h5py.File:
             f"{source_name} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
         ) from error
     try:
-        if is_local(path):  # HDF5 reads files faster than Python objects
+        if is_local(path):  # HDF5 reads a file faster by its path than through a Python object
             raw.close()
             return h5py.File(path, "r", **_CACHE)
         return h5py.File(raw, "r", **_CACHE)

@@ -129,7 +129,7 @@ class _Version5:
         self.variables = {name: f"{shape} {kind}" for name, shape, kind in self._read(whosmat)}
 
     def close(self) -> None:
-        """Do nothing: the file is not open."""
+        """Do nothing, because scipy opens and closes the file in each read."""
 
     def _read(self, read: Any, **options: Any) -> Any:
         try:

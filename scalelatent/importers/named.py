@@ -49,7 +49,7 @@ def _make_idx_pair(mirrors: tuple[str, ...], prefix: str, images: str, labels: s
     return tuple(RemoteFile(name, checksum, tuple(m + name for m in mirrors)) for name, checksum in names)
 
 
-# Checksums: MNIST from the original files, Fashion-MNIST from its authors.
+# The checksums of MNIST are those of the original files; those of Fashion-MNIST are from its authors.
 PUBLIC_FILES: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
     "mnist": {
         "train": _make_idx_pair(

@@ -89,7 +89,7 @@ class RowReader:
 
 
 class CsrReader(RowReader):
-    """Reader of CSR rows, which sorts columns, adds entries of the same place, and counts both repairs."""
+    """Reader of CSR rows that sorts columns, adds entries of the same column, and counts both repairs."""
 
     sparse = True
     _next_row = _rows_sorted = _entries_added = 0
@@ -100,7 +100,7 @@ class CsrReader(RowReader):
         return {name: count for name, count in counts.items() if count}
 
     def canonical_rows(self, data: np.ndarray, columns: np.ndarray, pointers: np.ndarray) -> csr_array:
-        """Return the next rows in canonical form: columns sorted, entries of the same place added."""
+        """Return the next rows in canonical form: columns sorted, entries of the same column added."""
         rows, n_sorted, n_added = canonical_csr(
             data, columns, pointers, self.shape[1], self._next_row, self.name
         )
@@ -166,7 +166,7 @@ class BinaryReader(RowReader):
         if found < self.total_bytes:
             self._refuse_truncated(found)
         if found > self.total_bytes:
-            self._refuse_longer(found - self.total_bytes)
+            self._refuse_extra_bytes(found - self.total_bytes)
 
     def read(self, rows: int) -> np.ndarray:
         raw = np.empty(rows * self._row_bytes, np.uint8)
@@ -184,7 +184,7 @@ class BinaryReader(RowReader):
         """Raise `DataError` if bytes follow the last row; at the end a packed file checks its checksum."""
         rest = self._read_bytes(_READ_BYTES)
         if rest:
-            self._refuse_longer(len(rest))
+            self._refuse_extra_bytes(len(rest))
 
     def close(self) -> None:
         self._file.close()
@@ -209,7 +209,7 @@ class BinaryReader(RowReader):
             f"{max(0, found - self._start) // self._row_bytes:,}); download or copy it again"
         )
 
-    def _refuse_longer(self, count: int) -> None:
+    def _refuse_extra_bytes(self, count: int) -> None:
         raise DataError(
             f"{self.name} continues after its last row: its header declares shape {self.shape} and an end at "
             f"byte {self.total_bytes:,}, but at least {count:,} bytes follow; the header is wrong, or it is "

@@ -1,8 +1,8 @@
 """Tasks that `scalelatent submit` sends to a cluster: a plan, and the driver, which then runs the job alone.
 
-The driver task secedes from its worker's thread pool, so that the task holds no slot. The driver locks the
-run folder and drives the run like `scalelatent fit`, with its own client. If the worker dies, Dask runs the
-task again on another worker, and the run resumes from the last checkpoint.
+The driver task secedes from its worker's thread pool, so that the task occupies no thread. The driver locks
+the run folder and drives the run like `scalelatent fit`, with its own client. If the worker dies, Dask runs
+the task again on another worker, and the run resumes from the last checkpoint.
 
 The scheduler also imports this module, so the module must import quickly.
 """

@@ -86,7 +86,8 @@ def restore_job(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
             seeds = [
                 event["seed"] for event in folder.records("events.jsonl") if event.get("seed") is not None
             ]
-            if job.job.seed is None and job.params.get("random_state") is None and seeds:  # drawn seed
+            # The run drew its seed.
+            if job.job.seed is None and job.params.get("random_state") is None and seeds:
                 job = replace(job, job=job.job.model_copy(update={"seed": seeds[0]}))
             folder.write_job(job)
         return

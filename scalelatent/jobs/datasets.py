@@ -110,7 +110,7 @@ def open_rows(
         return open_dataset(url, storage_options=None if is_local(url) else storage_options)
 
     dataset = opened(url)
-    if target is not None:  # before the row range is applied
+    if target is not None:  # before the row range, which then also selects rows of the target
         dataset = dataset.with_target(opened(target))
     if rows is None:
         return dataset

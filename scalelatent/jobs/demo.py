@@ -98,7 +98,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / MARKER).is_file():
             raise JobError(f"folder {folder} exists and is not empty; choose another folder with --out")
-        if not overwrite and (folder / "job.toml").exists():  # else the demo was stopped before it was ready
+        if not overwrite and (folder / "job.toml").exists():  # an earlier demo wrote all its files
             run = folder / "run"
             again = "replace it with --overwrite, or choose another folder with --out"
             look = f"; see its run with: scalelatent status {run}" if is_run_folder(run) else ""

@@ -183,7 +183,10 @@ def _is_json(value: object) -> bool:
 
 
 def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
-    """Return the ``[data]`` keys that open the same rows; rows that only Python can open get `IN_MEMORY`."""
+    """Return the ``[data]`` section of a job file that reads these datasets.
+
+    A dataset that a job file cannot describe gets the value `IN_MEMORY`.
+    """
     found: dict[str, Any] = {}
     for name, dataset in rows.items():
         key = _KEY_OF_ROLE.get(name)
@@ -195,7 +198,7 @@ def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
             found["labels"] = False
         target = None if spec is None else spec.get("target")
         paired = target is None or (target["start"], target["stop"]) == (spec["start"], spec["stop"])  # type: ignore[index]
-        # A job file can leave out the labels of the training rows only.
+        # A job file can leave out the labels of the training rows, but not of validation or test rows.
         if spec is None or not paired or (bare and key != "train"):
             found[key] = IN_MEMORY
             continue

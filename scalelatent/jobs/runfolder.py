@@ -70,7 +70,7 @@ def to_json_value(value: Any) -> Any:
     return value
 
 
-MAX_LOOKED = 100  # files of a wrong folder that are checked for the run folder that the user meant
+MAX_LOOKED = 100  # upper bound on the entries of a wrong folder among which an error suggests run folders
 STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
@@ -112,7 +112,7 @@ class RunFolder:
         if local is not None and os.path.exists(local) and not os.path.isdir(local):
             raise JobError(f"output {folder.url} exists and is a file; choose another folder with --out")
         if not folder.location.is_empty():
-            raise JobError(folder._occupied())
+            raise JobError(folder._describe_why_occupied())
         return folder
 
     def write_or_create(self, job: Job) -> None:
@@ -131,7 +131,7 @@ class RunFolder:
         try:
             location.make()
             if not location.create("job.json", encode_json(job.to_dict() | {"id": identity})):
-                raise JobError(self._occupied())
+                raise JobError(self._describe_why_occupied())
             self._write_json("state.json", {
                 "id": identity,
                 "state": "queued",
@@ -145,7 +145,7 @@ class RunFolder:
                 "updated": time_text(),
             })  # fmt: skip
         except OSError as error:
-            with suppress(OSError):  # otherwise no later run could use this folder
+            with suppress(OSError):  # later runs refuse a folder that contains job.json
                 location.delete("job.json")
             raise JobError(
                 f"output folder {self.url} cannot be written: {error.strerror or error}; "
@@ -262,7 +262,7 @@ class RunFolder:
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as a line to a ``.jsonl`` file of this folder."""
-        self._check_held()
+        self._check_lock_is_held()
         self._log(name).append(json.dumps(to_json_value(record)).encode())
 
     def records(self, name: str) -> list[dict[str, Any]]:
@@ -328,7 +328,7 @@ class RunFolder:
             self._held = None
             guard.release()
 
-    def _check_held(self) -> None:
+    def _check_lock_is_held(self) -> None:
         if self._held is not None and self._held.lost:
             raise RunError(
                 f"run folder {self.url} was taken over by another driver, because this driver did not renew "
@@ -383,7 +383,7 @@ class RunFolder:
     def _log(self, name: str) -> LineLog:
         return self._logs.setdefault(name, LineLog(self.location, name))
 
-    def _occupied(self) -> str:
+    def _describe_why_occupied(self) -> str:
         if not is_run_folder(self.url):
             return f"output folder {self.url} exists and is not empty; choose another folder with --out"
         state = self.read_state()["state"]
@@ -410,7 +410,7 @@ class RunFolder:
         return value
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self._check_held()
+        self._check_lock_is_held()
         self.location.write(name, encode_json(value), durable=True)
 
 

@@ -32,22 +32,22 @@ MAX_EVENTS, MAX_STAGES, MAX_POINTS, MAX_OLD_POINTS = (
     8,
     400,
     100,
-)  # upper bounds per job; MAX_OLD_POINTS: for ended jobs
+)  # upper bounds per job: events, curves, points of a curve, points of a curve of an old ended job
 MAX_JOBS, MAX_WHOLE_JOBS, MAX_LOST_WORKERS, MAX_WORKERS = (
     300,
     20,
     50,
     1000,
-)  # upper bounds; MAX_WHOLE_JOBS: ended jobs with workers
+)  # upper bounds; MAX_WHOLE_JOBS: ended jobs that keep their lists of workers and whole curves
 NAN = float("nan")
-EARLY_SECONDS = 0.2  # after this time a rate has its first estimate, although its window is not full
+EARLY_SECONDS = 0.2  # a rate has its first estimate after this time, before its window is full
 _HEADER_KEYS = (
     "kind",
     "run",
     "name",
     "event",
     "time",
-)  # keys of an event message that are no values of the event
+)  # keys of the message itself; the other keys of an event message are the values of the event
 
 
 class ThinnedCurve:
@@ -308,7 +308,7 @@ class JobView:
             words = {"worker": name or worker, "tasks": keys}
             if memory:
                 words["memory"] = f"{memory / 2**20:,.0f} MiB"
-            self._note("worker_lost", words, now)
+            self._append_event("worker_lost", words, now)
 
     def compact(self) -> None:
         """Discard the data of an old job except its table row and shortened curves."""
@@ -331,7 +331,7 @@ class JobView:
             return
         state = clip(message.get("state") or self.state, 20)
         if state != self.state or not self.events:
-            self._note(state, {"error": message.get("error")}, now)
+            self._append_event(state, {"error": message.get("error")}, now)
         self.state, self.error = state, clip(message.get("error") or "", 2000)
         if state in ENDED_STATES:
             self.ended = self.ended or now
@@ -368,7 +368,8 @@ class JobView:
             read_number(message, "pass"),
         )
         read = read_number(message, "bytes_read")
-        fresh_rows, fresh_bytes = self._count(message, "rows", rows), self._count(message, "bytes", read)
+        fresh_rows = self._add_to_sum(message, "rows", rows)
+        fresh_bytes = self._add_to_sum(message, "bytes", read)
         reported = self.rows_done if (stage, at) == self._at else 0.0
         self.rows_rate.add(now, max(0.0, fresh_rows - reported), seconds or None)
         # Only pass records report bytes. Spread them over the pass, so that a long pass is not a burst.
@@ -397,7 +398,8 @@ class JobView:
         elif name == "stage":
             self._store_stage(message)
             self.rows_done, self.rows_total = 0.0, read_number(message, "rows")
-            if self.stage in AFTER_FIT:  # the rate of the passes does not count scored or reported rows
+            # Scoring and the report read rows at another speed than passes, so their rate starts from zero.
+            if self.stage in AFTER_FIT:
                 self.rows_rate = SmoothedRate()
         elif name == "checkpoint":
             self.checkpoint = {"pass": read_number_or_none(message, "pass"), "time": now}
@@ -413,7 +415,7 @@ class JobView:
             and not self.workers.mark_lost(clip(message["worker"], 200))
         ):
             return
-        self._note(name, values, now)
+        self._append_event(name, values, now)
 
     # -- output ----------------------------------------------------------------------------------------------
 
@@ -442,10 +444,10 @@ class JobView:
             "rows_done": int(self.rows_done),
             "rows_total": int(self.rows_total),
             "progress": self.rows_done / self.rows_total if self.rows_total else None,
-            "overall": self._overall(),
+            "overall": self._finished_share(),
             "report": self.report or None,
             **self._time_left(rate),
-            **{key: _time(getattr(self, key)) for key in ("submitted", "began", "ended")},
+            **{key: _iso_time(getattr(self, key)) for key in ("submitted", "began", "ended")},
             "seconds": max(0.0, end - self.began) if self.began else None,
             "rows": int(self.rows),
             "workers": len(self.workers),
@@ -471,7 +473,7 @@ class JobView:
             "events": [{**event, "time": time_text(event["time"])} for event in self.events],
         }
 
-    def _overall(self) -> float | None:
+    def _finished_share(self) -> float | None:
         """Return a lower bound on the finished share of the fit, which convergence may end earlier."""
         if self.state == "done" or self.stage in AFTER_FIT:
             return 1.0
@@ -501,7 +503,7 @@ class JobView:
             at_most = max(0.0, passes - done) * self.pass_seconds
         return {"pass_seconds_left": in_pass, "seconds_left": at_most}
 
-    def _count(self, message: Mapping[str, Any], key: str, amount: float) -> float:
+    def _add_to_sum(self, message: Mapping[str, Any], key: str, amount: float) -> float:
         """Add the rows or bytes of a pass to the sum; return the amount that was added."""
         # ``run_rows`` counts all rows since the driver process began; a new driver process counts from 0.
         total = read_number_or_none(message, f"run_{key}")
@@ -520,19 +522,19 @@ class JobView:
             self.curves[stage], self.axes[stage] = ThinnedCurve(COLUMNS, MAX_POINTS), axis
         return self.curves[stage]
 
-    def _note(self, name: str, values: Mapping[str, Any], now: float) -> None:
+    def _append_event(self, name: str, values: Mapping[str, Any], now: float) -> None:
         shown = ((key, value) for key, value in values.items() if value is not None and value != "")
         words = {"why": "because"}
         text = ", ".join(
-            _format(value)
+            _format_value(value)
             if key == name
-            else f"{words.get(key) or clip(key, 40).replace('_', ' ')} {_format(value)}"
+            else f"{words.get(key) or clip(key, 40).replace('_', ' ')} {_format_value(value)}"
             for key, value in shown
         )
         self.events.append({"time": now, "name": name, "text": clip(text, 600)})
 
 
-def _format(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -540,7 +542,7 @@ def _format(value: object) -> str:
     return clip(value)
 
 
-def _time(seconds: float | None) -> str | None:
+def _iso_time(seconds: float | None) -> str | None:
     return None if seconds is None else time_text(seconds)
 
 
@@ -558,18 +560,18 @@ class JobBoard:
         self.lost_total = self.joined_total = 0
 
     def update(self, message: object, now: float | None = None) -> None:
-        """Process a message of the topic (see `scalelatent.monitor.publish`); ignore any other message."""
+        """Update a job from a message (see `scalelatent.monitor.publish`); ignore unknown messages."""
         now = time.time() if now is None else now
         if not isinstance(message, Mapping):
             return
         if message.get("kind") in ("lost", "joined"):
-            self._worker(message, now)
+            self._update_worker_counts(message, now)
         elif message.get("run") and message.get("kind") == "span":
-            job = self._working(clip(message["run"], 1000))
+            job = self._find_working_job(clip(message["run"], 1000))
             if job is not None:
                 job.update(message, now)
         elif message.get("run") and message.get("kind") in ("state", "pass", "progress", "event"):
-            job = self._job(clip(message["run"], 1000))
+            job = self._find_or_add_job(clip(message["run"], 1000))
             was = job.state
             job.update(message, now)
             if job.state in ENDED_STATES and was not in ENDED_STATES:
@@ -587,7 +589,7 @@ class JobBoard:
         )
         return [job.summary(now) for job in order]
 
-    def _job(self, run: str) -> JobView:
+    def _find_or_add_job(self, run: str) -> JobView:
         job = self.jobs.get(run)
         if job is None:
             if len(self.jobs) >= self.limit:
@@ -598,7 +600,7 @@ class JobBoard:
             job = self.jobs[run] = JobView(run)
         return job
 
-    def _working(self, run: str) -> JobView | None:
+    def _find_working_job(self, run: str) -> JobView | None:
         """Return the job whose run folder is ``run``, or contains ``run`` (a candidate's folder); or None."""
         around = (job for known, job in self.jobs.items() if run.startswith(f"{known.rstrip('/')}/"))
         return self.jobs.get(run) or next(around, None)
@@ -608,7 +610,7 @@ class JobBoard:
         for job in ended[self.whole_jobs :]:
             job.compact()
 
-    def _worker(self, message: Mapping[str, Any], now: float) -> None:
+    def _update_worker_counts(self, message: Mapping[str, Any], now: float) -> None:
         if message["kind"] == "joined":
             self.joined_total += 1
             return

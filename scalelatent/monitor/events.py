@@ -44,7 +44,7 @@ class RunLog(Callback):
         now = time.monotonic()
         if now - self._written >= STATE_SECONDS:
             self._written = now
-            self._state(record)
+            self._write_state(record)
         self._last = record
 
     def on_stage(self, info: dict[str, Any]) -> None:
@@ -78,9 +78,9 @@ class RunLog(Callback):
     def write_last_pass(self) -> None:
         """Write the numbers of the last pass to ``state.json``, also after an interrupted fit."""
         if self._last:
-            self._state(self._last)
+            self._write_state(self._last)
 
-    def _state(self, record: Mapping[str, Any]) -> None:
+    def _write_state(self, record: Mapping[str, Any]) -> None:
         changes = {"pass": record.get("pass"), "objective": record.get("objective")}
         for key in ("stage", *ERRORS):
             if record.get(key) is not None:

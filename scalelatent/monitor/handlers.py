@@ -71,7 +71,7 @@ class JsonHandler(_Handler):
             return
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
-        self.write(_body(self.scheduler, board, job))
+        self.write(_cached_answer(self.scheduler, board, job))
 
 
 class ReportHandler(_Handler):
@@ -150,7 +150,7 @@ def _truncate_workers(rows: list[dict[str, Any]]) -> int:
     return hidden
 
 
-def _body(scheduler: Scheduler, board: JobBoard, job: str | None) -> str:
+def _cached_answer(scheduler: Scheduler, board: JobBoard, job: str | None) -> str:
     """Return the answer as JSON text, cached for FRESH_SECONDS."""
     kept = _bodies.setdefault(board, {})
     now = time.monotonic()
@@ -163,18 +163,18 @@ def _body(scheduler: Scheduler, board: JobBoard, job: str | None) -> str:
 
 def to_json(value: object) -> str:
     """Return JSON text with rounded numbers, and null for NaN and infinity."""
-    return json.dumps(_short(value), separators=(",", ":"), allow_nan=False)
+    return json.dumps(_round_numbers(value), separators=(",", ":"), allow_nan=False)
 
 
-def _short(value: object) -> object:
+def _round_numbers(value: object) -> object:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
         return round(value, 3) if abs(value) >= 1e6 else float(f"{value:.7g}")
     if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
+        return {key: _round_numbers(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_short(item) for item in value]
+        return [_round_numbers(item) for item in value]
     return value
 
 

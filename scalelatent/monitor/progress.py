@@ -118,13 +118,13 @@ class ProgressDisplay(Callback):
         """
         self._now = {**info, "pass": 0}
         if self._live is None and (info.get("tries") or self._after_fit):
-            self._print(self._where() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
+            self._print(self._position_text() + (f" on {info['rows']:,} rows" if info.get("rows") else ""))
 
     def on_progress(self, info: dict[str, Any]) -> None:
         self._now = dict(info)
         if self._live is None and self._quiet_for(self.every_seconds * 2):
             done, total = info.get("rows_done", 0), info.get("rows_total", 0)
-            self._print(f"{self._where()}: {done:,} of {total:,} rows")
+            self._print(f"{self._position_text()}: {done:,} of {total:,} rows")
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self._record = dict(record)
@@ -133,8 +133,8 @@ class ProgressDisplay(Callback):
         if seconds:
             old = self._pass_seconds
             self._pass_seconds = seconds if old is None else 0.7 * old + 0.3 * seconds
-        if self._live is None and self._due(record):
-            self._line(record)
+        if self._live is None and self._is_line_due(record):
+            self._print_record(record)
 
     def on_event(self, info: dict[str, Any]) -> None:
         """Show the compilation of kernels; without a terminal, also print a line for each finished layer."""
@@ -149,12 +149,12 @@ class ProgressDisplay(Callback):
         if info.get("event") == "layer_written" and self._live is None:
             where = ", ".join(filter(None, (info["stage"], describe_part(info))))
             took = f"{info['rows']:,} rows in {format_duration(info['seconds'])}"
-            self._print(", ".join(filter(None, (f"{where}: {took}", self._so_far()))))
+            self._print(", ".join(filter(None, (f"{where}: {took}", self._elapsed_text()))))
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Show the last pass, and close the display unless it is used as a context manager."""
         if self._live is None and self._record and self._shown_pass != self._record.get("pass"):
-            self._line(self._record)
+            self._print_record(self._record)
         if not self._stays:
             self.close()
 
@@ -164,14 +164,14 @@ class ProgressDisplay(Callback):
             self._live.stop()
             self._live = None
 
-    def _due(self, record: Mapping[str, Any]) -> bool:
+    def _is_line_due(self, record: Mapping[str, Any]) -> bool:
         number = record.get("pass") or 0
         return number == 1 or number % self.every_passes == 0 or self._quiet_for(self.every_seconds)
 
     def _quiet_for(self, seconds: float) -> bool:
         return time.monotonic() - self._shown_at >= seconds
 
-    def _line(self, record: Mapping[str, Any]) -> None:
+    def _print_record(self, record: Mapping[str, Any]) -> None:
         self._shown_pass = record.get("pass")
         self._print("  ".join(f"{name} {text}" for name, text in self._describe(record)))
 
@@ -187,36 +187,36 @@ class ProgressDisplay(Callback):
     def _after_fit(self) -> bool:
         return self._now.get("stage") in AFTER_FIT
 
-    def _where(self) -> str:
+    def _position_text(self) -> str:
         """Return stage, layer and pass as text, without a pass number for stages that have no passes."""
         before = 0 if self._after_fit else self._record.get("pass", 1)
         stage, number = self._now.get("stage"), self._now.get("pass", before)
         passed = f"pass {number}" if number or not stage else ""
         return ", ".join(part for part in (stage, describe_part(self._now), passed) if part)
 
-    def _so_far(self) -> str:
+    def _elapsed_text(self) -> str:
         return "" if self._began is None else f"{format_duration(time.time() - self._began)} so far"
 
-    def _rows(self) -> tuple[int, int]:
+    def _rows_done_and_total(self) -> tuple[int, int]:
         """Return the rows done and all rows of the current pass."""
         return self._now.get("rows_done") or 0, self._now.get("rows_total") or self._now.get("rows") or 0
 
     def _progress_texts(self) -> list[str]:
         """Return the texts after the progress bar: rows, rows per second, time."""
-        (done, total), rate = self._rows(), self._now.get("rows_per_s")
+        (done, total), rate = self._rows_done_and_total(), self._now.get("rows_per_s")
         return [
             f"{done:,}/{total:,} rows" if total else "",
             f"{rate:,.0f} rows/s" if rate else "",
-            ", ".join(filter(None, (self._so_far(), self._time_left()))),
+            ", ".join(filter(None, (self._elapsed_text(), self._time_left()))),
         ]
 
     def _render(self) -> RenderableType:
         """Return two lines: progress of the current pass, and numbers of the last finished pass."""
         lines: list[RenderableType] = []
-        done, total = self._rows()
+        done, total = self._rows_done_and_total()
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
-            Text(self._where(), style="bold"),
+            Text(self._position_text(), style="bold"),
             ProgressBar(total=total or None, completed=done, width=30),
             *self._progress_texts(),
         )
@@ -233,7 +233,7 @@ class ProgressDisplay(Callback):
     def _time_left(self) -> str:
         """Return the remaining time as text; an upper bound for a fit, which convergence may end earlier."""
         if self._after_fit:
-            (done, total), rate = self._rows(), self._now.get("rows_per_s")
+            (done, total), rate = self._rows_done_and_total(), self._now.get("rows_per_s")
             return f"{format_duration((total - done) / rate)} left" if rate and total > done else ""
         limit, number = self._info.get("max_iter"), self._record.get("pass")
         if limit is None or number is None or self._pass_seconds is None:

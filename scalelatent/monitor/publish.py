@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 PROGRESS_SECONDS = 0.5  # shortest time between two progress messages
-BATCH_SECONDS, BATCH_PASSES = 0.1, 5  # seconds between batches of messages, and passes in one batch at most
+# Minimum seconds between two batches of messages; maximum number of passes whose records are in one batch.
+BATCH_SECONDS, BATCH_PASSES = 0.1, 5
 CHECKPOINT_SECONDS = 1.0  # shortest time between two checkpoint messages
 # Seconds between repeated state messages, with which a restarted scheduler shows the job again.
 INTRODUCE_SECONDS = 15.0
@@ -57,8 +58,8 @@ class ClusterLog(Callback):
     """Callback that publishes a run on the scheduler by a few small messages a second, without waiting.
 
     As a context manager it also publishes the states: running, then done, failed or cancelled. If passes are
-    very short, it sends at most five per 0.1 s; the sums include the others. While the scheduler is away, the
-    oldest messages are dropped; the run folder has the complete records.
+    very short, it sends the records of at most five passes per 0.1 s; the sums of rows and bytes include all
+    passes. While the scheduler is away, the oldest messages are dropped; the run folder has all records.
     """
 
     tells_cluster = True
@@ -82,7 +83,7 @@ class ClusterLog(Callback):
         self._rows = self._bytes = 0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_MESSAGES)
         self._sending: Future[None] | None = None
-        # The lock is reentrant, because a message that is sent at once calls back in the same thread.
+        # The lock is reentrant, because a message that is sent at once calls `_on_sent` in the same thread.
         self._lock = threading.RLock()
 
     def __enter__(self) -> ClusterLog:
@@ -122,46 +123,46 @@ class ClusterLog(Callback):
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         self._publish_state()
-        self._event("fit_started", info)
+        self._publish_event("fit_started", info)
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        self._event("stage", info)
+        self._publish_event("stage", info)
 
     def on_wait(self) -> None:
-        """Repeat the state message every 15 s, so that the driver does not seem lost during a long span."""
-        if self._due("state", INTRODUCE_SECONDS):
+        """Repeat the state message every 15 s while the fit waits, so that the driver does not seem lost."""
+        if self._is_due("state", INTRODUCE_SECONDS):
             self._publish_state(again=True)
 
     def on_progress(self, info: dict[str, Any]) -> None:
         """Publish the progress of the pass, at most twice a second."""
         self.on_wait()
-        if self._due("progress", PROGRESS_SECONDS):
+        if self._is_due("progress", PROGRESS_SECONDS):
             self._send({"kind": "progress", **scalars(info)})
 
     def on_pass_end(self, record: dict[str, Any]) -> bool | None:
-        self._record(record)
+        self._publish_record(record)
         return None
 
     def on_report(self, record: dict[str, Any]) -> bool | None:
-        self._record(record)
+        self._publish_record(record)
         return None
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
         """Publish the checkpoint, at most once a second."""
-        if self._due("checkpoint", CHECKPOINT_SECONDS):
-            self._event("checkpoint", info)
+        if self._is_due("checkpoint", CHECKPOINT_SECONDS):
+            self._publish_event("checkpoint", info)
 
     def on_event(self, info: dict[str, Any]) -> None:
-        self._event(str(info.get("event", "note")), info)
+        self._publish_event(str(info.get("event", "note")), info)
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
         """Publish the end of the fit. The job may continue, with scores and a report."""
-        self._event("fit_ended", info)
+        self._publish_event("fit_ended", info)
         self.flush()
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def _record(self, record: Mapping[str, Any]) -> None:
+    def _publish_record(self, record: Mapping[str, Any]) -> None:
         self._rows += int(record.get("rows") or 0)
         self._bytes += int(record.get("bytes_read") or 0)
         self.on_wait()
@@ -169,14 +170,15 @@ class ClusterLog(Callback):
 
     def _publish_state(self, again: bool = False) -> None:
         self._sent_at["state"] = time.monotonic()
-        # The end of the run may be reported another way, before this message, which must not undo it.
+        # `run_record.publish_state` also publishes the end of a run. With ``again``, the board ignores a
+        # repeated state that arrives after the end.
         more = {"again": True} if again else {}
         self._send({"kind": "state", **self._known, **self._state, **more})
 
-    def _event(self, name: str, info: Mapping[str, Any]) -> None:
+    def _publish_event(self, name: str, info: Mapping[str, Any]) -> None:
         self._send({"kind": "event", **scalars(info), "name": name})
 
-    def _due(self, what: str, seconds: float) -> bool:
+    def _is_due(self, what: str, seconds: float) -> bool:
         now = time.monotonic()
         if now - self._sent_at.get(what, -math.inf) < seconds:
             return False
@@ -206,9 +208,9 @@ class ClusterLog(Callback):
             sending = hooks.post_event(self.client, TOPIC, messages, BATCH_SECONDS)
             if sending:
                 self._sending = sending
-                sending.add_done_callback(self._sent)
+                sending.add_done_callback(self._on_sent)
 
-    def _sent(self, sending: Future[None]) -> None:
+    def _on_sent(self, sending: Future[None]) -> None:
         with self._lock:
             with suppress(Exception, CancelledError):  # `distributed` itself reports a lost scheduler
                 sending.result()

@@ -12,7 +12,7 @@ def time_text(seconds: float | None = None) -> str:
 
 
 def epoch_seconds(value: str | float | None) -> float | None:
-    """Return a time of a record as seconds since 1970. Records of earlier versions contain such seconds."""
+    """Return a time of a record as seconds since 1970. Records of earlier versions have numbers."""
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value).timestamp()

@@ -103,7 +103,7 @@ class MlflowTracking(Callback):
             self._begin(os.getcwd(), str(info.get("stage") or "fit"), values, {})
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Continue the count of passes after a resume."""
+        """Set the count of passes to those before the interruption if a run is resumed."""
         if info.get("event") == "resumed":
             self._passes = len(info.get("history") or ())
 
@@ -166,7 +166,7 @@ class MlflowTracking(Callback):
         self._put(self._send_waiting)
 
     def _send_waiting(self) -> None:
-        """Send all waiting metrics in one call, also of several fast passes. Runs on the sender thread."""
+        """Send at most 1000 waiting metrics, of one or more passes, in one call, on the sender thread."""
         metrics: list[Metric] = []
         while len(metrics) < METRICS_AT_ONCE and not self._metrics.empty():
             metrics.append(self._metrics.get())
@@ -247,7 +247,7 @@ class _Sender:
     def close(self, seconds: float) -> bool:
         """Wait for the remaining calls; return False if no call succeeds for this many seconds."""
         self._calls.put(None)
-        began = time.monotonic()  # a call may have failed long before this wait
+        began = time.monotonic()  # count the time from here, because a call may have failed long before
         while self._thread.is_alive() and not self._given_up:
             since = self._tried_since
             self._given_up = since is not None and time.monotonic() - max(since, began) > seconds

@@ -107,7 +107,7 @@ def find_outlier(stats: Stats) -> int | None:
 class Projection:
     """Row map to the product of rows, mapped by the intercept if there is one, with a matrix; float32."""
 
-    requirements = BlockRequirements()
+    requirements = BlockRequirements(reads_on_gpu=True)
 
     basis: np.ndarray
     intercept: Intercept | None = None

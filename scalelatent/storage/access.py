@@ -21,7 +21,10 @@ _lock = threading.Lock()
 
 
 class Access:
-    """Storage options of fsspec, and a random mark. Run folders store only the mark; pickles store both."""
+    """Storage options of fsspec, and a random identifier (`mark`).
+
+    Run folders store only the identifier, because the options may contain secrets; pickles store both.
+    """
 
     def __init__(self, mark: str, options: dict[str, Any]) -> None:
         self.mark, self.options = mark, options
@@ -33,7 +36,7 @@ class Access:
             for known in list(_known.values()):
                 if known.options == options:
                     return known
-            return _enter(cls(uuid.uuid4().hex[:16], dict(options)))
+            return _register(cls(uuid.uuid4().hex[:16], dict(options)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _received, (self.mark, self.options)
@@ -49,18 +52,18 @@ class Access:
 
 
 def known_access(mark: str) -> Access | None:
-    """Return the storage options with this mark; None if this process has not created or received them."""
+    """Return the `Access` with this identifier; None if this process has not created or received it."""
     return _known.get(mark)
 
 
-def _enter(access: Access) -> Access:
+def _register(access: Access) -> Access:
     _known[access.mark] = access
     return access
 
 
 def _received(mark: str, options: dict[str, Any]) -> Access:
     with _lock:
-        return _known.get(mark) or _enter(Access(mark, options))
+        return _known.get(mark) or _register(Access(mark, options))
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:

@@ -64,7 +64,7 @@ class LocalLocation(Location):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise _unreadable(self.path / key, error) from error
+            raise _unreadable_error(self.path / key, error) from error
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         with open(open_plain(self.path / key), "rb") as file:
@@ -126,13 +126,13 @@ class LocalLocation(Location):
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise _unreadable(self.path / prefix, error) from error
+            raise _unreadable_error(self.path / prefix, error) from error
 
     def has(self, key: str) -> bool:
         try:
             return stat.S_ISREG(os.stat(self.path / key).st_mode)
         except PermissionError as error:
-            raise _unreadable(self.path / key, error) from error
+            raise _unreadable_error(self.path / key, error) from error
         except OSError:  # Links that form a circle and names that are too long count as absent, too.
             return False
 
@@ -142,11 +142,11 @@ class LocalLocation(Location):
         except (FileNotFoundError, NotADirectoryError):
             return not self.path.is_symlink()
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise _unreadable_error(self.path, error) from error
         try:
             return self.path.is_dir() and not any(self.path.iterdir())
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise _unreadable_error(self.path, error) from error
 
     def stamp(self, key: str) -> Hashable:
         try:
@@ -166,7 +166,7 @@ class LocalLocation(Location):
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        _remove(old)  # Until here the old content could be restored.
+        _remove(old)  # Remove the old content last, because `_exchange` restores it after an error.
 
     def remove_folders(self) -> None:
         with contextlib.suppress(OSError):
@@ -195,7 +195,7 @@ _NEXT_STEPS = {
 }
 
 
-def _unreadable(path: Path, error: OSError) -> StoreError:
+def _unreadable_error(path: Path, error: OSError) -> StoreError:
     step = _NEXT_STEPS.get(error.errno or 0, "let this user read it")
     return StoreError(f"{path} cannot be read: {error.strerror or error}; {step}, or choose another place")
 
@@ -256,8 +256,8 @@ def file_name(path: str | os.PathLike[str]) -> str:
 
 
 # Azure addresses have the form `container@account`; a colon before the `@` means user and password.
-_SECRETS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
-_AZURE = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
+_SECRET_OPTIONS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
+_AZURE_SCHEMES = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
 
 
 def check_address(url: str) -> None:
@@ -267,10 +267,10 @@ def check_address(url: str) -> None:
         return
     host, slash, path = rest.partition("/")
     user, at, bucket = host.rpartition("@")
-    azure = scheme.lower() in _AZURE and ":" not in user
+    azure = scheme.lower() in _AZURE_SCHEMES and ":" not in user
     clean, query, options = f"{bucket if at and not azure else host}{slash}{path}".partition("?")
     shown = f"{scheme}://{'…@' if at and not azure else ''}{clean}{'?…' if query else ''}"
-    if (at and not azure) or (query and _SECRETS.search(options)):
+    if (at and not azure) or (query and _SECRET_OPTIONS.search(options)):
         raise StoreError(f"the address {shown!r} contains credentials: remove them; {FROM_ENVIRONMENT}")
     if query:
         raise StoreError(f"the address {shown!r} has a query ('?…'), which is not supported: remove it")

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from .disk import Location
 
+# Bytes of a segment, an object with part of a log; an append to an object store rewrites the last segment.
 SEGMENT_BYTES = 64 << 10
 
 
@@ -19,7 +20,7 @@ class LineLog:
     def __init__(self, location: Location, key: str) -> None:
         self._location, self._key = location, key
         self._folder, _, self._name = key.rpartition("/")
-        self._tail: tuple[int, bytes] | None = None  # number and content of the last segment
+        self._tail: tuple[int, bytes] | None = None  # number and content of the last segment (object)
         self._lock = threading.RLock()
 
     def append(self, line: bytes) -> None:

@@ -110,14 +110,17 @@ class Location(ABC):
 
     @abstractmethod
     def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        """Yield a new location whose content replaces this one at the end; write its `zarr.json` last."""
+        """Yield an empty location, whose content has replaced the old content at the end of the block.
+
+        The caller writes the final `zarr.json` last, so that an interrupted write does not look complete.
+        """
 
     def clear(self, *, whole: bool = True) -> None:
         """Delete all content; with `whole`, first mark the dataset as being removed."""
         if whole and self.has("zarr.json"):
             try:
                 self.write("zarr.json", _BEING_REMOVED)
-            except OSError:  # On a full disk the mark cannot be written, so delete the file instead.
+            except OSError:  # On a full disk nothing can be written, so delete the file instead.
                 self.delete("zarr.json")
         for name in self.keys(""):
             if name != "zarr.json":

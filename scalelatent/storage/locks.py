@@ -26,10 +26,10 @@ from .location import Location
 from .objects import ObjectLocation
 from .plain_files import open_plain, refuse_special
 
-_TRIES = 20
-_PROBE_SECONDS = (
-    0.25  # Retry for at most this time, because `holder` of another process locks the file for a moment.
-)
+# Attempts to lock the file; an attempt fails if the last holder removes the file in the meantime.
+_MAX_TRIES = 20
+# Seconds to retry, because another process that calls `holder` also locks the file, but only for a moment.
+_PROBE_SECONDS = 0.25
 
 
 class Lock(Protocol):
@@ -65,12 +65,12 @@ class FileLock:
         self._doing, self._token = doing, ""
         self._descriptor: int | None = None
         self._stop = threading.Event()
-        self._beat: threading.Thread | None = None
+        self._heartbeat: threading.Thread | None = None
 
     def acquire(self) -> None:
         me = this_process() | self._doing
         self._token = me["token"]
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 if self._lock_file(descriptor, json.dumps(me).encode()):
@@ -83,14 +83,14 @@ class FileLock:
             raise BlockingIOError(f"{self.file} was locked by other processes at each attempt")
         self._descriptor, self.lost = descriptor, False
         self._stop.clear()
-        self._beat = threading.Thread(target=self._keep_fresh, name="lock-heartbeat", daemon=True)
-        self._beat.start()
+        self._heartbeat = threading.Thread(target=self._keep_fresh, name="lock-heartbeat", daemon=True)
+        self._heartbeat.start()
 
     def _lock_file(self, descriptor: int, record: bytes) -> bool:
         """Lock an open file; return False if its last holder has removed the file in the meantime."""
         refuse_special(os.fstat(descriptor).st_mode, self.file)
         locked = _file_locks.lock_file(descriptor, _PROBE_SECONDS)
-        if locked is False or self._held_by_record(locked):
+        if locked is False or self._record_shows_holder(locked):
             raise BlockingIOError(f"{self.file} is locked by another process")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(self.file)):
@@ -104,8 +104,8 @@ class FileLock:
         if self._descriptor is None:
             return
         self._stop.set()
-        if self._beat is not None:
-            self._beat.join(timeout=5)
+        if self._heartbeat is not None:
+            self._heartbeat.join(timeout=5)
         # If the file system is unreachable, the lock ends with the descriptor or after STALE_SECONDS.
         with suppress(OSError):
             if not self.lost and self._is_mine():
@@ -124,11 +124,11 @@ class FileLock:
             locked = _file_locks.lock_file(descriptor, shared=True)
             if locked is False:
                 return self._read_record() or {}
-            return self._read_record() if self._held_by_record(locked) else None
+            return self._read_record() if self._record_shows_holder(locked) else None
         finally:
             os.close(descriptor)
 
-    def _held_by_record(self, locked: bool | None) -> bool:
+    def _record_shows_holder(self, locked: bool | None) -> bool:
         """Return whether the lock file names a holder that may live, although the system shows no lock.
 
         Such a holder is on another host, or on a file system without locks.
@@ -163,7 +163,7 @@ class FileLock:
                     self.lost = True
                     return
                 os.utime(self.file)
-            except OSError:  # The file is unreachable now; if this lasts, the lock ends by its age.
+            except OSError:  # The file is unreachable now; if this lasts, the lock expires.
                 continue
 
 

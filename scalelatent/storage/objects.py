@@ -136,7 +136,7 @@ class ObjectLocation(Location):
     def create(self, key: str, data: bytes) -> bool:
         try:
             self._request(key, lambda path: self._fs.pipe_file(path, data, mode="create"))
-        except FileExistsError:  # This call may have created it, if the answer to a first request was lost.
+        except FileExistsError:  # A first request may have created the object, although its answer was lost.
             return self.read(key) == data
         return True
 
@@ -316,7 +316,7 @@ def _find_response(error: BaseException) -> tuple[int | None, str]:
     """Return (HTTP status, error code) of the store's response; (None, "") without a response."""
     for e in _cause_chain(error):
         if type(e).__name__ in _TRANSIENT_NAMES:
-            break  # The answer was interrupted; a status of an earlier error is not its status.
+            break  # An interrupted answer has no status; earlier errors in the chain have other statuses.
         response = getattr(e, "response", None)
         if isinstance(response, dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

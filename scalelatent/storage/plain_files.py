@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-_KINDS = {
+_KIND_NAMES = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO (named pipe)",
     stat.S_IFSOCK: "a socket",
@@ -32,9 +32,9 @@ def open_plain(path: str | os.PathLike[str]) -> int:
 
 
 def refuse_special(mode: int, path: str | os.PathLike[str]) -> None:
-    """Raise `SpecialFileError` if a mode is not the mode of a regular file."""
+    """Raise `SpecialFileError` if a file mode (`st_mode`) is not that of a regular file."""
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
         number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
-        message = f"it is {_KINDS.get(kind, 'something else')}, not a regular file"
+        message = f"it is {_KIND_NAMES.get(kind, 'something else')}, not a regular file"
         raise SpecialFileError(number, message, os.fspath(path))

@@ -26,7 +26,7 @@ MODELS = "scalelatent.models"
 _DIGEST_BYTES = 32
 # NumPy parses an array's header with Python's parser, which in some releases counts its depth for all threads
 # together: two threads may get "SystemError: AST constructor recursion depth mismatch" (gh-106905).
-_reading = threading.Lock()
+_read_lock = threading.Lock()
 
 
 def dumps(tree: object) -> bytes:
@@ -49,8 +49,8 @@ def loads(data: bytes) -> Any:
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if len(data) <= _DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is incomplete or changed: its checksum is wrong")
-    with _reading, _open(body) as arrays:
-        # Each access to an npz file reads again, so an array that is used twice would become two arrays.
+    with _read_lock, _open(body) as arrays:
+        # Read each array once, because every access to an npz file makes another copy of the array.
         try:
             return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -36,7 +36,7 @@ def find_location(thing: Any, storage_options: Mapping[str, Any] | None = None) 
 
 
 def locate_recorded(url: str, mark: str | None) -> Location:
-    """Return the location of an address; `mark` identifies its storage options, which run folders lack."""
+    """Return the location of an address; `mark` identifies its storage options, or is None."""
     if mark is None:
         return locate(url)
     access = known_access(mark)

@@ -46,7 +46,7 @@ def describe_contents(location: Location, wanted: str) -> str:
 
 def contains(location: Location, other: Location) -> bool:
     """Return whether clearing `location` deletes `other`: a folder inside, or the same under another name."""
-    outer, inner = _real(location), _real(other)
+    outer, inner = _real_path(location), _real_path(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
 
@@ -64,7 +64,7 @@ def check_not_own_input(
         )
 
 
-def _real(location: Location) -> str:
+def _real_path(location: Location) -> str:
     path = location.local_path("")
     return location.url if path is None else os.path.realpath(path)
 

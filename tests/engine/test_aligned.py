@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelatent.engine.dask.pass_tasks import TaskParams, aligned
+from scalelatent.engine.dask.pass_tasks import TaskParams, align_arrays
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,6 @@ def test_received_named_tuples_keep_their_type() -> None:
 
 def test_aligned_arrays_are_not_copied() -> None:
     state = State(np.zeros(3), 5)
-    assert aligned(state) is state
+    assert align_arrays(state) is state
     tree = {"a": state.w, "b": [1, "x"]}
-    assert aligned(tree)["a"] is state.w
+    assert align_arrays(tree)["a"] is state.w

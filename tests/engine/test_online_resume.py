@@ -38,7 +38,7 @@ class InterruptStep:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left, self.steps = 10**9, 0
-        original = ChainRunner.run
+        original = ChainRunner.step
 
         def counted(runner: ChainRunner, epoch: int, step: int, state: Any, *check: Any) -> Any:
             self.left -= 1
@@ -47,7 +47,7 @@ class InterruptStep:
             self.steps += 1
             return original(runner, epoch, step, state, *check)
 
-        patch.setattr(ChainRunner, "run", counted)
+        patch.setattr(ChainRunner, "step", counted)
 
 
 @pytest.mark.parametrize("kind", ["Logistic", "Walk", "Evidence"])

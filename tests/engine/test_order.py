@@ -69,7 +69,7 @@ def test_rows_of_a_step_are_in_its_row_ranges(order: RowOrder, epoch: int) -> No
         for step in range(order.n_steps):
             rows = order.rows(epoch, step, chain)
             runs = order.runs_at(epoch, chain, *order.places(chain, step, step + 1))
-            ranges = [order.run_range(run) for run in runs.tolist()]
+            ranges = [order.bounds_of_run(run) for run in runs.tolist()]
             assert all(any(a <= row < b for a, b in ranges) for row in rows)
             if order.shuffle and len(rows):
                 # These are the buffers that a batch touches, each of whole ranges except for cut ones at its
@@ -77,7 +77,7 @@ def test_rows_of_a_step_are_in_its_row_ranges(order: RowOrder, epoch: int) -> No
                 buffers = -(-len(rows) // order.buffer_rows) + 1
                 assert len(set(runs.tolist())) <= buffers * (order.buffer_runs + 2)
     end = order.to_dataset_rows(order.n_rows - 1) + 1
-    assert all(0 <= a < b <= end for a, b in map(order.run_range, range(order.n_runs)))
+    assert all(0 <= a < b <= end for a, b in map(order.bounds_of_run, range(order.n_runs)))
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:

@@ -12,7 +12,7 @@ import scipy.ndimage
 from scalelatent.data import Dataset, make_corrupted, open_dataset
 from scalelatent.errors import DataError
 from scalelatent.generators.bases import load_base_digits
-from scalelatent.generators.corrupted import clean_url
+from scalelatent.generators.corrupted import url_of_clean_images
 from scalelatent.generators.images import draw_uint32
 from scalelatent.kernels.corruption_compiled import flip_exactly, occlude
 
@@ -192,7 +192,12 @@ def test_rows_beyond_the_bases_have_other_corruptions(tmp_path: Path) -> None:
     few, _ = make_corrupted(tmp_path / "m", "noisy-digits", base_rows=(100, 400), rows=450, seed=5)
     np.testing.assert_array_equal(read_rows(few), x[:450])
     other, _ = make_corrupted(
-        tmp_path / "o", "noisy-digits", base_rows=(100, 400), rows=450, seed=6, clean=clean_url(str(few.url))
+        tmp_path / "o",
+        "noisy-digits",
+        base_rows=(100, 400),
+        rows=450,
+        seed=6,
+        clean=url_of_clean_images(str(few.url)),
     )
     assert not np.array_equal(read_rows(other), x[:450])
 

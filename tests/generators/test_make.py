@@ -203,7 +203,7 @@ def test_fields_of_large_images_are_made_a_few_at_a_time(monkeypatch: pytest.Mon
         return smooth(noise, taps)
 
     monkeypatch.setattr(fields, "smooth_fields", smoothing)
-    monkeypatch.setattr(fields, "_NOISE_WORDS", 5_000)
+    monkeypatch.setattr(fields, "_MAX_NOISE_VALUES", 5_000)
     np.testing.assert_array_equal(fields.seeded_fields.__wrapped__(5, 9, 7), whole)
     assert 0 < largest[0] < 50
     with pytest.raises(DataError, match=r"600 x 400 pixels: .* take 1,461 MB .* scale the images down"):

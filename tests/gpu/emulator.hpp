@@ -51,6 +51,14 @@ struct double2 {
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+
+inline int __float_as_int(float value) {
+    int bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
 
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);

@@ -19,11 +19,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scalelatent.engine.backend import find_kernel, make_backend
 from scalelatent.kernels.cuda import Kernels
 from scalelatent.models.crbm.kernels import reference
+from scalelatent.models.crbm.kernels.inference import MOST_CHAINS
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
 KEPT = {"sum_product_kept", "max_product_kept", "sum_product_held_kept"}
 CHAINS = {"positive", "negative", "chain_weights", "chain_biases"}
+STEPS = {"ascend", "ascend_outer", "ascend_biases"}
 NAMES = {
     *METHODS,
     *(f"{method}_cluster" for method in METHODS),
@@ -31,6 +33,7 @@ NAMES = {
     "add_pairs_f4",
     "add_pairs_f8",
     *CHAINS,
+    *STEPS,
 }
 
 
@@ -132,6 +135,9 @@ def test_the_cuda_file_declares_its_kernels(load_helper) -> None:
 def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
     for name in ("THREADS", "BLOCKS", "TOGETHER"):
         assert f"constexpr int {name} = {getattr(emulated_gpu, name)}" in emulated_gpu._kernels.text
+    levels = (MOST_CHAINS + 1).bit_length() - 1
+    assert f"constexpr int LEVELS = {levels};" in emulated_gpu._kernels.text
+    assert 2**levels == MOST_CHAINS + 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -18,6 +18,8 @@ from scalelatent.contract.block_requirements import Targets
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import CupyBackend
+from scalelatent.engine.chains import apply_step, run_chains
+from scalelatent.errors import DivergenceError
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.model.columns import ColumnUnits
 from scalelatent.models.crbm.model.energy import CrbmShape
@@ -181,3 +183,112 @@ def test_a_step_has_few_launches_that_chains_share(fake):
         steps.run(together=False)
         assert steps.launches > 42 * n_chains
         assert steps.waits > (4 if factored else 2) * n_chains
+
+
+def take_steps(steps: Steps, n_steps: int, on_gpu: bool):
+    """Return the state after some steps over the same rows, and count the work of the last step."""
+    learner, backend, state = steps.learner, steps.backend, steps.state
+    n_rows = sum(len(block.x) for block in steps.blocks)
+    for _ in range(n_steps):
+        for counter in (steps.fake.LAUNCHED, steps.fake.EXPRESSIONS, steps.fake.WAITS):
+            counter.clear()
+        steps.fake.COPIED.update(set=0, get=0)
+        if on_gpu:
+            state = learner.step_on_gpu(state, steps.blocks, n_rows, backend)
+        else:
+            sums = run_chains(learner, state, steps.blocks, backend)
+            state = apply_step(learner, state, sums, n_rows)
+    gets = [name for name, _ in steps.fake.LAUNCHED].count("get")
+    steps.launches = len(steps.fake.LAUNCHED) - gets + len(steps.fake.EXPRESSIONS)
+    steps.waits, steps.copied = len(steps.fake.WAITS), dict(steps.fake.COPIED)
+    return learner.to_host(state)
+
+
+@pytest.mark.parametrize("learner", ["mle-bp", "mle-mf"])
+@pytest.mark.parametrize(
+    ("x", "sparse", "v"), [(12, False, 9), (300, True, 9), (0, False, 9), (300, False, 90)]
+)
+@pytest.mark.parametrize("n_chains", [2, 3, 7])
+def test_steps_on_the_gpu_have_the_bits_of_steps_of_the_host(fake, learner, x, sparse, v, n_chains):
+    """So it does not matter to a fit which of its steps a single GPU takes."""
+    steps = Steps(fake, learner, n_chains, x, sparse, v)
+    assert steps.learner.factored == (v == 90)
+    expected, found = (take_steps(steps, 3, on_gpu) for on_gpu in (False, True))
+    assert (found.theta != steps.state.theta).any()
+    np.testing.assert_array_equal(found.theta, expected.theta)
+    np.testing.assert_array_equal(found.sums, expected.sums)
+    assert (found.steps, found.velocity.size) == (3, 0)
+
+
+@pytest.mark.parametrize(("factored", "n_chains"), [(True, 2), (True, 8), (False, 2), (False, 8)])
+def test_a_step_on_the_gpu_waits_once_and_copies_no_parameters(fake, factored, n_chains):
+    steps = Steps(fake, "mle-bp", n_chains, 300 if factored else 4, v=90)
+    assert steps.learner.factored == factored
+    take_steps(steps, 2, on_gpu=False)
+    assert steps.waits == 3
+    parameters = 4 * len(steps.state.theta)
+    assert steps.copied["set"] > parameters
+    take_steps(steps, 2, on_gpu=True)
+    assert steps.waits == 1
+    assert steps.launches == ((16, 14)[not factored] + (4, 6)[not factored] * n_chains)
+    rows = sum(len(block.x) for block in steps.blocks)
+    x = 300 if factored else 4
+    assert steps.copied["set"] == rows * (4 * x + 90) + 4 * (n_chains + 1)  # x, v in bytes, starts of chains
+    assert steps.copied["get"] < 4 * (3 * rows + 1) + parameters / 100
+
+
+def test_settings_and_rows_without_a_step_on_the_gpu_are_refused(fake):
+    """The caller then takes the step with `run_chains`."""
+    steps = Steps(fake, "mle-bp", 2, 300, v=90)
+    n_rows = sum(len(block.x) for block in steps.blocks)
+
+    def step(blocks=steps.blocks, **settings):
+        learner = replace(steps.learner, **settings)
+        return learner.step_on_gpu(learner.start(steps.state.theta), blocks, n_rows, steps.backend)
+
+    assert step() is not None
+    assert step(momentum=0.5) is None
+    assert step(weight_decay=0.1) is None
+    assert step(learner="cd") is None
+    assert step(local_steps=2) is None
+    bad = steps.blocks[0].x.copy()
+    bad[3, 5] = 3e38
+    assert step([replace(steps.blocks[0], x=bad), *steps.blocks[1:]], units=None) is None
+    many = [block for _ in range(13) for block in steps.blocks]  # for 169 rows the host uses BLAS
+    assert step(many, n_chains=2) is None
+
+
+def test_a_diverged_step_on_the_gpu_names_the_weights(fake):
+    steps = Steps(fake, "mle-bp", 2, 300, v=90)
+    learner = replace(steps.learner, rates=np.array([1e6]))
+    message = r"weights are too large .* in epoch 1, step 1"
+    with pytest.raises(DivergenceError, match=message):
+        learner.step_on_gpu(steps.state, steps.blocks, 13, steps.backend)
+
+
+@pytest.mark.parametrize("n_chains", [1, 2])
+def test_a_fit_with_steps_on_the_gpu_has_the_bits_of_one_without(fake, monkeypatch, tmp_path, n_chains):
+    x, v = rows()
+    settings = {
+        "n_hidden": 5, "n_sweeps": 3, "batch_size": 6, "n_epochs": 3, "learning_rate": 0.3, "device": "gpu",
+        "n_jobs": 1, "random_state": 0, "n_chains": n_chains,
+    }  # fmt: skip
+    step, taken = CrbmLearner.step_on_gpu, []
+
+    def counted(*arguments):
+        taken.append(step(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(CrbmLearner, "step_on_gpu", counted)
+    engine = {"checkpoint_steps": 1}  # checkpoints copy the parameters to the host
+    found = sl.ConditionalRBM(**settings).fit(
+        x, v, validation=(x, v), run_dir=tmp_path / "run", engine=engine
+    )
+    assert sum(state is not None for state in taken) >= 6
+    monkeypatch.setattr(CrbmLearner, "step_on_gpu", lambda *_: None)
+    expected = sl.ConditionalRBM(**settings).fit(x, v, validation=(x, v))
+    for name in ("W_", "Wvx_", "Whx_", "bv_", "bh_"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    for ours, theirs in zip(found.history_, expected.history_, strict=True):
+        for key in ("objective", "train_error", "validation_error", "converged"):
+            assert ours[key] == theirs[key], key

@@ -16,8 +16,8 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
-from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner, start_leaf, visit_leaves
 from scalelatent.models.hcn.model.layer import FeatureLayer
+from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner, start_leaf, visit_leaves
 from tests.models.hcn.cases import draw_sweep, no_messages
 
 # Each case is chains, images, (channels, height, width), window, features.
@@ -74,8 +74,8 @@ def check_decode(gpu, shape) -> None:
     evidence, _, s, w = draw_sweep(3, *shape)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     found = gpu.cupy.asarray(s[0].copy())
-    moved = gpu.decode(gpu.cupy.asarray(evidence[0]), gpu.cupy.asarray(order), found, w[0] > 0, 3)
-    assert_array_equal(moved, reference.decode(evidence[0], order, s[0], w[0] > 0, 3))
+    moved = gpu.decode_images(gpu.cupy.asarray(evidence[0]), gpu.cupy.asarray(order), found, w[0] > 0, 3)
+    assert_array_equal(moved, reference.decode_images(evidence[0], order, s[0], w[0] > 0, 3))
     assert_array_equal(found.get(), s[0])
 
 
@@ -106,7 +106,7 @@ def _room(request, emulated_gpu, monkeypatch) -> None:
     """Give a thread block more or less shared memory for its beliefs."""
     most = {"shared": 2**17, "only W is shared": 2**17, "not shared": 0}[request.param]
     processors = 132 if request.param == "shared" else 0
-    monkeypatch.setattr(emulated_gpu, "_read_room", lambda device: (most, processors))
+    monkeypatch.setattr(emulated_gpu, "_read_device_limits", lambda device: (most, processors))
 
 
 @pytest.mark.usefixtures("_room")
@@ -158,7 +158,7 @@ def test_chains_that_exceed_the_memory_are_split_in_halves(emulated_gpu, monkeyp
 
 
 def test_beliefs_are_in_shared_memory_if_all_blocks_run_at_once(emulated_gpu, monkeypatch) -> None:
-    monkeypatch.setattr(emulated_gpu, "_read_room", lambda device: (232_448 - 1024, 132))
+    monkeypatch.setattr(emulated_gpu, "_read_device_limits", lambda device: (232_448 - 1024, 132))
     five_images = 5 * 19 * 17 * 32, 48 * 32
     assert emulated_gpu._choose_shared(128, *five_images) == (3, 4 * sum(five_images))
     assert emulated_gpu._choose_shared(133, *five_images) == (1, 4 * five_images[1])

@@ -11,9 +11,11 @@ import pytest
 import scalelatent as sl
 from scalelatent.contract.learners import Block
 from scalelatent.engine import backend as backends
+from scalelatent.engine import mapwrite
 from scalelatent.engine.cache import PieceCache
 from scalelatent.engine.passes import PassContext, Span, make_stage
-from scalelatent.engine.reading import StopEvent, Stopped
+from scalelatent.engine.reading import StopEvent, Stopped, iter_blocks
+from scalelatent.errors import DataError
 from scalelatent.models.capsule.model.em import CapsulePass, initial_state
 from scalelatent.models.capsule.model.members import build_members
 
@@ -178,3 +180,60 @@ def test_a_thread_of_a_cancelled_pass_copies_nothing(fake, monkeypatch):
         assert passes.copies == []
         backend.copy_ahead(owner, 0, "key", block, pool)
     assert [size for size, _ in passes.copies] == [passes.x.nbytes]
+
+
+@pytest.fixture(params=["capsule", "mixture"])
+def mapped(request, fake, emulate, monkeypatch):
+    """Return a fitted model, its rows, and a list of (bytes, stream) of the copies of its 16 blocks."""
+    x = np.random.default_rng(0).random((16 * BLOCK, 12)).astype("f4")
+    options = {"random_state": 0, "n_jobs": 1, "device": "cpu", "max_iter": 2}
+    if request.param == "capsule":
+        model = sl.CapsuleRegression(capsule_dim=2, **options).fit(x, np.arange(len(x)) % 3)
+    else:
+        fake.RawModule.library = emulate("linear_mixture")
+        model = sl.LinearMixture(n_components=2, n_dims=1, **options).fit(x)
+    monkeypatch.setattr(mapwrite, "choose_map_block_rows", lambda *_: BLOCK)
+    copies, copy = [], fake.MemoryPointer.copy_from_host_async
+
+    def count(pointer, mem, size, stream=None):
+        copies.append((size, stream.ptr))
+        copy(pointer, mem, size, stream)
+
+    monkeypatch.setattr(fake.MemoryPointer, "copy_from_host_async", count)
+    return model.set_params(device="gpu"), x, copies
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_maps_copy_the_next_block_on_another_stream(mapped, fake, monkeypatch, tmp_path, written):
+    """The host waits no more often, and each row is copied once, with the results of copies without."""
+    model, x, copies = mapped
+
+    def transform(name):
+        copies.clear()
+        fake.WAITS.clear()
+        out = model.transform(x, out=tmp_path / name) if written else model.transform(x)
+        return (out.read_x(0, len(x)) if written else out), len(fake.WAITS), list(copies)
+
+    found, waits, ahead = transform("ahead.zarr")
+    assert [size for size, _ in ahead] == 16 * [x.nbytes // 16]
+    assert not {stream for _, stream in ahead} & set(fake.WAITS)
+    monkeypatch.setattr(mapwrite, "iter_gpu_blocks", lambda *args, **_: iter_blocks(*args[:3]))
+    expected, earlier_waits, before = transform("before.zarr")
+    assert [size for size, _ in before] == 16 * [x.nbytes // 16]
+    assert {stream for _, stream in before} <= set(fake.WAITS)
+    np.testing.assert_array_equal(found, expected)
+    assert waits == earlier_waits
+
+
+def test_a_map_of_one_block_copies_no_other(mapped, fake):
+    model, x, copies = mapped
+    model.transform(x[:BLOCK])
+    assert {stream for _, stream in copies} <= set(fake.WAITS)
+
+
+def test_a_map_on_the_gpu_names_a_bad_row(mapped):
+    model, x, _ = mapped
+    bad = sl.Dataset.from_arrays(x.copy())
+    bad.read_x(0, len(x))[5000, 3] = np.nan
+    with pytest.raises(DataError, match="row 5000, feature 3"):
+        model.transform(bad)

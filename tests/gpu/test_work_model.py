@@ -82,6 +82,7 @@ class Counts:
         call()
         self.uploads = self.gemm_flops = 0
         self._fake.LAUNCHED.clear()
+        self._fake.EXPRESSIONS.clear()
         self._fake.WAITS.clear()
         self._fake.COPIED.update(set=0, get=0)
         call()
@@ -153,6 +154,25 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
     assert counts.waits == work.downloads == (1 if nu == 0 else 2)
     before = model.earlier_capsule_block(3000, 30, 20, 1, active, x.itemsize)
     assert (before.uploads, before.downloads) == (3, 2)
+
+
+@pytest.mark.parametrize("stored", ["u1", "f4"])
+def test_the_model_counts_the_work_of_a_map_of_capsules(fake, counts, model, stored):
+    from scalelatent.contract.learners import Block
+    from scalelatent.engine.backend import CupyBackend
+    from scalelatent.models.capsule.model.members import build_members
+    from scalelatent.models.capsule.model.predict import CapsuleRows, RowFrame
+
+    rng = np.random.default_rng(0)
+    x = (rng.random((3000, 30)) * 255).astype(stored)
+    members = build_members("multiclass", 10, 2)
+    row_map = CapsuleRows(members, rng.normal(size=(20, 30)), RowFrame(), "latents")
+    prepared = row_map.prepare(CupyBackend())
+    got = counts.of(lambda: row_map.apply(prepared, Block(x, None, None, 0)))
+    work = model.capsule_map_block(3000, 30, 20, x.itemsize)
+    assert (got[0], got[1], got[3]) == (work.launches, work.uploads, work.gemm_flops)
+    assert got[2] + 1 == work.downloads == 2  # the check for finite numbers copies a single number
+    assert counts.copied_bytes == work.copied_bytes
 
 
 def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, model, emulate, monkeypatch):
@@ -244,13 +264,37 @@ def test_the_model_counts_the_work_of_a_step_of_conditional_rbms(
     steps = load_helper("test_crbm_learning").Steps(fake, "mle-bp", chains, 300, v=90)
     assert steps.learner.factored
     got = counts.of(steps.run)
-    work = model.crbm_step(90, 5, 300, chains, 8, 2)
+    work = model.crbm_host_step(90, 5, 300, chains, 8, 2)
     assert (steps.launches, steps.waits, got[1] / 2) == (work.launches, work.downloads, work.uploads)
     # The last chain has three rows fewer than the others, so fewer bytes are copied.
     missing = 3 * (90 + 5 + 3 + 300) * 4 + 3 * 90
     assert 0 <= counts.copied_bytes / 2 - (work.copied_bytes - missing) < 1000
     before = model.earlier_crbm_step(90, 5, 300, chains, 8, 2)
     assert (before.launches, before.downloads) == (42 * chains, 4 * chains)
+
+
+@pytest.mark.parametrize("chains", [2, 4])
+@pytest.mark.parametrize("x", [300, 4])
+def test_the_model_counts_the_work_of_a_step_on_the_gpu(fake, counts, model, emulate, load_helper, chains, x):
+    fake.RawModule.library = emulate("crbm")
+    learning = load_helper("test_crbm_learning")
+    steps = learning.Steps(fake, "mle-bp", chains, x, v=90)
+    state = [steps.state]
+
+    def step() -> None:
+        state[0] = steps.learner.step_on_gpu(state[0], steps.blocks, 8 * chains - 3, steps.backend)
+
+    step()  # it copies the parameters to the GPU
+    got = counts.of(step)
+    work = model.crbm_step(90, 5, x, chains, 8, 2)
+    assert (got[0] + len(fake.EXPRESSIONS), got[1]) == (work.launches, work.uploads)
+    assert counts.waits == work.downloads == 1
+    missing = 3 * (4 * x + 90 + 12)  # the last chain has three rows fewer than the others
+    assert counts.copied_bytes == work.copied_bytes - missing
+    before = model.crbm_host_step(784, 256, 784, 2, 10, 32)
+    now = model.crbm_step(784, 256, 784, 2, 10, 32)
+    assert now.predicted(model.H100) < before.predicted(model.H100) / 2
+    assert now.limit(model.H100) > 0.8 * now.predicted(model.H100)
 
 
 def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model):
@@ -271,16 +315,16 @@ def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model
     assert got == expected(model.hcn_sweep_messages(chains, *sizes, room))
     rows = fake.zeros((images, *image), "i4"), fake.zeros((images, pixels), "i4")
     places_now = fake.zeros((images, *places), "i4")
-    got = counts.of(lambda: gpu.decode(*rows, places_now, np.zeros(weights, bool), 3))
-    assert got == expected(model.hcn_decode(images, pixels, 25 * n, 6 * n, 3, room))
+    got = counts.of(lambda: gpu.decode_images(*rows, places_now, np.zeros(weights, bool), 3))
+    assert got == expected(model.hcn_decode_images(images, pixels, 25 * n, 6 * n, 3, room))
 
 
 @pytest.mark.parametrize("leaves", [1, 5])
 def test_leaves_of_compositional_networks_are_visited_in_one_launch(fake, counts, model, leaves):
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.models.hcn.kernels.windows import message_room
-    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit_leaves
     from scalelatent.models.hcn.model.layer import FeatureLayer
+    from scalelatent.models.hcn.model.stored_messages import start_leaf, visit_leaves
 
     layer, images, rng = FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2), 4, np.random.default_rng(0)
     evidence = rng.integers(-900, 900, (leaves, images, 1, 9, 8)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Read chunks from shard files and objects: locate their bytes, verify checksums, and decode them."""
+"""Read chunks from shards on disk or in an object store: locate, verify (checksums) and decode bytes."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class FetchedChunk:
 
 
 class ShardIndexCache:
-    """Cache of shard indexes, which hold the positions of chunks in objects; emptied above `_MAX_INDEXES`."""
+    """Cache of the indexes of shards in an object store: the byte offset and length of each chunk."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
         self._cache: dict[str, np.ndarray] = {}
 
     def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
-        """Return the indexes of objects of `n_chunks` chunks each; fetch uncached indexes in one request."""
+        """Return the indexes of shards with `n_chunks` chunks each; fetch missing ones at once."""
         found = {key: index for key in keys if (index := self._cache.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         length = 16 * n_chunks + _CRC_BYTES
@@ -90,7 +90,7 @@ def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
         raise DamagedFileError(
             f"it has {len(raw)} bytes, fewer than its index of {16 * n_chunks + _CRC_BYTES} bytes"
         )
-    return np.frombuffer(_checked(raw, "its index")[0], "<u8").reshape(-1, 2)
+    return np.frombuffer(_verify_checksum(raw, "its index")[0], "<u8").reshape(-1, 2)
 
 
 def index_entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
@@ -158,7 +158,7 @@ Decoder = Callable[[ChunkReader, int, np.ndarray], bytes]
 """Function that fills an array from a chunk and returns the verified checksum."""
 
 
-def _checked(data: bytes, name: str) -> tuple[memoryview, bytes]:
+def _verify_checksum(data: bytes, name: str) -> tuple[memoryview, bytes]:
     """Verify the checksum at the end of `data`; return the bytes before the checksum, and the checksum."""
     if len(data) < _CRC_BYTES:
         raise DamagedFileError(f"{name} has {len(data)} bytes")
@@ -218,7 +218,7 @@ def _packed_decoder(sharded: bool, codec: str) -> Decoder:
     unpack = {"zstd": numcodecs.zstd.decompress, "blosc": numcodecs.blosc.decompress}[codec]
 
     def decode(file: ChunkReader, chunk: int, out: np.ndarray) -> bytes:
-        body, checksum = _checked(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
+        body, checksum = _verify_checksum(file.read(*file.extent(chunk, sharded)), f"chunk {chunk}")
         try:
             unpack(body, out.reshape(-1).view(np.uint8))
         except (RuntimeError, ValueError) as error:

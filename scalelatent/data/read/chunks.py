@@ -49,7 +49,7 @@ MAX_FREE = 4
 
 @functools.lru_cache(maxsize=256)
 def _warn_slow_decoding(url: str, name: str, codecs: str) -> None:
-    """Log one warning per array that only the slower zarr pipeline can decode."""
+    """Warn once per array that only the zarr library, which is slower, can decode its chunks."""
     logger.warning(
         "dataset %s: '%s' is stored as %s, which only zarr can decode, slower than our own reader; the "
         "rows are the same. `scalelatent data convert` writes a dataset that reads faster.",
@@ -88,7 +88,7 @@ class StoredRows(StoredColumn):
         self._only: int | None = None  # the only tile (group of columns) to read; None reads all columns
 
     def sibling(self, name: str, length: int, chunk: int, where: str, rows: tuple[int, int]) -> StoredRows:
-        """Return a reader of another array (length,) with the same codecs, without reading its metadata."""
+        """Return a reader of another array (length,) with the same codecs; its metadata file is not read."""
         other = copy.copy(self)
         other.shape, other.chunk_rows, other.shard_rows = (length,), chunk, -(-length // chunk) * chunk
         other._name, other._description, other._row_range, other._array = name, where, rows, None
@@ -100,24 +100,24 @@ class StoredRows(StoredColumn):
 
     @property
     def packing(self) -> str:
-        return packing_of(self._opened())
+        return packing_of(self._open_array())
 
     @property
     def n_crcs(self) -> int:
-        return -(-self.shape[0] // self.shard_rows) * self.n_tiles * self._per_shard
+        return -(-self.shape[0] // self.shard_rows) * self.n_tiles * self._chunks_per_shard
 
     def expect_crcs(self, crcs: np.ndarray) -> None:
-        self._crcs = crcs.reshape(-1, self.n_tiles, self._per_shard)
+        self._crcs = crcs.reshape(-1, self.n_tiles, self._chunks_per_shard)
 
     def crcs_of(self, shard: int) -> slice:
         """Return the slice of the column's checksums that belongs to the shard file number `shard`."""
-        return slice(shard * self._per_shard, (shard + 1) * self._per_shard)
+        return slice(shard * self._chunks_per_shard, (shard + 1) * self._chunks_per_shard)
 
     @property
-    def _per_shard(self) -> int:
+    def _chunks_per_shard(self) -> int:
         return self.shard_rows // self.chunk_rows
 
-    def _opened(self) -> zarr.Array:
+    def _open_array(self) -> zarr.Array:
         if self._array is None:
             import zarr
 
@@ -128,7 +128,7 @@ class StoredRows(StoredColumn):
     def read(self, start: int, stop: int) -> np.ndarray:
         out = self._memory.empty((stop - start, *self.shape[1:]), self.dtype)
         if self._decoder is not None and not self._has_files:
-            self._read_objects(start, stop, out)
+            self._read_from_object_store(start, stop, out)
             return out
         row = start
         while row < stop:
@@ -162,12 +162,12 @@ class StoredRows(StoredColumn):
 
     @property
     def layout(self) -> ChunkLayout:
-        return layout_of(self._opened())
+        return layout_of(self._open_array())
 
     def shard_key(self, shard: int, tile: int = 0) -> str:
         if not self._has_our_keys:
             coords = (shard, *(tile for _ in self.shape[1:]))
-            return f"{self._name}/{self._opened().metadata.encode_chunk_key(coords)}"
+            return f"{self._name}/{self._open_array().metadata.encode_chunk_key(coords)}"
         return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
 
     def _tiles(self) -> list[tuple[int, ColumnIndex]]:
@@ -187,17 +187,17 @@ class StoredRows(StoredColumn):
             path = self._location.local_path(self.shard_key(shard, tile))
             assert path is not None
             try:
-                with ShardFile(path, self._per_shard) as file:
+                with ShardFile(path, self._chunks_per_shard) as file:
                     for a, b in self.pieces(start, stop):
                         self._decode(file, a, b, out[a - start : b - start][columns], tile)
             except (DamagedFileError, OSError) as error:
-                self._raise(shard, error, tile)
+                self._raise_for_shard(shard, error, tile)
 
     def _decode(self, file: ChunkReader, start: int, stop: int, target: np.ndarray, tile: int = 0) -> None:
         """Decode the rows `start:stop` of one chunk into `target`; the whole chunk is checked and decoded."""
         assert self._decoder is not None
         chunk, first = divmod(start, self.chunk_rows)
-        shard, chunk = divmod(chunk, self._per_shard)
+        shard, chunk = divmod(chunk, self._chunks_per_shard)
         if stop - start == self.chunk_rows and self._tile is None:
             self._compare(self._decoder(file, chunk, target), shard, tile, chunk)
             return
@@ -208,7 +208,7 @@ class StoredRows(StoredColumn):
         target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
 
     def _compare(self, checksum: bytes, shard: int, tile: int, chunk: int) -> None:
-        """Refuse an intact chunk whose checksum differs from the dataset's table of checksums."""
+        """Raise an error for an intact chunk with another checksum than in the table of the dataset."""
         if self._crcs is None:
             return
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
@@ -218,8 +218,8 @@ class StoredRows(StoredColumn):
                 f"{found:08x} instead of {written:08x}), as if the file came from another dataset"
             )
 
-    def _read_objects(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Fill the array `out` with the rows `start:stop` of objects, a limited number of chunks at once."""
+    def _read_from_object_store(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Fetch the rows `start:stop` from an object store into the array `out`, some chunks at a time."""
         pieces = [(*piece, *tile) for piece in self.pieces(start, stop) for tile in self._tiles()]
         pieces = pieces if start < stop else []
         window = 2 * self.reads_at_once
@@ -229,24 +229,26 @@ class StoredRows(StoredColumn):
             keys = [self.shard_key(*shard) for shard in shards]
             at = 0
             try:
-                ranges = self._ranges([(a, b) for a, b, _, _ in part], keys)
+                ranges = self._locate_chunks([(a, b) for a, b, _, _ in part], keys)
                 for at, data in enumerate(self._location.read_ranges(ranges)):
                     a, b, _, columns = part[at]
                     self._decode(FetchedChunk(data), a, b, out[a - start : b - start][columns], shards[at][1])
             except (DamagedFileError, OSError) as error:
-                self._indexes.clear()  # the objects may have changed since the indexes were read
+                self._indexes.clear()  # files in the store may have changed since the indexes were read
                 names = map(self._location.name_of, keys)
                 bad = next((k for k, name in enumerate(names) if name in str(error)), at)
-                self._raise(shards[bad][0], error, shards[bad][1])
+                self._raise_for_shard(shards[bad][0], error, shards[bad][1])
 
-    def _ranges(self, pieces: list[tuple[int, int]], keys: list[str]) -> list[tuple[str, int, int] | str]:
-        """Return the location of the chunk of each row range: (key, offset, length), or an object's key."""
+    def _locate_chunks(
+        self, pieces: list[tuple[int, int]], keys: list[str]
+    ) -> list[tuple[str, int, int] | str]:
+        """Return where the chunk of each row range is: (key, offset, length), or the key of a whole file."""
         if not self._sharded:
             return list(keys)
-        per_shard = self._per_shard
-        indexes = self._indexes.get(list(dict.fromkeys(keys)), per_shard)
+        chunks_per_shard = self._chunks_per_shard
+        indexes = self._indexes.get(list(dict.fromkeys(keys)), chunks_per_shard)
         return [
-            (key, *index_entry(indexes[key], a // self.chunk_rows % per_shard))
+            (key, *index_entry(indexes[key], a // self.chunk_rows % chunks_per_shard))
             for key, (a, _) in zip(keys, pieces, strict=True)
         ]
 
@@ -254,13 +256,13 @@ class StoredRows(StoredColumn):
         """Read rows through zarr, after a check for missing files, for which zarr returns fill values."""
         for tile, _ in self._tiles():
             if not self._location.has(self.shard_key(shard, tile)):
-                self._raise(shard, FileNotFoundError(), tile)
+                self._raise_for_shard(shard, FileNotFoundError(), tile)
         try:
-            out[...] = self._opened()[start:stop]
+            out[...] = self._open_array()[start:stop]
         except Exception as error:  # noqa: BLE001 - each codec has errors of its own
-            self._raise(shard, error)
+            self._raise_for_shard(shard, error)
 
-    def _raise(self, shard: int, error: Exception, tile: int = 0) -> NoReturn:
+    def _raise_for_shard(self, shard: int, error: Exception, tile: int = 0) -> NoReturn:
         first, last = shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.shape[0])
         if isinstance(error, FileNotFoundError):
             problem = "is missing"

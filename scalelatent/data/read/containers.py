@@ -106,7 +106,7 @@ def opened(x: Any, name: str = "x") -> Any:
             f"the rows: scalelatent.open_dataset({path!r:.200})"
         )
     if _is(x, "xarray", "DataArray"):
-        return x.data if x.chunks is not None else _sliced(x)
+        return x.data if x.chunks is not None else _wrap_data_array(x)
     if _is(x, "torch", "Tensor"):
         return _convert_tensor(x, name)
     if _is_cupy(x):
@@ -194,7 +194,7 @@ def _count(frame: polars.LazyFrame) -> int:
     return int(frame.select(count()).collect().item())
 
 
-def _sliced(x: xarray.DataArray) -> SlicedRows:
+def _wrap_data_array(x: xarray.DataArray) -> SlicedRows:
     """Return a DataArray without Dask chunks, in memory or in an open file, as an array read by rows."""
     return SlicedRows(tuple(map(int, x.shape)), np.dtype(x.dtype), lambda a, b: np.asarray(x[a:b].values))
 

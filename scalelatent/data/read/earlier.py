@@ -1,4 +1,4 @@
-"""Find the rows of a dataset before an append, so that a run that started before can resume with them."""
+"""Find the rows that a dataset had before an append, so that a run from before the append can resume."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .segments import earlier_columns, earlier_states, restore_columns
 
 
 def find_earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
-    """Return the rows that a dataset or slice had when its fingerprint was `fingerprint`, or None."""
+    """Return the earlier rows of a dataset or slice whose fingerprint is `fingerprint`; None without such."""
     if ds.fingerprint() == fingerprint:
         return ds
-    return next((found for found in _candidates(ds) if found.fingerprint() == fingerprint), None)
+    return next((found for found in _iter_earlier_slices(ds) if found.fingerprint() == fingerprint), None)
 
 
 def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
-    """Return the rows that `ds` had when its dataset was in the state that `other` shows.
+    """Return the rows that `ds` had before the same append as `other`.
 
-    `other` holds rows of the same stored dataset before an append. Without such an append `ds` is returned.
+    `other` holds rows of the same stored dataset before an append; if it does not, `ds` is returned.
     """
     then = earlier_columns(ds._columns, other._columns.fingerprint)
     start, stop = ds.extent
@@ -28,8 +28,12 @@ def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
     return Dataset(then, start, min(stop, then.x.shape[0]))
 
 
-def _candidates(ds: Dataset) -> Iterator[Dataset]:
-    """Yield what a slice may have been before appends: the same rows, or rows up to the former end."""
+def _iter_earlier_slices(ds: Dataset) -> Iterator[Dataset]:
+    """Yield slices of the dataset before its appends that an earlier run may have used instead of `ds`.
+
+    Such a slice has the rows of `ds`. If `ds` ends with the dataset, the slice may also end at a former end,
+    with the same start as `ds` (as in `dataset[a:]`) or the same number of rows (as in `dataset[-k:]`).
+    """
     columns, (start, stop) = ds._columns, ds.extent
     if columns.attrs is None:
         return
@@ -44,6 +48,6 @@ def _candidates(ds: Dataset) -> Iterator[Dataset]:
                 yield rows
                 continue
             target = columns.paired.slice_rows(start, stop)
-            for other in _candidates(target):
+            for other in _iter_earlier_slices(target):
                 if len(other) == len(rows):
                     yield rows.with_target(other)

@@ -148,5 +148,5 @@ def restore_columns(columns: DatasetColumns, state: EarlierState) -> DatasetColu
     out.y_is_dropped = columns.y_is_dropped
     if columns.weight_is_own:
         assert columns.weight is not None
-        out = out.reweighted(columns.weight)
+        out = out.with_weight(columns.weight)
     return out

@@ -201,15 +201,15 @@ class DaskRows(RowSource):
         for a, b in self.pieces(start, stop):  # only one piece at a time is in memory
             chunks = _split_range(a, b, self._edges_within(a, b))
             try:
-                out[a - start : b - start] = self._computed(a, b)
+                out[a - start : b - start] = self._compute(a, b)
             except Exception:
                 if len(chunks) == 1:
                     raise
                 for c, d in chunks:  # retry each chunk, so that the error names the chunk
-                    out[c - start : d - start] = self._computed(c, d)
+                    out[c - start : d - start] = self._compute(c, d)
         return out
 
-    def _computed(self, start: int, stop: int) -> np.ndarray:
+    def _compute(self, start: int, stop: int) -> np.ndarray:
         """Compute the rows `start:stop`; refuse results that are sparse, masked or of an unexpected shape."""
         block = self._array[start:stop].compute(scheduler=_dask_scheduler())
         if hasattr(block, "tocsr"):  # a sparse block, although dask's metadata announced a dense one

@@ -93,7 +93,7 @@ def open_columns(location: Location) -> dict[str, Any]:
     """Return the keyword arguments of `DatasetColumns` for a finished dataset."""
     attrs = read_attrs(location)
     if not attrs.complete:
-        raise unfinished(location, attrs)
+        raise make_unfinished_error(location, attrs)
     columns: dict[str, Any] = {"place": location, "attrs": attrs, "shared": location.shared}
     group = open_group(location)
     own = own_columns(location, attrs, group)
@@ -104,7 +104,7 @@ def open_columns(location: Location) -> dict[str, Any]:
     return columns
 
 
-def unfinished(location: Location, attrs: DatasetAttrs) -> DataError:
+def make_unfinished_error(location: Location, attrs: DatasetAttrs) -> DataError:
     """Return the error for a dataset whose writer did not finish."""
     done = len(location.keys(MARKER_FOLDER))
     generated = _is_generated(attrs)

@@ -81,7 +81,7 @@ def append_rows(
     ['a', 'c', 'c', 'b', 'a']
     """
     location = locate(url)
-    read_attrs(location)  # raises before a lock is created without a dataset
+    read_attrs(location)  # raises an error without a dataset, before a lock file is created
     with hold_lock(location, _LOCK, "being appended to"):
         _append(location, source if isinstance(source, Dataset) else open_dataset(source), progress, layout)
     return open_dataset(url)
@@ -102,7 +102,9 @@ def _append(location: Location, rows: Dataset, progress: Progress | None, layout
         record = {"rows": rows.n_rows, **derive_provenance(rows, "append"), "before": before}
         _commit(location, attrs, [*segments, segment], classes, record)
     except BaseException as error:
-        if not _is_listed(location, folder):  # an interrupt may follow the commit
+        if not _is_listed(
+            location, folder
+        ):  # do not delete the segment if an interrupt came after the commit
             clear_after(error, folder)
         if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
             raise DataError(

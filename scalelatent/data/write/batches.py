@@ -1,4 +1,4 @@
-"""Batches of rows that are copied between datasets, and threads that write batches as shards."""
+"""Batches of rows for copies between datasets, and threads that write batches as shards."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def map_in_order(
 ) -> Generator[Done]:
     """Yield `work(number, item)` in order, computed by threads; at most `ahead` results wait at one time.
 
-    If the loop over the generator may raise, close the generator: no thread runs after the close.
+    If the loop over this generator may raise an error, close the generator, which waits for its threads.
     """
     waiting: deque[Future[Done]] = deque()
     with ThreadPoolExecutor(threads, name) as pool:
@@ -143,7 +143,7 @@ def write_shards(
 
 
 def half_progress(progress: Progress | None, half: int) -> Progress | None:
-    """Return a callback for the first (0) or the second (1) half of a work that reads all rows twice."""
+    """Return a callback for the first (0) or second (1) half of an operation that reads all rows twice."""
     return None if progress is None else lambda done, total: progress((half * total + done) // 2, total)
 
 

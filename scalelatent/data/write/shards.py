@@ -198,7 +198,7 @@ class ShardWriter:
                 "finished dataset cannot be changed: write another one, or replace this one with --overwrite "
                 "(overwrite=True)"
             )
-        with self._all_or_nothing(shard, start, stop):
+        with self._delete_shard_on_error(shard, start, stop):
             for target, values in ((self._y, labels), (self._weight, weights), (self._x, rows)):
                 if target is not None and self._tile is None:
                     target[start:stop] = values
@@ -288,7 +288,7 @@ class ShardWriter:
                 self._group["digest"][...] = digests
                 for name, column in (("x", self._x), ("y", self._y)):
                     if isinstance(column, CsrGroups):
-                        column.write_counts([m[f"{name}_nnz"] for m in markers])
+                        column.write_entry_counts([m[f"{name}_nnz"] for m in markers])
                 crcs = {
                     name: np.array([crc for m in markers for crc in m["crc"][name]], np.uint32)
                     for name in self._columns()
@@ -330,13 +330,13 @@ class ShardWriter:
         return sorted(classes) if len(classes) <= schema.MAX_CLASSES else None
 
     def _record_crcs(self, key: str, data: np.ndarray) -> None:
-        """Keep the checksums of the chunks in a file of a dense column, before zarr writes the file."""
+        """Remember the checksums of the chunks in `data`, which zarr will write to the file `key`."""
         name, _, rest = key.partition("/")
         if name in self._shard_chunks and rest.startswith("c/"):
             self._found_crcs[key] = chunk_crcs(data, self._shard_chunks[name])
 
     def _pop_crcs(self, shard: int) -> dict[str, list[int]]:
-        """Return and forget the checksums of the chunks of the shard just written, by column."""
+        """Remove and return the checksums of the chunks of a shard that was just written, by column."""
         return {
             name: (
                 column.crcs.pop(shard)
@@ -396,8 +396,8 @@ class ShardWriter:
         ]
 
     @contextlib.contextmanager
-    def _all_or_nothing(self, shard: int, start: int, stop: int) -> Iterator[None]:
-        """Delete a shard's files before writing (never read-modify-write) and again if writing fails."""
+    def _delete_shard_on_error(self, shard: int, start: int, stop: int) -> Iterator[None]:
+        """Delete a shard's old files before the ``with`` statement, and new ones if the statement fails."""
 
         def remove() -> None:
             if not self.attrs.complete:

@@ -121,7 +121,7 @@ def _sort_keys(seed: int, start: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Division of the memory limit: a third for a bucket, a third for its copy, the rest for I/O."""
+    """Division of the memory limit: a third for a bucket of rows, a third for its copy, the rest for I/O."""
 
     n_buckets: int
     read_bytes: int
@@ -150,7 +150,7 @@ def _read_in_order(ds: Dataset, read_bytes: int) -> Iterator[tuple[int, RowBatch
 
 
 class _Buckets:
-    """Rows partitioned by intervals of keys; a single bucket stays in memory, several buckets use files."""
+    """Rows in buckets by intervals of their sort keys; one bucket stays in memory, several are in files."""
 
     def __init__(self, location: Location, plan: _Plan) -> None:
         self._location, self._plan = location, plan
@@ -167,11 +167,11 @@ class _Buckets:
         if error is not None:
             clear_after(error, self._location)
             return
-        with contextlib.suppress(OSError):  # the output is complete, so remaining buckets do no harm
+        with contextlib.suppress(OSError):  # the output is complete, and bucket files that stay do no harm
             self._location.clear()
 
     def add(self, batch: RowBatch, keys: np.ndarray) -> None:
-        """Add rows to their buckets; rows of one bucket keep the order of the calls."""
+        """Add rows to the buckets of their sort `keys`; rows of one bucket keep the order of the calls."""
         bucket = (keys >> np.uint64(32)) * np.uint64(self._plan.n_buckets) >> np.uint64(32)
         order = np.argsort(bucket, kind="stable")
         edges = np.searchsorted(bucket[order], np.arange(1, self._plan.n_buckets, dtype=np.uint64))
@@ -185,14 +185,14 @@ class _Buckets:
         if self._plan.n_buckets > 1 and self._buffered_bytes > self._plan.flush_bytes:
             self._flush()
 
-    def sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
-        """Yield each bucket and its row order; the caller deletes one bucket before it requests the next."""
+    def iter_sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
+        """Yield (rows, order by key) per bucket; the caller deletes its references before the next bucket."""
         if self._n_flushed:
             self._flush()
         for bucket in range(self._plan.n_buckets):
             parts = self._parts(bucket)
             if parts:
-                yield self._joined(parts)
+                yield self._join_and_sort(parts)
 
     def _parts(self, bucket: int) -> list[tuple[np.ndarray, RowBatch]]:
         if not self._n_flushed:
@@ -200,7 +200,7 @@ class _Buckets:
         return [self._read(f"{bucket}/{name}") for name in self._location.keys(str(bucket))]
 
     @staticmethod
-    def _joined(parts: list[tuple[np.ndarray, RowBatch]]) -> tuple[RowBatch, np.ndarray]:
+    def _join_and_sort(parts: list[tuple[np.ndarray, RowBatch]]) -> tuple[RowBatch, np.ndarray]:
         order = np.argsort(np.concatenate([keys for keys, _ in parts]), kind="stable")
         batch = RowBatch.concatenate([rows for _, rows in parts])
         parts.clear()
@@ -233,7 +233,7 @@ def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]
     sizes = iter(b - a for a, b in bounds)
     room = next(sizes)
     pending: list[RowBatch] = []
-    for batch, order in buckets.sorted():
+    for batch, order in buckets.iter_sorted():
         at = 0
         while at < len(order):
             part = batch.take(order[at : at + room])

@@ -68,7 +68,8 @@ class DaskPass(Work[Span]):
         self.ref = executor.stage_refs[stage.name]
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
-        # In a pass of reductions: the task of the sum of each part, and the sums that were fetched.
+        # Only in a pass without M-step: the task (key or future) that computes the sum over all rows, and the
+        # sum itself after it was fetched; both by part ("train", "validation").
         self._roots: dict[str, Node] = {}
         self.sums: dict[str, np.ndarray] = {}
         self._n_spans, self._finished = len(spans) + len(finished), frozenset(finished)
@@ -85,7 +86,8 @@ class DaskPass(Work[Span]):
         self._trees = {part: _Tree(self, part) for part in stage.grids}
         spent = estimate_costs(executor, stage, self._finished)
         self.window = Window(executor.threads, [*finished, *spans], self._send, spent)
-        # A short pass reports only at its end, because a future for each span costs two more packets.
+        # A short pass has no futures of spans, because each future costs two more packets; so it reports
+        # progress only at its end.
         self._quiet = learns and spent.known and self.window.seconds < AT_ONCE
 
     def key(self, role: str | None, suffix: str = "") -> str:
@@ -167,7 +169,7 @@ class DaskPass(Work[Span]):
         return list(keys.values())
 
     def _hold(self, futures: dict[str, Future]) -> None:
-        """Replace keys of this graph by their futures, if later graphs or the driver need them."""
+        """Replace keys of the tasks that were just sent by futures, for later graphs and the driver."""
         if isinstance(self._params, str):
             self._params = futures.get(self._params)
         self.mstep = futures.get(self.key("mstep"))
@@ -217,7 +219,7 @@ class DaskPass(Work[Span]):
         return list(self.stage.datasets[item.part].shards(*rows))
 
     def reads(self, item: Span) -> Reads:
-        """Return (name of the part, first row, row after the last) of the whole shards that a span reads."""
+        """Return (name of training or validation rows, first row, row after the last) of a span's shards."""
         rows = self.stage.grids[item.part].node_rows(item.level, item.index)
         part = f"{self.executor.token}/{item.part}"
         return (part, *whole_shards(self.stage.datasets[item.part], *rows))
@@ -288,15 +290,16 @@ def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: s
     """Return the Dask key of a task of a pass; users read it on the dashboard."""
     if role == POOLED:
         return f"{stage.name}_{role}-it{iteration + 1:04d}-{suffix}-{token}"
-    # The spans are named ``capsule_estep``, other tasks ``capsule_params``, ``capsule_mstep``, … Other stages
-    # keep their whole name, because Dask would return the old result of a key that was used before.
+    # Tasks of the stage ``capsule_estep`` are ``capsule_estep``, ``capsule_mstep``, … In a stage with another
+    # name, keys contain the whole name, so that two stages of one model never have the same key: for a key in
+    # use, Dask would return the result of the other stage.
     model = stage.name.split("_")[0] if stage.name.endswith("_estep") else stage.name
     name = f"{model}_{role}" if role else stage.name
     return f"{name}-it{iteration + 1:04d}{'-' + suffix if suffix else ''}-{token}"
 
 
 def _part_prefix(part: str) -> str:
-    """Return the prefix of the names of tasks that read a part of the rows: "s" for training rows."""
+    """Return the prefix in task names for rows of a part: "s" for "train", "v" for "validation"."""
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 

@@ -32,7 +32,7 @@ class RowsExcluded(Retry):
 
 
 def guard_spans(client: Client) -> None:
-    """Let the scheduler fail a task at the second death of its worker; Dask's limit applies if it refuses."""
+    """Let the scheduler fail a task after two workers died while they ran it, if it accepts our plugin."""
     from .scheduler_policies import NAME, SpanGuard
 
     with suppress(Exception):

@@ -234,7 +234,7 @@ def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
     task = scheduler.tasks.get(key)
     if task is None:
         return False
-    # The count starts at -1, because with allowed-failures 0 the first death would fail the task.
+    # The count starts at -1, because with allowed-failures 0 the first dead worker would fail the task.
     task.suspicious = -1
     return True
 
@@ -255,7 +255,7 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
 def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[RunningSpan]:
-    """Return the spans that workers compute now or, of the tasks ``keys`` of a lost worker, its spans."""
+    """Return the spans (the rows of one task) that workers compute, or those of the tasks ``keys``."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
     else:

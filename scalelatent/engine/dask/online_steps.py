@@ -1,4 +1,4 @@
-"""The steps of an online fit on a Dask cluster, in segments of about three seconds.
+"""Run an online fit on a Dask cluster in segments: consecutive minibatch steps of about three seconds.
 
 Law 7 requires segments, because one task per step costs the scheduler 20 ms or more (measured:
 `simulated_cluster.py`). A segment is repeated after a failure (`test_online_trouble.py`).
@@ -32,19 +32,20 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .online_tasks import SegmentEnd
 
-# A segment is consecutive minibatch steps without the driver. Seconds of a segment, and of the first segment,
-# which measures a step. The end of a segment takes some hundredths of a second to save the state and to call
-# the driver. These lengths give an overhead of 0.5 to 3 ms per step on one worker (minibatch_steps.py).
+# A segment is several consecutive minibatch steps that run without the driver. Seconds of a segment, and of
+# the first segment, which measures the seconds of a step. Its end takes some hundredths of a second to save
+# the state and to call the driver. With these lengths, the overhead is 0.5 to 3 ms per step on one worker
+# (minibatch_steps.py).
 SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
-# A segment gets longer if saving the state takes more than SAVE_SHARE of its time, up to LONGEST_SECONDS.
-# After the loss of a worker at most one segment is repeated.
+# If saving the state takes more than SAVE_SHARE of a segment's seconds, later segments get more steps, up to
+# LONGEST_SECONDS. If a worker is lost, only the steps of one segment are repeated.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
 # Maximum steps of a segment on several workers; it limits the tasks that the scheduler has at once.
 SEGMENT_STEPS = 256
 # Initial estimate of the seconds per step that several workers cost extra, until the fit has measured it: 8.1
 # to 9.6 ms on two workers with a state of 16 or 128 KiB (minibatch_steps.py).
 SPREAD_SECONDS = 8e-3
-# A segment that is silent for this many seconds counts as hanging, and another worker gets the segment.
+# If the tasks of a segment send no report for this many seconds, another worker repeats the segment.
 OVERDUE_SECONDS = 300.0
 # Maximum seconds to notify the workers that a fit is over.
 ANSWER_SECONDS = 5.0
@@ -58,7 +59,7 @@ class WorkerLeft(Retry):
 
 
 class Segment(Work[Place]):
-    """Tasks of one segment (consecutive minibatch steps); the last task returns the segment's result."""
+    """Tasks of one segment (several consecutive minibatch steps); the last task returns their result."""
 
     hang_seconds = OVERDUE_SECONDS
     unit = "segment"
@@ -89,7 +90,7 @@ class Segment(Work[Place]):
         )
 
     def result(self, futures: list[Future], worker: str) -> SegmentEnd:
-        """Supervise the segment until the first of ``futures`` ends; return its result."""
+        """Supervise the tasks of these steps until the first of ``futures`` ends; return its result."""
         executor, self.futures = self._steps.executor, futures
         futures[0].add_done_callback(lambda _: executor.wake_event.set())
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
@@ -109,7 +110,7 @@ class Segment(Work[Place]):
         return self._end is not None
 
     def poll(self) -> bool:
-        """Call the callbacks, which may interrupt the fit; return True if the segment has finished."""
+        """Call the callbacks, which may interrupt the fit; return True if the last task has finished."""
         self._steps.callbacks.on_wait()
         return super().poll()
 
@@ -122,7 +123,7 @@ class Segment(Work[Place]):
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def make_repeat_event(self, item: Place, why: str, worker: str) -> None:
-        """Return None, because `DaskSteps._redone` reports a repeated segment once."""
+        """Return None, because `DaskSteps._repeat_until_done` reports repeated steps once."""
 
     def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
         """Raise `WorkerLeft` or `WorkerDied`, because Dask cannot restore the replicas of the lost worker."""
@@ -132,7 +133,7 @@ class Segment(Work[Place]):
             raise WorkerDied(f"worker {worker} died")
 
     def release(self) -> None:
-        """Release the futures of the segment's tasks, which cancels unfinished tasks."""
+        """Release the futures of these steps, which cancels unfinished tasks."""
         # `Client.cancel` is not used, because it waits for the scheduler, which may be lost.
         super().release()
         for future in self.futures:
@@ -154,7 +155,7 @@ class DaskSteps:
         self._store, self.token = executor.store, executor.next_token()
         self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage, once=n_epochs == 1)))
         self._store.save_result(self._record, {"order": order, "n_epochs": n_epochs})
-        # Summary and end flag of the last known place, available without loading its state.
+        # Position, summary and end flag of the last known state, so that the driver need not load the state.
         self._known: tuple[Place, dict[str, Any], bool] | None = None
         # Seconds per step: on one worker, CPU seconds on all workers, and the extra cost of several workers.
         self._one: float | None = None
@@ -199,7 +200,7 @@ class DaskSteps:
         return self._known[1], self._known[2]
 
     def _remember_end(self, place: Place, out: SegmentEnd) -> Place:
-        """Store the summary of a finished segment, choose the seconds of the next; return ``place``."""
+        """Store the result of a segment (several steps), choose the length of the next; return ``place``."""
         self._known = (place, out["summary"], out["done"])
         wanted = max(SEGMENT_SECONDS, out["save_seconds"] / SAVE_SHARE)
         self._seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
@@ -208,7 +209,7 @@ class DaskSteps:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def steps(self, place: Place, stop: int, handle: Place) -> Iterator[Advance]:
-        """Run the steps up to ``stop``; yield the progress after each segment."""
+        """Run the steps up to ``stop``; yield the progress after each segment (several consecutive steps)."""
         while place.step < stop:
             out = self._segment(place, stop)
             place = self._remember_end(Place(place.epoch, out["step"]), out)
@@ -221,22 +222,24 @@ class DaskSteps:
             future = segment.submit(task_end_epoch, "epoch", workers[0], handle, place)
             return segment.result([future], workers[0])
 
-        return self._remember_end(place, self._redone(end, handle, f"the end of epoch {place.epoch}"))
+        return self._remember_end(
+            place, self._repeat_until_done(end, handle, f"the end of epoch {place.epoch}")
+        )
 
     def _segment(self, place: Place, stop: int) -> SegmentEnd:
-        """Run one segment from the position ``place``, at most up to step ``stop``; return its result."""
+        """Run steps from ``place`` on, at most up to step ``stop``, as one segment; return its result."""
 
         def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
-            # A segment on one worker cannot lose replicas of the state on other workers, and it shows which
-            # worker hangs.
+            # Steps on one worker need no copies of the state on other workers, which could be lost, and they
+            # show which worker hangs.
             if careful or self._use_one(groups):
                 return self._on_one(segment, place, stop, workers[0])
             return self._on_all(segment, place, stop, workers[:groups])
 
-        return self._redone(run, place, f"the steps after {place.step} of epoch {place.epoch + 1}")
+        return self._repeat_until_done(run, place, f"the steps after {place.step} of epoch {place.epoch + 1}")
 
-    def _redone(
+    def _repeat_until_done(
         self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, work: str
     ) -> SegmentEnd:
         """Return the result of ``run``, a part of the fit; repeat it if workers leave or hang."""
@@ -309,6 +312,6 @@ class DaskSteps:
         return out
 
     def _choose_steps(self, groups: int) -> int:
-        """Return the number of steps of a segment on ``groups`` workers."""
+        """Return the number of consecutive steps to run as one segment on ``groups`` workers."""
         wanted = self._seconds / (self._work / groups + self._cost)
         return max(1, min(int(wanted), SEGMENT_STEPS))

@@ -89,7 +89,8 @@ def task_steps(
                 break
         spent = (time.perf_counter() - begin) / (place.step - first.step)
         nbytes = runner.meter.bytes_read - before
-        return {**site.save(place, state), "bytes_read": nbytes, "seconds": spent, "work": spent * threads}
+        saved = site.save(place, runner.to_host(state))
+        return {**saved, "bytes_read": nbytes, "seconds": spent, "work": spent * threads}
 
 
 def task_chains(
@@ -122,7 +123,7 @@ def task_chains(
 def task_close(
     ref: StageRef, name: str, token: str, fit: Fit, before: Place, results: list[ChainResults]
 ) -> SegmentEnd:
-    """End a segment: apply the results of its last step, and save the state in the run folder."""
+    """End a segment (several consecutive steps): apply the results of its last step, and save the state."""
     configure_worker_process()
     work = [found.seconds for found in results]
     with sites.use(ref, name, token) as site:
@@ -161,7 +162,7 @@ class SegmentEnd(TypedDict):
     save_seconds: float
     bytes_read: NotRequired[int]
     work: NotRequired[float]
-    """CPU seconds: of one step if one worker computed the segment, else of the whole segment."""
+    """CPU seconds of one step if one worker computed the steps, else of all steps of the segment."""
     seconds: NotRequired[float]
     """Seconds of one step."""
     longest: NotRequired[float]
@@ -169,16 +170,16 @@ class SegmentEnd(TypedDict):
 
 
 class ChainResults(NamedTuple):
-    """Result of a task that computes some chains of a step."""
+    """Result of a task that computes some chains (parts of the minibatch) of a step."""
 
     nodes: list[tuple[int, int]]
     """Level and index of each partial sum in the tree of all chains."""
     vectors: list[np.ndarray]
     """Vector of each partial sum."""
     bytes_read: int
-    """Bytes read since the segment began."""
+    """Bytes read since the first step of the segment (several consecutive steps)."""
     seconds: float
-    """Seconds of computing since the segment began."""
+    """Seconds of computing since the first step of the segment."""
 
 
 class StateLost(RunError):
@@ -236,7 +237,7 @@ class FitOnWorker:
 
     @contextmanager
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
-        """Lock and yield the runner of the chains ``first:last``; call ``check`` while the lock is taken."""
+        """Lock and yield the runner of chains ``first:last``; call ``check`` while waiting for the lock."""
         while True:
             found = self._runner(first, last, threads)
             while not found.lock.acquire(timeout=CHECK_SECONDS):
@@ -269,8 +270,8 @@ class FitOnWorker:
             return self._runners[first, last]
 
     def _retire_others(self, first: int, last: int) -> None:
-        """Close runners whose chains overlap ``first:last``; the ranges change when workers come or go."""
-        # The runner of all chains is kept, because a fit compares both ways and may switch between them.
+        """Close runners of chains in ``first:last``; when workers come or go, chains are divided again."""
+        # The runner of all chains stays, since a fit may switch between one worker and several workers.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return
@@ -291,7 +292,7 @@ class FitOnWorker:
                 shared_cache().start_pass()
 
     def state(self, place: Place) -> object:
-        """Return the state at the start of a segment, from a copy in memory or from the run folder."""
+        """Return the state at ``place`` (the start of some steps) from memory or from the run folder."""
         with self._lock:
             if place not in self._replicas:
                 total = place.total(self.order)
@@ -385,7 +386,7 @@ class FitsOnWorker:
         ]
 
     def end(self, ref: StageRef, name: str, token: str) -> None:
-        """Close the data of a finished fit, after the last task that uses it; return at once."""
+        """Release a finished fit's data, after the last task that uses the data; return without waiting."""
         with self._lock:
             site = self._kept.pop((ref, name, token), None)
             if site is None:

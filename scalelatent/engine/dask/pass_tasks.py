@@ -165,7 +165,7 @@ class TaskParams:
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         for name, value in fields.items():
-            object.__setattr__(self, name, aligned(value))
+            object.__setattr__(self, name, align_arrays(value))
 
 
 def task_params(ref: StageRef, stage: str, iteration: int) -> TaskParams:
@@ -347,7 +347,7 @@ def _read_map(ref: StageRef, name: str) -> OutputTask:
     return MapTask.from_tree(tree) if "row_map" in tree else SetsTask.from_tree(tree)
 
 
-def aligned(tree: T) -> T:
+def align_arrays(tree: T) -> T:
     """Return a tree of dataclasses, dicts, lists and tuples with aligned copies of its unaligned arrays."""
     # Arrays in a message can start at any byte. NumPy multiplies unaligned arrays with its own loops instead
     # of BLAS, which is slower and gives other bits.

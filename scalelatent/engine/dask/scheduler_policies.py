@@ -19,11 +19,11 @@ NAME = "scalelatent-spans"
 
 
 class SpanGuard(SchedulerPlugin):
-    """Plugin that retries a task after the first death of its worker, and fails it after the second."""
+    """Plugin that retries a task after one worker died while it ran the task, and fails it after two."""
 
     # Without this plugin, Dask retries a task until ``allowed-failures`` workers have died. It also spreads
     # the tasks of a lost worker over many workers, and each task that reads a bad shard would kill one more.
-    # The plugin sends all lost tasks that read one shard to one worker, and they fail at the second death.
+    # The plugin sends all lost tasks that read one shard to one worker; if it dies too, these tasks fail.
     # Workers that read the shard at the same time as the first worker can still die.
 
     name = NAME

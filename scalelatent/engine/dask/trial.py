@@ -1,8 +1,7 @@
-"""Trials of suspect items: the rows of a task during which two workers died are computed again, alone.
+"""Trials: an item (the rows of one task) during which two workers died is computed again, alone.
 
-The task logs each step to the run folder.
-
-The log gives an error that names the bad rows (`test_bad_shards.py`, `test_machines.py`).
+The task of the trial logs the rows of each step to the run folder. If its worker dies too, an error names
+these rows (`test_bad_shards.py`, `test_machines.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .window import ItemWords
 
-# A lost worker that used more than this share of its memory limit was most likely killed by its nanny, which
-# kills at 95 % (test_machines.py).
+# A nanny kills a worker at 95 % of its memory limit. The last known memory of a dead worker is up to seconds
+# old and lower, so a worker above this share was most likely killed by its nanny (test_machines.py).
 FULL_SHARE = 0.8
 ATTEMPTS_FILE = "begun.json"
 # Maximum seconds to wait until cancelled tasks end; timeout of a worker's answer in seconds; maximum number
@@ -115,8 +114,8 @@ def clear_attempts(store: EngineStore) -> None:
 
 def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
     """Mark the items that may have killed earlier drivers, before the first pass of this driver."""
-    # A driver that runs on the dying worker cannot count deaths. After the second crash in the same work, all
-    # items of the work are suspect and run alone. After a third crash, the log of the trial names the rows.
+    # A driver that runs on the dying worker dies too and counts nothing. After the second crash in a pass or
+    # map, all its items are suspect and run alone. After a third crash, the trial's log names the rows.
     ends = count_attempts(executor.store, work.name, work.number)
     notes = set(executor.store.location.keys("")) if ends else set()
     left = [item for item in work.todo if note_name(work, item) in notes]
@@ -196,7 +195,7 @@ def wait_until_idle(executor: DaskExecutor) -> None:
 
 
 def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
-    """After a death in a trial, exclude the shards that the task read, or raise an error that names them."""
+    """After a worker died in a trial, exclude the shards that its task read, or raise an error with them."""
     text = executor.store.location.read(note_name(work, item))
     said: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)

@@ -26,17 +26,17 @@ MEMBERS_SECONDS = 5.0
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
 # A pass is retried after this number of consecutive checks in which no worker has a task of it (about 4 s).
 MAX_IDLE_CHECKS = 3
-# A task counts as hanging if it sends no report for HANG_SECONDS and for HANG_TIMES the usual seconds of a
-# task. A running task sends a report every ten seconds (worker_side.BEAT_SECONDS).
+# A task counts as hanging if it sends no report for HANG_SECONDS and for HANG_TIMES times the usual seconds
+# of a task. A running task sends a report every ten seconds (worker_side.BEAT_SECONDS).
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
-# An M-step, a merge or a task of another program sends no reports. The task counts as hanging after this many
-# seconds without progress.
+# M-steps, merges and tasks of other programs send no reports. They count as hanging after this many seconds
+# without progress of the pass.
 MAX_SILENT_SECONDS = 3600.0
-# An item (the rows of one task) runs alone after the deaths of this number of workers, so that bad rows kill
-# at most three workers (test_bad_shards.py). The driver of a job is a task on a worker; its key has the
-# prefix.
+# An item (the rows of one task) runs alone after this number of workers died while they had it, so that bad
+# rows kill at most three workers (test_bad_shards.py). The driver of a job is itself a task on a worker, and
+# its Dask key begins with DRIVERS.
 DEATHS, DRIVERS = 2, "scalelatent-job-"
-# Maximum seconds by which the event of a death may arrive after the error that the death caused.
+# Maximum seconds to wait for the event that a worker died, after an error that names this worker.
 REPORT_SECONDS = 2.0
 # Seconds for which a worker on which a task hung gets no more tasks.
 AVOID_SECONDS = 900.0
@@ -75,8 +75,8 @@ class Watch:
     """Supervisor of the tasks of one executor; it detects lost workers, hanging tasks and missing progress.
 
     1. Receive the scheduler's events of workers that join or leave, and the reports of running tasks.
-    2. After a worker died, count the death for each item whose task it ran.
-    3. If a shard was read during the deaths of two workers, raise `WorkerDied`; its items then run alone.
+    2. After a worker died, record the worker for each item (rows of one task) that it had.
+    3. If two workers died while they had items of one shard, raise `WorkerDied`; these items then run alone.
     4. If nothing has finished for a while, ask the scheduler which worker has a task of this work.
     5. Raise `NoProgress` if these tasks send no reports, and `Retry` if no worker has a task.
     """
@@ -146,7 +146,7 @@ class Watch:
     # -- looking ---------------------------------------------------------------------------------------------
 
     def start(self, current: Work[Item]) -> None:
-        """Start to supervise a pass; forget the worker deaths that were counted in other passes."""
+        """Start to supervise a pass; forget the workers that died during other passes."""
         self._started = time.monotonic()
         now = (current.name, current.number)
         self.deaths = {key: who for key, who in self.deaths.items() if key[:2] == now}
@@ -161,7 +161,7 @@ class Watch:
         return spent * self._executor.workers / max(len(current.items), 1)
 
     def check(self, current: Work[Item], moved: bool) -> None:
-        """Process the queued events of workers; raise `Retry` if the pass makes no progress.
+        """Process queued events of workers that joined or left; raise `Retry` if the pass makes no progress.
 
         ``moved`` is True if a task has finished since the last call.
         """
@@ -182,7 +182,7 @@ class Watch:
             found = self._executor.link.members()
             for address, member in found.items():
                 if address in self.members and self.members[address].memory > member.memory:
-                    # Keep the highest memory seen, which explains a later death of the worker.
+                    # Keep the highest memory, which may explain why this worker dies later.
                     found[address] = replace(member, memory=self.members[address].memory)
             # Keep lost workers for error messages; drop them when their number exceeds present workers + 100.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
@@ -229,10 +229,10 @@ class Watch:
             for address, keys in self._executor.link.processing().items()
         }
 
-    # -- deaths ----------------------------------------------------------------------------------------------
+    # -- dead workers ----------------------------------------------------------------------------------------
 
     def suspects(self, work: Work[Item]) -> list[Item]:
-        """Return the items that read a shard which tasks read when at least :data:`DEATHS` workers died."""
+        """Return the items that read a shard during whose reading at least :data:`DEATHS` workers died."""
         now = work.name, work.number
         of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
@@ -243,7 +243,7 @@ class Watch:
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
     def forget_deaths(self, work: Work[Item], items: Iterable[Item]) -> None:
-        """Forget the worker deaths that were counted for these items."""
+        """Forget which workers died while they had the tasks of these items."""
         for item in items:
             self.deaths.pop((work.name, work.number, item), None)
 
@@ -264,7 +264,7 @@ class Watch:
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
     def count_named_death(self, work: Work[Item], key: str, worker: str) -> bool:
-        """Count the worker death that a scheduler error names; return True if an item may kill workers."""
+        """Count the dead worker that a scheduler error names; return True if an item may kill workers."""
         deadline = time.monotonic() + REPORT_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
             while self._worker_events:
@@ -280,7 +280,7 @@ class Watch:
 
     def _count_death(self, key: tuple[str, int, Any], worker: str) -> None:
         who = self.deaths.setdefault(key, [])
-        if worker not in who:  # The error and the event of one death may both arrive.
+        if worker not in who:  # The error and the event may both report that this worker died.
             who.append(worker)
 
     def raise_peak_memory(self, address: str, memory: int) -> None:

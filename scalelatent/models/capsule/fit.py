@@ -629,7 +629,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
         )
     forecast.out["architecture"] = members.architecture
     forecast.out["device_bytes"] = 4 * (members.total_dim * p + block * (2 * p + members.total_dim))
-    return forecast.finish(
+    return forecast.finish_plan(
         shorter,
         checkpoint=arrays * weights,
         model=weights + moments + (8 * train.n_features * p if width else 0),

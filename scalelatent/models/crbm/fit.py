@@ -416,7 +416,7 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
         forecast.add_seconds("validation", sum(measuring), sum(measuring[:least]))
     forecast.set_passes(every[0] + sum(measuring[:1]), least, epochs)
     forecast.out["device_bytes"] = _device_bytes(learner)
-    return forecast.finish(
+    return forecast.finish_plan(
         "lower n_epochs, n_sweeps or n_hidden",
         checkpoint=state,
         model=4 * shape.n_parameters,

@@ -434,7 +434,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
         forecast.add_seconds("temperature", len(some) * of_a_row)
     block = stage.grids["train"].block_rows
     forecast.out["device_bytes"] = 4 * (k * p * (em.width + 2) + 4 * block * p)
-    return forecast.finish(
+    return forecast.finish_plan(
         "lower max_iter or n_components",
         checkpoint=2 * state_bytes,
         model=state_bytes,

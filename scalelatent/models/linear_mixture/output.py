@@ -190,7 +190,7 @@ class MixtureRowMap:
     @property
     def requirements(self) -> BlockRequirements:
         """Request to the engine: with the output "classes", the labels of the output are predicted."""
-        return BlockRequirements(labels=self.output_name == "classes")
+        return BlockRequirements(labels=self.output_name == "classes", reads_on_gpu=True)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return the shape and the dtype of the output of one row."""

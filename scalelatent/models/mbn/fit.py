@@ -308,7 +308,7 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
     out["tasks"], out["run_bytes"] = tasks, centroids + kept
     forecast.add_cache(max(train.nbytes if train.is_stored else 0, *codes))
     shorter = f"lower k1 (it is {layers[0].k}) or n_clusterings (it is {sets})"
-    return forecast.finish(shorter, kept=centroids + max(0, kept + sum(lower[-1:]) - forecast.scratch))
+    return forecast.finish_plan(shorter, kept=centroids + max(0, kept + sum(lower[-1:]) - forecast.scratch))
 
 
 def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> float:

@@ -18,7 +18,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn import single_layer
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner
+from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner
 from tests.models.hcn.cases import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
@@ -173,7 +173,7 @@ def test_one_leaf_is_written_at_intervals_of_time(monkeypatch: pytest.MonkeyPatc
     how: dict[str, Any] = {"online": False, "n_epochs": 8, "damping": 0.5}
     once = network(**how).fit(X)
     assert once.n_iter_ == 1
-    monkeypatch.setattr(fitting, "VISIT_SECONDS", 0)
+    monkeypatch.setattr(fitting, "WRITE_SECONDS", 0)
     each = network(**how).fit(X)
     assert each.n_iter_ == 8
     same(once, each)
@@ -265,7 +265,7 @@ REFUSED = [
     ({"p_weight": 0}, r"\(0, 1\)"),
     ({"p_sparsity": 1.0}, r"\(0, 1\)"),
     ({"forgetting": 0}, r"\(0, 1\]"),
-    ({"damping": 0.5}, "online learning keeps no messages"),
+    ({"damping": 0.5}, "online learning stores no messages"),
     ({"online": False, "warmup_rows": 5}, "belongs to online=True"),
     ({"patience": 2}, "no validation rows"),
     ({"batch_size": 61}, "larger than the data"),

@@ -78,8 +78,8 @@ def test_decoding_gives_the_bits_of_the_reference(shape, n_sweeps, place) -> Non
     evidence, _, s, w = draw_sweep(3, *shape, place)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     want = s[0].astype("f8")
-    moved = reference.decode(evidence[0], order, want, w[0] > 0, n_sweeps)
-    assert_array_equal(sweeps.decode(evidence[0], order, s[0], w[0] > 0, n_sweeps), moved)
+    moved = reference.decode_images(evidence[0], order, want, w[0] > 0, n_sweeps)
+    assert_array_equal(sweeps.decode_images(evidence[0], order, s[0], w[0] > 0, n_sweeps), moved)
     assert_array_equal(s[0], want)
 
 

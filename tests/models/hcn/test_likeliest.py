@@ -102,8 +102,8 @@ def check_above() -> None:
     kept = unpack_messages(new)
     weights = net.split(to_units(state.beliefs) + to_dense(new["change"]))
     top, below = kept[1], kept[0].from_below
-    made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
-    expected = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
+    made = reference.pass_trees_down(top.s, weights[1], top.to_s, top.to_w)
+    expected = reference.pass_pools_down(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
     before = kept[0].above
     net.pass_down(kept, weights, net.layers[0].read_evidence(block), None, backend)
     assert (before != kept[0].above).any()

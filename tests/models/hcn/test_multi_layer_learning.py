@@ -20,14 +20,14 @@ from scalelatent.models.hcn.kernels.units import (
     UNITS_PER_NAT,
     to_units,
 )
-from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, shift_priors, visit_images
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, shift_priors, update_images
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
     BatchNetworkLearner,
     OnlineNetworkLearner,
-    kept_bytes,
     pack_messages,
     row_bytes,
+    stored_bytes,
     to_dense,
     to_sparse,
     unpack_messages,
@@ -161,7 +161,7 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
 
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
-    """Passes of one visit and of several visits are equal, and kept messages are not changed."""
+    """Passes of one visit and of several visits are equal, and stored messages are not changed."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     block = block_of(images, 0, 12)
     several = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=1), block, 6)
@@ -177,7 +177,7 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Bounds hold for messages in use, for kept messages in the usual case, and if no message is 0."""
+    """Bounds hold for messages in use, for stored messages in the usual case, and if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6)
     block = block_of(images, 0, 12, known)
@@ -189,7 +189,7 @@ def test_stored_bytes_are_bounded(known: bool) -> None:
     assert leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
     full = [replace(m, **{k: np.full_like(v, 7) for k, v in vars(m).items()}) for m in messages]
     of_full = {"layers": {str(level): pack_messages(m) for level, m in enumerate(full)}}
-    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
+    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * stored_bytes(net, known) + 1000
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -357,7 +357,7 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
     for of_class in (True, False):
         kept, units = net.start(len(x), of_class), to_units(net.first_beliefs())
         for number in range(12):
-            units = units + visit_images(net, kept, units, pixels, labels, 0, number, make_backend("cpu"))
+            units = units + update_images(net, kept, units, pixels, labels, 0, number, make_backend("cpu"))
         found.append(units)
         assert kept[-1].s.shape[-1] == (2 if of_class else 4)
     np.testing.assert_array_equal(*found)

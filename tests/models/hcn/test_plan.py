@@ -1,6 +1,6 @@
 """The plan of a compositional network:
 
-predicted memory and disk space are upper bounds, online and with kept messages.
+predicted memory and disk space are upper bounds, online and with stored messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds follow from the measured chain, or from the measured visit with kept messages."""
+    """The seconds follow from the measured chain, or from the measured visit with stored messages."""
     probed: list[str] = []
 
     def measure(name: str, seconds: Any) -> float:
@@ -76,7 +76,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
     )
     found_plan = model.plan(np.zeros((50, 7, 6), np.uint8))
     assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
-    # Five images take half a second; visits with kept messages sweep them four times.
+    # Five images take half a second; visits with stored messages sweep them four times.
     row = 0.5 / 5 / (1 if online else planning.PROBE_SWEEPS)
     assert found_plan["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
     assert found_plan["pairs_per_second"] == pytest.approx(

@@ -37,12 +37,12 @@ def test_pools_equal_the_reference(shape) -> None:
     below, prior, above, down, evidence = draw(shape)
     for damping in (1.0, 0.2):
         want, found = evidence.copy(), evidence.copy()
-        reference.raise_pools(below, prior, down, want, damping)
-        pools.raise_pools(below, prior, down, found, damping)
+        reference.pass_pools_up(below, prior, down, want, damping)
+        pools.pass_pools_up(below, prior, down, found, damping)
         assert_array_equal(found, want)
         want, found = down.copy(), down.copy()
-        expected = reference.lower_pools(below, prior, above, want, 2)
-        assert_array_equal(pools.lower_pools(below, prior, above, found, 2), expected)
+        expected = reference.pass_pools_down(below, prior, above, want, 2)
+        assert_array_equal(pools.pass_pools_down(below, prior, above, found, 2), expected)
         assert_array_equal(found, want)
         down = found
 
@@ -57,11 +57,11 @@ def test_trees_equal_the_reference(shape) -> None:
     s = rng.integers(-(10**6), 10**6, (n, height - h + 1, width - wide + 1, n_features), np.int32)
     w = rng.integers(-(10**6), 10**6, (channels, h, wide, n_features), np.int32)
     kept = [rng.integers(-(10**6), 10**6, (n, channels, room), np.int32) for _ in range(2)]
-    assert_array_equal(pools.lower_trees(s, w, *kept), reference.lower_trees(s, w, *kept))
+    assert_array_equal(pools.pass_trees_down(s, w, *kept), reference.pass_trees_down(s, w, *kept))
     evidence = rng.integers(-(10**6), 10**6, (n, channels, height, width), np.int32)
     places, on = np.ascontiguousarray(np.moveaxis(s, -1, 1)), w > 0
-    want = reference.lower_features(places, on, evidence)
-    assert_array_equal(pools.lower_features(places, on, evidence), want)
+    want = reference.pass_features_down(places, on, evidence)
+    assert_array_equal(pools.pass_features_down(places, on, evidence), want)
     evidence[..., 0, :2] = 0
     order = rng.permutation(evidence.size).astype(np.int32)
     want = [a[None].copy() for a in (s, w, *kept, np.ones((n, channels, height * width, h), np.uint8))]
@@ -105,12 +105,12 @@ def test_pool_messages_are_max_marginals(side) -> None:
         for d, (dy, dx) in enumerate(reference.shifts(n)):
             below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * UNITS_PER_NAT)
         evidence = np.zeros((1, 1, *shape), np.int32)
-        reference.raise_pools(below, prior, down, evidence, 1.0)
+        reference.pass_pools_up(below, prior, down, evidence, 1.0)
         off, on = best(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
         assert evidence[0, 0][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
         above = np.full((1, 1, *shape), -10_000 * UNITS_PER_NAT, np.int32)
         above[0, 0][at] = round(top * UNITS_PER_NAT)
-        reference.lower_pools(below, prior, above, down, 0)
+        reference.pass_pools_down(below, prior, above, down, 0)
         for d in range(n):
             off, on = best(lambda bits, d=d, sent=sent: pool(bits) - bits[d] * sent[d], n + 1, d)
             assert down[0, 0, d][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
@@ -118,11 +118,11 @@ def test_pool_messages_are_max_marginals(side) -> None:
 
 def test_pools_without_prior_would_fail(monkeypatch) -> None:
     """Wrong implementation of the test above: all shifts are equally probable."""
-    whole = reference.raise_pools
+    whole = reference.pass_pools_up
 
     def without(below, prior, down, evidence, damping) -> None:
         whole(below, np.where(prior == OFF_IMAGE, OFF_IMAGE, 0), down, evidence, damping)
 
-    monkeypatch.setattr(reference, "raise_pools", without)
+    monkeypatch.setattr(reference, "pass_pools_up", without)
     with pytest.raises(AssertionError):
         test_pool_messages_are_max_marginals(3)

@@ -44,8 +44,15 @@ def fitted(digits: SimpleNamespace) -> tuple[LinearMixtureClassifier, LinearMixt
 # -- scores ------------------------------------------------------------------------------------------------
 
 
-def test_a_classifier_has_scores(digits, fitted, monkeypatch):
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Let scorers read 150 rows at a time, so that the 400 test rows are several batches."""
     monkeypatch.setattr("scalelatent.evaluation.scoring.BATCH_ROWS", 150)
+    monkeypatch.setattr("scalelatent.models.linear_mixture.scoring.BATCH_ROWS", 150)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_classifier_has_scores(digits, fitted):
     m, _ = fitted
     x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
     found = score_dataset(m, digits.test, ["reject", "error", "log_loss"])
@@ -63,8 +70,8 @@ def test_a_classifier_has_scores(digits, fitted, monkeypatch):
         score_dataset(m, digits.test, ["rejects"])
 
 
-def test_a_density_has_scores(digits, fitted, monkeypatch):
-    monkeypatch.setattr("scalelatent.models.linear_mixture.scoring.BATCH_ROWS", 150)
+@pytest.mark.usefixtures("small_batches")
+def test_a_density_has_scores(digits, fitted):
     _, d = fitted
     x, y = digits.test.read_x(0, 400), digits.test.read_y(0, 400)
     found = score_dataset(d, digits.test, ["purity", "nmi", "log_likelihood", "accuracy"])

@@ -27,7 +27,7 @@ class StreamedKMeans(StreamedEstimator):
         reported.add_passes(
             "estep", reported.pass_seconds(stage, rates), {"at_least": 1, "at_most": self.max_iter}
         )
-        return reported.finish("lower max_iter", checkpoint=nbytes)
+        return reported.finish_plan("lower max_iter", checkpoint=nbytes)
 
     def _fit_steps(self, rows):
         self.seed_, rows = yield StartFit({"max_iter": self.max_iter})

@@ -137,7 +137,7 @@ class CapsuleRows:
     @property
     def requirements(self) -> BlockRequirements:
         """Requirements to the engine: for "classes", the labels of the output are the predicted ones."""
-        return BlockRequirements(labels=self.output_name == "classes")
+        return BlockRequirements(labels=self.output_name == "classes", reads_on_gpu=True)
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:

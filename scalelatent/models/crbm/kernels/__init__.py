@@ -27,5 +27,6 @@ KERNELS = {
     }
     for name, module in _MODULES.items()
 }
-# Only GPUs compute several chains at once.
-KERNELS["crbm_add_chain_gradients"] = {"cupy": "scalelatent.models.crbm.kernels.gpu:add_chain_gradients"}
+# Only GPUs compute several chains at once, and keep the parameters between steps.
+for _name in ("add_chain_gradients", "ascend_chains"):
+    KERNELS[f"crbm_{_name}"] = {"cupy": f"scalelatent.models.crbm.kernels.gpu:{_name}"}

@@ -32,15 +32,19 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ int larger(int a, int b) { return max(a, b); }
+
 // Returns the largest of the threads' numbers, which are at least 0. All threads of the block call it.
-__device__ __forceinline__ float block_largest(float value) {
-    __shared__ float values[WARPS];
+template <class T>
+__device__ __forceinline__ T block_largest(T value) {
+    __shared__ T values[WARPS];
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(EVERY_LANE, value, step));
+    for (int step = 16; step > 0; step /= 2) value = larger(value, __shfl_xor_sync(EVERY_LANE, value, step));
     __syncthreads();  // the last call's values have been read
     if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value;
     __syncthreads();
-    for (int warp = 0; warp < WARPS; ++warp) value = fmaxf(value, values[warp]);
+    for (int warp = 0; warp < WARPS; ++warp) value = larger(value, values[warp]);
     return value;
 }
 
@@ -397,4 +401,79 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             total += (unit < v ? dv : dh)[static_cast<size_t>(n) * width + column];
         out[static_cast<size_t>(chain) * stride + unit] = total;
     }
+}
+
+// A gradient step on the device. Its bits are those of update.py and gradient.py on a processor: each product and sum
+// is rounded as there, so that a fit may take some steps on a GPU and others on a processor.
+
+constexpr int INFINITE = 0x7f800000;  // bits of infinity; those of NaN without its sign are larger
+constexpr int LEVELS = 10;            // of the tree that adds up to MOST_CHAINS chains, see inference.py
+
+__device__ __forceinline__ float ascended(float theta, float rate, float gradient) {
+    return __fadd_rn(theta, __fmul_rn(rate, gradient));
+}
+
+__device__ __forceinline__ int magnitude_bits(float value) { return __float_as_int(fabsf(value)); }
+
+// Writes the next parameters [0, count) from the gradients of the chains, (chains, stride), which are added in float64
+// as a tree of pairs of neighbours. Couplings are [0, edges), and biases [weights, count). Each block writes the
+// largest |coupling| of its parameters to ``largest``; a bias counts only if it is not finite.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_ascend(const float* theta, const float* gradients, int chains, int stride, int edges, int weights, int count,
+                float rate, float* next, int* largest) {
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    int most = 0;
+    if (i < count) {
+        double held[LEVELS];  // sums of 1, 2, 4, ... neighbours, like the digits of a binary number
+        for (int chain = 0; chain < chains; ++chain) {
+            double sum = 0.0 + gradients[static_cast<size_t>(chain) * stride + i];
+            bool carried = true;
+#pragma unroll
+            for (int level = 0; level < LEVELS; ++level) {
+                const bool full = chain >> level & 1;
+                if (carried && full) sum = held[level] + sum;
+                if (carried && !full) held[level] = sum, carried = false;
+            }
+        }
+        double total = 0.0;
+        bool started = false;
+#pragma unroll
+        for (int level = 0; level < LEVELS; ++level)
+            if (chains >> level & 1) total = started ? held[level] + total : held[level], started = true;
+        next[i] = ascended(theta[i], rate, static_cast<float>(total));
+        const int bits = magnitude_bits(next[i]);
+        if (i < edges || (i >= weights && bits >= INFINITE)) most = bits;
+    }
+    most = block_largest(most);
+    if (threadIdx.x == 0) largest[blockIdx.x] = most;
+}
+
+// Writes theta + (rate left)^T right to ``next``, (units, features); left is (rows, units), right (rows, features).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_ascend_outer(const float* theta, const float* left, const float* right, int rows, int units, int features,
+                      float rate, float* next) {
+    const int k = blockIdx.x * THREADS + threadIdx.x, i = k / features, j = k % features;
+    if (i >= units) return;
+    float sum = 0.0f;
+    for (int n = 0; n < rows; ++n)
+        sum = fmaf(__fmul_rn(rate, left[static_cast<size_t>(n) * units + i]), right[static_cast<size_t>(n) * features + j],
+                   sum);
+    next[k] = __fadd_rn(theta[k], sum);
+}
+
+// Writes the next biases of v and h from the sums of the columns of dv and dh, and in ``largest`` as crbm_ascend does.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    crbm_ascend_biases(const float* theta, const float* dv, const float* dh, int rows, int v, int h, float rate,
+                       float* next, int* largest) {
+    const int unit = blockIdx.x * THREADS + threadIdx.x, width = unit < v ? v : h, column = unit < v ? unit : unit - v;
+    int most = 0;
+    if (unit < v + h) {
+        const float* const differences = unit < v ? dv : dh;
+        float total = differences[column];
+        for (int n = 1; n < rows; ++n) total = __fadd_rn(total, differences[static_cast<size_t>(n) * width + column]);
+        next[unit] = ascended(theta[unit], rate, total);
+        if (magnitude_bits(next[unit]) >= INFINITE) most = magnitude_bits(next[unit]);
+    }
+    most = block_largest(most);
+    if (threadIdx.x == 0) largest[blockIdx.x] = most;
 }

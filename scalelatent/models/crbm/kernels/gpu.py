@@ -23,7 +23,15 @@ import numpy as np
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.cuda import Kernels, current_device
 
-from .inference import BLOCKS, MESSAGE_BYTES, Inference, check_graphs, check_pairs, choose_limits
+from .inference import (
+    BLOCKS,
+    MESSAGE_BYTES,
+    Inference,
+    check_graphs,
+    check_pairs,
+    choose_limits,
+    largest_magnitude,
+)
 
 THREADS, TOGETHER = 512, 8  # threads of a block, and rows of a block of crbm_positive, as in gpu.cu
 # A graph with at least this many edges is computed by a cluster of thread blocks. Only the size of the graph
@@ -49,10 +57,13 @@ class DeviceCoupling:
     limit: float
 
 
-def make_coupling(w: Array) -> DeviceCoupling:
-    """Copy the couplings W to the device and compute exp(W); ``w`` may be on the host or on the device."""
+def make_coupling(w: Array, largest: float | None = None) -> DeviceCoupling:
+    """Copy the couplings W to the device and compute exp(W); ``w`` may be on the host or on the device.
+
+    ``largest`` is max |W|, if the caller knows it; otherwise the host waits for this number.
+    """
     w = cupy.ascontiguousarray(cupy.asarray(w, dtype=np.float32))
-    factors, limit = choose_limits(w)
+    factors, limit = choose_limits(largest_magnitude(w) if largest is None else largest)
     return DeviceCoupling(w, cupy.exp(w), factors, limit)
 
 
@@ -187,6 +198,38 @@ def add_chain_gradients(
     if biases is not None:
         summed = dv, dh, device_starts, np.int32(chains)
         _launch("crbm_chain_biases", (_ceil(v + h), chains), *summed, *sizes, stride, biases)
+
+
+def ascend_chains(
+    sizes: tuple[int, int, int], theta: cupy.ndarray, gradients: cupy.ndarray, rate: float,
+    factors: tuple[cupy.ndarray, cupy.ndarray, cupy.ndarray] | None,
+) -> tuple[cupy.ndarray, cupy.ndarray]:  # fmt: skip
+    """Take a plain gradient step (no momentum, no decay) over all chains, with the bits of the host's step.
+
+    ``sizes`` are the numbers of units of v, h and x. ``gradients`` (chains, stride) are those of all
+    parameters or, with ``factors`` dv, dh and x of all rows, of W only. Returns the next parameters, and
+    float32 numbers whose largest is max |W|, or not finite if a coupling or bias is not finite.
+    """
+    v, h, x = sizes
+    edges, weights, step = v * h, v * h + x * (v + h), np.float32(rate)
+    next_theta = cupy.empty(theta.shape, dtype=np.float32)
+    count = theta.size if factors is None else edges
+    blocks = _ceil(count)
+    largest = cupy.empty(blocks + (_ceil(v + h) if factors else 0), dtype=np.float32)
+    bits = largest.view(np.int32)
+    shape = np.int32(len(gradients)), np.int32(gradients.shape[1]), np.int32(edges)
+    ends = np.int32(edges if factors else weights), np.int32(count)
+    _launch("crbm_ascend", (blocks,), theta, gradients, *shape, *ends, step, next_theta, bits)
+    if factors is not None:
+        dv, dh, seen = factors
+        rows, first = np.int32(len(seen)), edges
+        for left, units in ((dv, v), (dh, h)):
+            part = slice(first, first := first + units * x)
+            outer = left, seen, rows, np.int32(units), np.int32(x), step
+            _launch("crbm_ascend_outer", (_ceil(units * x),), theta[part], *outer, next_theta[part])
+        given = theta[weights:], dv, dh, rows, np.int32(v), np.int32(h), step
+        _launch("crbm_ascend_biases", (_ceil(v + h),), *given, next_theta[weights:], bits[blocks:])
+    return next_theta, largest
 
 
 def _ceil(threads: int) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -191,43 +192,53 @@ def compute_block_biases(
     return seen, b1, b2
 
 
-def compute_chain_biases(
-    shape: CrbmShape, params: Params, blocks: Sequence[Block], backend: Backend
-) -> tuple[Sequence[Observed | None], Array, Array] | None:
-    """Return what :func:`compute_block_biases` returns for the rows of several blocks, one after another.
+class ChainInputs(NamedTuple):
+    """Rows of several chains on the backend, one chain after another, and the biases of their RBMs."""
 
-    The result is None if a row may have to be refused: `compute_block_biases` then names it.
-    """
-    rows = sum(len(block.x) for block in blocks)
+    # The rows x of each chain; None without x
+    seen: Sequence[Observed | None]
+    # The rows x of all chains; None if there is no x, or if the rows are sparse
+    x: Array | None
+    b1: Array
+    b2: Array
+
+    def sum_biases(self) -> Array:
+        """Return the sum of all biases on the backend, which is not finite if a row has to be refused."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self.b1.sum() + self.b2.sum()
+
+
+def compute_chain_inputs(
+    shape: CrbmShape, params: Params, blocks: Sequence[Block], backend: Backend
+) -> ChainInputs:
+    """Return the biases that :func:`compute_block_biases` returns, for several blocks and without checks."""
+    edges = np.cumsum([0, *(len(block.x) for block in blocks)])
     b1, b2 = (
-        backend.buffer(name, (rows, n), np.float32)
+        backend.buffer(name, (int(edges[-1]), n), np.float32)
         for name, n in (("b1", shape.n_visible), ("b2", shape.n_hidden))
     )
     if not shape.n_observed:
         b1[...], b2[...] = params.bv, params.bh
-        return [None] * len(blocks), b1, b2
+        return ChainInputs([None] * len(blocks), None, b1, b2)
     for block in blocks:
         check_same_width(block.x.shape[1], shape.n_observed)
-    seen = _observe_together(blocks, backend)
-    edges = np.cumsum([0, *(len(block.x) for block in blocks)])
+    x: Array | None = None
+    if all(isinstance(block.x, np.ndarray) for block in blocks):
+        x = backend.asarray(np.concatenate([block.x for block in blocks]), np.float32, "x")
+        seen = [Observed(x[a:b], None) for a, b in pairwise(edges)]
+    else:
+        seen = [observe(block.x, backend, f"x of block {number}") for number, block in enumerate(blocks)]
     with np.errstate(invalid="ignore", over="ignore"):
         for observed, (a, b) in zip(seen, pairwise(edges), strict=True):
             for out, weights, bias in ((b1, params.Wvx, params.bv), (b2, params.Whx, params.bh)):
                 own = observed.select_columns(weights)
                 write_affine_map(observed.x, own, bias, out[a:b], backend.xp)
-        total = float(b1.sum() + b2.sum())  # one transfer, because the device waits for it
-    if not np.isfinite(total) or any(find_too_large(block) for block in blocks):
-        return None
-    return seen, b1, b2
+    return ChainInputs(seen, x, b1, b2)
 
 
-def _observe_together(blocks: Sequence[Block], backend: Backend) -> list[Observed]:
-    """Return the rows x of each block; dense rows of all blocks are copied to the backend at once."""
-    if not all(isinstance(block.x, np.ndarray) for block in blocks):
-        return [observe(block.x, backend, f"x of block {number}") for number, block in enumerate(blocks)]
-    x = backend.asarray(np.concatenate([block.x for block in blocks]), np.float32, "x")
-    edges = np.cumsum([0, *(len(block.x) for block in blocks)])
-    return [Observed(x[a:b], None) for a, b in pairwise(edges)]
+def are_usable(blocks: Sequence[Block], bias_sum: float) -> bool:
+    """Return False if a row of the blocks may have to be refused: `compute_block_biases` then names it."""
+    return bool(np.isfinite(bias_sum)) and not any(find_too_large(block) for block in blocks)
 
 
 def _check_products(block: Block, *biases: np.ndarray) -> None:

@@ -29,12 +29,25 @@ from scalelatent.contract.stats import Layout, Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array, align_copy, aligned_empty
 from scalelatent.models.crbm.kernels import AnyCoupling
-from scalelatent.models.crbm.kernels.inference import WeightError
+from scalelatent.models.crbm.kernels.inference import (
+    MAX_WEIGHT,
+    MOST_CHAINS,
+    WeightError,
+    largest_magnitude,
+)
+from scalelatent.models.crbm.kernels.products import MAX_ROWS
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
 
 from .beliefs import count_converged, couple, sweeps_at_epoch
 from .columns import ColumnUnits
-from .energy import CrbmShape, Observed, compute_block_biases, compute_chain_biases
+from .energy import (
+    ChainInputs,
+    CrbmShape,
+    Observed,
+    are_usable,
+    compute_block_biases,
+    compute_chain_inputs,
+)
 from .gradient import add_weight_gradient, ascend_factors, ascend_phase, compute_gradient
 from .negative_phases import LEARNERS, Phase, PhaseInput
 from .predict import CrbmScoring
@@ -62,6 +75,35 @@ class PreparedStep(NamedTuple):
     theta: Array
     coupling: AnyCoupling | None
     state: CrbmState
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """State between two steps of a process whose parameters are on a GPU."""
+
+    state: CrbmState  # its parameters are an array on the GPU, which no step changes
+    largest: float  # largest magnitude of a coupling W
+    backend: Backend
+
+
+class ChainSums(NamedTuple):
+    """Results of the rows of several chains, in one array, so that one copy moves them to the host."""
+
+    flat: Array
+    # (chains, parameters), or couplings W alone
+    gradients: Array
+    # (3, rows): loss, wrong units, and change of the last sweep
+    measures: Array
+    # (rows, v) and (rows, h): outputs minus beliefs, and positive minus negative phase
+    dv: Array
+    dh: Array
+
+    @classmethod
+    def split(cls, flat: Array, shape: CrbmShape, rows: int, chains: int, width: int) -> ChainSums:
+        """Return views of an array, with gradients of ``width`` numbers per chain."""
+        shapes = (chains, width), (3, rows), (rows, shape.n_visible), (rows, shape.n_hidden)
+        cuts = pairwise(np.cumsum([0, *(a * b for a, b in shapes)]))
+        return cls(flat, *(flat[a:b].reshape(own) for (a, b), own in zip(cuts, shapes, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -189,62 +231,135 @@ class CrbmLearner:
         The messages of all chains are computed together, in as many launches as those of one chain. Only the
         products with x are computed chain by chain, so that their bits do not depend on the other chains.
         """
-        found, seen = None, blocks
-        if self.learner in GPU_CHAIN_KERNELS and not self.local_steps and self.shape.n_hidden:
-            if self.units is not None:
-                seen = [self.units.standardise(block) for block in blocks]
-            params = self.shape.split(prepared.theta)
-            with self._report_divergence(prepared.backend, prepared.theta, prepared.state):
-                found = compute_chain_biases(self.shape, params, seen, prepared.backend)
-        if found is None:
+        shape, backend, seen, inputs = self.shape, prepared.backend, blocks, None
+        if self._runs_together:
+            seen = self._standardise(blocks)
+            with self._report_divergence(backend, prepared.theta, prepared.state):
+                inputs = compute_chain_inputs(shape, shape.split(prepared.theta), seen, backend)
+                # One number is copied to the host, because the host waits for it.
+                if shape.n_observed and not are_usable(seen, float(inputs.sum_biases())):
+                    inputs = None
+        if inputs is None:
             for block, own in zip(blocks, stats, strict=True):
                 self.run_chain(prepared, block, own)
-        else:
-            self._add_gradients(prepared, seen, stats, *found)
+            return
+        starts, sums = self._add_gradients(backend, prepared.coupling, seen, inputs)
+        copied = sums.flat if self.factored else sums.flat[: sums.gradients.size + sums.measures.size]
+        host = np.zeros(sums.flat.shape, dtype=np.float32)
+        host[: len(copied)] = backend.to_host(copied)
+        found = ChainSums.split(host, shape, int(starts[-1]), *sums.gradients.shape)
+        measured, parts = self._measure(found.measures, starts), pairwise(starts)
+        for own, block, gradient, of_rows, (a, b) in zip(
+            stats, seen, found.gradients, measured, parts, strict=True
+        ):
+            add_to(own.vector[: len(gradient)], gradient)
+            if self.factored:
+                own["dv"][...], own["dh"][...] = found.dv[a:b], found.dh[a:b]
+                own["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
+            own["sums"][...] += of_rows
+
+    @property
+    def _runs_together(self) -> bool:
+        """True if the messages of several chains are computed together on a GPU."""
+        return self.learner in GPU_CHAIN_KERNELS and not self.local_steps and self.shape.n_hidden > 0
+
+    def _standardise(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        return blocks if self.units is None else [self.units.standardise(block) for block in blocks]
 
     def _add_gradients(
-        self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats],
-        seen: Sequence[Observed | None], b1: Array, b2: Array,
-    ) -> None:  # fmt: skip
-        """Add the gradients, or their factors, and the measurements of several chains."""
-        backend, shape, factored = prepared.backend, self.shape, self.factored
+        self, backend: Backend, coupling: AnyCoupling | None, blocks: Sequence[Block], inputs: ChainInputs
+    ) -> tuple[np.ndarray, ChainSums]:
+        """Return (first row of each chain and end of the last one, results of the chains on the backend)."""
+        shape, factored, chains = self.shape, self.factored, len(blocks)
         starts = np.cumsum([0, *(len(block.x) for block in blocks)])
-        rows, chains, parts = int(starts[-1]), len(blocks), list(pairwise(starts))
-        edges = shape.n_visible * shape.n_hidden
-        width = edges if factored else shape.n_parameters
-        sizes = chains * width, 3 * rows, rows * shape.n_visible, rows * shape.n_hidden
-        flat = backend.buffer("chains", (sum(sizes),), np.float32)
-
-        def split(flat: Array) -> list[Array]:
-            shapes = (chains, -1), (3, rows), (rows, shape.n_visible), (rows, shape.n_hidden)
-            cuts = pairwise(np.cumsum([0, *sizes]))
-            return [flat[a:b].reshape(own) for (a, b), own in zip(cuts, shapes, strict=True)]
-
-        gradients, measures, dv, dh = split(flat)
+        rows, width = int(starts[-1]), shape.n_visible * shape.n_hidden if factored else shape.n_parameters
+        size = chains * width + rows * (3 + shape.n_visible + shape.n_hidden)
+        flat = backend.buffer("chains", (size,), np.float32)
+        sums = ChainSums.split(flat, shape, rows, chains, width)
+        gradients, dv, dh = sums.gradients, sums.dv, sums.dh
         gradients.fill(0)
         v = backend.asarray(np.concatenate([block.y for block in blocks]), np.float32, "v")
         n_sweeps = sweeps_at_epoch(self.n_sweeps, blocks[0].epoch + 1)
         biases = None if factored else gradients.reshape(-1)[shape.n_weights :]
         backend.kernel("crbm_add_chain_gradients")(
-            GPU_CHAIN_KERNELS[self.learner], prepared.coupling, v, b1, b2, starts, n_sweeps, self.tol,
-            gradients, dv, dh, measures, biases,
+            GPU_CHAIN_KERNELS[self.learner], coupling, v, inputs.b1, inputs.b2, starts, n_sweeps, self.tol,
+            gradients, dv, dh, sums.measures, biases,
         )  # fmt: skip
-        for gradient, observed, (a, b) in zip(gradients, seen, parts, strict=True):
+        for gradient, observed, (a, b) in zip(gradients, inputs.seen, pairwise(starts), strict=True):
             if not factored and observed is not None:
                 params = shape.split(gradient)
                 observed.add_outer(dv[a:b], params.Wvx, backend.xp)
                 observed.add_outer(dh[a:b], params.Whx, backend.xp)
-        copied = flat if factored else flat[: sum(sizes[:2])]
-        host = np.zeros(sum(sizes), dtype=np.float32)
-        host[: len(copied)] = backend.to_host(copied)
-        gradients, (loss, wrong, change), dv, dh = split(host)
-        for own, block, gradient, (a, b) in zip(stats, blocks, gradients, parts, strict=True):
-            add_to(own.vector[: len(gradient)], gradient)
-            if factored:
-                own["dv"][...], own["dh"][...] = dv[a:b], dh[a:b]
-                own["x"][...] = block.x if isinstance(block.x, np.ndarray) else block.x.to_dense()
-            converged = count_converged(change[a:b], self.tol)
-            own["sums"][...] += [loss[a:b].sum(dtype=np.float64), wrong[a:b].sum(), b - a, converged]
+        return starts, sums
+
+    def _measure(self, measures: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
+        """Return loss, wrong units, rows and converged rows of each chain, as in ``CrbmState.sums``."""
+        loss, wrong, change = measures
+        return [
+            np.array(
+                [
+                    loss[a:b].sum(dtype=np.float64),
+                    wrong[a:b].sum(),
+                    b - a,
+                    count_converged(change[a:b], self.tol),
+                ]
+            )
+            for a, b in pairwise(starts)
+        ]
+
+    # -- steps on a GPU --------------------------------------------------------------------------------------
+
+    def step_on_gpu(
+        self, state: CrbmState | GpuState, blocks: Sequence[Block], n_rows: int, backend: Backend
+    ) -> GpuState | None:
+        """Take a step of all chains on a GPU, where the parameters stay; its bits are those of `step`.
+
+        The host waits once, for the measurements. The result is None if `run_chains` and `step` have to take
+        the step: for momentum or weight decay, sparse factors, or rows that may have to be refused.
+        """
+        shape, rows = self.shape, sum(len(block.x) for block in blocks)
+        is_dense = all(isinstance(block.x, np.ndarray) for block in blocks)
+        few = rows <= MAX_ROWS and is_dense and min(shape.n_visible, shape.n_hidden) > 1
+        if not self._runs_together or self.momentum or self.weight_decay or (self.factored and not few):
+            return None
+        if len(blocks) > MOST_CHAINS:
+            return None
+        if not isinstance(state, GpuState):
+            edges = shape.n_visible * shape.n_hidden
+            theta = backend.asarray(state.theta, np.float32)
+            state = GpuState(replace(state, theta=theta), largest_magnitude(state.theta[:edges]), backend)
+        before, seen = state.state, self._standardise(blocks)
+        params = shape.split(before.theta)
+        with self._report_divergence(backend, before.theta, before):
+            coupling = backend.kernel("crbm_make_coupling")(params.W, state.largest)
+            inputs = compute_chain_inputs(shape, params, seen, backend)
+        starts, sums = self._add_gradients(backend, coupling, seen, inputs)
+        theta, largest = backend.kernel("crbm_ascend_chains")(
+            (shape.n_visible, shape.n_hidden, shape.n_observed),
+            before.theta,
+            sums.gradients,
+            self._step_rates(n_rows, before, before.iteration).rate,
+            (sums.dv, sums.dh, inputs.x) if self.factored else None,
+        )
+        report = [sums.measures.reshape(-1), inputs.sum_biases().reshape(1), largest]
+        host = backend.to_host(backend.xp.concatenate(report))
+        if shape.n_observed and not are_usable(seen, float(host[3 * rows])):
+            return None
+        most = float(host[3 * rows + 1 :].view(np.int32).max().view(np.float32))
+        if not most <= MAX_WEIGHT:
+            self.check_safe(backend.to_host(theta), before)
+        # The engine adds the statistics of chains in a tree of neighbours.
+        parts = self._measure(host[: 3 * rows].reshape(3, rows), starts)
+        while len(parts) > 1:
+            parts = [np.sum(parts[i : i + 2], axis=0) for i in range(0, len(parts), 2)]
+        after = replace(before, theta=theta, sums=before.sums + parts[0], steps=before.steps + 1)
+        return GpuState(after, most, backend)
+
+    def to_host(self, state: CrbmState | GpuState) -> CrbmState:
+        """Return the state with its parameters on the host."""
+        if not isinstance(state, GpuState):
+            return state
+        return replace(state.state, theta=state.backend.to_host(state.state.theta))
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
         """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of the chains."""

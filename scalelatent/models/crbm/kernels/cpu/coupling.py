@@ -10,7 +10,7 @@ import numpy as np
 from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.tiles import packed_matrix
 from scalelatent.kernels.vectors import BYTES
-from scalelatent.models.crbm.kernels.inference import choose_limits
+from scalelatent.models.crbm.kernels.inference import choose_limits, largest_magnitude
 
 # Kernels compute 8 units, or 16 edges, at a time on every machine. The numbers are fixed because they
 # determine the order of sums. LLVM splits a vector that is wider than the registers of the machine.
@@ -78,4 +78,4 @@ def _pad(w: np.ndarray, function: np.ufunc) -> np.ndarray:
 def make_coupling(w: np.ndarray) -> Coupling:
     """Return the couplings, checked; exponentials and packed forms are computed at first use."""
     w = np.asarray(w, dtype=np.float32)
-    return Coupling(w, *choose_limits(w))
+    return Coupling(w, *choose_limits(largest_magnitude(w)))

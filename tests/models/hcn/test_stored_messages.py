@@ -1,4 +1,4 @@
-"""Learning with kept messages: visits, leaves, and small networks compared with their MAP by enumeration."""
+"""Learning with stored messages: visits, leaves, and small networks compared with enumeration of the MAP."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.units import from_units, to_units
-from scalelatent.models.hcn.model.kept_messages import (
+from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
+from scalelatent.models.hcn.model.stored_messages import (
     BatchFeatureLearner,
     LeafMessages,
     leaf_bytes,
     start_leaf,
     visit_leaves,
 )
-from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from tests.models.hcn.cases import Kernels, overlap
 
 BACKEND = Kernels()
@@ -80,7 +80,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    # The kept messages existed before.
+    # The stored messages existed before.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
 
