@@ -295,7 +295,7 @@ def mbn_cases(few: bool) -> Iterator[Case]:
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
-    """Return W, and biases of both sides for each row, in float32."""
+    """Return random weights W, and biases of visible and hidden units for each row, float32."""
     rng = np.random.default_rng(v + h)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype("f4") for part in parts)

@@ -175,7 +175,7 @@ def compare_cluster(rows: int, seed: int) -> dict[str, Any]:
 
 
 class LeafBytes(sl.Callback):
-    """Largest number of bytes of leaves in a run folder: of all leaves, and of the leaves of each pass."""
+    """Largest bytes of stored leaves (messages of image ranges) in a run folder: all, and of each pass."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.all, self.leaves, self.passes = folder, 0, 0, dict[int, int]()

@@ -92,7 +92,7 @@ CORRUPTIONS = {
         lambda p, on: [*p["patch"], on],
     ),
     "gridded-digits": Corruption(
-        ("pitch",), lambda p, pixels: 2, compiled.draw_grid, lambda p, on: [p["pitch"], on]
+        ("pitch",), lambda p, pixels: 2, compiled.draw_grid_lines, lambda p, on: [p["pitch"], on]
     ),
     "cluttered-digits": Corruption(
         ("lines",), lambda p, pixels: 3 * p["lines"], compiled.draw_lines, lambda p, on: [on]

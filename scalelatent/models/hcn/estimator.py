@@ -23,7 +23,7 @@ from scalelatent.engine.chains import learn_stream
 from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
-from scalelatent.estimators.base import Saved, StreamedEstimator
+from scalelatent.estimators.base import SavedModelState, StreamedEstimator
 from scalelatent.estimators.classifier import predict_classes
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
 from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
@@ -831,7 +831,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
-    def _state(self) -> Saved:
+    def _state(self) -> SavedModelState:
         network, stream = self._network, self._stream
         values: dict[str, Any] = {
             "image": list(self._layer.input_shape),
