@@ -95,7 +95,7 @@ def test_inference_is_exact_on_trees(seed: int, v: int, h: int, scale: float) ->
 
 @given(st.integers(0, 99), st.integers(1, 9), st.sampled_from([0.5, 3.0, 20.0]))
 def test_inference_is_exact_with_one_hidden_unit(seed: int, v: int, scale: float) -> None:
-    """With one hidden unit the graph is a star, on which inference is exact for any weights."""
+    """The graph of one hidden unit is a star, on which inference is exact for any weights."""
     w, bv, bh = draw(seed, v, 1, scale)
     want = enumerate_states(w, bv[0], bh[0])
     found = reference.sum_product(make_coupling(w), bv, bh, 2)
@@ -124,7 +124,7 @@ def test_inference_is_nearly_exact_for_weak_couplings(seed: int, v: int, h: int)
 
 
 def test_mixed_product_is_marginal_map_with_one_visible_unit() -> None:
-    """With one visible unit, summing out the hidden units is exact."""
+    """Summing out the hidden units is exact if there is one visible unit."""
     for seed in range(20):
         w, bv, bh = draw(seed, 1, 5, 2.0)
         want = enumerate_states(w, bv[0], bh[0])
