@@ -163,7 +163,7 @@ def test_the_papers_matrix_form_gives_the_same_beliefs(monkeypatch: pytest.Monke
         pytest.skip("benchmarks/ is not part of this copy")
     monkeypatch.syspath_prepend(str(folder))
     w, bv, bh = draw(2, 20, 12, 1.0)
-    tau_v, tau_h = importlib.import_module("crbm_kernels").matrix_form(w, bv[0], bh[0], 9)
+    tau_v, tau_h = importlib.import_module("crbm_kernels").run_matrix_form(w, bv[0], bh[0], 9)
     found = reference.sum_product(make_coupling(w), bv, bh, 9)
     assert_allclose(sigmoid(found.lv[0]), tau_v, atol=1e-9)
     assert_allclose(sigmoid(found.lh[0]), tau_h, atol=1e-9)
