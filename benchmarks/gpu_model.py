@@ -450,7 +450,7 @@ def earlier_mixture_leaf(
 # -- bounds -----------------------------------------------------------------------------------------------
 
 Make = Callable[[], Work]
-# The GPU keeps rows of uint8 and converts them to float32 in each pass. At the earlier commit each pass
+# The GPU keeps rows of uint8 and converts them to float32 in each pass. In the earlier version each pass
 # copied the rows from the host.
 _KEPT_ROWS = Work(bytes=65_536 * 784 * 5.0)
 _MBN = 60_000, 400, 2000, 4000, 32  # rows, clusterings and k of both layers, clusterings in a group

@@ -312,7 +312,7 @@ def list_wanted_passes(a: argparse.Namespace) -> list[tuple[str, int, int]]:
     for name in a.kinds.split(","):
         case = CASES[name]
         sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST[case.loop]]
-        # Only one worker gives constants.
+        # The two smallest sizes give the constants of the model, which need fits with one worker only.
         out += [(name, n, w) for i, n in enumerate(sizes) for w in a.workers if i > 1 or w == 1]
     return sorted(out, key=lambda piece: (piece[2], piece[1]))
 

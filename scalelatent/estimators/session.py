@@ -206,7 +206,7 @@ class FitSession:
     def begin(
         self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
     ) -> int:
-        """Start the executor, and store or (on a resume) compare the identity of the fit; return the seed."""
+        """Start the executor, store or compare the fit's identity (parameters, rows, …); return the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Check the block options before anything is written; the number of columns does not matter here.

@@ -169,7 +169,7 @@ class TrainBatch:
     state: object
     rows: Mapping[str, MappedRows]
     classes: np.ndarray | None
-    predictor: Callable[[Any], RowMap]
+    predictor: Callable[[Any], RowMap]  # returns the row map with which a search scores a state
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def store_transposed(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
                     v.store(v.shuffle(several, several, range(f, f + 4)), place, BYTES * first)
 
 
-# (rows of X, vectors) of the tiles that compute H, by width.
+# (rows of X, vectors of latent dimensions) of the three tiles that compute H.
 _LATENT_TILES = ((TALL_TILE_ROWS, 3), (TALL_TILE_ROWS, 2), (ROWS, 1))
 _h3, _h2, _h1 = (make_tile(*shape, store_transposed) for shape in _LATENT_TILES)
 _h3_fetch, _h2_fetch, _h1_fetch = (make_tile(*shape, store_transposed, ahead=True) for shape in _LATENT_TILES)
