@@ -49,7 +49,7 @@ def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def make_products(x: np.ndarray, w: np.ndarray, block: int):
-    """Return a function that computes both products over all rows into existing buffers."""
+    """Return a function that computes a pass's two products with all rows into existing buffers."""
     h = np.empty((len(w), block), dtype=np.float32)
     delta = np.empty(w.shape, dtype=np.float32)
 

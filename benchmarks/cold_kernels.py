@@ -42,7 +42,7 @@ MODELS = (
     "hcn",
 )
 # Stage of each pass of numba's compiler; all other passes are one stage.
-PASSES = {
+STAGE_OF_PASS = {
     "nopython_type_inference": "typing",
     "native_lowering": "lowering",
     "subkernel_lowering": "lowering",
@@ -107,7 +107,7 @@ class CompilerStages(event.Listener):
         if event.kind == "numba:run_pass":
             name = event.data["name"].split(" ")[0]
             function = f"{event.data['module']}.{event.data['qualname']}".removeprefix("scalelatent.")
-            stack.append((function, PASSES.get(name, "other passes")))
+            stack.append((function, STAGE_OF_PASS.get(name, "other passes")))
         else:
             stack.append((function, "LLVM"))
 

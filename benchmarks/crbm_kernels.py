@@ -90,7 +90,7 @@ def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Draw W, bv and bh in float32."""
+    """Return random weights W (v, h) and biases bv (rows, v) and bh (rows, h), float32."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)
@@ -120,7 +120,7 @@ def run_matrix_form(
 
 
 def measure_edge_rates(seed: int) -> dict[str, Any]:
-    """Return edge updates per second."""
+    """Return updates of graph edges per second: of each method of inference, and of simpler computations."""
     w, bv, bh = draw_graph(V, H, ROWS, 0.1, seed)
     coupling, pairs = find_kernel("crbm_make_coupling", "numba")(w), np.zeros((V, H), dtype=np.float32)
     methods = ("sum_product", "mixed_product", "max_product", "mean_field")

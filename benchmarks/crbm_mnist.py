@@ -59,8 +59,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "mle-bp": {"learner": "mle-bp"},
 }
 RATES = (0.05, 0.02, 0.01, 0.005)
-# (All, Changed) in percent, for noisy 10 %, noisy 20 %, occluded 8 x 8, occluded 12 x 12.
-# Learners had 50 epochs, and those with cd 200.
+# Errors (All, Changed) of the paper in percent, for noisy 10 %, noisy 20 %, occluded 8 x 8, occluded 12 x 12.
+# The paper trained for 50 epochs, and with contrastive divergence (cd) for 200.
 PAPER = {
     "logistic": [(1.960, 12.531), (4.088, 12.609), (1.468, 61.304), (3.498, 53.971)],
     "cd-1": [(1.925, 12.229), (4.012, 12.597), (1.814, 63.130), (3.983, 58.376)],

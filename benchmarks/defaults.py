@@ -88,7 +88,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "3 nearest neighbours": lambda seed: KNeighborsClassifier(3),
     "RBF SVM": lambda seed: SVC(),
 }
-# Twenty candidates of each model.
+# Parameter values of the search; they make twenty candidates of each model.
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "CapsuleRegression": {"capsule_dim": [1, 2, 4, 8, 16], "n_epochs": [20, 100], "momentum": [0.0, 0.9]},
     "LinearMixtureClassifier": {"n_components": [1, 2, 4, 8, 16], "n_dims": [1, 3, 6, 10]},

@@ -155,7 +155,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
 
 def optimum(leaves: int, speeds: dict[str, float], unit: float) -> float:
-    """Return the seconds of the shortest pass of equal leaves."""
+    """Return the seconds of the shortest possible pass over equal leaves (ranges of rows)."""
     done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
     return done[-1]
 

@@ -254,7 +254,7 @@ def measure_dimension(
     nu: float,
     args: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Measure passes for rows on the card and on the host, block sizes, and the two products alone."""
+    """Measure passes for rows on the card and on the host, and a pass's two products with W alone."""
     members = build_members("multiclass", CLASSES, capsule_dim)
     few = {key: a[: min(len(a), 20_000)] for key, a in data.items()}
     state = start(members, few, 10, card.float32)
@@ -291,7 +291,7 @@ def measure_dimension(
 
 
 def products(card: Card, x: Any, w: np.ndarray, block_rows: int, repeats: int) -> dict[str, float]:
-    """Measure both products of a block alone, with rows on the card, in float32 and with TF32."""
+    """Measure both products of a block, H = W X^T and then H X, on the card, in float32 and with TF32."""
     out: dict[str, float] = {}
     starts = range(0, len(x) - block_rows + 1, block_rows)
     for kind, backend in (("sgemm", card.float32), ("tf32", card.tf32)):

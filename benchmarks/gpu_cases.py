@@ -295,7 +295,7 @@ def mbn_cases(few: bool) -> Iterator[Case]:
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
-    """Return W, and biases of both sides for each row, in float32."""
+    """Return random weights W, and biases of visible and hidden units for each row, float32."""
     rng = np.random.default_rng(v + h)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype("f4") for part in parts)
@@ -394,8 +394,8 @@ def hcn_cases(few: bool) -> Iterator[Case]:
         rows, evidence, want = np.arange(shape[1]), given["evidence"][0], given["s"][0].copy()
         order = shuffled(0, "check", 0, rows, evidence[0].size)
         found = move(want.copy())
-        moved = gpu.decode(move(evidence), move(order), found, given["w"][0] > 0, 3)
-        wanted = reference.decode(evidence, order, want, given["w"][0] > 0, 3)
+        moved = gpu.decode_images(move(evidence), move(order), found, given["w"][0] > 0, 3)
+        wanted = reference.decode_images(evidence, order, want, given["w"][0] > 0, 3)
         yield f"decode, {shape}", [found.get(), moved], [want, wanted], 0.0
     numbers = 7, "check", 2**33 + 1, np.array([5, 2**40]), 300
     yield "orders", [gpu.shuffled(*numbers).get()], [shuffled(*numbers)], 0.0
@@ -471,8 +471,8 @@ def streams(args: argparse.Namespace) -> int:
 
     from scalelatent.engine.backend import CupyBackend, make_backend
     from scalelatent.models.hcn.model.decode import Decoder
-    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit_leaves
     from scalelatent.models.hcn.model.layer import FeatureLayer
+    from scalelatent.models.hcn.model.stored_messages import start_leaf, visit_leaves
 
     runs, kinds, n = (4, 2, 2) if args.quick else (300, 8, 16)
     size = (9, 8) if args.quick else (24, 24)

@@ -91,7 +91,7 @@ def sanitize(parts: Parts, tool: str) -> None:
 
 
 def check_script(parts: Parts, model: str, folder: Path) -> None:
-    """Run the checks of a script, and copy its lines to this run."""
+    """Run the checks of ``gpu_MODEL.py``, and append their results to the results of this script."""
     out = folder / f"gpu_{model}.json"
     limit = 60.0
     most = max(min(limit * parts.patience, parts.left) - 8, 1)

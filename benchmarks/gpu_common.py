@@ -286,7 +286,7 @@ class TimedBackend(CupyBackend):
 def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
     """Return the median seconds of a call by CUDA events, after two warm-ups.
 
-    The call receives its number.
+    ``call`` receives the number of the repetition, which starts at 0 with the first warm-up.
     """
     cupy, times = backend.xp, []
     backend.stream.use()
@@ -329,7 +329,7 @@ def for_bytes(state: Any) -> Any:
 
 
 def split(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
-    """Return blocks over rows on the host or on the device."""
+    """Return blocks of ``block_rows`` rows of x and their labels y; x is on the host or on the device."""
     return [
         Block(x[a : a + block_rows], y[a : a + block_rows], None, a) for a in range(0, len(y), block_rows)
     ]

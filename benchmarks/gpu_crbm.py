@@ -72,7 +72,7 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Draw W, bv and bh in float32."""
+    """Return random weights W and biases bv, bh of the visible and hidden units, float32."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)

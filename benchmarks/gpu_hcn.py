@@ -125,7 +125,7 @@ def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) 
         s = place.xp.asarray(given["s"][0].copy())
         pixels = given["evidence"][0]
         order = shuffled(args.seed, "benchmark", 0, rows, pixels[0].size)
-        moved = place.kernel("hcn_decode")(
+        moved = place.kernel("hcn_decode_images")(
             place.xp.asarray(pixels), place.xp.asarray(order), s, given["w"][0] > 0, 3
         )
         found.append([place.to_host(s), moved])

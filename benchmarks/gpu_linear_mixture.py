@@ -186,7 +186,7 @@ def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespac
     fields = [np.zeros(shape) for shape in shapes]
 
     def leaf() -> None:
-        """Add the sums of ten blocks."""
+        """Add up the sums of ten blocks, as for one leaf (range of rows)."""
         sums = kernel("open_sums")(*fields)
         for _ in range(10):
             kernel("add_scatter")(packed, x, groups, *tuple(sums)[:4])

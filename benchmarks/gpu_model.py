@@ -114,12 +114,12 @@ def product(m: int, n: int, k: int, item: int = 4) -> Work:
 
 
 def rows_ahead(work: Work, row_bytes: float) -> Work:
-    """Return work whose rows are copied to the card while it computes, in place of before."""
+    """Return work whose rows are copied to the card while the card computes, instead of before."""
     return work + Work(copied_bytes=-row_bytes, ahead_bytes=row_bytes)
 
 
 def rows_before(work: Work, row_bytes: float) -> Work:
-    """Return work that first copies its rows to page-locked memory, as at commit d55ee17a."""
+    """Return work that first copies its rows to page-locked memory, as an earlier version did."""
     return work + Work(host_seconds=row_bytes / HOST_RATE)
 
 
@@ -161,7 +161,7 @@ def capsule_block(
 def earlier_capsule_block(
     n: int, p: int, total_dim: int, members: int, active: int | None, item: int, on_card: bool = False
 ) -> Work:
-    """Return the work of the same block at commit e30a2cb5: a copy of the sums before the second product."""
+    """Return the work of this block in an earlier version, which copied sums before the second product."""
     now = capsule_block(n, p, total_dim, members, active, item, on_card)
     return now + Work(uploads=1, downloads=1 if active is None else 0)
 
@@ -198,9 +198,9 @@ def mbn_nearest(n: int, p: int, q: int, k: int, item: int, on_card: bool = True)
     )
 
 
-# Seconds of the host per drawn unit of a clustering, and per code of a centroid that it reads (estimated at
-# 1 GB/s). At commit e30a2cb5 draws were slower, and the host sorted codes into lists. Draws and sorting were
-# measured on a busy CPU.
+# Seconds of the host to draw one unit (a centroid of the layer below) for a clustering, and to read one code
+# of a centroid (estimated at 1 GB/s). In an earlier implementation, draws were slower, and the host sorted
+# codes into lists. Draws and sorting were measured on a busy CPU.
 DRAW_SECONDS, READ_SECONDS = 0.73e-9, 2e-9
 EARLIER_DRAW_SECONDS, SORT_SECONDS = 3.9e-9, 18.5e-9
 
@@ -226,7 +226,7 @@ def mbn_upper_group(n: int, v: int, k: int, below: int, sets: int) -> Work:
 
 
 def earlier_mbn_upper_group(n: int, v: int, k: int, below: int, sets: int) -> Work:
-    """Return the work of the same group at commit e30a2cb5: lists from the host, a launch per clustering."""
+    """Return the work of this group in the earlier implementation: the host made lists, one launch each."""
     host = sets * v * (below * EARLIER_DRAW_SECONDS + k * (READ_SECONDS + SORT_SECONDS))
     lists = 4.0 * v * (below + 1) + 4.0 * v * (k + 16)
     count = Work(bytes=4.0 * n * (v + 1) + 4.0 * n, launches=1, uploads=2, copied_bytes=lists + 4.0 * n)
@@ -299,7 +299,7 @@ def crbm_host_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) 
 
 
 def earlier_crbm_step(v: int, h: int, x: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of the same step at commit 74c93446: by the host, one chain after the other."""
+    """Return the work of this step in an earlier version: by the host, one chain after the other."""
     alone = crbm_host_step(v, h, x, 1, rows, sweeps)
     return (alone + Work(launches=42 - alone.launches, uploads=1, downloads=1)) * chains
 
@@ -319,7 +319,7 @@ def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) 
 
 
 def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
-    """Return the work of :func:`hcn_sweep` at commit e30a2cb5: beliefs in the second-level cache."""
+    """Return the work of :func:`hcn_sweep` in an earlier version: beliefs in the second-level cache."""
     now = hcn_sweep(chains, images, pixels, places, weights)
     return replace(now, serial_seconds=images * pixels * TREE_SECONDS)
 
@@ -334,8 +334,8 @@ def hcn_sweep_messages(chains: int, images: int, pixels: int, places: int, weigh
     return hcn_sweep(chains, images, pixels, places, weights) + more
 
 
-def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
-    """Return the work of ``hcn_decode`` with evidence, orders and beliefs on the card."""
+def hcn_decode_images(images: int, pixels: int, places: int, weights: int, sweeps: int, room: int) -> Work:
+    """Return the work of ``hcn_decode_images`` with evidence, orders and beliefs on the card."""
     read = 4.0 * (images * (pixels * 2 + 2 * places) + weights) + 4.0 * sweeps * images * room
     return Work(bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
@@ -345,7 +345,7 @@ def hcn_decode(images: int, pixels: int, places: int, weights: int, sweeps: int,
 TREE_SECONDS, SHARED_TREE_SECONDS = 2e-6, 1e-6
 
 
-VISIT_BYTES = 2**31  # as in models/hcn/model/kept_messages.py
+KERNEL_CALL_BYTES = 2**31  # as in models/hcn/model/stored_messages.py
 
 
 def hcn_visit(
@@ -357,7 +357,7 @@ def hcn_visit(
     ``lines`` is the height of a feature.
     """
     arrays = 4 * images * places + 4 * weights + images * (4 * room + pixels * lines)  # s, w, messages, held
-    together = max(1, VISIT_BYTES // arrays)
+    together = max(1, KERNEL_CALL_BYTES // arrays)
     if leaves > together:
         whole = hcn_visit(together, images, pixels, places, weights, room, lines) * (leaves // together)
         rest = leaves % together
@@ -374,7 +374,7 @@ def hcn_visit(
 def earlier_hcn_visit(
     leaves: int, images: int, pixels: int, places: int, weights: int, room: int, lines: int
 ) -> Work:
-    """Return the work of the same visits at commit e30a2cb5: one leaf after the other."""
+    """Return the work of these visits in an earlier version: one leaf (range of images) after the other."""
     more = Work(uploads=1, copied_bytes=4.0 * (pixels + 1))  # offsets of the messages of each pixel
     return (hcn_visit(1, images, pixels, places, weights, room, lines) + more) * leaves
 
@@ -434,7 +434,7 @@ def earlier_mixture_leaf(
     blocks: int, n: int, p: int, k: int, dims: int, q: int, classes: int = 1, item: int = 4,
     on_card: bool = False,
 ) -> Work:  # fmt: skip
-    """Return the work of the same leaf at commit e30a2cb5: sums to the host per block, waits per class."""
+    """Return the work of this leaf in an earlier version: sums to the host per block, waits per class."""
     now = linear_mixture_leaf(1, n, p, k, dims, q, classes, item, on_card)
     sums, grams = 8.0 * k * (q + 2) * p, 8.0 * k * q * q  # The gram matrices were always copied.
     more = Work(
@@ -450,7 +450,7 @@ def earlier_mixture_leaf(
 # -- bounds -----------------------------------------------------------------------------------------------
 
 Make = Callable[[], Work]
-# The GPU keeps rows of uint8 and converts them to float32 in each pass. At the earlier commit each pass
+# The GPU keeps rows of uint8 and converts them to float32 in each pass. In the earlier version each pass
 # copied the rows from the host.
 _KEPT_ROWS = Work(bytes=65_536 * 784 * 5.0)
 _MBN = 60_000, 400, 2000, 4000, 32  # rows, clusterings and k of both layers, clusterings in a group
@@ -490,7 +490,7 @@ EXAMPLES: dict[str, Make] = {
         linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
     ),
 }
-# Earlier work, at commit e30a2cb5 (rows of the host: d55ee17a), for the examples that have changed since.
+# Work of an earlier version (commit e30a2cb5; rows on the host: d55ee17a), for examples that changed since.
 EARLIER: dict[str, Make] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),

@@ -1,7 +1,7 @@
 """Fit networks of two layers to grey images of two traits (appendix B, Figure 10).
 
     python benchmarks/hcn_gray.py [--sizes 3 7] [--seed 0] [--unlabelled] [--passes 100]
-        [--images 100] [--filters 8] [--restarts 1]
+        [--images 100] [--filters 8]
 
 The training images are those of `data make traits --blur 1 --grain 10`. Oriented filters of 3 x 3 and of
 7 x 7 pixels make their channels; an edge is a step of at least 16 grey levels. The network has 6
@@ -67,7 +67,6 @@ def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any
         damping=args.damping,
         online=False,
         n_epochs=args.passes,
-        n_restarts=args.restarts,
         random_state=args.seed,
         n_jobs=1,
     )
@@ -85,7 +84,6 @@ def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any
         "filter_size": size,
         "labels": not args.unlabelled,
         "passes": args.passes,
-        "restarts": args.restarts,
         "p01": args.p01,
         "p10": args.p10,
         "training_error": round(float((of[model.predict(x)] != y).mean()), 6),
@@ -109,7 +107,6 @@ def main() -> None:
     arguments.add_argument("--passes", type=int, default=100)
     arguments.add_argument("--images", type=int, default=100)
     arguments.add_argument("--filters", type=int, default=8)
-    arguments.add_argument("--restarts", type=int, default=1)
     arguments.add_argument("--unlabelled", action="store_true", help="fit without labels: four clusters")
     args = arguments.parse_args()
     for size in args.sizes:
@@ -117,7 +114,7 @@ def main() -> None:
         print(found, flush=True)
         of = "labelled"
         if args.unlabelled:
-            of = f"clusters, {args.images} images, {args.filters} filters, {args.restarts} fits"
+            of = f"clusters, {args.images} images, {args.filters} filters"
             of += f", p01 {args.p01}, p10 {args.p10}, damping {args.damping}"
         write_part(args.out, f"{size} x {size}, {of}, seed {args.seed}", args.seed, found)
         if args.unlabelled or args.seed:

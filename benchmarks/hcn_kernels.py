@@ -121,7 +121,7 @@ def measure_rates(
             sweeps.sweep_messages(evidence, order, *kept[damping], damping)
 
     def decode() -> None:
-        sweeps.decode(evidence[0], each, layer.prior_beliefs(IMAGES), w[0] > 0, DECODE_SWEEPS)
+        sweeps.decode_images(evidence[0], each, layer.prior_beliefs(IMAGES), w[0] > 0, DECODE_SWEEPS)
 
     def often(state: tuple[np.ndarray, ...]) -> None:
         for _ in range(TURNS):

@@ -1,4 +1,4 @@
-"""Measure the parts of compositional networks of several layers: time, cluster, kept messages.
+"""Measure the parts of compositional networks of several layers: time, cluster, stored messages.
 
     python benchmarks/hcn_layers.py [--parts pieces,cluster,kept]
 
@@ -10,7 +10,7 @@ pieces   Milliseconds of the operations of one pass over 20 images of two traits
 cluster  An online epoch of --rows MNIST digits (16 features of 3 x 3 over 16 oriented filters, 8 templates
          per class): seconds of two threads in this process, seconds of two workers with one thread each,
          and whether the bits are the same.
-kept     The size of kept messages for MNIST digits (64 features, 32 templates per class, 16 oriented
+kept     The size of stored messages for MNIST digits (64 features, 32 templates per class, 16 oriented
          filters), with the sizes of features that section 4.4 can mean. The sets are the first 2 digits of
          each class in one leaf for twelve passes, and the first 40 in the default leaves for six passes.
          Each fit has a process of its own on one thread. The figures are the largest size of the messages
@@ -50,7 +50,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.cpu import pools, sweeps
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import to_units
-from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, visit_images
+from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, update_images
 
 IMAGES, WARM, ROUNDS = 20, 10, 30
 # READINGS: side of the features, p_weight. SIZES: digits per class, passes.
@@ -81,30 +81,30 @@ def time_pieces(seed: int) -> dict[str, Any]:
     pixels = net.layers[0].compute_evidence(x.reshape(IMAGES, -1)).reshape(IMAGES, *net.layers[0].image)
     labels, kept, units = y.astype(int), net.start(IMAGES), to_units(net.first_beliefs())
     for number in range(WARM):
-        units = units + visit_images(net, kept, units, pixels, labels, 0, number, backend)
+        units = units + update_images(net, kept, units, pixels, labels, 0, number, backend)
     weights = net.split(units.copy())
     fixed = [w > 0 for w in weights]
     belows = [pixels, kept[0].from_below]
-    mades = [pools.lower_trees(m.s, w, m.to_s, m.to_w) for m, w in zip(kept, weights, strict=True)]
+    mades = [pools.pass_trees_down(m.s, w, m.to_s, m.to_w) for m, w in zip(kept, weights, strict=True)]
     orders = [shuffled(seed, "benchmark", 0, np.zeros(1), IMAGES * layer.n_pixels) for layer in net.layers]
     levels = range(len(net.layers))
 
     def up() -> None:
         for i in levels:
-            pools.raise_pools(belows[i], net.priors[i], kept[i].down, kept[i].evidence, net.damping)
+            pools.pass_pools_up(belows[i], net.priors[i], kept[i].down, kept[i].evidence, net.damping)
 
     def down() -> None:
         for i in levels:
-            pools.lower_pools(belows[i], net.priors[i], mades[i], kept[i].down, INNER_ROUNDS)
+            pools.pass_pools_down(belows[i], net.priors[i], mades[i], kept[i].down, INNER_ROUNDS)
 
     def trees() -> None:
         for m, w, order in zip(kept, weights, orders, strict=True):
             given = m.evidence, order[0], m.s, w, m.to_s, m.to_w, m.held
             sweeps.sweep_messages(*(a[None] for a in given), 1.0)
 
-    def lower_trees() -> None:
+    def pass_trees_down() -> None:
         for m, w in zip(kept, weights, strict=True):
-            pools.lower_trees(m.s, w, m.to_s, m.to_w)
+            pools.pass_trees_down(m.s, w, m.to_s, m.to_w)
 
     # The features of the last layer fill its image: they have one place, and its trees have few pairs.
     pairs = IMAGES * sum(layer.pairs for layer in net.layers)
@@ -121,7 +121,7 @@ def time_pieces(seed: int) -> dict[str, Any]:
         "ORs and pools, up": up,
         "ORs and pools, down": down,
         "trees of places and weights": trees,
-        "trees to what they make": lower_trees,
+        "trees to what they make": pass_trees_down,
         "a bare loop of that": lambda: compute_bare_messages(*flat, pairs // tree),
         "a forward pass": lambda: net.template_scores(fixed, pixels, backend),
         "its convolutions as products": lambda: [a @ b for a, b in zip(windows, flats, strict=True)],
@@ -175,7 +175,7 @@ def compare_cluster(rows: int, seed: int) -> dict[str, Any]:
 
 
 class LeafBytes(sl.Callback):
-    """Largest number of bytes of leaves in a run folder: of all leaves, and of the leaves of each pass."""
+    """Largest bytes of stored leaves (messages of image ranges) in a run folder: all, and of each pass."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.all, self.leaves, self.passes = folder, 0, 0, dict[int, int]()
@@ -230,7 +230,7 @@ def measure_kept_messages(
 
 
 def measure_all_fits(seed: int) -> list[dict[str, Any]]:
-    """Return the size of kept messages of all fits, each in a new process."""
+    """Return the size of stored messages of all fits, each in a new process."""
     found = []
     for size in SIZES:
         for reading in READINGS:

@@ -3,7 +3,7 @@
     python benchmarks/hcn_online.py [--parts five,alphabet,curves]
 
 five      Images of 24 x 24 show five of the letters AKSTX at random places, with 3 % of the pixels flipped;
-          the network has 6 features of 8 x 6. Compared are 30 images with kept messages (damping .8, 100
+          the network has 6 features of 8 x 6. Compared are 30 images with stored messages (damping .8, 100
           sweeps), the same 30 images online for 100 epochs (minibatches of 5, forgetting .95), and 3,000
           images online for one epoch, also with eight chains and with the best of three restarts. Ten seeds
           change the images and the first beliefs. A letter is found if its largest overlap (intersection

@@ -8,7 +8,7 @@ weight, and one OR for each pixel. All implementations run 100 iterations from t
 damping of .5.
 
 ours         Algorithm 1 of this package: one tree after the other, two leaves of ten images, two threads.
-ours online  The same number of epochs in one chain of minibatches of five images, without kept messages, on
+ours online  The same number of epochs in one chain of minibatches of five images, without stored messages, on
              one thread.
 numpy        All trees at once in whole arrays, from the messages of the iteration before, on one thread.
 PGMax        All factors at once, temperature 0, two threads. --pgmax names a Python interpreter with pgmax
@@ -48,8 +48,8 @@ from scalelatent.models.hcn.kernels.units import from_units, to_units
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression, find_paying_features
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
-from scalelatent.models.hcn.model.kept_messages import LeafMessages, start_leaf, visit_leaves
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, log_odds, to_features
+from scalelatent.models.hcn.model.stored_messages import LeafMessages, start_leaf, visit_leaves
 
 ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
 LAYER = FeatureLayer((1, 14, 14), 5, (8, 6), 1e-2, 1e-2, 0.3, 1e-3)

@@ -54,5 +54,5 @@ class IdleLearner:
         return {"w": np.zeros(self.numbers)}
 
 
-# Run folders store only types of scalelatent.
+# Run folders store only types of scalelatent, so these types are given a module name of this package.
 IdleLearner.__module__ = "scalelatent.idle_learner"

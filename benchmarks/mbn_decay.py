@@ -125,7 +125,7 @@ def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float
 
 
 def main() -> None:
-    """One table over all data sets."""
+    """Measure the decays on all data sets, and write one table."""
     arguments = parser(__doc__, "mbn_decay")
     arguments.add_argument("--sets", default="wine,thyroid,umist,isolet1,coil20,mnist5000,iris,cancer,digits")
     arguments.add_argument("--seeds", type=int, default=10)

@@ -117,7 +117,7 @@ def draw_random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[
 def measure_code_look_ups(
     codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS
 ) -> dict[str, Any]:
-    """Measure upper clusterings over the first 8,192 rows; the centroids are other rows."""
+    """Measure the search for nearest centroids in an upper layer, for 8,192 rows of codes."""
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]
     x = np.ascontiguousarray(codes[:8192])

@@ -94,6 +94,6 @@ def list_computed_blocks(dask_worker: Any) -> list[tuple[int, int, float, float]
     return list(sys.modules["scalelatent.paced_learner"].blocks)
 
 
-# Run folders store only types of scalelatent.
+# Run folders store only types of scalelatent, so these types are given a module name of this package.
 for _type in (PacedSums, PacedLearner):
     _type.__module__ = "scalelatent.paced_learner"

@@ -283,12 +283,18 @@ def _flipped(share: str) -> dict[str, float]:
 
 
 def _grey(labels: bool, size: int) -> str | None:
-    fits = [r for r in read("hcn_gray").values() if r["labels"] == labels and r["filter_size"] == size]
+    """Return the results of networks of grey traits; those without labels have the paper's images."""
+    images = 100 if labels else 200
+    fits = [
+        r
+        for r in read("hcn_gray").values()
+        if (r["labels"], r["filter_size"], r["images"]) == (labels, size, images)
+    ]
     if not fits:
         return None
-    found = sum(sum(map(bool, r["features_of_traits"].values())) for r in fits)
-    errors = middle_and_worst((r["test_error"] for r in fits), 1)
-    return f"{found} of {4 * len(fits)} traits are a feature, error {errors}"
+    found = [sum(map(bool, r["features_of_traits"].values())) for r in fits]
+    errors = ", ".join(percent(r["test_error"], 1) for r in fits)
+    return f"{', '.join(map(str, found))} of 4 traits are a feature, errors {errors} ({len(fits)} fits)"
 
 
 def _grey_cell(labels: bool) -> str:

@@ -20,7 +20,7 @@ from scalelatent.models.capsule.partial_fit import get_cpu_backend, stream_optio
 
 
 def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> dict[str, Any]:
-    """Return the median microseconds of a call and of its mathematics."""
+    """Return the median microseconds of a call of `partial_fit`, and of the mathematics in that call."""
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, 255, (2000, features), dtype=np.uint8), np.arange(2000) % 10
     fitted = {"max_iter": 3, "n_epochs": 1, "projection": None, "random_state": seed, "n_jobs": 1}

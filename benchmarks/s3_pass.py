@@ -249,7 +249,7 @@ def make_plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float) -> dict[str, Any]:
-    """Return all figures of the part pass."""
+    """Return all figures of a pass that reads rows from the object store and from disk."""
     disk = stored_rows(folder, rows, seed)
     with start_s3_server() as (port, delay):
         point_environment_to(port)

@@ -227,9 +227,7 @@ class RowShape:
 
 
 def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """Return the division of a pass of a batch learner: spans, rows of a span, levels of the tree above
-    them.
-    """
+    """Return the spans (row ranges of a task) of a pass, their rows, and the levels of the tree of sums."""
     grid = choose_grid(RowShape(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
     rows = min(n, grid.leaf_rows * FAN_IN**level)
@@ -257,7 +255,7 @@ def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> d
         coder = LayerCoder(layer, None, 0, layer.n_clusterings)
         flops, statistic = layer.n_clusterings * layer.flops_per_row(), 0
 
-        def cut_into(n: int, workers: int) -> dict[str, int]:
+        def divide_rows(n: int, workers: int) -> dict[str, int]:
             return divide_map(n, max(1, ds.nbytes // len(ds)), coder)
 
     elif case.loop == "online":
@@ -267,7 +265,7 @@ def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> d
         flops, statistic = learner.flops_per_row(), learner.layout().nbytes
         found |= {"step_rows": order.batch_rows, "chains": order.n_chains}
 
-        def cut_into(n: int, workers: int) -> dict[str, int]:
+        def divide_rows(n: int, workers: int) -> dict[str, int]:
             return {"spans": math.ceil(n / order.batch_rows), "span_rows": order.batch_rows, "levels": 0}
 
     else:
@@ -276,11 +274,11 @@ def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> d
         flops, statistic = reduction.flops_per_row(), reduction.layout().nbytes
         found["row_bytes"] = rows.nbytes / len(rows)  # The rows are projected.
 
-        def cut_into(n: int, workers: int) -> dict[str, int]:
+        def divide_rows(n: int, workers: int) -> dict[str, int]:
             return divide_pass(n, workers, rows.n_features, reduction)
 
     found |= {"flops_of_a_row": flops, "statistic_bytes": statistic}
-    return found | {"cut": cut_into(len(ds), workers), "cut_of_a_billion": cut_into(BILLION, WORKERS)}
+    return found | {"cut": divide_rows(len(ds), workers), "cut_of_a_billion": divide_rows(BILLION, WORKERS)}
 
 
 def measure_busy_share() -> float:
@@ -314,7 +312,7 @@ def list_wanted_passes(a: argparse.Namespace) -> list[tuple[str, int, int]]:
     for name in a.kinds.split(","):
         case = CASES[name]
         sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST[case.loop]]
-        # Only one worker gives constants.
+        # The two smallest sizes give the constants of the model, which need fits with one worker only.
         out += [(name, n, w) for i, n in enumerate(sizes) for w in a.workers if i > 1 or w == 1]
     return sorted(out, key=lambda piece: (piece[2], piece[1]))
 

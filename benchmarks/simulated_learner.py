@@ -81,6 +81,6 @@ class EchoMap:
         return block.x
 
 
-# Run folders store only types of scalelatent.
+# Run folders store only types of scalelatent, so these types are given a module name of this package.
 for _type in (CountReduction, CountLearner, EchoMap):
     _type.__module__ = "scalelatent.simulated_learner"

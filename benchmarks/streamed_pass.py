@@ -192,7 +192,7 @@ def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, 
                 "cluster_fastest_s": min(there),
                 "allowed_difference_s": 0.020 + 0.002 * spans,
             }
-            # The rest is scheduling, parameters, merging, M-step and driver.
+            # Idle seconds of the busiest worker: scheduling, parameters, merging, M-step and driver.
             record["not_computing_s"] = float(np.median(idle))
             record["driver_cpu_s"] = float(np.median(driver))
             record["difference_s"] = record["cluster_s"] - record["in_process_s"]

@@ -717,19 +717,22 @@ def digit_layers() -> Iterable[Iterable[Any]]:
 
 
 @shown(
-    "grey traits|filters|seeds|traits that are a feature|error of four patterns: median, worst|"
-    "weights on; changed in the last ten passes"
+    "grey traits|images|filters|p01, p10|seeds|traits that are a feature"
+    "|error of four patterns: median, worst|weights on; changed in the last ten passes"
 )
 def grey_traits() -> Iterable[Iterable[Any]]:
-    kinds: dict[tuple[bool, int], list[Any]] = {}
+    kinds: dict[tuple[Any, ...], list[Any]] = {}
     for r in read("hcn_gray").values():
-        kinds.setdefault((r["labels"], r["filter_size"]), []).append(r)
-    for (labels, size), fits in sorted(kinds.items(), key=lambda kind: (not kind[0][0], kind[0][1])):
+        how = not r["labels"], r["images"], r["filters"], r["filter_size"], r["p01"], r["p10"]
+        kinds.setdefault(how, []).append(r)
+    for (unlabelled, images, filters, size, p01, p10), fits in sorted(kinds.items()):
         own = [sum(bool(of) for of in r["features_of_traits"].values()) for r in fits]
         errors = [r["test_error"] for r in fits]
         yield (
-            "labels of the four patterns" if labels else "clusters",
-            f"{fits[0]['filters']} of {size} x {size}",
+            "no labels" if unlabelled else "labels of the four patterns",
+            images,
+            f"{filters} of {size} x {size}",
+            f"{p01}, {p10}",
             len(fits),
             f"{', '.join(map(str, own))} of 4",
             f"{percent(statistics.median(errors), 1)}, {percent(max(errors), 1)}",

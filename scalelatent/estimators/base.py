@@ -63,7 +63,8 @@ logger = logging.getLogger("scalelatent")
 
 # Output of a model: a name, or a name and a number that selects a variant, for example a layer.
 OutputName = str | tuple[str, int | None]
-Saved = tuple[dict[str, Any], dict[str, np.ndarray]]
+# Fitted parameters of a model as `save` stores them: JSON values by name, arrays by name.
+SavedModelState = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 class StreamedEstimator(  # type: ignore[call-arg]
@@ -73,7 +74,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
 
     A model sets ``_kind``, ``_parameters`` and ``_fitted_attribute`` and implements :meth:`_fit_steps`,
     :meth:`_plan`, :meth:`_row_map`, :meth:`_state` and :meth:`_restore`. A model whose input needs its own
-    checks or conversions overrides :meth:`_training_rows`, :meth:`_held_rows` and :meth:`_check_rows`.
+    checks or conversions overrides :meth:`_training_rows`, :meth:`_validation_dataset` and
+    :meth:`_check_rows`.
     """
 
     _kind: ClassVar[str] = ""
@@ -121,22 +123,22 @@ class StreamedEstimator(  # type: ignore[call-arg]
         raise NotImplementedError
 
     def _plan(self, forecast: Forecast, /) -> dict[str, Any]:
-        """Add the stages of a fit of ``forecast.train`` to the forecast; return the plan as a dict."""
+        """Add the stages (work over rows) of a fit of ``forecast.train`` to the forecast; return the plan."""
         raise NotImplementedError
 
     def _row_map(self, output: Any) -> OutputMap:
         """Return the map from rows to the output with the name ``output``."""
         raise NotImplementedError
 
-    def _state(self) -> Saved:
-        """Return the fitted parameters for ``save``, as (JSON values by name, arrays by name)."""
+    def _state(self) -> SavedModelState:
+        """Return the fitted parameters for ``save``."""
         raise NotImplementedError
 
     def _restore(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Set the fitted parameters from ``values`` and ``arrays``, which `_state` returned before a save."""
         raise NotImplementedError
 
-    def _restore_at(self, saved: Saved, location: Location | None, run: Location | None) -> None:
+    def _restore_at(self, saved: SavedModelState, location: Location | None, run: Location | None) -> None:
         """Set the fitted parameters of a model that was saved at ``location``, in the run folder ``run``."""
         self._restore(*saved)
 
@@ -146,7 +148,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Return the training dataset of the rows, labels and weights that ``fit`` was given."""
         return self._given_rows(X, y, sample_weight, reset=reset)
 
-    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
+    def _validation_dataset(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         """Return the validation dataset of the rows and labels that ``fit`` was given."""
         return self._given_rows(X, y, name="validation")
 
@@ -226,7 +228,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return ds
 
     def _checked_features(self, ds: Dataset, name: str, reset: bool) -> Dataset:
-        """Return ``ds`` after the model stored (``reset``) or compared its number and names of features."""
+        """Return ``ds``; store (``reset``) or compare the number and the names of its features."""
         if reset:
             self.n_features_in_ = ds.n_features
             self.__dict__.pop("feature_names_in_", None)
@@ -237,7 +239,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         return ds
 
     def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
-        return None if validation is None else self._held_rows(*rows_and_labels(validation))
+        return None if validation is None else self._validation_dataset(*rows_and_labels(validation))
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         """Return the dataset of a search, which all candidates are trained and scored on."""
@@ -690,7 +692,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         graph.save(path, repr(self))
 
     def _add_prediction_nodes(self, graph: OnnxGraph) -> None:
-        """Add the operators that compute the prediction to the ONNX graph that `to_onnx` writes."""
+        """Add the operators of the prediction to the graph; this default is for models without a graph."""
         raise DataError(
             f"to_onnx: predictions of a {type(self).__name__} have no ONNX graph: save the "
             "model, and predict with this package"
@@ -700,7 +702,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Return the function that writes the datasets of a saved model (see ``save_model``), or None."""
         return None
 
-    def _to_saved(self) -> Saved:
+    def _to_saved(self) -> SavedModelState:
         values, arrays = self._state()
         common = {"n_iter": self.n_iter_, "n_features_in": self.n_features_in_, "seed": self.seed_}
         return common | values, arrays

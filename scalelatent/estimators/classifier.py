@@ -111,8 +111,8 @@ class StreamedClassifier(ClassifierMixin, StreamedEstimator):
         check_classes(ds, type(self).__name__)
         return ds
 
-    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
-        ds = super()._held_rows(X, y)
+    def _validation_dataset(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
+        ds = super()._validation_dataset(X, y)
         if not ds.has_y:
             raise DataError(
                 f"validation{f' ({ds.url})' if ds.url else ''} has no labels: give rows with labels"

@@ -120,7 +120,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
             if passes.records and hasattr(call.model, "_kind"):
                 # Do not set n_iter_: it describes the fitted parameters, which are missing or older.
                 call.model.history_ = passes.records
-            if not given.keeps_run_folder:  # otherwise the run folder's recorder adds the explanation
+            if not given.keeps_run_folder:  # otherwise the recorder of the run folder adds the advice
                 _add_resume_advice(stop, passes, call.run_dir, was_fitted)
             raise
         finally:

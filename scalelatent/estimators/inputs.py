@@ -102,7 +102,7 @@ def check_frame(frame: Any, name: str) -> None:
             "them, so that each column has a name of its own"
         )
     for column, kind in zip(names, frame.dtypes, strict=True):
-        code = getattr(kind, "kind", None)  # numpy and pandas dtypes have it, polars dtypes do not
+        code = getattr(kind, "kind", None)  # polars dtypes have no attribute ``kind``
         values = f"values of type {kind}"
         if code == "O" and str(kind) != "category":  # text, or Python objects that may be numbers
             bad = next((i for i, value in enumerate(frame[column]) if not _is_real(value)), None)
@@ -151,7 +151,7 @@ def add_weights(ds: Dataset, y: LabelsLike | None, sample_weight: WeightsLike | 
 
 
 def check_weights(sample_weight: WeightsLike, n_rows: int) -> np.ndarray:
-    """Return finite, nonnegative float64 weights (n). Refuse weights that are all too large or too small."""
+    """Return finite, nonnegative float64 weights (n), whose largest is in the range of LARGEST_WEIGHT."""
     weights = np.asarray(sample_weight, np.float64)
     if weights.ndim == 0:
         weights = np.full(n_rows, weights)

@@ -52,7 +52,7 @@ from .steps import (
     StartFit,
     Step,
     StoreArrays,
-    StoreSets,
+    StoreRowSets,
     SumStatistic,
     TrainBatch,
     TrainOnline,
@@ -79,7 +79,7 @@ ENGINE_OPTIONS = (
 # task has at least MIN_TASK_FLOPS, because each tile is a file.
 MAX_TASK_FLOPS, TARGET_TASKS, MIN_TASK_FLOPS = 2e11, 16, 5e9
 
-# Engine options that affect the result of an online fit.
+# Engine options that affect the result of an online fit (one update per minibatch).
 ONLINE_GRID_OPTIONS = ("run_rows", "buffer_runs", "validate_steps")
 
 
@@ -206,7 +206,7 @@ class FitSession:
     def begin(
         self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
     ) -> int:
-        """Start the executor, and store or (on a resume) compare the identity of the fit; return the seed."""
+        """Start the executor, store or compare the fit's identity (parameters, rows, …); return the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Check the block options before anything is written; the number of columns does not matter here.
@@ -346,7 +346,7 @@ class FitSession:
             return self.collect(step.name, step.reduction, step.rows, step.classes)
         if isinstance(step, StoreArrays):
             return self.restore_arrays(step)
-        if isinstance(step, StoreSets):
+        if isinstance(step, StoreRowSets):
             return self._gather_in_memory(step) if self.store is None else self.store_row_sets(step)
         if isinstance(step, EncodeRows):
             return self._encode_in_memory(step) if self.store is None else self.write_encoded(step)
@@ -364,7 +364,7 @@ class FitSession:
         )
 
     def restore_arrays(self, step: StoreArrays) -> Mapping[str, np.ndarray]:
-        """Return the arrays that the run began with: stored arrays after a resume, else the given ones."""
+        """Return the arrays from which the fit starts: stored by an interrupted run, else of ``step``."""
         name = f"{self.kind}_{step.name}"
         stored = self.store.load_result(name) if self.store else None
         if stored is None:
@@ -414,18 +414,18 @@ class FitSession:
     def stage(
         self, name: str, work: Work, datasets: Mapping[str, Dataset], classes: np.ndarray | None = None
     ) -> Stage:
-        """Return a stage with the grid options and the device of this fit."""
+        """Return a stage (work over datasets) with the block sizes and the device of this fit."""
         return make_stage(f"{self.kind}_{name}", work, datasets, self.device, classes, **self.grid)
 
     @property
     def grid(self) -> dict[str, Any]:
-        """Arguments of ``make_stage`` that set the sizes of blocks and leaves."""
+        """Arguments of ``make_stage`` that set the sizes of blocks and leaves (fixed ranges of rows)."""
         return {**select_grid_options(self.options), "gpu_blocks": self._has_gpu_blocks}
 
     def collect(
         self, name: str, reduction: Reduction, rows: MappedRows | Dataset, classes: np.ndarray | None = None
     ) -> Stats:
-        """Run one pass of one reduction; return its statistic, which the run folder keeps for a resume."""
+        """Run one pass that sums a reduction's statistic; return it. The run folder keeps it for a resume."""
         layout: Layout = reduction.layout()
         stored = self.store.load_result(f"{self.kind}_{name}") if self.store else None
         if stored is not None:
@@ -485,7 +485,7 @@ class FitSession:
             cleaner = DropLeaves(work)
             callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
-            # A leaf learner sums over all rows, so it needs no warning about their order.
+            # A learner that keeps a statistic of every row range needs no warning about the order of rows.
             warn_if_sorted(datasets["train"], order)
         stage = self.stage(name, work, datasets, step.classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})
@@ -518,9 +518,10 @@ class FitSession:
         name = "-".join([*(name for name, _ in rows.maps), f"without-{mask.start}-{mask.stop}"])
         return self.make_visible(name, dataset.with_weight(weight))
 
-    # -- layers ----------------------------------------------------------------------------------------------
-    # A finished step stores a record. A resumed fit reads the record; it neither checks the output of a step
-    # nor needs output that was removed. A fit without a store keeps the output in memory.
+    # -- steps that write rows -------------------------------------------------------------------------------
+    # After `StoreRowSets` or `EncodeRows` has written rows, the session stores a record that describes them.
+    # A resumed fit reads the record, and does not repeat the step. It does not need rows that the session
+    # removed after a later step had used them. A fit without a store keeps the rows in memory.
 
     @property
     def _records(self) -> EngineStore:
@@ -528,7 +529,7 @@ class FitSession:
         assert self.store is not None, "StartFit.keeps_records asks for a store"
         return self.store
 
-    def _gather_in_memory(self, step: StoreSets) -> DrawnSets:
+    def _gather_in_memory(self, step: StoreRowSets) -> DrawnSets:
         """Return sets of rows that are not copied: each set is taken from the dataset whenever it is read."""
         assert step.rows is not None
         dataset = self.apply_maps(step.rows)
@@ -550,13 +551,13 @@ class FitSession:
         self._report_written(step, found, begin)
         return MappedRows(found)
 
-    def _announce_step(self, step: StoreSets | EncodeRows, rows: int) -> str:
+    def _announce_step(self, step: StoreRowSets | EncodeRows, rows: int) -> str:
         """Notify the callbacks that a step begins; return its stage."""
         stage = f"{self.kind}_{step.name}"
         self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
         return stage
 
-    def store_row_sets(self, step: StoreSets) -> StoredSets:
+    def store_row_sets(self, step: StoreRowSets) -> StoredSets:
         """Return sets of rows; write them to the folder ``sets`` of the records unless it contains them."""
         stage = f"{self.kind}_{step.name}"
         stored = self._records.load_result(stage)
@@ -617,14 +618,14 @@ class FitSession:
         return codes_location(self._records.location, name) if is_kept else self.scratch().at(f"{name}.zarr")
 
     def _store_result(
-        self, step: StoreSets | EncodeRows, stage: str, written: Dataset, begin: float, **more: object
+        self, step: StoreRowSets | EncodeRows, stage: str, written: Dataset, begin: float, **more: object
     ) -> dict[str, Any]:
         stored = {"spec": json.dumps(written.spec()), **more}
         self._records.save_result(stage, stored)
         self._report_written(step, written, begin)
         return stored
 
-    def _report_written(self, step: StoreSets | EncodeRows, written: Dataset, begin: float) -> None:
+    def _report_written(self, step: StoreRowSets | EncodeRows, written: Dataset, begin: float) -> None:
         stage, seconds = f"{self.kind}_{step.name}", round(time.perf_counter() - begin, 6)
         self.callbacks.on_event(
             {"event": "layer_written", "stage": stage, "rows": len(written), "seconds": seconds, **step.about}
@@ -653,7 +654,8 @@ def codes_location(records: Location, name: str) -> Location:
 def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     """Return the rows and columns of the output tiles of a map, which depend on the rows and the map only.
 
-    If there are more than MAX_TASKS strips of rows, tiles get more rows; then tiles get more columns.
+    There are at most MAX_TASKS tiles: the rows of a tile limit the number of strips of rows, and the columns
+    of a tile limit the number of tiles in each strip.
     """
     (width,) = row_map.output()[0]
     strips = -(-n // max(choose_column_block_rows(row_bytes, row_map), -(-n // MAX_TASKS)))

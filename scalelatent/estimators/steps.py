@@ -74,7 +74,8 @@ class StartFit:
 class StoreArrays:
     """Request to store the arrays from which a fit starts, such as initial weights.
 
-    The session sends the arrays back. A resumed fit receives the arrays that the interrupted fit has stored.
+    The session sends the stored arrays back to the estimator, so that a resumed fit starts from the arrays of
+    the interrupted fit.
     """
 
     name: str
@@ -128,7 +129,7 @@ class AddRowMap:
 
 
 @dataclass(frozen=True)
-class StoreSets:
+class StoreRowSets:
     """Request to copy selected rows into sets, such as the centres of each clustering.
 
     The session sends back an object that returns a set by number: `~scalelatent.engine.rowsets.StoredSets`,
@@ -155,7 +156,7 @@ class EncodeRows:
     row_map: ColumnStage
     rows: MappedRows | None
     kept: bool = False  # False: the session removes the output after the fit, or earlier, see ``over``
-    over: tuple[str, ...] = ()  # names of earlier outputs that the session can remove after this step
+    over: tuple[str, ...] = ()  # names of earlier `EncodeRows` whose output is removed after this step
     about: Mapping[str, int] = field(default_factory=dict)  # more information for ``on_stage`` of callbacks
 
 
@@ -168,7 +169,7 @@ class TrainBatch:
     state: object
     rows: Mapping[str, MappedRows]
     classes: np.ndarray | None
-    predictor: Callable[[Any], RowMap]
+    predictor: Callable[[Any], RowMap]  # returns the row map with which a search scores a state
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,8 @@ class TrainOnline:
     classes: np.ndarray | None
     order: Callable[[Mapping[str, Any]], RowOrder]  # returns the order of the rows for the engine options
     n_epochs: int  # upper bound on the number of epochs
-    # Records of the objective per epoch. It applies if the user sets no ``report_steps`` and an epoch has at
-    # least 20 steps for each record.
+    # Number of records of the objective per epoch; 0: no such number. The number applies if the user sets no
+    # ``report_steps`` and an epoch has at least 20 steps for each record.
     reports: int = 0
     # True: the learner stores a statistic of each leaf (a fixed range of rows) between epochs. The step
     # `StartFit` of the fit must have set ``keeps_records``.
@@ -196,7 +197,7 @@ Step = (
     | ComputeValue
     | SumStatistic
     | AddRowMap
-    | StoreSets
+    | StoreRowSets
     | EncodeRows
     | TrainBatch
     | TrainOnline

@@ -31,7 +31,7 @@ ScoreBlock = Callable[[np.ndarray], np.ndarray]
 
 
 def make_scores(output: Any, metric: str) -> ScoreBlock:
-    """Return the function that computes the similarity of all documents to each query of a block."""
+    """Return the function that computes the similarity of all documents to some documents (queries)."""
     if metric not in RETRIEVAL_METRICS:
         raise DataError(f"metric={metric!r} is not one of {', '.join(RETRIEVAL_METRICS)}")
     sparse = hasattr(output, "tocsr")
@@ -192,7 +192,7 @@ def _get_rows_and_labels(output: RowsLike, labels: LabelsLike | None) -> tuple[A
 def _make_relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function of query indices: bool (queries, n), True for a common topic or class."""
     if hasattr(labels, "tocsr") or np.ndim(labels) == 2:
-        topics = labels.tocsr() if hasattr(labels, "tocsr") else _dense_topics(np.asarray(labels))
+        topics = labels.tocsr() if hasattr(labels, "tocsr") else _topics_from_dense(np.asarray(labels))
         _check_length(topics.shape[0], n)
         present = (topics != 0).astype(np.int32).tocsr()
         columns = present.T.tocsr()
@@ -203,7 +203,7 @@ def _make_relevance(labels: Any, n: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda queries: codes[queries][:, None] == codes
 
 
-def _dense_topics(labels: np.ndarray) -> csr_array:
+def _topics_from_dense(labels: np.ndarray) -> csr_array:
     import scipy.sparse
 
     if not np.isin(labels, (0, 1)).all():
@@ -240,14 +240,14 @@ def _draw_queries(queries: int | None, n: int, seed: int) -> np.ndarray:
 def _sum_accuracy(
     scores: np.ndarray, queries: np.ndarray, relevant: np.ndarray, levels: np.ndarray
 ) -> np.ndarray:
-    """Return the sum over the queries of their accuracy at each level, from scores (queries, n)."""
+    """Return, for each number of retrieved documents (``levels``), the accuracy summed over the queries."""
     scores = scores.astype(np.float64, copy=False)
     scores[np.arange(len(queries)), queries] = -np.inf  # a query does not find itself
     n, out = scores.shape[1], np.zeros((len(queries), len(levels)))
     for i, (row, hits) in enumerate(zip(scores, relevant, strict=True)):
         order = np.argsort(row)
         rising, nearest_hits = row[order], np.concatenate([[0], np.cumsum(hits[order[::-1]])])
-        thresholds = rising[n - levels]  # score of the last document of each level
+        thresholds = rising[n - levels]  # score of the last retrieved document, for each level
         above = n - np.searchsorted(rising, thresholds, "right")
         reached = n - np.searchsorted(rising, thresholds, "left")
         # Documents with the score of the threshold share the remaining places.

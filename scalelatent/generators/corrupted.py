@@ -92,7 +92,7 @@ CORRUPTIONS = {
         lambda p, on: [*p["patch"], on],
     ),
     "gridded-digits": Corruption(
-        ("pitch",), lambda p, pixels: 2, compiled.draw_grid, lambda p, on: [p["pitch"], on]
+        ("pitch",), lambda p, pixels: 2, compiled.draw_grid_lines, lambda p, on: [p["pitch"], on]
     ),
     "cluttered-digits": Corruption(
         ("lines",), lambda p, pixels: 3 * p["lines"], compiled.draw_lines, lambda p, on: [on]
@@ -311,5 +311,5 @@ def url_of_clean_images(url: str) -> str:
 
 
 def from_provenance(provenance: dict[str, Any], url: str) -> CorruptedImages:
-    """Return the generator of a dataset with this provenance."""
+    """Return the generator of a dataset of corrupted or clean images from its provenance."""
     return CorruptedImages(open_base(provenance["base"], url, provenance["base_fingerprint"]), provenance)

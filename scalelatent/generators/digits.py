@@ -201,7 +201,7 @@ class InfiniteDigits:
         index = np.arange(start, stop)
         base = self.base_of(index) - self.base_rows[0]
         k1, k2 = self.fields_of(index)
-        k1 = np.where(index < N_TEST + len(self._images), -1, k1)  # the originals stay unchanged
+        k1 = np.where(index < N_TEST + len(self._images), -1, k1)  # the first images are unchanged bases
         out = np.empty((stop - start, *self.image_shape), np.uint8)
         render(self._images, base, k1, k2, self._fields, self._smooth, self._derive, self._alpha, out)
         return out, self._labels[base]

@@ -261,8 +261,8 @@ class TextPages(ImageSet):
         number = {name: i for i, name in enumerate(self.names)}
         weights = np.array([2**40 // rank for rank in range(1, len(VOCABULARY) + 1)], dtype=object)
         cumulative = np.cumsum(weights)
-        # Integers are identical on every machine. The last one, 2**32 - 1, is dropped, so that the largest
-        # draw, which equals it, selects the last word.
+        # Cumulative probabilities are integers, identical on every machine. The last one, 2**32 - 1,
+        # is dropped, so that the largest draw, which equals it, selects the last word.
         self._likelihood = np.array([c * (2**32 - 1) // cumulative[-1] for c in cumulative], np.uint32)[:-1]
         self._letters = np.array([number[c] for word in VOCABULARY for c in word], np.int64)
         self._starts = np.cumsum([0, *map(len, VOCABULARY)]).astype(np.int64)

@@ -95,7 +95,7 @@ def import_hdf5(
 
 def open_h5(path: PathOrUrl, kind: str) -> h5py.File:
     """Open an HDF5 file to read; raise `DataError` if that fails."""
-    raw = open_file(path, kind)  # its messages are clearer than those of HDF5
+    raw = open_file(path, kind)  # messages of `open_file` are clearer than those of HDF5
     source_name = f"{kind} {os.fspath(path)}"
     try:
         import h5py
@@ -104,7 +104,7 @@ def open_h5(path: PathOrUrl, kind: str) -> h5py.File:
             f"{source_name} cannot be read without h5py: install it with pip install 'scalelatent[hdf5]'"
         ) from error
     try:
-        if is_local(path):  # HDF5 reads files faster than Python objects
+        if is_local(path):  # HDF5 reads a file faster by its path than through a Python object
             raw.close()
             return h5py.File(path, "r", **_CACHE)
         return h5py.File(raw, "r", **_CACHE)

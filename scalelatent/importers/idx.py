@@ -105,7 +105,7 @@ def open_idx(path: PathOrUrl, kind: str) -> BinaryReader:
 
 
 def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Return shape, dtype, and bytes of the header."""
+    """Return the shape, the dtype and the length of the header in bytes."""
     try:
         magic = file.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES or not 1 <= magic[3] <= 8:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .stream import ImportOptions, RowReader
 
-# Maximum number of values in an array that describes others, such as a shape.
+# Maximum number of values in an array that describes other arrays, such as a shape.
 _MAX_SMALL_VALUES = 64
 _UNPACK_ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
 

@@ -28,7 +28,7 @@ SEARCH_FILE = "search.json"
 # Approximate maximum number of candidates to plan, because each plan takes time.
 PLANNED = 16
 # Items of the memory plan that each fit needs for itself if several fits share a pass over the rows.
-OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiting for their siblings")
+ITEMS_OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiting for their siblings")
 
 
 def candidates_of(job: Job) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:
     allowed, alone, together = int(ALLOWED_SHARE * needs["resources"]["memory"]), 0, 0
     for name, stage in needs["stages"].items():
         peak = stage["peak_bytes"]
-        own = sum(stage["memory_bytes"].get(part, 0) for part in OF_EACH_FIT)
+        own = sum(stage["memory_bytes"].get(part, 0) for part in ITEMS_OF_EACH_FIT)
         others = {"estep": fits, "em": fits, "moments": folds, "svd": folds}.get(name, 1) - 1
         alone = max(alone, peak)
         together = max(together, min(peak + others * own, max(peak, allowed)))

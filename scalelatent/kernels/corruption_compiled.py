@@ -74,7 +74,7 @@ def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
-def draw_grid(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
+def draw_grid_lines(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
     """Draw horizontal and vertical lines at equal distances on each image.
 
     ``draws`` gives the first row and column; ``grid`` is (distance, value).

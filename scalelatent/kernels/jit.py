@@ -76,13 +76,13 @@ def _digest(family: str) -> str:
     digest = hashlib.blake2b(digest_size=5)
     for file in sorted(set(_sources(family))):
         digest.update(repr((str(file.relative_to(_ROOT)), file.read_bytes())).encode())
-    # numba's key does not include LANES. Its version is included, because another version would overwrite
-    # files of an index that it cannot read.
+    # numba's own key does not include LANES. The digest includes numba's version, because another version
+    # would overwrite files of an index that it cannot read.
     digest.update(repr((LANES, numba.__version__)).encode())
     return digest.hexdigest()
 
 
-# Kernels of other versions are removed if they were not loaded for this many days.
+# Kernels of other versions of the package are removed if they were not loaded for this many days.
 KEEP_DAYS = 30.0
 # The time of use of a folder is updated at most once in this many days.
 _TOUCHED_DAYS = 1.0
@@ -100,9 +100,9 @@ def _folder(family: str) -> str:
 
 
 def remove_unused(days: float = KEEP_DAYS) -> list[str]:
-    """Remove kernels of other versions that were not loaded for some days; return their folders.
+    """Remove kernels that were not loaded for some days; return their folders.
 
-    A running process of such a version compiles its kernels again.
+    A running process that still uses such a folder compiles its kernels again.
     """
     base, before, removed = Path(CACHE_FOLDER), time.time() - days * 86400, []
     # Earlier versions had one folder for all kernels next to this one.
@@ -144,7 +144,7 @@ def _hold_lock(name: str = "lock", timeout: list[float] | None = None) -> Iterat
         yield held
 
 
-def _serialize_saving(dispatcher: Any) -> Any:
+def _save_one_at_a_time(dispatcher: Any) -> Any:
     """Return the dispatcher, changed so that only one process saves kernels at a time.
 
     numba numbers the files of a function's specialisations in the order in which they are saved. If two
@@ -158,14 +158,14 @@ def _serialize_saving(dispatcher: Any) -> Any:
         with _hold_lock() as held:
             if held:
                 save(sig, data)
-                _remove_unused_once()
+                _remove_unused_kernels_once()
 
     dispatcher._cache.save_overload = save_with_lock
     return dispatcher
 
 
 @functools.cache
-def _remove_unused_once() -> None:
+def _remove_unused_kernels_once() -> None:
     """Remove compiled kernels that were not loaded for `KEEP_DAYS`, at most once per process."""
     remove_unused()
 
@@ -201,11 +201,12 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     family = _family(function.__module__)
     try:
         with _use_cache_folder(_folder(family)):
-            dispatcher: Any = _serialize_saving(numba.njit(**DEFAULTS | options)(function))
+            dispatcher: Any = _save_one_at_a_time(numba.njit(**DEFAULTS | options)(function))
     except RuntimeError:  # numba cannot cache functions without a file
         return numba.njit(**DEFAULTS | options | {"cache": False})(function)
     if family != "other":
-        # The name of the folder contains the digest of the file; numba would compare its modification time.
+        # numba stores the source file's modification time and compiles again if it changes. The digest of the
+        # sources replaces the time, so that a reinstalled version with the same sources loads its kernels.
         with contextlib.suppress(AttributeError):
             dispatcher._cache._cache_file._source_stamp = _digest(family)
     return dispatcher

@@ -39,7 +39,7 @@ def random_words(seed: int, purpose: str, start: int, count: int) -> np.ndarray:
 
 
 def stream(seed: int, stage: str, iteration: int = 0, index: int = 0) -> np.random.Generator:
-    """Return the random generator of a stage, an iteration, and a row or leaf."""
+    """Return the random generator of a stage, an iteration, and the number of a row or a range of rows."""
     if seed < 0:
         raise ValueError(f"seed={seed}: give a whole number of at least 0")
     key = np.array([seed % 2**64, stage_word(stage)], dtype=np.uint64)

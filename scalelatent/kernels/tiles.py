@@ -28,9 +28,9 @@ from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
 
 # Rows of a strip of X. A strip of 196 columns and its products stay in the second-level cache.
 STRIP = 128
-# Rows of X in a tile of one vector; a strip is padded to a multiple.
+# Rows of X in a tile that is one vector wide; zeros pad a strip to a multiple of this number of rows.
 ROWS = 8
-# Rows of a tile of three vectors, whose sums use three quarters of the registers.
+# Rows of X in a tile that is three vectors wide, whose sums use three quarters of the registers.
 TALL_TILE_ROWS = 8 if LANES == 16 else 4
 # Columns of a panel (a part of W, packed and transposed); they fill three vectors.
 PANEL = 3 * LANES
@@ -161,9 +161,10 @@ def store_transposed(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
                     v.store(v.shuffle(several, several, range(f, f + 4)), place, BYTES * first)
 
 
-_H_TILES = ((TALL_TILE_ROWS, 3), (TALL_TILE_ROWS, 2), (ROWS, 1))
-_h3, _h2, _h1 = (make_tile(*shape, store_transposed) for shape in _H_TILES)
-_h3_fetch, _h2_fetch, _h1_fetch = (make_tile(*shape, store_transposed, ahead=True) for shape in _H_TILES)
+# (rows of X, vectors of latent dimensions) of the three tiles that compute H.
+_LATENT_TILES = ((TALL_TILE_ROWS, 3), (TALL_TILE_ROWS, 2), (ROWS, 1))
+_h3, _h2, _h1 = (make_tile(*shape, store_transposed) for shape in _LATENT_TILES)
+_h3_fetch, _h2_fetch, _h1_fetch = (make_tile(*shape, store_transposed, ahead=True) for shape in _LATENT_TILES)
 _d3, _d43, _d23, _d13 = (make_tile(rows, 3, add) for rows in (TALL_TILE_ROWS, 4, 2, 1))
 _d81, _d41, _d11 = (make_tile(rows, 1, add) for rows in (8, 4, 1))
 
@@ -199,8 +200,8 @@ packed_matrix = entry(in_array("f4", 2))(_pack)
 def compute_latents(packed, x, out):  # type: ignore[no-untyped-def]
     """Write the products of all rows of W (``packed``) with the rows ``x`` of a strip to ``out``.
 
-    ``out`` is (padded dimensions, rows rounded up to whole ROWS or more). All arrays are C-contiguous
-    float32.
+    ``out`` is (padded dimensions, columns); its columns are the rows ``x``, rounded up to a multiple of ROWS
+    or more. All arrays are C-contiguous float32.
     """
     n, p = x.shape
     row, step = BYTES * p, BYTES * out.shape[1]

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 PROGRESS_SECONDS = 0.5  # shortest time between two progress messages
-# Shortest time in seconds between two batches of messages; maximum number of passes whose records are in one
-# batch.
+# Minimum seconds between two batches of messages; maximum number of passes whose records are in one batch.
 BATCH_SECONDS, BATCH_PASSES = 0.1, 5
 CHECKPOINT_SECONDS = 1.0  # shortest time between two checkpoint messages
 # Seconds between repeated state messages, with which a restarted scheduler shows the job again.

@@ -30,8 +30,8 @@ class ClassifiedBlock:
     weight: np.ndarray | None  # float64 (n,)
 
     @property
-    def codes(self) -> np.ndarray:
-        """True classes if they are known, otherwise predicted classes."""
+    def class_indices(self) -> np.ndarray:
+        """Index of the true class of each row, or of the predicted class if true classes are unknown."""
         return self.guess if self.truth is None else self.truth
 
 
@@ -49,10 +49,10 @@ class Confusion:
 
     def add(self, seen: ClassifiedBlock) -> None:
         m = len(self.counts)
-        self.counts += np.bincount(seen.codes * m + seen.guess, minlength=m * m).reshape(m, m)
+        self.counts += np.bincount(seen.class_indices * m + seen.guess, minlength=m * m).reshape(m, m)
         weight = np.ones(len(seen.guess)) if seen.weight is None else seen.weight
         self.weight += float(weight.sum())
-        self.missed += float(weight[seen.codes != seen.guess].sum())
+        self.missed += float(weight[seen.class_indices != seen.guess].sum())
 
     @property
     def error(self) -> float:
@@ -81,8 +81,8 @@ class Reliability:
         which = np.minimum((top * bins).astype(np.int64), bins - 1)
         self.counts += np.bincount(which, weights=weight, minlength=bins)
         self.confidence += np.bincount(which, weights=weight * top, minlength=bins)
-        self.hits += np.bincount(which, weights=weight * (seen.codes == seen.guess), minlength=bins)
-        self.loss -= float(weight @ np.log(np.maximum(seen.score[rows, seen.codes], _TINY)))
+        self.hits += np.bincount(which, weights=weight * (seen.class_indices == seen.guess), minlength=bins)
+        self.loss -= float(weight @ np.log(np.maximum(seen.score[rows, seen.class_indices], _TINY)))
 
     @property
     def calibration_error(self) -> float:

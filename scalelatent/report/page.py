@@ -60,7 +60,7 @@ class Page:
     title: str
     results: Section
     notes: list[str] = field(default_factory=list)  # missing parts, and the reason
-    # (section, [(key, value, origin)]) of the job
+    # (section, [(key, value, origin)]) of the job; the origin says what set the value, such as "default".
     settings: list[tuple[str, list[tuple[str, str, str]]]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)  # (path, text)
     tables: list[Table] = field(default_factory=list)

@@ -31,7 +31,7 @@ def image_shape(feature_shape: Sequence[int]) -> tuple[int, ...] | None:
     return None
 
 
-def choose_tone(rows: np.ndarray) -> tuple[str, float, float]:
+def choose_colormap_range(rows: np.ndarray) -> tuple[str, float, float]:
     """Return colour map, lowest and highest value with which all these images are drawn."""
     low, high = (float(rows.min()), float(rows.max())) if rows.size else (0.0, 1.0)
     if high <= low:
@@ -41,7 +41,7 @@ def choose_tone(rows: np.ndarray) -> tuple[str, float, float]:
 
 
 def draw_image(axes: Axes, row: np.ndarray, shape: tuple[int, ...], tone: tuple[str, float, float]) -> None:
-    """Draw one row as an image, without ticks."""
+    """Draw one row as an image; ``tone`` is the result of `choose_colormap_range`."""
     colors, low, high = tone
     image = row.reshape(shape)
     if len(shape) == 3:
@@ -91,7 +91,7 @@ def plot_mistakes(
     rows = -(-n // columns)
     wide = max(len(t) + len(g) for t, g in zip(truth, guess, strict=True)) > 8
     figure = new_figure(max(columns, 3) * 0.95, rows * (1.5 if wide else 1.34))
-    tone = choose_tone(x)
+    tone = choose_colormap_range(x)
     for k, axes in enumerate(np.ravel(figure.subplots(rows, columns, squeeze=False))):
         if k >= n:
             axes.set_axis_off()

@@ -47,7 +47,7 @@ class RunFiles:
     def collect(
         self, data: Dataset | None, left_out: str, collect: Callable[[Dataset], Found], what: str = "rows"
     ) -> Found | None:
-        """Return ``collect(data)``; without rows, or after a read error, add a note and return None."""
+        """Return ``collect(data)``; without rows, or after a read error, add a note to the page instead."""
         if data is None:
             self.notes.append(f"The report was made without {what}: {left_out}.")
             return None
@@ -64,7 +64,7 @@ class RunFiles:
         return [(f"../{name}", text) for name, text in _LINKED_FILES if name in there]
 
     def settings(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
-        """Return (section, [(key, value, origin)]) of the job, in the order of the job."""
+        """Return (section, [(key, value, origin)]) of ``job.json``; the origin says what set the value."""
         origins = self.job.get("origins", {})
         found = []
         for section, values in self.job.items():
@@ -119,7 +119,7 @@ def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, An
 
 
 def _format_value(value: object) -> str:
-    """Return a value of a job as text."""
+    """Return the value of a setting of ``job.json`` as text."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value)

@@ -18,7 +18,7 @@ from scalelatent.estimators.steps import (
     ComputeValue,
     MappedRows,
     StoreArrays,
-    StoreSets,
+    StoreRowSets,
     SumStatistic,
     TrainBatch,
     TrainOnline,
@@ -94,7 +94,7 @@ class SharedFit:
             self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
             # Training passes begin only when every candidate has finished its earlier steps.
-            if gathering := [one for one in waiting if isinstance(one.step, StoreSets)]:
+            if gathering := [one for one in waiting if isinstance(one.step, StoreRowSets)]:
                 self._store_samples(gathering)
             elif collecting := [one for one in waiting if isinstance(one.step, SumStatistic)]:
                 names = {one.key: self._name_pass(one.step) for one in collecting}
@@ -109,7 +109,7 @@ class SharedFit:
 
     def _store_samples(self, waiting: Sequence[Candidate]) -> None:
         """Gather the samples of all candidates that wait for samples of the same rows, in one pass."""
-        step: StoreSets = waiting[0].step
+        step: StoreRowSets = waiting[0].step
         assert step.rows is not None
         assert isinstance(step.sets, ChosenRows), "candidates share samples of rows"
         key = self._rows_key(step.rows)

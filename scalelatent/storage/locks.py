@@ -27,7 +27,7 @@ from .objects import ObjectLocation
 from .plain_files import open_plain, refuse_special
 
 # Attempts to lock the file; an attempt fails if the last holder removes the file in the meantime.
-_TRIES = 20
+_MAX_TRIES = 20
 # Seconds to retry, because another process that calls `holder` also locks the file, but only for a moment.
 _PROBE_SECONDS = 0.25
 
@@ -70,7 +70,7 @@ class FileLock:
     def acquire(self) -> None:
         me = this_process() | self._doing
         self._token = me["token"]
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 if self._lock_file(descriptor, json.dumps(me).encode()):

@@ -50,7 +50,7 @@ def loads(data: bytes) -> Any:
     if len(data) <= _DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is incomplete or changed: its checksum is wrong")
     with _read_lock, _open(body) as arrays:
-        # Read each array once: every access to an npz file makes a new array, also of an array used twice.
+        # Read each array once, because every access to an npz file makes another copy of the array.
         try:
             return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -58,8 +58,9 @@ def client() -> Iterator[Any]:
             client.wait_for_workers(2, timeout=60)
             yield client
     finally:
-        # On a busy machine a nanny may have replaced a worker that the cluster object does not know, and
-        # closing then fails on its name. Everything is closed at that time.
+        # On a busy machine a nanny (the process of Dask that watches a worker) may have replaced its worker
+        # by one that the cluster object does not know. Closing the cluster then raises KeyError, when all
+        # processes have ended.
         with suppress(KeyError):
             cluster.close(timeout=60)
 
@@ -72,7 +73,7 @@ def start_other_cluster() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Write 10,000 training and 1,500 validation rows to disk: 79 and 12 leaves."""
+    """Write 10,000 training and 1,500 validation rows to disk: 79 and 12 leaves (fixed ranges of rows)."""
     folder = tmp_path_factory.mktemp("rows")
     x, y = _rows(10_000, 1)
     vx, vy = _rows(1_500, 2)
@@ -143,7 +144,7 @@ def mortal_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def scheduler_tasks(client: Any) -> Callable[..., int]:
-    """Return a function that waits for the release of tasks and counts those that are new in this test."""
+    """Return a function that waits until tasks are released, and returns how many this test has left."""
     import gc
     import time
 

@@ -22,7 +22,8 @@ from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 from tests.helpers import InterruptAt, wait_for
 
-# Rows of the shard x/c/3/0, which two spans read, and the rows among them that kill a worker.
+# Rows of the shard x/c/3/0, which two spans (row ranges of a task) read, and the rows among them that kill a
+# worker.
 SHARD, CHUNK = (3600, 4800), (3900, 4200)
 
 
@@ -226,7 +227,10 @@ class RemoveShard(EventRecorder):
 def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
     killing_cluster: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """The driver waits only for the M-step of a short pass, which fails with the error of a span."""
+    """A short pass fails at its end, when the driver waits for the M-step:
+
+    the error names the span (row range).
+    """
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
     events, train = RemoveShard(shard), open_dataset(tmp_path / "rows")
@@ -250,8 +254,9 @@ def test_an_online_fit_refuses_to_exclude_shards_before_it_starts(fit: Any, tmp_
 def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
     start_other_cluster: Any, rows: Any, kill_mark: Path, count_deaths: Any, tmp_path: Path
 ) -> None:
-    """The driver dies with its only worker, so that a restarted driver counts the deaths from the run
-    folder.
+    """The driver dies together with its only worker.
+
+    The restarted driver reads the worker's deaths on disk.
     """
     stored = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},

@@ -137,7 +137,10 @@ def test_joining_and_leaving_workers_change_no_bit(
 def test_a_fit_resumes_on_a_cluster_or_in_one_process(
     client: Any, fit: Any, fit_alone: Any, assert_same: Any, tmp_path: Path, where: str, scheduler_tasks: Any
 ) -> None:
-    """A fit started on a cluster ends in this process, and the reverse; finished spans are kept."""
+    """A fit started on a cluster ends in this process, and the reverse.
+
+    Stored row ranges are not recomputed.
+    """
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -191,7 +194,7 @@ def test_a_fit_resumes_after_its_driver_was_killed(
         for line in process.stdout:
             if int(line) >= 7:
                 break
-        time.sleep(0.02)  # The driver is then in the next pass.
+        time.sleep(0.02)  # During this pause the driver begins the next pass.
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
@@ -291,7 +294,7 @@ def test_a_folder_that_workers_do_not_see_is_refused(
     client: Any, fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler_tasks: Any
 ) -> None:
     gc.collect()
-    # This is the answer of a worker on another machine that cannot see the folder.
+    # A worker on another machine that cannot see the folder would give this answer.
     monkeypatch.setattr(executor, "find_folder_problem", lambda folder, mark: "they do not see it")
     with pytest.raises(
         RunError,

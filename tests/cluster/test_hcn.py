@@ -26,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings(
 X = drawn(200)
 # Half of the rows have a class, and one in five of them is unlabelled.
 Y = np.where(np.arange(200) % 5 == 0, -1, (X.mean(axis=(1, 2)) > np.median(X.mean(axis=(1, 2)))).astype(int))
-# Six steps of 30 images and one of 20, after a warm-up of eight; seven leaves in four steps.
+# An online epoch has six steps of 30 images and one of 20, after the eight small steps of a warm-up. A fit
+# with stored messages has seven leaves (fixed ranges of images) in four steps.
 WAYS: dict[str, dict[str, Any]] = {
     "online": {"n_chains": 3, "chain_batches": 2, "warmup_rows": 40, "n_epochs": 2},
     "kept": {"online": False, "n_chains": 2, "damping": 0.5, "n_epochs": 4},

@@ -111,8 +111,8 @@ def test_a_network_partition_changes_no_bit(
         log = CallAtPass(2, pull)
         assert_same(fit(client, run_dir=tmp_path / "run", callbacks=log), fit_alone())
         assert log.passes == [1, 2, 3, 4, 5]
-        # The driver waited for the spans of the worker without a connection, or other workers recomputed
-        # these spans.
+        # The driver waited for the spans (row ranges of a task) of the worker without a connection, or other
+        # workers recomputed these spans.
         assert time.monotonic() - cut[0] > CUT_SECONDS
         assert len(client.nthreads()) == 2
 
@@ -180,8 +180,11 @@ def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
 LIMIT = 700 * 2**20
 
 
-class GreedyKernel(WorkerPlugin):
-    """Mixin for models whose workers exceed their memory for some rows, in small amounts."""
+class AllocateDuringReads(WorkerPlugin):
+    """Worker plugin that exceeds the memory limit of its worker, in small steps.
+
+    Reads of rows 3600:3900 start it.
+    """
 
     name = "greedy"
 
@@ -196,7 +199,7 @@ class GreedyKernel(WorkerPlugin):
             if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
                 while sum(a.nbytes for a in held) < 2 * LIMIT:
                     held.append(np.ones(2**22))
-                    # With this pause, the heartbeats report the growing memory of the worker.
+                    # The pause lets heartbeats report how the memory of the worker grows.
                     time.sleep(0.25)
             return original(source, start, stop)
 
@@ -220,7 +223,7 @@ def test_the_error_names_rows_that_exceed_the_memory_of_a_worker(
         Client(cluster, timeout=30, set_as_default=False) as small,
     ):
         wait_for(lambda: small.nthreads())
-        small.register_plugin(GreedyKernel())
+        small.register_plugin(AllocateDuringReads())
         with pytest.raises(RunError) as raised:
             fit(small, x=train, run_dir=tmp_path / "run")
     text = str(raised.value)

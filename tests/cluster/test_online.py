@@ -190,9 +190,10 @@ def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
     def noted(name: str) -> Any:
         def call(self: Any, *args: Any) -> Any:
             out = kept[name](self, *args)
-            if not found:  # The first steps are slow, as if kernels were being loaded.
+            if not found:  # The first steps are slow, as if the worker were loading kernels.
                 self._one = self._work = 5.0
-                # These large durations decide the choice of the workers, and noise does not.
+                # The choice of workers follows from these large durations, whatever the noise of this machine
+                # is.
                 self._cost = 1.0
             found.append(name)
             return out
@@ -282,7 +283,7 @@ def test_workers_killed_within_an_epoch_change_no_bit(
 def test_a_segment_is_repeated_if_its_worker_has_no_replica(
     workers: Any, run: Any, fit_alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task may run on a worker that did not take part in the step before."""
+    """A segment (consecutive minibatch steps) may move to a worker without the state of the step before."""
     lost: list[int] = []
     original = dask_online.DaskSteps._on_all
 
@@ -307,7 +308,8 @@ def test_a_segment_is_repeated_if_its_worker_has_no_replica(
 
     monkeypatch.setattr(dask_online.DaskSteps, "_on_all", forgetful)
     assert_same(run(workers, tmp_path, epochs=1), fit_alone(epochs=1))
-    # The lost segments were repeated. On a busy machine a third segment may be lost.
+    # The two lost segments (consecutive minibatch steps) were repeated. On a busy machine a third may be
+    # lost.
     assert len(set(lost)) >= 2
 
 
@@ -395,7 +397,9 @@ def test_no_task_of_a_segment_remains(
     (tasks, futures, files, recent, sites, feeds), _ = count_tasks_and_files(
         run, workers, tmp_path, 5, scheduler_tasks, epochs=2, spread=spread
     )
-    assert tasks <= 4 * 5  # The limit allows for one segment, and one more whose tasks are being released.
+    # The limit allows for the tasks of one segment (consecutive minibatch steps), and for those of one more
+    # that are being released.
+    assert tasks <= 4 * 5
     assert futures <= 4
     assert files <= 8
     assert recent <= 8

@@ -118,7 +118,8 @@ class LeaveFit(Callback):
 def test_workers_stop_at_once_if_a_fit_is_cancelled_within_a_segment(
     workers: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
-    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # One segment lasts to the end of the epoch.
+    # With this duration, one segment (consecutive minibatch steps) lasts to the end of the epoch.
+    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)
     workers.run(compute_slowly, 0.2)  # An epoch takes 16 s.
     try:
         leave = LeaveFit(2.0)
@@ -172,7 +173,7 @@ def test_a_finished_fit_leaves_nothing_on_the_workers(
 
 
 def _hang(over: str) -> None:
-    """Make the next segment on this worker hang until a file exists."""
+    """Make the next segment (consecutive minibatch steps) on this worker hang until a file exists."""
     from scalelatent.engine.dask import online_tasks as online_sites
 
     original = online_sites.FitOnWorker.state
@@ -225,7 +226,8 @@ def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
     workers: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
-    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)  # With this duration, a segment is a whole epoch.
+    # With this duration, a segment (consecutive minibatch steps) is a whole epoch.
+    monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)
     redone: list[dict[str, Any]] = []
 
     class Log(Callback):
@@ -245,8 +247,9 @@ def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
 def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
     mortal_cluster: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Its worker dies at that moment, and other workers may not compute it: another worker repeats the
-    segment.
+    """The worker of a finished segment (consecutive minibatch steps) dies before its result is fetched.
+
+    No other worker may compute the lost task, so the driver repeats the whole segment on another worker.
     """
     mortal_cluster.upload_file(toys.__file__)
     monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))
@@ -268,7 +271,10 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
 
 @pytest.fixture
 def steps() -> Any:
-    """Return the part of DaskSteps that repeats a segment, without a cluster."""
+    """Return a DaskSteps without a cluster.
+
+    Tests use its repetition of segments (consecutive minibatch steps).
+    """
     steps = online.DaskSteps.__new__(online.DaskSteps)
     steps.stage, steps.callbacks, steps.token = SimpleNamespace(name="toy_step"), Callback(), "t"
     steps.executor = SimpleNamespace(watch=SimpleNamespace(begin=lambda: None))

@@ -155,7 +155,7 @@ def test_rows_that_fit_into_the_caches_are_read_once(
     read = [r["bytes_read"] for r in model.history_]
     # The earlier pass over the second moments has put most rows into the caches of the workers.
     assert read[0] <= 11_500 * 68
-    # Occasionally a span goes to another worker, which reads its rows again; most spans do not.
+    # Occasionally a span (row range of a task) goes to another worker, which reads its rows again.
     assert sum(read[2:]) < 11_500 * 68
 
 
@@ -215,7 +215,7 @@ def test_tasks_are_few_and_small_and_have_readable_names(
     assert submitted_tasks
     for key, size, futures in submitted_tasks:
         assert size < 10_000, key
-        # A task depends at most on eight merged results of each of two parts, and on the parameters.
+        # A task depends at most on eight merged results of each of two statistics, and on the parameters.
         assert futures <= 8 * 2 + 1, key
     esteps = [key for key, _, _ in submitted_tasks if key.startswith("capsule_estep")]
     strange = [
@@ -234,7 +234,10 @@ def test_tasks_are_few_and_small_and_have_readable_names(
 
 
 def test_a_pass_is_one_message(client: Any, fit: Any, sent_graphs: list[set[str]]) -> None:
-    """The duration of a span must be known; the parameters of the first pass come from the run folder."""
+    """All tasks of a pass are in one message, if the duration of a span (row range of a task) is known.
+
+    The parameters of the first pass come from the run folder.
+    """
     fit(client, max_iter=12, nu_schedule=None)
     for number in range(3, 13):
         about = [keys for keys in sent_graphs if any(f"_estep-it{number:04d}-" in key for key in keys)]

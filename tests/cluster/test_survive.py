@@ -71,7 +71,7 @@ def test_killing_all_workers_in_any_stage_changes_no_bit(
     stage: str,
     share: float,
 ) -> None:
-    """Tasks that may run only at the addresses of dead workers would wait forever."""
+    """Tasks that are bound to the addresses of dead workers would wait forever."""
     mortal_cluster.run(slow_blocks, 0.004)
     log = LogAndCall(stage, kill_worker_at(worker_pids(mortal_cluster)), share)
     begin = time.monotonic()

@@ -193,7 +193,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def call_while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
-    """Call a function after an append has written its rows, before it adds them to the list of segments."""
+    """Call a function when an append has written its rows but does not yet list them as a segment (part)."""
     write = module._write_segment
 
     def written(*arguments: Any) -> Any:

@@ -47,7 +47,7 @@ def test_outputs_of_any_dtype_and_storage_are_zeros_and_ones(
 
 
 def test_a_pair_of_datasets_behaves_as_one_dataset(tmp_path: Path) -> None:
-    """Outputs follow a pair that is opened from its spec, weighted or saved.
+    """A pair (rows, outputs) keeps its outputs when it is opened from its spec, weighted or saved.
 
     Another pair has another fingerprint.
     """

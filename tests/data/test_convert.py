@@ -59,7 +59,8 @@ def test_a_new_codec_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, code
         ({}, (10, 20)),
         ({"chunk_rows": 5}, (5, 20)),
         ({"shard_rows": 50}, (10, 50)),
-        ({"shard_rows": 25}, (25, 25)),  # 10 does not divide the shard, so chunks are chosen again.
+        # Chunks of 10 rows do not divide the shard of 25 rows, so another size is chosen.
+        ({"shard_rows": 25}, (25, 25)),
         ({"chunk_rows": 30}, (30, 120)),
         ({"chunk_rows": "auto", "shard_rows": "auto"}, (95, 95)),
     ],
@@ -201,12 +202,13 @@ def test_images_are_cropped_and_resized_by_area_means(tmp_path: Path, channels: 
     assert cropped.dtype == np.uint8
     np.testing.assert_array_equal(cropped.read_x(0, 30), inner.reshape(30, -1))
     np.testing.assert_array_equal(cropped.read_y(0, 30), Y[:30])
-    # Each new pixel is the mean of a whole area; then each old pixel counts as 15 parts, of which 15 and 6
-    # make a new pixel.
+    # The 8 x 10 pixels become 4 x 5, each the mean of 2 x 2 whole pixels.
     halved = convert_dataset(ds, tmp_path / "halved", crop=1, resize=(4, 5))
     means = inner.reshape(30, 4, 2, 5, 2, *channels).mean(axis=(2, 4))
     np.testing.assert_allclose(halved.read_x(0, 30), means.reshape(30, -1), rtol=1e-6)
     assert halved.dtype == np.float32
+    # The 10 x 12 pixels become 3 x 8. If each pixel is divided into 3 x 2 parts, a new pixel is the mean of
+    # 10 x 3 parts.
     odd = convert_dataset(ds, tmp_path / "odd", resize=(3, 8), dtype="u1", lossy=True).read_x(0, 30)
     fine = x.repeat(3, axis=1).repeat(2, axis=2).reshape(30, 3, 10, 8, 3, *channels).mean(axis=(2, 4))
     np.testing.assert_array_equal(odd, np.rint(np.float32(fine)).reshape(30, -1))

@@ -22,7 +22,8 @@ def make_rows(part: int, kind: str) -> Dataset:
     x: Any = random.integers(0, 5, (n, 6)).astype("u1")
     y: Any = np.array(["b", "d", "f"])[np.arange(n) % 3]
     if part in (1, 3):
-        y[:1] = "ace"[part // 2]  # The first row has a class that sorts before the classes of the other rows.
+        # The first row of each part has a class that sorts before the classes of the other rows.
+        y[:1] = "ace"[part // 2]
     if kind == "numbers":
         y = np.array([ord(c) for c in y])
     if kind == "csr":

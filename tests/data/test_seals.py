@@ -159,7 +159,7 @@ def test_a_dataset_without_the_table_opens_and_reads(tmp_path: Path) -> None:
 
 
 def _as_before(path: Path) -> None:
-    """Rewrite a dataset as versions without the table of checksums wrote it."""
+    """Rewrite a dataset in the form of versions that had no table of checksums."""
     meta = json.loads((path / "zarr.json").read_text())
     del meta["attributes"]["crc"]
     (path / "zarr.json").write_text(json.dumps(meta))

@@ -79,7 +79,8 @@ def test_many_buckets_are_shuffled_through_files(
         rows, tmp_path / "few", seed=5, memory=1500, progress=lambda *c: calls.append(c), shard_rows=20
     )
     assert len({key.split("/")[0] for key in written}) > 5
-    assert len(written) > len({key.split("/")[0] for key in written})  # Buckets have several parts.
+    # A bucket (the rows of one range of the new order) was written in several parts.
+    assert len(written) > len({key.split("/")[0] for key in written})
     assert few.fingerprint() == shuffle_dataset(rows, tmp_path / "all", seed=5, shard_rows=20).fingerprint()
     assert few.fingerprint() != shuffle_dataset(rows, tmp_path / "x", seed=6, shard_rows=20).fingerprint()
     assert calls == sorted(calls)

@@ -1,4 +1,4 @@
-"""Tiles of rows: a shard has some columns of some rows, and its own writer."""
+"""Tiles (shards that have some columns of some rows), each of which has a writer of its own."""
 
 from __future__ import annotations
 

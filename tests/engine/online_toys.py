@@ -84,7 +84,8 @@ class Logistic:
         return {**state, "w": w, "steps": state["steps"] + 1, "loss": float(stats["loss"]) / n_rows}
 
     def end_epoch(self, state: Any) -> Any:
-        # The effect of an epoch's end must show: a resume that does it twice or never has other weights.
+        # The change at the end of an epoch has an effect on the weights, so a resume that repeats or omits it
+        # is detected.
         return {**state, "w": state["w"] * (1.0 - 1e-3), "epochs": state["epochs"] + 1}
 
     def summary(self, state: Any) -> dict[str, Any]:
@@ -110,7 +111,10 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Walk:
-    """Chains that update their own copy row by row, with noise keyed by row; the walks are averaged."""
+    """Each chain updates its own copy of the weights row by row, with noise by row.
+
+    Copies are then averaged.
+    """
 
     p: int
     k: int
@@ -219,7 +223,7 @@ def _log_sum(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Sums of inputs and outputs, weighted by row, epoch and chain, so that a mix-up shows."""
+    """Sums of inputs and outputs, weighted by row, epoch and chain, which show if rows are exchanged."""
 
     p: int
     v: int

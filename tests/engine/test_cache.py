@@ -1,4 +1,4 @@
-"""The piece cache: bounded, thread-safe, and suited to cyclic scans."""
+"""The cache of pieces (rows read together): bounded, thread-safe, and suited to cyclic scans."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
             known = cache.get(key)
             if cache.put(key, piece):
                 put[key] = piece if known is None else known
-                assert cache.get(key) is put[key]  # The cache keeps an older piece of the same rows.
+                # The cache keeps the older of two pieces with the same rows.
+                assert cache.get(key) is put[key]
         assert 0 <= cache.used <= limit
         kept = [cache.get(k) for k in range(10)]
         assert cache.used == sum(p[0].nbytes for p in kept if p is not None)
 
 
 def test_a_cyclic_scan_has_hits_for_the_pieces_that_fit() -> None:
-    """Keep a part of the pieces, since "least recently used" would never have a hit in a cyclic scan."""
+    """The cache keeps some pieces. The rule "least recently used" would never have a hit in a cyclic scan."""
     cache = PieceCache(4 * 100)
     hits = []
     for _ in range(5):
@@ -133,7 +134,7 @@ def test_the_shared_cache_takes_its_limit_from_the_environment(monkeypatch: pyte
     assert shared_cache(0.25).limit == int(0.25 * memory_limit())
     assert shared_cache().limit == int(0.25 * memory_limit())
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "777")
-    # The option of the process takes precedence.
+    # A share of memory that this process has set takes precedence over the environment variable.
     assert shared_cache(1e6).limit == int(0.25 * memory_limit())
 
 

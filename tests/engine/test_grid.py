@@ -1,4 +1,7 @@
-"""Laws of the row grid: every row in exactly one block, leaf and node of each level."""
+"""Laws of the row grid.
+
+Every row is in exactly one block, one leaf (a fixed range of blocks) and one node of each level of the tree.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,10 @@ def test_each_split_is_reported_once(run: Any) -> None:
 
 
 def test_threads_with_equal_gpus_give_equal_bits(run: Any) -> None:
-    """Two threads have a GPU each; the result does not depend on which thread takes which leaf."""
+    """Two threads have a GPU each.
+
+    The thread that takes a leaf (a fixed range of rows) does not change the result.
+    """
     one, two = run(200), run(200, threads=2)
     for a, b in zip(one.vectors, two.vectors, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -292,7 +295,10 @@ def test_codes_of_a_bootstrap_network_are_the_same_from_split_blocks() -> None:
 
 
 def test_a_span_continues_reading_after_a_split(toy: SimpleNamespace) -> None:
-    """The rows of the leaf are read again, and the next leaf starts at the right row."""
+    """The rows of the split leaf (a fixed range of rows) are read again.
+
+    The next leaf starts at the right row.
+    """
     from scalelatent.engine.passes import PassContext
 
     work = InterruptedSums(toy.stage(toy.rows(8)).reductions["train"])

@@ -1,6 +1,6 @@
-"""Leaves whose contribution is stored in the run folder:
+"""Contributions of leaves (fixed ranges of rows) that are stored in the run folder.
 
-order, files, resume, and which files are deleted.
+Tests of their order, files, resume, and deletion.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.helpers import InterruptAt
 
 @dataclass(frozen=True)
 class LeafMeans:
-    """Total over leaves of rows times a factor that each step changes, so that stale leaves show."""
+    """Sum over leaves of rows times a factor that each step changes. So old contributions are detected."""
 
     requirements = BlockRequirements()
 

@@ -1,4 +1,4 @@
-"""Joint passes: every member has the sums that it has alone, whatever other members share the pass."""
+"""Joint passes, which share rows among members (fits): each member has the sums that it has alone."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, 
     assert not list(tmp_path.glob("state-*"))
     again = run_jointly(
         members, log=InterruptAt(0, *SIGNS), store=store
-    )  # Nothing is left to do, so nothing is reported.
+    )  # The passes are finished, so the resumed fit reports nothing.
     np.testing.assert_array_equal(again["5"].state["trail"], found["5"].state["trail"])
 
 
@@ -245,7 +245,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
-    """Stages follow each other under new names as members leave, and the plan counts one of them."""
+    """When members leave, a stage with a new name follows. A worker keeps one of these stages at a time."""
     from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
@@ -259,14 +259,17 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
             state = tasks.task_params(store.ref, stage.name, iteration).state
             assert state == {"shift": float(iteration)}
     own = {slot: key for slot, (key, _) in tasks._recent._kept.items() if slot[0] == store.ref}
-    # Only the stage is kept for later tasks, because each task brings its own state.
+    # The worker keeps only the stage for later tasks, because each task brings its own state.
     assert own == {(store.ref, "stage"): ("search-1_estep", ())}
     tasks._recent.forget(store.ref)
     assert not [slot for slot in tasks._recent._kept if slot[0] == store.ref]
 
 
 def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Blocks are read once for all members of one form; scratch memory is the largest that a member needs."""
+    """Members that want the same form of blocks share each read.
+
+    The scratch memory is the largest that a member needs.
+    """
 
     class Needs(toy.Sums):
         requirements = BlockRequirements(scratch=(5, 1))

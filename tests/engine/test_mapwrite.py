@@ -150,7 +150,7 @@ def test_a_resume_writes_only_missing_shards(
     assert reported[0] == 100 * after
     np.testing.assert_array_equal(out.read_x(0, 430), ds.read_x(0, 430)[:, :2] * 2)
     assert list_files(tmp_path / "out") == list_files(tmp_path / "whole")
-    # Another resume writes nothing.
+    # A second resume finds all shards and writes nothing.
     map_rows(
         InProcessExecutor(1),
         start_map("m", ds, DoubleMap(), tmp_path / "out", "cpu", resume=True),

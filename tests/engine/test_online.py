@@ -170,7 +170,7 @@ def test_the_number_of_chains_and_the_seed_belong_to_the_job(online: Any) -> Non
 def test_rows_are_read_once_per_epoch_or_once_if_they_fit_in_memory(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With longer slabs the rows of two epochs would be in memory at once.
+    # With longer slabs (ranges of stored rows), the rows of two epochs would be in memory at once.
     monkeypatch.setattr(feeding, "SLAB_STEPS", 2)
     rows = Dataset.from_arrays(*make_blobs(640)).save(tmp_path / "rows")
     nbytes = 640 * (4 * P + 4)
@@ -178,7 +178,7 @@ def test_rows_are_read_once_per_epoch_or_once_if_they_fit_in_memory(
     kept = fit(online.Evidence(P), rows, cache=10**6, **options)
     assert sum(r["bytes_read"] for r in kept.history) == nbytes
     again = fit(online.Evidence(P), rows, cache=0, **options)
-    # Slabs at the end of one epoch may still be in memory at the start of the next.
+    # Slabs (ranges of stored rows) of the end of one epoch may still be in memory at the start of the next.
     assert 2.5 * nbytes < sum(r["bytes_read"] for r in again.history) <= 3 * nbytes
 
 
@@ -320,7 +320,7 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
         order={"run_rows": 128, "shuffle": False},
     )
     assert ordered.state["error"] < shuffled.state["error"] + 0.01
-    # If stored order were as good as shuffled order, the assertion above would prove nothing.
+    # If rows in stored order gave as good a result as shuffled rows, the assertion above would show nothing.
     assert as_stored.state["error"] > shuffled.state["error"] + 0.03
 
 
@@ -356,7 +356,7 @@ def test_callbacks_may_interrupt_within_a_step_without_loss(online: Any, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         fit(Slow(P, K), rows, jobs=jobs, callback=leave, folder=tmp_path, **options)
     assert len(Slow.ran) < 12  # The fit ended within a step.
-    # Other threads finish the row that they compute.
+    # Other threads finish the row that they have started.
     assert len([t for t in Slow.ran if t > leave.asked[-1] + 0.05]) < jobs
     again = LeaveAtCall()
     assert_same(fit(Slow(P, K), rows, jobs=jobs, callback=again, folder=tmp_path, **options).state, whole)

@@ -73,7 +73,10 @@ def test_an_interrupt_in_any_step_changes_no_bit(
 def test_an_interrupt_in_any_hook_changes_no_bit(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """Interrupt between steps, within validation, after a record and around a checkpoint."""
+    """An interrupt changes no bit:
+
+    between steps, within a validation, after a record, around a checkpoint.
+    """
     monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr("scalelatent.engine.online_loop.Progress", EverySpan)
     learner = online.Logistic(P, K)

@@ -72,8 +72,8 @@ def test_rows_of_a_step_are_in_its_row_ranges(order: RowOrder, epoch: int) -> No
             ranges = [order.bounds_of_run(run) for run in runs.tolist()]
             assert all(any(a <= row < b for a, b in ranges) for row in rows)
             if order.shuffle and len(rows):
-                # These are the buffers that a batch touches, each of whole ranges except for cut ones at its
-                # two ends.
+                # A batch has rows of these buffers. A buffer has whole ranges of rows, except for a cut range
+                # at each end.
                 buffers = -(-len(rows) // order.buffer_rows) + 1
                 assert len(set(runs.tolist())) <= buffers * (order.buffer_runs + 2)
     end = order.to_dataset_rows(order.n_rows - 1) + 1
@@ -99,12 +99,12 @@ STONE = [[16, 3, 20, 0], [15, 11, 14, 4], [2, 1, 21, 22], [8, 10, 13, 9], [18, 1
 
 
 def test_neighbouring_rows_are_in_different_batches() -> None:
-    """Rows of a batch come from all ranges of a buffer, and buffers from the whole dataset."""
+    """A batch has rows of all ranges of a buffer, and a buffer has ranges of the whole dataset."""
     order = RowOrder(2**20, seed=0, batch_rows=256)
     rows = order.rows(0, 5)
     runs, counts = np.unique(rows // 1024, return_counts=True)
     assert len(runs) == 16
-    assert counts.max() < 40  # 16 are expected.
+    assert counts.max() < 40  # The mean of the counts is 16.
     places = np.sort(np.unique(order.rows_at(0, 0, 0, 2**20)[: 2**14] // 1024))
     assert places.std() > 200  # There are 1,024 ranges; a uniform distribution has a deviation of 296.
     assert (np.diff(rows) == 1).mean() < 0.02

@@ -1,4 +1,4 @@
-"""Grids and spans: any division of the work gives the same bits."""
+"""Grids of rows and spans (row ranges of tasks): any division of the work gives the same bits."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_stored_rows_of_any_layout_give_the_same_bits(
     assert stage.grids == collected.grids
     for jobs in (1, 3):
         executor = InProcessExecutor(jobs, cache=PieceCache(cache_bytes))
-        for _ in range(2):  # The second pass reads from the cache, if the rows fit.
+        for _ in range(2):  # The second pass reads from the cache if the cache is large enough for all rows.
             stats = executor.collect(collected, lambda done, total: None)["train"]
             np.testing.assert_array_equal(stats.vector, oracle)
 
@@ -155,7 +155,7 @@ def test_a_reduction_may_request_block_rows_and_many_leaves(
         assert wished == usual
         return
     assert usual.n_leaves <= 2 * wished.n_leaves <= 32
-    # The number of leaves is rounded to an even one.
+    # An odd number of leaves (fixed ranges of rows) is rounded to an even one.
     assert 0.75 * merging <= 0.08 * wished.leaf_rows * (1 + 1e-9) or wished.n_leaves == 1
     assert wished.n_leaves == 1 or wished.n_leaves % 2 == 0 or n < 256
     assert wished.leaf_rows >= wished.block_rows >= min(block, n // 4) // 2
@@ -173,7 +173,7 @@ def test_a_leaf_that_is_not_a_multiple_of_blocks_is_refused(
 
 @given(leaf=st.integers(1, 20_000), p=st.integers(1, 5000))
 def test_a_leaf_size_is_valid_for_any_number_of_columns_or_for_none(leaf: int, p: int) -> None:
-    """A fit is refused before it starts, and not at a later stage with more columns."""
+    """A fit with an invalid leaf size is refused before it starts. No later stage refuses it."""
 
     def block(columns: int) -> int | None:
         try:
@@ -208,7 +208,7 @@ def test_choose_level_keeps_workers_busy_and_tasks_long(leaves: int, workers: in
     assert 0 <= level <= grid.depth
     assert grid.n_nodes(level) >= min(workers, leaves)
     seconds = grid.leaf_rows * 8**level * flops / passes.FLOP_RATE
-    # Spans are shorter only if workers would be idle.
+    # Spans (row ranges of tasks) are shorter only if workers would otherwise be idle.
     if seconds < passes.cluster_task_seconds(workers) and level < grid.depth:
         assert grid.n_nodes(level + 1) < workers
 
@@ -256,6 +256,6 @@ def test_spans_are_longer_if_they_send_many_bytes() -> None:
         reduction: Any = SimpleNamespace(flops_per_row=lambda: 1e6, layout=lambda: Layout((("a", (size,)),)))
         return choose_level(RowGrid(4096 * 4096, 4096, 1), reduction, 30)
 
-    # There are 512 spans of half a second each, which send less than a megabyte.
+    # There are 512 spans (row ranges of tasks) of half a second each, which send less than a megabyte.
     assert level(10) == level(10**5) == 1
-    assert level(5 * 10**6) == 2  # A span sends 40 MB.
+    assert level(5 * 10**6) == 2  # A span (row range of a task) sends 40 MB.

@@ -157,7 +157,7 @@ def test_speeds_are_those_that_workers_reported() -> None:
     assert found.speeds == pytest.approx({"a": 1.0, "b": 1.0, "c": 20.0})
     assert found.row_seconds["train"] == 2e-3
     assert not found.are_equal
-    # Speeds of later reports are converted to the reference of a pass that has started.
+    # Speeds of reports during a pass are relative to the worker that was the reference at its start.
     pace.receive(_make_report("a", 1e-3))
     again = pace.speeds(_stage(), THREADS, frozenset(), found.row_seconds)
     assert again.speeds == pytest.approx({"a": 2.0, "b": 1.0, "c": 20.0})
@@ -183,7 +183,7 @@ def test_an_unmeasured_worker_has_the_speed_of_similar_workers() -> None:
 
 
 def test_a_worker_without_work_for_long_is_measured_again() -> None:
-    """A worker may have become faster, and only a span can show it."""
+    """A worker may have become faster, and only a span (row range of a task) that it computes can show it."""
     pace = Pace()
     pace.receive(_make_report("a", 1e-2))
     pace.receive(_make_report("b", 1e-3))
@@ -283,7 +283,8 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
     assert window.all_sent  # A pass of so few seconds is sent in one message.
     ((batch, last),) = case.sent
     assert last
-    assert kept <= {span for span, _ in batch}  # Finished spans of an interrupted pass are never cut.
+    # Spans (row ranges of tasks) that an interrupted pass has finished are never cut.
+    assert kept <= {span for span, _ in batch}
     grids = case.stage.grids
     for part in ROWS:
         there = [

@@ -104,9 +104,9 @@ class EventRecorder(Callback):
 
 
 def test_a_damaged_shard_is_excluded_permanently(tmp_path: Path, toy: Any) -> None:
-    """The fit equals one in which these rows have weight 0.
+    """The fit equals a fit in which the excluded rows have weight 0.
 
-    A resumed fit excludes them even if the shard is back.
+    A resumed fit excludes them even if their shard can be read again.
     """
     arrays = toy.rows(320)
     train = arrays.save(tmp_path / "rows", chunk_rows=40, shard_rows=80)

@@ -1,4 +1,7 @@
-"""Blocks from pieces: any division, bounded reading ahead, errors that reach the caller, threads that end."""
+"""Blocks that are made from pieces (rows read together).
+
+Any division gives the same blocks, reading ahead is bounded, errors reach the caller, and threads end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ from scalelatent.errors import DataError, RunError
 
 
 class CountedRows:
-    """A stored dataset whose reads are counted, delayed or fail; pieces of any size."""
+    """A stored dataset with pieces (rows read together) of any size.
+
+    Its reads are counted, delayed or fail.
+    """
 
     is_stored, has_y, has_weight, n_features = True, True, True, 2
     reads_at_once, is_sparse = 1, True

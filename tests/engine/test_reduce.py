@@ -1,4 +1,4 @@
-"""The tree is the same for any order of arrival and any division into spans."""
+"""The sum of a tree does not depend on the order of arrival or the division into tasks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: in
 
 @given(st.integers(2, 200), st.integers(0, 10**6), st.data())
 def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
-    """Some spans have several leaves and others one, as after a retry with half of the rows."""
+    """Some spans (row ranges of tasks) have several leaves (fixed ranges of rows) and others have one.
+
+    This occurs when half of the rows of a task are repeated.
+    """
     grid = RowGrid(n, 1, 1)
     leaves, reducer = make_leaves(n, seed), TreeReducer(grid)
     for index in range(grid.n_nodes(1) if grid.depth else 0):
@@ -76,9 +79,9 @@ def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: 
 
 @given(st.integers(1, 100), st.integers(0, 10**6), st.data())
 def test_the_sum_of_chains_is_the_same_for_any_division(n: int, seed: int, data: st.DataObject) -> None:
-    """Merge as workers that share the chains of a step do:
+    """Each worker merges the chains that it has computed, and the total does not depend on this division.
 
-    each merges its own chains; records of rows are appended.
+    Records of rows are appended.
     """
     tree, leaves = PairTree(n), make_leaves(n, seed)
     counts = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))

@@ -129,7 +129,10 @@ def test_a_resume_with_another_number_of_threads_changes_no_bit(
 def test_finished_spans_of_another_level_are_used_or_recomputed(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resume with another number of workers would choose other spans; the stored spans decide."""
+    """A resume with another number of workers would choose other spans (row ranges).
+
+    The stored ones decide.
+    """
     monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr(passes, "list_spans", use_leaf_spans)
     with pytest.raises(KeyboardInterrupt):
@@ -212,7 +215,7 @@ def test_a_resume_survives_a_damaged_folder(
 def test_no_pass_is_missing_from_the_history(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, lines: int
 ) -> None:
-    """A cluster continues while its driver is killed: up to two states have no line in the history."""
+    """A cluster continues while its driver is killed. Up to two states have no line in the history."""
 
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Scheduler plugin:
+"""The scheduler plugin, which moves spans (row ranges of tasks) when their worker dies.
 
-spans of a dead worker go to another worker, spans of one shard to one worker, and none to a third.
+They go to another worker, spans of one shard all to one worker, and to no worker after the second death.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def test_spans_of_one_shard_go_to_one_worker(others: dict[str, Any]) -> None:
     cluster.lose("a")
     assert cluster.doomed() == {"i", "j", "k"}
     bound = cluster.bound()
-    assert set(bound) == {"i", "j"}  # It is unknown which of its rows kill a worker, so k may go anywhere.
+    # It is unknown which rows of the dead worker kill a worker. The rows of k are in another shard, so k may
+    # go anywhere.
+    assert set(bound) == {"i", "j"}
     assert len(set(bound.values()) - {"d"}) == 1
 
 
@@ -75,7 +77,7 @@ def test_spans_go_to_the_worker_that_already_reads_the_shard() -> None:
     )
     cluster.lose("a")
     assert cluster.bound() == {"i": "c"}
-    assert cluster.doomed() == {"i", "j"}  # c is the second worker that dies of one shard.
+    assert cluster.doomed() == {"i", "j"}  # c is the second worker that dies while it reads the same shard.
 
 
 def test_spans_are_free_again_when_their_worker_is_retired() -> None:

@@ -37,7 +37,10 @@ def test_streams_repeat_and_differ(a: tuple, b: tuple) -> None:
 
 
 def test_neighbouring_streams_do_not_overlap() -> None:
-    """The index is in a high word of the counter, so a long draw of one leaf never reaches the next one."""
+    """The index of a stream is in a high word of the counter.
+
+    So a long draw never reaches the next stream.
+    """
     draws = [stream(1, "start", 0, index).integers(2**63, size=5000) for index in range(4)]
     assert len(np.unique(np.concatenate(draws))) == 20_000
 

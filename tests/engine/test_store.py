@@ -199,7 +199,7 @@ def test_stored_nodes_load_with_their_statistic(store: EngineStore) -> None:
     assert sorted(store.nodes("toy_estep", 7), key=str) == sorted(spans, key=str)
     assert store.nodes("toy_estep", 9) == []
     np.testing.assert_array_equal(store.load_node("toy_estep", 7, spans[1], 2), [1.0, 1.0])
-    # Such a file was written by a version whose statistic had two numbers; its counters must not be read as
+    # A version whose statistic had two numbers wrote such a file; counters of the file must not be read as
     # sums.
     assert store.load_node("toy_estep", 7, spans[1], 4) is None
     (path,) = store.folder.glob("node-toy_estep-000007-train-1-12.rec")
@@ -300,7 +300,7 @@ def test_a_missing_state_cannot_be_made_durable(store: EngineStore) -> None:
 def test_the_successor_of_a_durable_state_is_durable(
     store: EngineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Online, several states have one number of steps: the end of an epoch, then the start of the next."""
+    """States of an online fit with one number of steps: the end of an epoch, and the start of the next."""
     synced: list[str] = []
     write = store.location.write
 

@@ -1,4 +1,4 @@
-"""Reports on a span whose workers died, and on workers on which a span hung."""
+"""Reports on a span (row range of a task) whose workers died, and on workers on which a span hung."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class SimulatedPool:
     def run(self, latency: float = 0.0) -> float:
         """Return the seconds of the pass.
 
-        The driver learns that a span has ended ``latency`` seconds later.
+        The driver learns ``latency`` seconds later that a span (row range) ended.
         """
         self.latency = latency
         self.window.open()
@@ -207,7 +207,10 @@ class SimulatedPool:
         return self.end
 
     def best(self) -> float:
-        """Return the shortest time of a pass of equal leaves that are not split."""
+        """Return the shortest possible time of a pass.
+
+        Its leaves (ranges of rows) are equal and not split.
+        """
         leaves = self.grid.n_leaves
         ends = ((k + 1) * self.leaf / self.speeds[w] for w, n in self.threads.items() for _ in range(n)
                 for k in range(leaves))  # fmt: skip
@@ -246,7 +249,7 @@ def test_wrong_speeds_cost_little() -> None:
 
 
 def test_a_worker_that_would_end_last_gets_nothing() -> None:
-    """A worker with a twentieth of the speed would take one of 15 leaves, and all would wait for it."""
+    """A worker with a twentieth of the speed would compute one of 15 leaves (fixed ranges of rows) last."""
     pool = SimulatedPool(15, [(1, 1.0), (1, 20.0)], 10.0)
     assert pool.run() == pytest.approx(pool.best())
     assert {worker for _, worker in pool.given} == {"w1"}

@@ -118,7 +118,8 @@ def test_new_rows_share_the_preparation_of_each_clustering(
     digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, coded, original = digits[0], [], Layer.compute_codes
-    monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)  # These maps are not computed by columns.
+    # In blocks of half of the rows, maps are not computed column by column.
+    monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)
 
     def note(self: Layer, backend: Any, x: Any, centroids: Any, first: int, stop: int) -> np.ndarray:
         coded.extend((self.number, i, len(x)) for i in range(first, stop))
@@ -176,7 +177,7 @@ def test_a_fit_interrupted_at_any_point_resumes(digits: Any, tmp_path: Path) -> 
         np.testing.assert_array_equal(model.codes(), whole.codes())
         np.testing.assert_array_equal(model.components_, whole.components_)
         np.testing.assert_array_equal(model.transform(digits[0]), whole.transform(digits[0]))
-        # Finished stages are not repeated; only the interrupted one is.
+        # The resumed fit repeats only the stage that was interrupted.
         assert not set(log.stages[:-1]) & set(again.stages)
         shutil.rmtree(run)
     layers = {f"mbn_{what}-l{number}" for number in (1, 2) for what in ("gather", "code")}
@@ -392,7 +393,8 @@ def test_codes_of_lower_layers_are_available(digits: Any, fit_in_memory: Any, tm
 @pytest.mark.slow
 def test_the_number_of_components_may_be_chosen(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, results = digits[0][:300], []
-    for rows in (0, 1000):  # First EM is used, then the matrix of inner products.
+    # The limit of 0 rows selects EM, and the limit of 1000 rows the matrix of inner products.
+    for rows in (0, 1000):
         monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
         few = make_network(n_components=4).fit(x)
         np.testing.assert_allclose(few.components_ @ few.components_.T, np.eye(4), atol=1e-8)

@@ -104,7 +104,7 @@ def test_networks_of_half_the_features_do_not_use_the_others(features: int) -> N
         assert set(np.concatenate(columns)) <= set(layer.features)
         seen.append(layer.features)
     expected = list(range(features))
-    # Half of three features is too little, so all are used.
+    # The rule asks for half of the features, which is too little for three features, so all are used.
     assert sorted(seen[0] + seen[1]) == (expected if features == 9 else sorted(2 * expected))
 
 
@@ -174,7 +174,7 @@ def test_a_resumed_fit_keeps_the_decay(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_wine_is_clustered_better_than_with_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default decay shrinks layers too slowly (the paper's Table 3: NMI 55, and 77 with the best)."""
+    """The default decay shrinks the layers too slowly for the wine data."""
     from sklearn.datasets import load_wine
 
     from scalelatent.evaluation import kmeans_scores

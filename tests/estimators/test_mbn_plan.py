@@ -180,7 +180,7 @@ def write_rows(kind: str, n: int, entries: int) -> Any:
 
 
 def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
-    """Run a fit in its own process; return its peak in bytes, measured and planned."""
+    """Run a fit in a process of its own, and return its measured and its planned peak of memory, in bytes."""
     place.mkdir()
     sl.Dataset.from_arrays(x).save(place / "rows.zarr")
     done = subprocess.run(

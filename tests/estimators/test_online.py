@@ -17,7 +17,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def make(algorithm: str, **more: Any) -> CapsuleRegression:
-    # 600 rows make some 10 steps per epoch.
+    # With this batch size, an epoch over the 600 rows has some 10 steps.
     options = {
         "capsule_dim": 4,
         "random_state": 0,
@@ -195,7 +195,7 @@ def test_partial_fit_learns_row_by_row(digits: Arrays, held_out: Arrays, algorit
 
 
 def test_a_first_call_of_many_rows_starts_from_their_subspaces(digits: Arrays, held_out: Arrays) -> None:
-    """Batches of one call follow each other."""
+    """The first call starts from the subspaces of all its rows, and then learns from them batch by batch."""
     model = make("stepwise", batch_rows=32, n_chains=1).partial_fit(*digits, classes=range(10))
     scores = [model.score(*held_out)]
     for _ in range(4):
@@ -235,7 +235,7 @@ def test_partial_fit_continues_from_a_fit(
 
 
 def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Arrays) -> None:
-    """A stream after a batch fit starts with the step size of the rows that the passes read."""
+    """A stream after a batch fit has step sizes as if the stream had read the rows of the fit."""
     x, y = held_out
     moved = {}
     for passes in (2, 40):

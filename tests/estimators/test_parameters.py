@@ -57,7 +57,7 @@ def test_projection_is_the_svd_about_the_mean_or_the_origin(digits: Arrays, fit_
 
 
 def test_projection_equals_a_projection_before_the_fit(digits: Arrays) -> None:
-    # The ridge is 0, since a ridge of directions differs from one of features.
+    # The ridge is 0, since a ridge on projected directions differs from a ridge on features.
     model = _fit(digits, projection=12, ridge=20.0)
     projected = (digits[0].astype("f4") @ model.projection_.astype("f4")).astype("f4")
     other = _fit((projected, digits[1]), projection=None, ridge=20.0)
@@ -72,7 +72,8 @@ def test_a_full_projection_only_rotates_the_axes(digits: Arrays) -> None:
 
 def test_auto_projects_only_wide_rows(digits: Arrays) -> None:
     assert AUTO_PROJECTION == 196
-    assert _fit(digits, projection="auto").projection_ is None  # There are 64 features.
+    # The automatic choice makes no projection for 64 features.
+    assert _fit(digits, projection="auto").projection_ is None
     assert _fit(digits, projection=None).projection_ is None
     rng = np.random.Generator(np.random.Philox(1))
     wide = np.concatenate([digits[0], rng.integers(0, 3, (600, 140))], axis=1)
@@ -153,7 +154,7 @@ def test_warm_start_with_another_shape_is_refused(digits: Arrays, change: dict[s
 
 
 def test_a_warm_start_without_the_earlier_projection_computes_its_own(digits: Arrays) -> None:
-    """If there are as many directions as features, weights have the same shape in other axes."""
+    """A projection on 64 directions of 64 features gives weights of the same shape in other axes."""
     model = _fit(digits, projection=64, warm_start=True)
     model.set_params(projection=None).fit(*digits)
     assert model.projection_ is None

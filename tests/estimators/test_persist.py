@@ -202,7 +202,7 @@ def test_an_incomplete_model_is_replaced(
 
     with monkeypatch.context() as patch:
         patch.setattr(zarr.Group, "update_attributes", killed)
-        # A killed process does not remove its files either.
+        # A killed process leaves its files, so an incomplete model remains.
         patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)
         with pytest.raises(Killed):
             _fit(digits, "plain").save("memory://killed")

@@ -59,8 +59,8 @@ def test_planned_sizes_are_those_of_the_model() -> None:
     plan = model.plan(make_rows(5000, 300), validation=make_rows(1000, 300))
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
-    # The sums (4) and rows of one member, and the residual moment of 40 dimensions over 196 directions and
-    # the intercept.
+    # The bytes are the sums (4 numbers) and rows of one member, and the moment of residuals: 40 latents by
+    # 196 directions and the intercept.
     assert estep["statistic_bytes"] == 8 * (5 + 40 * 197)
     assert estep["rows"] == 6000
     assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 197 * 197 + 20)
@@ -75,7 +75,7 @@ def test_stepwise_em_has_a_plan_of_its_own(tmp_path: Path) -> None:
     plan = model.plan(ds, validation=make_rows(100, 64))
     assert set(plan["stages"]) == {"moments", "stepwise", "validation"}
     own, weights = plan["stages"]["stepwise"], 40 * 65
-    # Sums and rows; then the residual moment and counted rows.
+    # The bytes are sums and rows, then the moment of residuals and the counted rows.
     assert own["statistic_bytes"] == 8 * (6 + weights)
     assert own["steps_per_pass"] * own["batch_rows"] >= 9000
     assert plan["passes"] == {"at_least": 7, "expected": 7, "at_most": 7}
@@ -124,7 +124,8 @@ def test_plans_of_all_models_have_the_same_keys(kind: str) -> None:
     assert list(plan["passes"]) == ["at_least", "expected", "at_most"]
     assert 1 <= plan["passes"]["at_least"] <= plan["passes"]["expected"] <= plan["passes"]["at_most"]
     assert plan["seconds_per_pass"] > 0
-    # Programs use these names: others store measurements with them, sizes and types included.
+    # Programs read a plan by these names. Other names, with sizes and types in them, identify stored
+    # measurements and must not appear in a plan.
     named = [*plan, *plan["seconds"], *plan["stages"]]
     assert [name for name in named if re.search(r"\d\d|x\d", name)] == []
 

@@ -369,7 +369,7 @@ def test_an_interrupted_fit_resumes_with_its_own_rows_after_an_append(
 
 
 def test_a_resume_on_a_mixture_of_two_datasets_is_refused(digits: Arrays, tmp_path: Path) -> None:
-    """A whole shard of another dataset of the same shape, x or y, is copied in after the interruption."""
+    """After the interruption, a shard of x or y is replaced by one of another dataset of the same shape."""
     import shutil
 
     from scalelatent.data import open_dataset

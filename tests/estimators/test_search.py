@@ -161,7 +161,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
         assert_same(models_of[f"{i:03d}"], alone)
     # One pass measures the joint decision of the members of each candidate.
     assert len([s for s in log.stages if "_decision" in s]) == 1
-    # One of the additional passes finds the temperatures of all candidates.
+    # One of the additional passes measures the temperatures of all candidates.
     assert search.n_passes_ == 3 * len(groups) + 3 + 2
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)

@@ -67,7 +67,7 @@ _OF_SMALL = (
     "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_dict_unchanged",
     "check_fit2d_predict1d", "check_fit2d_1sample", "check_fit2d_1feature",
 )  # fmt: skip
-# By the threshold; with a larger one all of these checks pass.
+# These checks fail because of the threshold for pixels; with a larger one all of them pass.
 EXPECTED_OF_HCN = {
     None: dict.fromkeys((*_OF_LARGE, *_OF_SMALL), _BINARY),
     0.5: dict.fromkeys(_OF_LARGE, _LARGE),

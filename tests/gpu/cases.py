@@ -10,8 +10,9 @@ from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.members import build_members
 
-# Largest error relative to the largest residual. The table is exact to 1e-12, and the division by P magnifies
-# this error. In float32, h has rounding errors.
+# Largest error of the latent means h after the kernel, relative to the largest of them. The table of the
+# interpolating functions lambda0 and lambda1 is exact to 1e-12. The kernel divides by P, the probability of
+# the class of a row, which magnifies this error. In float32, h has rounding errors.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-6}
 EDGE_ROWS = 3
 ROWS = (1, 2, 31, 127, 128, 129, 300)
@@ -34,7 +35,8 @@ def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dic
     rng = np.random.default_rng((seed, rows, len(name)))
     members = build_members(*ENSEMBLES[name])
     live, classes = np.arange(members.n_members), np.arange(members.n_classes)
-    if members.architecture == "all_vs_all":  # These members see class 1, as the model groups them.
+    # These members distinguish class 1 from another class, and all rows have class 1.
+    if members.architecture == "all_vs_all":
         live, classes = np.flatnonzero(members.labels[:, 1] >= 0), np.array([1])
     dims, labels = members.dims[live], members.labels[live]
     h = rng.normal(size=(int(dims.sum()), rows)) * np.exp(rng.normal(size=rows))
@@ -66,7 +68,7 @@ def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs:
     tolerance = TOLERANCE[case["h"].dtype.name]
     assert isinstance(sums, np.ndarray)
     assert sums.dtype == np.float64
-    # In float32 a few rows may be on the other side of a tie or of the threshold.
+    # In float32 a few rows may be on the other side of a tie of two classes, or of the threshold nu.
     edge = EDGE_ROWS if tolerance > 1e-6 else 0
     total = case["weight"].sum()
     np.testing.assert_allclose(sums[:, 0], want_sums[:, 0], rtol=tolerance, atol=tolerance * total)

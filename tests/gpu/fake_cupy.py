@@ -125,7 +125,7 @@ class Stream:
         self._issue(lambda: other._run(number))
 
     def _follows(self, other: Stream, number: int) -> bool:
-        """Return whether work from now on comes after some work of another stream."""
+        """Return whether new work of this stream runs after work number ``number`` of another stream."""
         return other is self or max(other._waited_for, self._after.get(other, 0)) >= number
 
     def _issue(self, work: Callable[[], None] | None = None) -> int:

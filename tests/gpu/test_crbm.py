@@ -49,7 +49,10 @@ def emulated_gpu(fake):
 
 @pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
 def full_size(request):
-    """Return kernels and a number of rows: of a device (marked ``gpu``), and of a processor in its place."""
+    """Return kernels and a number of rows:
+
+    kernels of a GPU (marked ``gpu``), or numba kernels in their place.
+    """
     if request.param == "numba":
         return processor(), 5
     request.getfixturevalue("real")
@@ -98,7 +101,7 @@ def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float 
         nudged = expected(w + rng.integers(-1, 2, w.shape) * np.spacing(np.maximum(np.abs(w), np.float32(1))))
         off = np.abs(beliefs(nudged) - beliefs(want))
         largest, mean = max(largest, 1e-5 + 4 * off.max()), max(mean, 1e-6 + 4 * off.mean())
-        # A row is not compared if its number of sweeps depends on rounding.
+        # A row is not compared if rounding decides in which sweep it stops.
         steady &= nudged.sweeps == want.sweeps
     assert steady.mean() > 0.5
     assert_array_equal(to_host(found.sweeps)[steady], want.sweeps[steady])
@@ -163,7 +166,7 @@ def clustered(request, emulated_gpu, fake, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (30, 40, 0.5), (17, 5, 3.0)])
 def test_emulated_clusters_equal_the_reference(clustered, method, v, h, scale):
-    """Eight blocks compute a graph, also if some of them have no unit."""
+    """Eight thread blocks compute one graph, also if some of the blocks have no unit of the graph."""
     check(clustered, method, v, h, 2, scale, None)
     check(clustered, method, v, h, 3, scale, 1e-2)
     keeps = clustered.way == "kept" and f"{method}_kept" in KEPT
@@ -183,7 +186,8 @@ def test_only_large_graphs_use_clusters_and_request_shared_memory(emulated_gpu, 
     assert way("sum_product", 400, 257) == ("crbm_sum_product_kept", 8, 4 * 50 * 257)
     assert way("mean_field", 785, 128) == ("crbm_mean_field_cluster", 8, 0)
     assert way("max_product", 10_000, 2000) == ("crbm_max_product_cluster", 8, 0)
-    # More than 48 KiB, including what the kernel declares, are requested before the launch.
+    # The kernel needs more than 48 KiB of shared memory, its own declarations included, so this size is
+    # requested before the launch.
     check(emulated_gpu, "sum_product", 785, 120, 1, 0.05, None)
     assert ("crbm_sum_product_held_kept", 0) in fake.LAUNCHED
 
@@ -311,7 +315,7 @@ def test_pair_beliefs_at_full_size_equal_the_reference(full_size, v, h, tol, dty
 @pytest.mark.parametrize("fault", ["weights", "a sweep"])
 @pytest.mark.parametrize(("v", "h", "scale"), FULL_SIZES[1:])
 def test_the_check_at_full_size_detects_a_wrong_kernel(fault, v, h, scale):
-    """The wrong messages differ by a thousandth, and one sweep is missing."""
+    """Check kernels whose weights are wrong by a thousandth, and kernels that make one sweep too few."""
     gpu = processor()
     right, off = gpu.max_product, np.random.default_rng(1).normal(size=(v, h)) * 1e-3
     if fault == "weights":
@@ -329,20 +333,20 @@ def test_the_check_at_full_size_detects_a_wrong_kernel(fault, v, h, scale):
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [0.0, 1e-3])
 def test_the_checks_of_the_benchmark_detect_wrong_weights(monkeypatch, error):
-    """The benchmark accepts numba kernels in the place of a device's, and no kernel with wrong weights."""
+    """The benchmark accepts numba kernels instead of GPU kernels, and rejects kernels with wrong weights."""
     folder = Path(__file__).resolve().parents[2] / "benchmarks"
     if not folder.exists():
         pytest.skip("benchmarks/ is not part of this copy")
     monkeypatch.syspath_prepend(str(folder))
     script = importlib.import_module("gpu_crbm")
 
-    def find(name: str, backend: str) -> Any:
+    def find_wrong_kernel(name: str, backend: str) -> Any:
         if backend != "cupy":
             return find_kernel(name, backend)
         off, make = np.random.default_rng(1), find_kernel(name, "numba")
         return lambda w: make((w * (1 + error * off.normal(size=w.shape))).astype("f4"))
 
-    monkeypatch.setattr(script, "find_kernel", find)
+    monkeypatch.setattr(script, "find_kernel", find_wrong_kernel)
     parts = script.checks(make_backend("cpu"), SimpleNamespace(quick=False, seed=0))
     checks = [check for _, name, part in parts if name.startswith("graphs") for check in part()]
     # This process uses the numba kernels, whose sums depend on the batch, unlike those of a GPU. So checks

@@ -160,7 +160,10 @@ class Steps:
     ("x", "sparse", "v"), [(12, False, 9), (300, True, 9), (0, False, 9), (300, False, 90)]
 )
 def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, learner, x, sparse, v):
-    """So the number of workers, which share the chains, does not change the bits."""
+    """The bits of a chain do not depend on the chains that share its launches.
+
+    So the number of workers changes no bit.
+    """
     steps = Steps(fake, learner, 4, x, sparse, v)
     assert steps.learner.factored == (v == 90)
     found = steps.run()
@@ -171,7 +174,7 @@ def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, lear
 
 
 def test_a_step_has_few_launches_that_chains_share(fake):
-    """The launches per chain are the products with x, two of them for a bias; chains share the others."""
+    """The launches of each chain are its products with x, two of them for a bias; chains share all others."""
     for n_chains, factored in ((2, True), (8, True), (2, False), (8, False)):
         steps = Steps(fake, "mle-bp", n_chains, 300 if factored else 4, v=90)
         assert steps.learner.factored == factored
@@ -210,7 +213,7 @@ def take_steps(steps: Steps, n_steps: int, on_gpu: bool):
 )
 @pytest.mark.parametrize("n_chains", [2, 3, 7])
 def test_steps_on_the_gpu_have_the_bits_of_steps_of_the_host(fake, learner, x, sparse, v, n_chains):
-    """So it does not matter to a fit which of its steps a single GPU takes."""
+    """A fit may take some steps on a GPU and others on the host, with the same bits."""
     steps = Steps(fake, learner, n_chains, x, sparse, v)
     assert steps.learner.factored == (v == 90)
     expected, found = (take_steps(steps, 3, on_gpu) for on_gpu in (False, True))
@@ -233,12 +236,13 @@ def test_a_step_on_the_gpu_waits_once_and_copies_no_parameters(fake, factored, n
     assert steps.launches == ((16, 14)[not factored] + (4, 6)[not factored] * n_chains)
     rows = sum(len(block.x) for block in steps.blocks)
     x = 300 if factored else 4
-    assert steps.copied["set"] == rows * (4 * x + 90) + 4 * (n_chains + 1)  # x, v in bytes, starts of chains
+    # The numbers are those of x in float32, the bytes of v, and the first rows of the chains.
+    assert steps.copied["set"] == rows * (4 * x + 90) + 4 * (n_chains + 1)
     assert steps.copied["get"] < 4 * (3 * rows + 1) + parameters / 100
 
 
 def test_settings_and_rows_without_a_step_on_the_gpu_are_refused(fake):
-    """The caller then takes the step with `run_chains`."""
+    """Settings without a step on the GPU are refused, and the caller takes the step with `run_chains`."""
     steps = Steps(fake, "mle-bp", 2, 300, v=90)
     n_rows = sum(len(block.x) for block in steps.blocks)
 

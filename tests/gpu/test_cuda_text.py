@@ -95,7 +95,8 @@ def test_nvrtc_compiles_every_cuda_file(nvrtc, load_helper, model, architecture)
     assert status == 0, log
     assert "warning" not in log, log
     for name in names:
-        clustered = name.endswith(("_cluster", "_kept"))  # Clusters need a GPU of compute capability 9.0.
+        # Clusters of thread blocks need a GPU of compute capability 9.0.
+        clustered = name.endswith(("_cluster", "_kept"))
         assert (name.encode() in binary) == (not clustered or architecture >= "sm_90")
     used = local_bytes(binary)
     assert set(used) == {name for name in names if name.encode() in binary}
@@ -164,5 +165,6 @@ def test_no_thread_spills_registers(cuda_text, kernels, architecture, tmp_path):
     for name, (frame, spilled, registers) in report.items():
         if name.startswith(("capsule_factors_f64", "capsule_dense_f64")):
             continue  # Latents of a fit are float32; these kernels serve the checks.
-        # With 64 registers, 1,024 threads run on a multiprocessor, which keep enough loads in flight.
+        # A kernel with 64 registers per thread runs 1,024 threads on a multiprocessor, enough to hide the
+        # time of loads.
         assert (frame, spilled, registers <= 64) == (0, 0, True), name

@@ -20,7 +20,7 @@ def backend(fake):
     from scalelatent.engine.backend import CupyBackend
 
     made = CupyBackend()
-    made.stream.use()  # Arrays of the tests are made on its stream.
+    made.stream.use()  # The tests make their arrays on the stream of the backend.
     return made
 
 
@@ -483,7 +483,7 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
 
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
-    """In the whole E-step no row counts twice, and sums stay within the stated tolerance."""
+    """If a block is split in halves, no row counts twice, and sums stay within the stated tolerance."""
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.engine.dask.pools import TOLERANCE
     from scalelatent.engine.passes import PassContext, Span, make_stage
@@ -516,7 +516,7 @@ def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
 
 
 def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
-    """Return the rows of a block of a session's pass over 200,000 rows of 784 bytes."""
+    """Return the rows of a block that a session chooses for a pass over 200,000 rows of 784 bytes."""
     from scalelatent.estimators.session import FitSession
     from scalelatent.reductions.moments import SecondMoments
 
@@ -535,7 +535,10 @@ def test_blocks_of_passes_suit_gpus_by_default(fake):
 
 
 def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
-    """Half a pass may be stored by its leaves."""
+    """The stored half of the pass has sums of leaves (fixed ranges of rows).
+
+    They depend on the block size.
+    """
     for first, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
         folder = tmp_path / f"{first}-{resumed}"
         assert _grid(first, folder) == _grid(resumed, folder, resume=True)

@@ -166,8 +166,8 @@ def test_launches_and_cuda_file_agree_on_the_thread_block(cuda_text, gpu):
     assert f"constexpr int THREADS = {gpu.THREADS};" in cuda_text
 
 
-class Moved(np.ndarray):
-    """A host array in the place of a device array."""
+class HostArrayWithGet(np.ndarray):
+    """A numpy array with the method ``get`` of a CuPy array, for checks that expect device arrays."""
 
     def get(self) -> np.ndarray:
         return np.asarray(self)
@@ -177,13 +177,13 @@ class Moved(np.ndarray):
 @pytest.mark.parametrize("nu", [0.0, 0.2, 0.8])
 @pytest.mark.parametrize("name", ["d1", "d2", "d8", "d13", "unequal", "one_vs_all", "all_vs_all"])
 def test_numbas_residuals_pass_the_checks_of_a_device(cases, name, nu):
-    """This shows without a device that a float32 kernel can pass a check of many rows."""
+    """The float32 numba kernel passes the checks of a GPU. So they are not too strict for many rows."""
 
     def residuals(h, *more):
         active, sums = cpu.residuals(np.asarray(h), *more)
-        return (None if active is None else active.view(Moved)), sums
+        return (None if active is None else active.view(HostArrayWithGet)), sums
 
     numba = SimpleNamespace(residuals=residuals)
     for seed, rows in ((7, 1000), (8, 50_001)):
         case = cases.make_case(name, rows, nu, "float32", seed)
-        cases.check_residuals(numba, lambda h: h.copy().view(Moved), case)
+        cases.check_residuals(numba, lambda h: h.copy().view(HostArrayWithGet), case)

@@ -19,7 +19,8 @@ TESTS = {
     "test_linear_mixture_emulated": "scan or statistics or distance",
     "test_mbn_emulated": "dense_rows or sparse_rows or codes",
 }
-# These kernels are correct with one definition of the words in capitals, and have faults with the other.
+# Each of these kernels is correct with one definition of its word in capitals, and has a fault with the
+# other.
 KERNELS = """
 extern "C" __global__ void __launch_bounds__(THREADS) race(int* out) {
     __shared__ int values[64];

@@ -16,8 +16,8 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
-from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner, start_leaf, visit_leaves
 from scalelatent.models.hcn.model.layer import FeatureLayer
+from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner, start_leaf, visit_leaves
 from tests.models.hcn.cases import draw_sweep, no_messages
 
 # Each case is chains, images, (channels, height, width), window, features.
@@ -61,7 +61,7 @@ def check_messages(gpu, shape, damping: float, kept: str = "i2") -> None:
     want = [s.copy(), w.copy(), to_s.astype(kept), to_w.astype(kept), held]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
-        # Moving the evidence makes the kernels remove messages that no place sends any more.
+        # Other evidence makes the kernels remove messages to weights that window positions no longer send.
         evidence = np.roll(evidence, 1, axis=4)
         wanted = reference.sweep_messages(evidence, order, *want, damping)
         moved = gpu.sweep_messages(gpu.cupy.asarray(evidence), gpu.cupy.asarray(order), *found, damping)
@@ -74,8 +74,8 @@ def check_decode(gpu, shape) -> None:
     evidence, _, s, w = draw_sweep(3, *shape)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     found = gpu.cupy.asarray(s[0].copy())
-    moved = gpu.decode(gpu.cupy.asarray(evidence[0]), gpu.cupy.asarray(order), found, w[0] > 0, 3)
-    assert_array_equal(moved, reference.decode(evidence[0], order, s[0], w[0] > 0, 3))
+    moved = gpu.decode_images(gpu.cupy.asarray(evidence[0]), gpu.cupy.asarray(order), found, w[0] > 0, 3)
+    assert_array_equal(moved, reference.decode_images(evidence[0], order, s[0], w[0] > 0, 3))
     assert_array_equal(found.get(), s[0])
 
 
@@ -90,7 +90,7 @@ def check_chains(name: str) -> None:
     layer = FeatureLayer((1, 5, 4), 2, (3, 2), 1e-2, 1e-2, 0.3, 1e-2)
     x = (np.random.default_rng(0).random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
     learner = OnlineFeatureLearner(layer, 0.9, 2, 5)
-    # Chains of 5, 4 and 4 rows, and one without rows.
+    # The step has chains (parallel parts of a minibatch step) of 5, 4 and 4 rows, and one without rows.
     parts = [np.arange(0, 5), np.arange(5, 9), np.arange(9, 13)]
     blocks = [Block(x[rows], None, None, 0, rows, 1, k) for k, rows in enumerate(parts)]
     found = {}
@@ -106,7 +106,7 @@ def _room(request, emulated_gpu, monkeypatch) -> None:
     """Give a thread block more or less shared memory for its beliefs."""
     most = {"shared": 2**17, "only W is shared": 2**17, "not shared": 0}[request.param]
     processors = 132 if request.param == "shared" else 0
-    monkeypatch.setattr(emulated_gpu, "_read_room", lambda device: (most, processors))
+    monkeypatch.setattr(emulated_gpu, "_read_device_limits", lambda device: (most, processors))
 
 
 @pytest.mark.usefixtures("_room")
@@ -158,7 +158,7 @@ def test_chains_that_exceed_the_memory_are_split_in_halves(emulated_gpu, monkeyp
 
 
 def test_beliefs_are_in_shared_memory_if_all_blocks_run_at_once(emulated_gpu, monkeypatch) -> None:
-    monkeypatch.setattr(emulated_gpu, "_read_room", lambda device: (232_448 - 1024, 132))
+    monkeypatch.setattr(emulated_gpu, "_read_device_limits", lambda device: (232_448 - 1024, 132))
     five_images = 5 * 19 * 17 * 32, 48 * 32
     assert emulated_gpu._choose_shared(128, *five_images) == (3, 4 * sum(five_images))
     assert emulated_gpu._choose_shared(133, *five_images) == (1, 4 * five_images[1])
@@ -174,7 +174,8 @@ def test_leaves_side_by_side_give_the_bits_of_single_leaves(emulated_gpu) -> Non
     for device in ("cpu", "gpu"):
         prepared = learner.prepare(state, make_backend(device))
         kept = [None] * len(parts)
-        for epoch in range(3):  # In the third epoch all leaves have done their passes.
+        # In the third epoch, every leaf (a fixed range of images) has made all its passes.
+        for epoch in range(3):
             blocks = [Block(x[rows], None, None, int(rows[0]), rows, epoch, 0) for rows in parts]
             if device == "cpu":
                 kept = [learner.visit(prepared, *leaf) for leaf in zip(blocks, kept, strict=True)]
@@ -182,7 +183,8 @@ def test_leaves_side_by_side_give_the_bits_of_single_leaves(emulated_gpu) -> Non
                 before = len(emulated_gpu.cupy.LAUNCHED)
                 kept = learner.visit_leaves(prepared, blocks, kept)
                 names = [name for name, _ in emulated_gpu.cupy.LAUNCHED[before:]]
-                # Three leaves of four rows are launched together, and the leaf of one row alone.
+                # Three leaves (fixed ranges of images) of four rows are launched together, and the leaf of
+                # one row alone.
                 assert names.count("hcn_sweep_messages") == (2 if epoch < 2 else 0)
         found[device] = kept
     for ours, theirs in zip(*found.values(), strict=True):

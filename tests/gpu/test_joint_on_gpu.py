@@ -1,4 +1,4 @@
-"""Joint passes of a search on a GPU: rows are copied once, and sums once per leaf."""
+"""Joint passes of a search on a GPU: rows are copied once, and sums once per leaf (a fixed range of rows)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ P = 42
 
 
 def leaf_sums(body, means, bases, per_feature, blocks, spec=None, factors=None, first=1.0):
-    """Return the sums of a leaf of blocks (rows, groups), which start from ``first``."""
+    """Return the sums of a leaf (a fixed range of rows).
+
+    It has blocks (rows, groups), and sums start from ``first``.
+    """
     k, p, q = bases.shape
     shapes = [(k, p), (k, p) if per_feature else (k,), (k, q, p)]
     shapes += [(0, 0, 0), (0, 0)] if spec is None else [(k, q, q), (k, 7)]
@@ -158,7 +161,7 @@ def test_sums_that_stay_on_the_device_have_the_bits_of_sums_of_each_block(gpu, e
     apart = [leaf_sums(gpu, means, bases, True, [block], first=0.0) for block in blocks]
     for ours, *parts in zip(together, *apart, strict=True):
         theirs = np.zeros_like(ours)
-        for part in parts:  # The host adds them in the same order.
+        for part in parts:  # The host adds the sums of the blocks in the same order as the kernel.
             theirs += part
         np.testing.assert_array_equal(ours, theirs)
 

@@ -59,7 +59,10 @@ def test_codes_of_dense_rows_equal_the_reference(fake, gpu, n, p, k, q, dtype, m
 @pytest.mark.parametrize("dtype", ["u1", "f4"])
 @pytest.mark.parametrize(("rows", "k"), [(20, 5), (90, 45), (90, 1)])
 def test_clusterings_that_share_a_pool_have_the_codes_of_a_processor(gpu, rows, k, dtype):
-    """One centroid of many is seldom in the list of a row: the host codes such rows."""
+    """If a clustering has one of many centroids, a row's candidates seldom contain it:
+
+    the host codes such rows.
+    """
     rng = np.random.default_rng(rows + k)
     x, w = ((rng.normal(size=(m, 12)) * 40 + 128).astype(dtype) for m in (30, rows))
     w[7] = w[3]
@@ -115,7 +118,8 @@ def test_codes_of_sparse_rows_equal_the_reference(gpu, k, metric):
     rng = np.random.default_rng(k)
     x, w = (rng.poisson(0.3, (m, 30)).astype("f4") for m in (12, k))
     columns = np.sort(rng.permutation(30)[:20])
-    w[:, columns[0]] += 1.0  # Every centroid has an entry, since otherwise it has no cosine.
+    # Each centroid gets an entry other than 0, because the cosine of a centroid of zeros is undefined.
+    w[:, columns[0]] += 1.0
     x[3] = 0.0
     x[5, columns] = w[k - 1, columns]
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))

@@ -27,7 +27,7 @@ def backend(real):
     from scalelatent.engine.backend import CupyBackend
 
     made = CupyBackend()
-    made.stream.use()  # Arrays of the tests are made on its stream.
+    made.stream.use()  # The tests make their arrays on the stream of the backend.
     return made
 
 

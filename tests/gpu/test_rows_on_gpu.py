@@ -106,7 +106,7 @@ def test_copies_do_not_wait_for_the_computation(fake, monkeypatch):
     def compute(self, prepared, block, stats):
         number = block.start // BLOCK
         computing.append(number)
-        # The thread has copied the next rows before this computation begins, and not those after them.
+        # When a computation begins, the thread has copied the rows of the next block and no further ones.
         assert copied[min(number + 1, BLOCKS - 1)].wait(30)
         assert not any(event.is_set() for event in copied[number + 2 :])
         accumulate(self, prepared, block, stats)
@@ -170,7 +170,7 @@ def test_a_cancelled_pass_stops_the_copies(fake, monkeypatch):
 
 
 def test_a_thread_of_a_cancelled_pass_copies_nothing(fake, monkeypatch):
-    """A read that hangs may end only after the next pass has started."""
+    """A read of rows that hangs may return only after the next pass has started."""
     passes = Passes(fake, monkeypatch)
     backend, block = passes.backend, Block(passes.x, None, None, 0)
     backend.start_pass()
@@ -205,7 +205,7 @@ def mapped(request, fake, emulate, monkeypatch):
 
 @pytest.mark.parametrize("written", [False, True])
 def test_maps_copy_the_next_block_on_another_stream(mapped, fake, monkeypatch, tmp_path, written):
-    """The host waits no more often, and each row is copied once, with the results of copies without."""
+    """The copies give the results of copies on one stream: each row is copied once, with no more waits."""
     model, x, copies = mapped
 
     def transform(name):

@@ -78,7 +78,10 @@ class Counts:
         monkeypatch.setattr(fake.ndarray, "set", counted_set)
 
     def of(self, call) -> tuple[int, int, int, int]:
-        """Return launches, uploads, downloads and product operations of a call. Tables are copied before."""
+        """Return launches, uploads, downloads and product operations of a second call.
+
+        The first copies tables.
+        """
         call()
         self.uploads = self.gemm_flops = 0
         self._fake.LAUNCHED.clear()
@@ -171,7 +174,8 @@ def test_the_model_counts_the_work_of_a_map_of_capsules(fake, counts, model, sto
     got = counts.of(lambda: row_map.apply(prepared, Block(x, None, None, 0)))
     work = model.capsule_map_block(3000, 30, 20, x.itemsize)
     assert (got[0], got[1], got[3]) == (work.launches, work.uploads, work.gemm_flops)
-    assert got[2] + 1 == work.downloads == 2  # the check for finite numbers copies a single number
+    # The downloads lack the single number that the check for finite numbers copies.
+    assert got[2] + 1 == work.downloads == 2
     assert counts.copied_bytes == work.copied_bytes
 
 
@@ -231,7 +235,8 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     assert counts.copied_bytes == model.mbn_make_lists(2, 6, 4, 8).copied_bytes
     lists, x = gpu.make_lists(codes, units), fake.asarray(rng.integers(0, 8, (7, 6)).astype("i4"))
     assert counts.of(lambda: gpu.nearest_codes(x, lists)) == expected(model.mbn_nearest_codes(7, 6, 2))
-    # A code has two bytes. Earlier it had four, and each clustering was a launch.
+    # A code has two bytes. At commit e30a2cb5 it had four, and each of the two clusterings had a launch and
+    # two uploads of its own.
     assert counts.copied_bytes == 2 * 7 * 2
     before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
     assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 2, 2)
@@ -315,16 +320,16 @@ def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model
     assert got == expected(model.hcn_sweep_messages(chains, *sizes, room))
     rows = fake.zeros((images, *image), "i4"), fake.zeros((images, pixels), "i4")
     places_now = fake.zeros((images, *places), "i4")
-    got = counts.of(lambda: gpu.decode(*rows, places_now, np.zeros(weights, bool), 3))
-    assert got == expected(model.hcn_decode(images, pixels, 25 * n, 6 * n, 3, room))
+    got = counts.of(lambda: gpu.decode_images(*rows, places_now, np.zeros(weights, bool), 3))
+    assert got == expected(model.hcn_decode_images(images, pixels, 25 * n, 6 * n, 3, room))
 
 
 @pytest.mark.parametrize("leaves", [1, 5])
 def test_leaves_of_compositional_networks_are_visited_in_one_launch(fake, counts, model, leaves):
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.models.hcn.kernels.windows import message_room
-    from scalelatent.models.hcn.model.kept_messages import start_leaf, visit_leaves
     from scalelatent.models.hcn.model.layer import FeatureLayer
+    from scalelatent.models.hcn.model.stored_messages import start_leaf, visit_leaves
 
     layer, images, rng = FeatureLayer((1, 9, 8), 3, (3, 3), 0.1, 0.1, 0.3, 0.2), 4, np.random.default_rng(0)
     evidence = rng.integers(-900, 900, (leaves, images, 1, 9, 8)).astype(np.int32)

@@ -90,7 +90,7 @@ def test_a_job_runs_from_data_to_report(folder: Path) -> None:
         ("model.layers=[[4,[8,6]],[3,[2,2]]]", "need a class layer on top: set templates"),
         ("model.p01=0.5", r"p01=0.5: give a number in (0, 0.5)"),
         ("model.p_wieght=0.1", "did you mean 'p_weight'"),
-        ("model.damping=0.5", "online learning keeps no messages to damp"),
+        ("model.damping=0.5", "online learning stores no messages to damp"),
         ("model.batch_size=500", "larger than the data, 200"),
         ("model.missing=x", "missing='x': give a number, NaN or None"),
         ('data.target="letters.zarr"', "a model of kind 'hcn' learns no outputs; remove the key"),

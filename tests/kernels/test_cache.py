@@ -326,7 +326,7 @@ def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
         return lambda function: function
 
     monkeypatch.setattr(jit.numba, "njit", slowly)
-    monkeypatch.setattr(jit, "_serialize_saving", lambda dispatcher: dispatcher)
+    monkeypatch.setattr(jit, "_save_one_at_a_time", lambda dispatcher: dispatcher)
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(jit.kernel, abs_of, later=later) for later in (False, True)]
     assert [future.result()(-2) for future in made] == [2, 2]

@@ -19,7 +19,7 @@ from scalelatent.models.capsule.report_figures import (
     puts_classes_across,
 )
 from scalelatent.report.figures import plot_confusion, plot_reliability
-from scalelatent.report.pictures import choose_tone, image_shape, plot_mistakes
+from scalelatent.report.pictures import choose_colormap_range, image_shape, plot_mistakes
 from scalelatent.report.style import class_style, png_bytes
 
 PNG = b"\x89PNG"
@@ -176,7 +176,7 @@ def test_image_shapes_are_guessed_from_the_width():
     assert image_shape((32, 32, 3)) == (32, 32, 3)
     # Nine values could be an image of 3 x 3 pixels, but they are more likely columns of a table.
     assert image_shape((9,)) is None
-    assert choose_tone(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
+    assert choose_colormap_range(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
 
 
 def test_mistakes_show_class_and_prediction():

@@ -93,7 +93,7 @@ def test_pages_of_colours_unknown_pixels_and_one_image(page_of: PageOf, tmp_path
     page, names = page_of(tmp_path, model.fit(x), Dataset.from_arrays(x))
     assert names == [name for name in PICTURES if name != "learning"]  # There is one record.
     assert "every other band of 2 lines was hidden" in page
-    assert "2 channels, learned with kept messages" in page
+    assert "2 channels, learned with stored messages" in page
 
 
 def test_figures_show_the_given_data() -> None:

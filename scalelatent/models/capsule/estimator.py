@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils import Tags
 
 from scalelatent.engine.batch_loop import LoopResult
-from scalelatent.estimators.base import Saved
+from scalelatent.estimators.base import SavedModelState
 from scalelatent.estimators.classifier import StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.fitted_attributes import CHANGE_IN_PLACE, FIT_AGAIN, FittedAttribute
@@ -442,7 +442,7 @@ class CapsuleRegression(StreamedClassifier):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
-    def _state(self) -> Saved:
+    def _state(self) -> SavedModelState:
         values, arrays = save_stream(self._stream)
         arrays |= {"W": self.W_, "dims": self._members.dims, "labels": self._members.labels}
         intercept, projection = self._frame.intercept, self._frame.projection

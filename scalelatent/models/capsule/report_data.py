@@ -137,7 +137,7 @@ class Sample:
         """Keep the rows of the block that belong to the sample."""
         first, last = np.searchsorted(self.rows, [block.start, block.start + len(block.x)])
         here = self.rows[first:last] - block.start
-        self.codes[first:last] = block.codes[here]
+        self.codes[first:last] = block.class_indices[here]
         for points, ((member, capsule),) in zip(self.points, self.members.class_capsules, strict=True):
             points[first:last] = squash_latents(block.h[here], member, capsule)
 
@@ -160,8 +160,8 @@ class Prototypes:
 
     def add(self, block: LatentBlock) -> None:
         """Keep rows with larger scores; of equal scores, the first row."""
-        for c in np.unique(block.codes):
-            own = np.flatnonzero(block.codes == c)
+        for c in np.unique(block.class_indices):
+            own = np.flatnonzero(block.class_indices == c)
             h, capsules = block.h[own], self.members.class_capsules[c]
             share = np.mean([squash_latents(h, *capsule) ** 2 for capsule in capsules], axis=0)
             best = np.argmax(share, axis=0)

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from scalelatent.errors import DataError
 from scalelatent.report.figures import draw_errors, marker_style, pass_positions, read_column
-from scalelatent.report.pictures import choose_tone, draw_mosaic
+from scalelatent.report.pictures import choose_colormap_range, draw_mosaic
 from scalelatent.report.style import (
     ACCENT,
     INK,
@@ -204,7 +204,7 @@ def plot_prototypes(
     figure = new_figure(max(0.66 * columns, 1.5) + 0.9, 0.66 * rows + 0.65)
     axes = figure.subplots()
     tiles = np.where(present[:, :, None], x.astype(np.float64), np.nan)
-    centres, lower = draw_mosaic(axes, tiles, shape, choose_tone(x[present]))
+    centres, lower = draw_mosaic(axes, tiles, shape, choose_colormap_range(x[present]))
     axes.set_axis_on()
     elements = [str(a + 1) for a in range(rows if across else columns)]
     below, beside = (names, elements) if across else (elements, names)

@@ -24,7 +24,7 @@ from scalelatent.engine.chains import learn_stream
 from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
+from scalelatent.estimators.base import OutputName, SavedModelState, StreamedEstimator
 from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.fitted_attributes import CHANGE_IN_PLACE, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
@@ -361,7 +361,7 @@ class ConditionalRBM(StreamedEstimator):
     ) -> Dataset:
         return self._make_pairs(X, y, reset=reset)
 
-    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
+    def _validation_dataset(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         return self._make_pairs(X, y, name="validation")
 
     def _validation_rows(self, validation: ValidationLike | None) -> Dataset | None:
@@ -860,7 +860,7 @@ class ConditionalRBM(StreamedEstimator):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
-    def _state(self) -> Saved:
+    def _state(self) -> SavedModelState:
         arrays = {name: getattr(self, f"{name}_") for name in _PARAMETER_NAMES}
         values = {
             "source": self._source,

@@ -1,4 +1,4 @@
-"""Hierarchical compositional networks (Lázaro-Gredilla et al., 2016): parts of binary images."""
+"""Hierarchical compositional networks (Lázaro-Gredilla et al., 2016): features of binary images."""
 
 from __future__ import annotations
 

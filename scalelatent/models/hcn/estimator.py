@@ -1,4 +1,4 @@
-"""Hierarchical compositional networks as a scikit-learn estimator."""
+"""Hierarchical compositional networks (Lázaro-Gredilla et al., 2016) as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scalelatent.engine.chains import learn_stream
 from scalelatent.engine.plan import Forecast
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError, warn_user
-from scalelatent.estimators.base import Saved, StreamedEstimator
+from scalelatent.estimators.base import SavedModelState, StreamedEstimator
 from scalelatent.estimators.classifier import predict_classes
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
 from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
@@ -56,6 +56,7 @@ from .fit import (
     to_image_shape,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
+from .object_finder import ObjectFinder
 from .output import PlaceBeliefs
 from .parameters import (
     FEATURE_SIZE,
@@ -68,7 +69,6 @@ from .parameters import (
     is_online,
 )
 from .planning import plan
-from .several_objects import SeveralObjects
 from .single_layer import SingleLayer
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Arguments of `inpaint`: mask of known pixels as bits, and classes of the rows; None for a missing argument.
+# Mask of known pixels as bits, and class codes of the rows, which `inpaint` was called with; each may be
+# None.
 Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -87,9 +88,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     A part (feature) is placed at some positions of an image. Overlapping features are joined by OR, and the
     pixels are observed through noise. Weights of features are latent variables: learning sums the evidence of
-    the images for each weight; there is no gradient. With ``templates`` the places are made of features in
-    turn, and a pool may shift each of their pixels. An image has one template: of its class, or without
-    labels of its cluster.
+    the images for each weight; there is no gradient. With ``templates``, the positions of features are the
+    pixels of features of the layer above, and a pool may shift each of these pixels. The features of the top
+    layer are the templates. An image has one template: one of its class, or without labels one cluster.
 
     Parameters
     ----------
@@ -103,45 +104,46 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         class layer.
     pool : int or None
         Side of the pools between layers in pixels, odd; 1 allows no shifts. None: 3; online and without
-        ``filters`` two fits, with 3 and with 1, of which the one with fewer errors is kept. The errors are
-        those of the validation images, or else of the training images. :meth:`partial_fit` has 3.
+        ``filters`` two fits, with 3 and with 1, of which the result is the one with fewer errors. The errors
+        are those of the validation images, or else of the training images. :meth:`partial_fit` has 3.
     p01, p10 : float, default 1e-3
         Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight : float, list of float, or None
         Prior probability of a weight, or one for each layer and the templates. None: 0.3; with templates
-        0.25, and 1e-20 for templates that are learned from kept messages.
+        0.25, and 1e-20 for templates that are learned from stored messages.
     p_sparsity : float, default 1e-4
         Prior probability of a feature at a place; only without templates.
     online : bool or None
-        True: learn from each image once per epoch and forget earlier images. False: keep the messages of all
-        images in the run folder. None: False for templates without labels, else True.
+        True: learn from each image once per epoch and forget earlier images. False: store the messages of
+        all images in the run folder. None: False for templates without labels, else True.
     forgetting : float, default 0.98
         Share of the earlier evidence that remains after a minibatch; 1 forgets nothing.
     batch_size : int or None
         Images per minibatch. None: 5, or fewer for few images (``batch_size_``).
     n_epochs : int or None
         Passes over the images. None: online, passes that show at least 3,000 images, with templates 1,000;
-        with kept messages, at most 60 sweeps; with templates and kept messages, at most 300 passes, after
+        with stored messages, at most 60 sweeps; with templates and stored messages, at most 300 passes, after
         which a fit that has not settled starts again from another seed (5 attempts).
     damping : float or None
-        Weight of new messages, for kept messages and between layers; 1 means no damping. None: 1, with
+        Weight of new messages, for stored messages and between layers; 1 means no damping. None: 1, with
         templates 0.2.
     inner_iterations : int, default 5
         Passes over a minibatch in online learning with templates.
     template_passes : int or None
-        Passes at the end of a fit that learn the templates again with fixed features. Each template starts
-        as an image of its class; then each image comes to its best template. 0: no such passes. None: 3, with
-        kept messages 0.
+        Passes at the end of a fit that learn the templates again with fixed features. Each template starts as
+        an image of its class; then each image is assigned to its best template. 0: no such passes. None: 3,
+        with stored messages 0.
     read_noise : (float, float) or None
         (p01, p10) for images after learning, with templates: for ``template_passes``, predictions and
         samples. None: ``p01`` and ``p10``. May be changed after a fit.
     n_restarts : int, default 1
-        Number of fits from different first beliefs; the one with the smallest compression is kept.
+        Number of fits from different initial weights; the result is the one with the smallest compression.
     n_chains, chain_batches : int or None
-        Number of independent chains per step, and of minibatches per chain; both change the result. None: 1
-        and 1, or 8 and 10 from 10,000 images on. With kept messages ``n_chains`` is the leaves per step.
+        Number of chains per step, and of minibatches per chain; both change the result. A chain is a sequence
+        of minibatches that one task learns. None: 1 and 1, or 8 and 10 from 10,000 images on. With stored
+        messages, ``n_chains`` is the number of ranges of images that a step updates.
     warmup_rows : int or None
-        Images of the warm-up, with one minibatch per step. None: 4,000 before several chains.
+        Images that are learned one minibatch after the other before several chains. None: 4,000.
     threshold : float or None
         Pixels above it are 1. None: pixels are 0 and 1. With filters: the smallest step in grey levels that
         turns a filter on; None: 64. Blurred lines need a smaller step.
@@ -149,8 +151,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Value of unknown pixels, in training and afterwards; may be NaN.
     filters : int or None
         With templates: rows are grey images from 0 to 255, and this number of oriented filters (such as 16)
-        makes binary channels of them (appendix B). At each pixel the filter with the strongest answer is on,
-        if it reaches ``threshold``. ``reconstruct`` and ``sample`` return channels.
+        makes binary channels of them (appendix B of the reference). At each pixel the filter with the largest
+        response is on, if it reaches ``threshold``. ``reconstruct`` and ``sample`` return channels.
     filter_size : int, default 3
         Side of a filter in pixels, odd. A single flipped pixel is an edge for filters of 3 x 3, but not for
         larger ones.
@@ -160,7 +162,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         End after this number of epochs without a smaller compression, or with templates a smaller error, of
         the validation images.
     warm_start : bool
-        Start from the beliefs of the last fit.
+        Start from the weights of the last fit.
     random_state : int, Generator, RandomState or None
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
@@ -180,8 +182,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         True for features that save more bits than they cost; with templates, and after ``partial_fit``, for
         features with a weight.
     compression_ : float
-        Bits of features, places and errors over the bits of the images (section 4.1), on the validation
-        images or on about 1,000 training images. NaN after ``partial_fit``, and with templates.
+        Bits of features, places and errors over the bits of the images (section 4.1 of the reference), on the
+        validation images or on about 1,000 training images. NaN after ``partial_fit``, and with templates.
     pools_ : list of ndarray of float64, shape (shifts, height, width)
         With templates: log priors of the shifts of each pixel of each layer, drawn from the seed; -inf for a
         shift that leaves the image.
@@ -207,7 +209,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     template scores of one forward pass, float64 (n, templates), in nats.
 
     With templates a numeric label of -1 marks a row without a label. If fewer than half of the rows have a
-    label and messages are kept, templates are first found as clusters of all rows.
+    label and messages are stored, templates are first found as clusters of all rows.
 
     References
     ----------
@@ -336,7 +338,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _prepare_images(self, X: Any, y: LabelsLike | None, name: str, reset: bool) -> Any:
-        """Return validation images as a dataset, and other rows unchanged; refuse a single image."""
+        """Return validation images as a dataset, and other rows unchanged; raise an error for one image."""
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
@@ -464,7 +466,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network of several layers with the present value of the parameter ``read_noise``."""
+        """Fitted network of several layers, with the present value of the parameter ``read_noise``."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -561,7 +563,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return the score of each class, that of its best template; only with ``templates``.
+        """Return the score of each class, which is that of its best template; only with ``templates``.
 
         Parameters
         ----------
@@ -676,10 +678,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)
-    def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> SeveralObjects:
+    def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> ObjectFinder:
         """Return a finder of several objects in larger images; only with ``templates``.
 
-        The class layer is replaced, and nothing is learned again (section 2.4).
+        The class layer is replaced, and nothing is learned again (section 2.4 of Lázaro-Gredilla et al.,
+        2016).
 
         Parameters
         ----------
@@ -690,7 +693,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
         Returns
         -------
-        SeveralObjects
+        ObjectFinder
             Its ``predict`` and ``decision_function`` run in this process; on a cluster use
             ``client.submit(finder.predict, images)``. Save the network itself, and call ``with_classes`` of
             the loaded network.
@@ -712,7 +715,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ([[-1, -1], [-1, -1], [-1, -1]], (3, 2, 2))
         """
         check_is_fitted(self)
-        return SeveralObjects.from_network(
+        return ObjectFinder.from_network(
             self._network_for_reading, self._stream.beliefs, image_shape, n_objects, self.device
         )
 
@@ -828,7 +831,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
-    def _state(self) -> Saved:
+    def _state(self) -> SavedModelState:
         network, stream = self._network, self._stream
         values: dict[str, Any] = {
             "image": list(self._layer.input_shape),

@@ -58,17 +58,21 @@ if TYPE_CHECKING:
 WHY_ALL_ROWS = (
     "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
 )
-# Number of rows of a mask of known pixels that are packed into bits at a time.
+# Pack this many rows of a mask of known pixels into bits at a time.
 MASK_ROWS = 4096
 # Number of records in the history per epoch of an online fit.
 REPORTS_PER_EPOCH = 20
-# Target size of a leaf in bytes if [engine] leaf_rows is not set.
+# Batch learning updates the messages of one range of images (a leaf) at a time. This is the target size of
+# the messages of a range, in bytes, if [engine] leaf_rows is not set.
 LEAF_BYTES = 2**28
-# Smallest number of images of such a leaf.
+# Smallest number of images of a range (leaf) in batch learning; fewer images learn independently of the
+# others.
 MIN_LEAF_ROWS = 5
-# Seconds between two writes of the messages to disk, if one leaf holds all images.
-VISIT_SECONDS = 30.0
-# Assumed updates of pairs (position, weight) per second and thread in batch learning.
+# If all images fit in memory (one leaf), batch learning updates their messages for about this many seconds
+# before it writes them to disk.
+WRITE_SECONDS = 30.0
+# Assumed speed of one thread in batch learning: updates of the two messages of a pair (feature position,
+# weight) per second.
 PAIRS_WITH_MESSAGES = 1e9
 
 
@@ -132,7 +136,10 @@ def check_rows(
     *,
     streamed: bool = False,
 ) -> None:
-    """Raise an error for rows that the fit cannot use; ``streamed`` rows may be fewer than a step has."""
+    """Raise an error for rows that the fit cannot use.
+
+    ``streamed`` means that more rows follow, so these rows may be fewer than the rows of a step.
+    """
     check_images(train, "X")
     where = train.url or "X"
     if validation is not None:
@@ -228,7 +235,7 @@ def make_feature_layers(
 
 
 def continues_last_fit(model: HierarchicalCompositionalNetwork) -> bool:
-    """Return True for a warm start: the fit starts from the result of the last fit."""
+    """Return True if the fit starts from the result of the last fit (a warm start)."""
     return bool(model.warm_start) and model.__sklearn_is_fitted__()
 
 
@@ -285,7 +292,7 @@ def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 
 
 def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of images per step of online learning, over all chains."""
+    """Return the number of images per step of online learning, over all tasks of the step."""
     return (
         choose_batch_size(model, n_rows)
         * choose_chain_batches(model, n_rows)
@@ -301,7 +308,10 @@ def make_online_order(
     *,
     chains: int,
 ) -> RowOrder:
-    """Return the order of images of an online fit; ``chains=0`` means one minibatch per step."""
+    """Return the order of images of an online fit.
+
+    A step learns ``chains`` sequences of minibatches in parallel; ``chains=0`` means one minibatch per step.
+    """
     size = step_rows(model, n_rows) if chains else choose_batch_size(model, n_rows)
     return RowOrder.choose(n_rows, seed, size, max(chains, 1), options)
 
@@ -309,11 +319,14 @@ def make_online_order(
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
-    """Return the row order of batch learning: one leaf for few images, else several leaves per step."""
+    """Return the ranges of images (leaves) that the steps of batch learning update, as a row order.
+
+    Few images are a single range; otherwise a step updates several ranges in parallel.
+    """
     most_chains = choose_n_chains(model, n_rows)
     if (rows := options.get("leaf_rows")) is not None:
         chains = min(most_chains, -(-n_rows // int(rows)))
-        order = _leaves_of(n_rows, chains * int(rows), chains)
+        order = _make_fixed_order(n_rows, chains * int(rows), chains)
         if (least := _count_smallest_leaf_rows(order)) < MIN_LEAF_ROWS and count_leaves(order) > 1:
             raise DataError(
                 f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {least}: leaves "
@@ -324,26 +337,30 @@ def make_leaf_order(
     leaves = min(-(-n_rows * image_bytes // LEAF_BYTES), max(1, n_rows // MIN_LEAF_ROWS))
     chains = min(most_chains, leaves)
     rows = -(-n_rows // leaves)
-    order = _leaves_of(n_rows, chains * rows, chains)
+    order = _make_fixed_order(n_rows, chains * rows, chains)
     while count_leaves(order) > 1 and _count_smallest_leaf_rows(order) < MIN_LEAF_ROWS:
         rows += 1
         chains = min(chains, -(-n_rows // rows))
-        order = _leaves_of(n_rows, chains * rows, chains)
+        order = _make_fixed_order(n_rows, chains * rows, chains)
     return order
 
 
-def _leaves_of(n_rows: int, step_rows: int, chains: int) -> RowOrder:
+def _make_fixed_order(n_rows: int, step_rows: int, chains: int) -> RowOrder:
     return RowOrder(n_rows, 0, step_rows, n_chains=chains, shuffle=False)
 
 
 def _count_smallest_leaf_rows(order: RowOrder) -> int:
-    """Return the number of images of the smallest leaf."""
+    """Return the number of images of the smallest range of images (leaf)."""
     return min(order.chain_rows, order.step_rows(order.n_steps - 1) // order.n_chains)
 
 
-def visit_passes(pairs: int, n_rows: int) -> int:
-    """Return the passes between two writes of a leaf that holds all images, see ``VISIT_SECONDS``."""
-    return max(1, int(VISIT_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
+def count_passes_per_write(pairs: int, n_rows: int) -> int:
+    """Return the number of passes over all images in memory before their messages are written to disk.
+
+    The passes take about ``WRITE_SECONDS``, so that writing is a small part of the time.
+    ``pairs`` is the number of pairs (feature position, weight) per image.
+    """
+    return max(1, int(WRITE_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
 
 def make_fit_order(
@@ -354,7 +371,7 @@ def make_fit_order(
     *,
     seed: int = 0,
 ) -> RowOrder:
-    """Return the order in which a fit reads the images, online or leaf by leaf."""
+    """Return the order in which a fit reads the images: online in minibatches, else in fixed ranges."""
     if is_online(model, network.has_labels):
         return make_online_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
     return make_leaf_order(model, network.image_bytes, n_rows, options)
@@ -363,7 +380,7 @@ def make_fit_order(
 def fit_steps(
     model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, MappedRows]
 ) -> Steps:
-    """Yield the steps of a fit; set the learned attributes of the model."""
+    """Yield the steps that the engine runs for a fit; set the learned attributes of the model."""
     train = rows["train"].dataset
     n = len(train)
     online = is_online(model, network.has_labels)
@@ -406,7 +423,7 @@ def learn_epochs(
     seed: int,
     name: str,
 ) -> Generator[Step, Any, LoopResult]:
-    """Yield the steps of the warm-up, if any, and of the epochs; return the result."""
+    """Yield the steps of the warm-up (one minibatch each), if any, and of the epochs; return the result."""
     online = is_online(model, network.has_labels)
     n, end = len(rows["train"].dataset), name.removeprefix("learn")
     if warm := choose_warmup_rows(model, n, online):

@@ -1,4 +1,8 @@
-"""Fits of several layers under a class layer: attempts from several seeds, few labels, final passes."""
+"""Fits of networks of several layers with templates on top, which are classes or clusters.
+
+A fit may try several seeds, learn clusters first if few rows have labels, and learn the templates again from
+images at the end.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ from scalelatent.models.hcn.model.multi_layer_learning import (
     BatchNetworkLearner,
     LayeredState,
     OnlineNetworkLearner,
-    kept_bytes,
     row_bytes,
+    stored_bytes,
 )
 from scalelatent.models.hcn.model.templates import (
     LabelledPixels,
@@ -38,9 +42,9 @@ from scalelatent.models.hcn.model.templates import (
     class_layer,
 )
 
-from .fit import continues_last_fit, first_state, learn_epochs, make_feature_layers, visit_passes
+from .fit import continues_last_fit, count_passes_per_write, first_state, learn_epochs, make_feature_layers
 from .parameters import (
-    check_kept,
+    check_batch_parameters,
     choose_batch_size,
     choose_damping,
     choose_n_epochs,
@@ -55,17 +59,18 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], float]"
-"""Result of one fit: (network, state, history, share of errors or NaN)."""
+"""Result of one fit: (network, state, history, share of rows in a wrong class or NaN)."""
 
 UNLABELLED = -1
-# Choose the images with which templates start among at most this number of images.
+# Templates start as images that are chosen among at most this number of random images.
 MAX_CANDIDATES = 2**16
-# Upper bound of the passes per record of the history in batch learning, if one leaf holds all images.
-MAX_VISIT_PASSES = 10
+# If all images fit in memory, batch learning takes at most this many passes before it writes the messages to
+# disk and adds a record to the history.
+MAX_PASSES_PER_WRITE = 10
 
 
 def known_classes(ds: Dataset) -> np.ndarray:
-    """Return the labels of the classes of a dataset; a label of -1 marks rows without a class."""
+    """Return the labels of the classes of a dataset, without the label -1 of rows that have no class."""
     classes = ds.classes
     if classes is None:
         raise DataError(f"{ds.url or 'y'} has too many different labels for classes: give fewer classes")
@@ -82,9 +87,9 @@ def make_multi_layer(
         if is_online(model):
             raise DataError(
                 f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels "
-                "alone: set online=False to learn clusters from kept messages, or give labels"
+                "alone: set online=False to learn clusters from stored messages, or give labels"
             )
-        check_kept(model)
+        check_batch_parameters(model)
     if train.has_y:
         check_classes(train, type(model).__name__)
         classes = known_classes(train)
@@ -201,12 +206,12 @@ class MultiLayer:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the messages of one image in memory; they determine the number of images per leaf."""
+        """Bytes of the messages of one image in memory."""
         return row_bytes(self.net)
 
     @property
     def pools(self) -> list[np.ndarray]:
-        """Log priors of the shifts of each layer's pools, in nats."""
+        """Log prior, in nats, of each shift by which a pool can move a pixel, for each layer."""
         return [np.where(prior == OFF_IMAGE, -np.inf, from_units(prior)) for prior in self.net.priors]
 
     @property
@@ -215,9 +220,9 @@ class MultiLayer:
         return self.image_bytes
 
     @property
-    def kept_bytes(self) -> int:
-        """Upper bound of the bytes on disk of the stored messages of one image, in batch learning."""
-        return kept_bytes(self.net, self.all_labelled)
+    def stored_bytes(self) -> int:
+        """Upper bound of the bytes on disk of the messages of one image, which batch learning stores."""
+        return stored_bytes(self.net, self.all_labelled)
 
     @property
     def sweeps_to_decode(self) -> float:
@@ -225,7 +230,7 @@ class MultiLayer:
         return 1.0  # a forward pass
 
     def final_pass(self) -> tuple[str, TemplateCounts]:
-        """Return the name and the reduction of the last pass of a fit, which measures its quality."""
+        """Return the name and the reduction of the last pass of a fit, which counts the best templates."""
         return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
 
     def check(self, train: Dataset, validation: Dataset | None) -> None:
@@ -257,7 +262,7 @@ class MultiLayer:
     ) -> OnlineNetworkLearner:
         """Return the learner of a fit of ``n_rows`` images."""
         low, *above = self.net.layers
-        # read_noise is for images after learning only.
+        # Learn with p01 and p10, because read_noise is for images after learning only.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
@@ -272,7 +277,7 @@ class MultiLayer:
         if online:
             return OnlineNetworkLearner(net, **how)
         how |= {
-            "single_leaf_passes": min(MAX_VISIT_PASSES, visit_passes(self.pairs, n_rows)),
+            "single_leaf_passes": min(MAX_PASSES_PER_WRITE, count_passes_per_write(self.pairs, n_rows)),
             "max_passes": choose_n_epochs(model, n_rows, online),
             "all_labelled": self.all_labelled,
         }
@@ -290,7 +295,7 @@ class MultiLayer:
         return model._stream
 
     def describe(self) -> str:
-        """Return a sentence with the layers and their sizes."""
+        """Return words for the layers and their sizes, for messages to the user."""
         *below, top = self.net.layers
         parts = [
             f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
@@ -300,7 +305,7 @@ class MultiLayer:
         return " under ".join(parts) + of
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Return weights, or their log odds, as features (features, channels, h, w) of each layer."""
+        """Return the weights, or their log odds, of each layer as an array (features, channels, h, w)."""
         return [to_features(part) for part in self.net.split(values)]
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
@@ -321,7 +326,7 @@ class MultiLayer:
         return replace(self.net, classes=codes)
 
     def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """Return (reduction that counts wrong classes in the rows of a dataset, classes of the rows)."""
+        """Return the reduction that counts rows by class and best template, and the labels of the classes."""
         if not ds.has_y:
             raise DataError(
                 f"{ds.url or 'X'} has no labels to compare with: pass y, or a dataset with labels"
@@ -333,7 +338,7 @@ class MultiLayer:
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
-        """Yield the steps of a fit after `counts`; set the learned attributes of the model."""
+        """Yield the steps of a fit after the pass that counts pixels; set learned attributes of the model."""
         online = is_online(model, self.has_labels)
         sides = choose_pools(model, online)
         if len(sides) > 1 and continues_last_fit(model):
@@ -368,10 +373,11 @@ class MultiLayer:
     ) -> Generator[Step, Any, LayeredFit]:
         """Yield the steps of fit ``number``; return its result, with the share of errors if ``measures``."""
         online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
-        # With few labels, find templates as clusters first, then give each the class of most of its rows.
+        # If few rows have labels, learn templates as clusters first. Then give each the class of most of its
+        # rows.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         network = replace(self, net=replace(self.net, classes=None)) if few else self
-        network, result, history = yield from network._attempts(model, rows, number)
+        network, result, history = yield from network._fit_until_settled(model, rows, number)
         if few:
             assert self.labels is not None
             found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
@@ -387,7 +393,7 @@ class MultiLayer:
             ]
         beliefs, first, error = result.state.beliefs, result.state.first, float("nan")
         if passes := choose_template_passes(model, online):
-            beliefs = yield from network._from_images(beliefs, first, rows["train"], passes, end)
+            beliefs = yield from network._learn_templates_again(beliefs, first, rows["train"], passes, end)
         if measures or (passes and "validation" in rows):
             measured = rows.get("validation", rows["train"])
             errors, classes = network.make_error_counts(measured.dataset, beliefs)
@@ -396,10 +402,10 @@ class MultiLayer:
             history = [*history[:-1], {**history[-1], "validation_error": error}]
         return network, LayeredState(beliefs, first, iteration=result.state.iteration), history, error
 
-    def _from_images(
+    def _learn_templates_again(
         self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, end: str
     ) -> Generator[Step, Any, np.ndarray]:
-        """Yield the final passes that learn the templates again; return the log odds of all layers."""
+        """Yield the passes that learn the templates again; return the log odds of weights of all layers."""
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
         numbers = rng.choice(n, min(n, MAX_CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
@@ -418,18 +424,19 @@ class MultiLayer:
             learned = evidence.update_beliefs(first, stats)
         return learned
 
-    def _attempts(
+    def _fit_until_settled(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
         """Yield the steps of fits from different seeds until one converges; return its network and records.
 
-        The first seed is ``seed_`` plus ``number``, so that each fit of an estimator has a seed of its own.
+        The first seed is ``seed_`` plus ``number``, so that fits with different ``number`` have other seeds.
         """
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
         on = continues_last_fit(model)
         most = 1 if on else count_max_fits(model, is_online(model, self.has_labels))
         for restart in range(number, number + most):
-            # A warm start keeps the pools of the last fit, because the weights depend on them.
+            # The seed decides the priors of the shifts in pools. The weights of the last fit depend on these
+            # priors, so a warm start needs the seed of the last fit.
             seed = model._multi_layer("net").net.seed if on else model.seed_ + restart
             network = replace(self, net=replace(self.net, seed=seed))
             learner = network.learner(model, n, seed)

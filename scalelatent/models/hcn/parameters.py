@@ -30,43 +30,46 @@ N_FEATURES = 32
 FEATURE_SIZE = (8, 6)
 # Default number of images per minibatch.
 BATCH_SIZE = 5
-# A fit of at least this many images uses several chains per step.
+# An online fit of at least this many images learns several chains per step in parallel. A chain is a sequence
+# of minibatches that one task learns.
 MANY_ROWS = 10_000
-# Default number of chains per step of a fit of at least MANY_ROWS images.
+# Default number of chains (sequences of minibatches, learned in parallel) per step, from MANY_ROWS images on.
 CHAINS = 8
-# Default number of minibatches per chain of a fit of at least MANY_ROWS images.
+# Default number of minibatches that one task learns in sequence (a chain), from MANY_ROWS images on.
 CHAIN_BATCHES = 10
-# Number of images of the warm-up, whose steps have one minibatch, before steps with several chains.
+# Default number of images of the warm-up: a fit learns them one minibatch after the other, before it learns
+# several chains of minibatches in parallel.
 WARMUP_ROWS = 4_000
 # If n_epochs is None, an online fit takes as many epochs as show at least this many images.
 MIN_ROWS_SEEN = 3_000
 # If n_epochs is None, an online fit with templates takes as many epochs as show at least this many images.
 MIN_LAYERED_ROWS_SEEN = 1_000
-# If n_epochs is None, a fit with kept messages takes at most this many sweeps over the images.
+# If n_epochs is None, a fit of one layer with stored messages (online=False) updates all pixels at most this
+# many times.
 MAX_SWEEPS = 60
-# If n_epochs is None, a fit with templates and kept messages takes at most this many passes per attempt.
+# If n_epochs is None, a fit of templates with stored messages (online=False) takes at most this many passes
+# over the images per attempt.
 MAX_PASSES = 300
-# A fit with templates and stored messages starts again from another seed until it converges, up to this
-# number of attempts.
+# A fit of templates with stored messages (online=False) starts again from another seed until it converges, up
+# to this number of attempts.
 MAX_ATTEMPTS = 5
 # Prior probability of a weight of a single layer if p_weight is None.
 P_WEIGHT = 0.3
 # Prior probability of a weight in networks with templates if p_weight is None.
 LAYERED_P_WEIGHT = 0.25
-# Prior probability of a weight of a template if templates are learned from stored messages and p_weight is
-# None.
+# Prior probability of a weight of a template if p_weight is None and the fit stores messages (online=False).
 STORED_TEMPLATES_P_WEIGHT = 1e-20
 # Default number of features of the layer below templates. More or larger features do not lower the error of
 # binary digits.
 LAYERED_FEATURES = 8
 # Default (height, width) of a feature of the layer below templates, in pixels.
 LAYERED_FEATURE_SIZE = (3, 3)
-# Passes of online learning that learn templates from images if template_passes is None; the error of binary
-# digits does not fall after three passes.
+# If template_passes is None, an online fit ends with this many passes that learn the templates again. The
+# error of binary digits does not fall after three passes.
 TEMPLATE_PASSES = 3
-# Sides of pools in pixels that a fit tries if pool is None; the side with the smaller error is kept. With
-# shifts, digits of 8 x 8 pixels get similar scores in all classes. Without shifts, lines at new places are
-# not recognised.
+# Sides of pools, in pixels, that a fit tries if pool is None; it chooses the side with the smaller error. A
+# pool of side 3 lets a pixel shift by one place, and side 1 allows no shift. With shifts, digits of 8 x 8
+# pixels get similar scores in all classes. Without shifts, lines at new places are not recognised.
 POOL_SIDES = (3, 1)
 # Weight of a new message in the average of the new and the old message, in a network with templates, if
 # damping is None; 1 means no damping.
@@ -74,7 +77,7 @@ LAYERED_DAMPING = 0.2
 
 
 def is_layer(value: Any) -> bool:
-    """Return True for (features, (h, w)) or (features, side)."""
+    """Return True for the size of a layer: (number of features, (height, width) or side of a feature)."""
     if not is_list(value) or len(value) != 2 or not is_whole(value[0]):
         return False
     size = value[1]
@@ -82,17 +85,17 @@ def is_layer(value: Any) -> bool:
 
 
 def is_layers(value: Any) -> bool:
-    """Return True for None or a list of layers."""
+    """Return True for None or a list of sizes of layers, see :func:`is_layer`."""
     return value is None or (is_list(value) and len(value) > 0 and all(map(is_layer, value)))
 
 
 def is_shape(value: Any) -> bool:
-    """Return True for None, (h, w) or (channels, h, w)."""
+    """Return True for None or the shape of an image: (height, width) or (channels, height, width)."""
     return value is None or (is_list(value) and len(value) in (2, 3) and all(map(is_whole, value)))
 
 
 def is_pixel(value: Any) -> bool:
-    """Return True for None or a number, including NaN."""
+    """Return True for None or a number, including NaN: values of the parameter ``missing``."""
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
@@ -123,9 +126,8 @@ def default_layers(
 ) -> list[tuple[int, tuple[int, int]]]:
     """Return the default list of layers, which has one layer, for images (channels, height, width).
 
-    With templates, features are 3 x 3, cut to the size of the images. Otherwise features of images that are
-    lower than 8 pixels are cut to the height of the images. They are wider instead, up to the width of the
-    images.
+    With templates, features have 3 x 3 pixels, or fewer in smaller images. Without templates, features have
+    8 x 6 pixels. In images lower than 8 pixels, features are as high as the images, and wider instead.
     """
     if has_templates(model):
         return [
@@ -141,7 +143,7 @@ def default_layers(
 def choose_layer_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return (features, (height, width)) of each layer: the parameter, or the default for the images."""
+    """Return (number of features, their (height, width)) of each layer: ``layers``, or its default."""
     if model.layers is None:
         return default_layers(model, image)
     size: Any  # (height, width), or one number for both
@@ -158,7 +160,10 @@ def has_templates(model: HierarchicalCompositionalNetwork) -> bool:
 
 
 def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False) -> bool:
-    """Return True if learning is online: the parameter, else True unless templates are clusters."""
+    """Return True if learning is online: the parameter ``online``, or its default.
+
+    By default learning is online, except for templates without labels, which become clusters of images.
+    """
     return has_labels or not has_templates(model) if model.online is None else bool(model.online)
 
 
@@ -170,14 +175,14 @@ def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the number of final passes that learn the templates again: the parameter, or 3 online, or 0."""
+    """Return the number of final passes that learn templates again: ``template_passes``, or its default."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
 
 
 def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of new messages: the parameter ``damping``, or 1, or 0.2 with templates."""
+    """Return the weight of a new message in the average with the old one: ``damping``, or its default."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
@@ -200,17 +205,21 @@ def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool =
 
 
 def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of chains (or leaves) per step: the parameter, or 1, or 8 for many images."""
+    """Return the parameter ``n_chains``, or its default: 1, or 8 for many images.
+
+    It is the number of chains (sequences of minibatches) that a step learns in parallel. In batch learning it
+    is the number of ranges of images that a step updates in parallel.
+    """
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
 def choose_chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of minibatches per chain: the parameter, or 1, or 10 for many images."""
+    """Return the minibatches that one task learns in sequence: ``chain_batches``, or its default."""
     return int(model.chain_batches or (CHAIN_BATCHES if n_rows >= MANY_ROWS else 1))
 
 
 def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
-    """Return the number of images per minibatch: the parameter, or 5, or fewer to fill all chains.
+    """Return the number of images per minibatch: ``batch_size``, or 5, or fewer for few images.
 
     ``n_rows`` is the number of training images; None in batch learning, which has no minibatches.
     """
@@ -224,7 +233,10 @@ def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | Non
 
 
 def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the number of images of the warm-up: the parameter, or 4,000 before steps of several chains."""
+    """Return the number of images that are learned one minibatch at a time before parallel learning.
+
+    It is the parameter ``warmup_rows``, or 4,000 if a step learns several minibatches.
+    """
     if not online:
         return 0
     if model.warmup_rows is not None:
@@ -234,7 +246,7 @@ def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, onl
 
 
 def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the number of epochs, or of passes in batch learning: the parameter, or its default."""
+    """Return the number of epochs, or of passes in batch learning: ``n_epochs``, or its default."""
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if online:
@@ -245,7 +257,7 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
 
 
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the largest number of fits: ``n_restarts``, or attempts until a fit with templates converges."""
+    """Return the largest number of fits: ``n_restarts``, or attempts until one with templates converges."""
     if has_templates(model) and not online and model.n_epochs is None:
         return MAX_ATTEMPTS
     return int(model.n_restarts)
@@ -272,11 +284,11 @@ def _check_used(model: HierarchicalCompositionalNetwork) -> None:
     several, online = has_templates(model), is_online(model, has_labels=True)
     if online and not several and model.damping not in (None, 1):
         raise ValueError(
-            f"damping={model.damping} is set, but online learning keeps no messages to damp: remove damping, "
-            "or set online=False"
+            f"damping={model.damping} is set, but online learning stores no messages to damp: remove "
+            "damping, or set online=False"
         )
     if not online:
-        check_kept(model)
+        check_batch_parameters(model)
     for name in ("pool", "inner_iterations", "template_passes", "read_noise"):
         if not several and getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(
@@ -306,7 +318,7 @@ def _check_used(model: HierarchicalCompositionalNetwork) -> None:
         )
 
 
-def check_kept(model: HierarchicalCompositionalNetwork) -> None:
+def check_batch_parameters(model: HierarchicalCompositionalNetwork) -> None:
     """Raise a ValueError for a parameter that has no effect in batch learning, which stores messages."""
     for name in ("chain_batches", "warmup_rows", "inner_iterations"):
         if getattr(model, name) != PARAMETERS[name].default:
@@ -354,15 +366,15 @@ PARAMETERS = Parameters(
                 one=True,
                 also=(None,),
             ),
-            "prior probability of a weight; None: 0.3; with templates 0.25, and 1e-20 for templates of kept "
-            "messages",
+            "prior probability of a weight; None: 0.3; with templates 0.25, and 1e-20 for templates of "
+            "stored messages",
         ),
         _make_probability("p_sparsity", 1e-4, "prior probability of a feature at a place, without templates"),
         Parameter(
             "online",
             None,
             Flag("give True, False or None", also=(None,)),
-            "True: online learning; False: keep the messages of all images; None: False for templates "
+            "True: online learning; False: store the messages of all images; None: False for templates "
             "without labels",
         ),
         Parameter(
@@ -374,8 +386,8 @@ PARAMETERS = Parameters(
         _make_optional("batch_size", "images per minibatch; None: 5, or fewer for few images"),
         _make_optional(
             "n_epochs",
-            "epochs; None: epochs that show at least 3,000 images, with templates 1,000; with kept messages "
-            "60 sweeps, with templates 300 passes",
+            "epochs; None: epochs that show at least 3,000 images, with templates 1,000; with stored "
+            "messages 60 sweeps, with templates 300 passes",
             decides=False,
             changes_on_resume=True,
         ),
@@ -388,7 +400,7 @@ PARAMETERS = Parameters(
                 most=1,
                 also=(None,),
             ),
-            "weight of new messages, of kept messages and between layers; None: 1, with templates 0.2",
+            "weight of new messages, of stored messages and between layers; None: 1, with templates 0.2",
         ),
         Parameter(
             "inner_iterations", 5, Whole(), "passes over a minibatch, with templates", later=True
@@ -396,14 +408,14 @@ PARAMETERS = Parameters(
         Parameter(
             "template_passes", None, Whole(0, also=(None,)),
             "passes at the end that learn the templates again, each from an image of its class; None: 3, "
-            "with kept messages 0", later=True,
+            "with stored messages 0", later=True,
         ),
         Parameter(
             "read_noise", None, Satisfies(is_noise_pair, "give (p01, p10), both in (0, 0.5), or None"),
             "(p01, p10) for images after learning, with templates; None: p01 and p10", later=True,
         ),
         Parameter("n_restarts", 1, Whole(), "number of fits; the one with the smallest compression is kept"),
-        _make_optional("n_chains", "chains per step; None: 1, or 8 from 10,000 images on"),
+        _make_optional("n_chains", "chains of minibatches per step; None: 1, or 8 from 10,000 images on"),
         _make_optional("chain_batches", "minibatches per chain; None: 1, or 10 from 10,000 images on"),
         _make_optional("warmup_rows", "warm-up images, one minibatch per step; None: 4,000 before chains", 0),
         Parameter(

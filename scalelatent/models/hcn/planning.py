@@ -16,9 +16,9 @@ from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
 from scalelatent.models.hcn.model.filters import GREY_LEVELS
-from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner
 from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
 from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner
+from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner
 from scalelatent.models.hcn.model.templates import TemplateEvidence
 
 from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, make_fit_order
@@ -36,13 +36,14 @@ from .single_layer import MEASURED_ROWS
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Share of pixels of 1 in the random images with which a plan measures the speed of learning.
+# A plan measures the speed of learning with random images that have this share of pixels of 1.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of sweeps of this measurement in batch learning.
+# In batch learning, the measurement of the speed updates all pixels this many times.
 PROBE_SWEEPS = 4
-# Bytes of the names and shapes of arrays in the file of a leaf.
+# Bytes of the names and shapes of arrays in the file that stores the messages of a range of images (a leaf).
 LEAF_HEAD = 2**14
-# Assumed updates of pairs (position, weight) per second and thread until the speed is measured.
+# Speed of one thread that a plan assumes before it measures the speed: updates of the messages of a pair
+# (feature position, weight) per second.
 PAIRS_PER_SECOND = 2e9
 
 
@@ -88,13 +89,13 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         forecast.add_seconds("templates-from-images", restarts * template_passes * n * each)
     forecast.out["pairs_per_second"] = network.pairs / row
     forecast.set_passes(one, fewest, epochs)
-    forecast.out["bytes_per_image"] = network.online_bytes if online else network.kept_bytes
+    forecast.out["bytes_per_image"] = network.online_bytes if online else network.stored_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
     if online:
         return forecast.finish_plan(shorter, checkpoint=state, predicting=decoding)
-    # The file of a leaf also holds its change of the log odds. Files that no checkpoint needs are deleted one
-    # epoch later, when the next checkpoint is written.
-    leaves = n * network.kept_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
+    # The file of a range of images (leaf) also holds the last change of the log odds of weights. Files that
+    # no checkpoint needs are deleted one epoch later, when the next checkpoint is written.
+    leaves = n * network.stored_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
     leaves *= min(epochs, KEEP_STATES + 2)
     # Zero messages are not stored, and a plan cannot know their number: the disk size is an upper bound.
     bound = isinstance(network, MultiLayer)
@@ -117,7 +118,7 @@ def _row_seconds(
         # Labelled images have fewer messages: those for templates of their own class only.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        # The annotations OnlineLearner and StoredRangeLearner accept the states of both kinds of networks.
+        # OnlineLearner and StoredRangeLearner accept the states of networks of one and of several layers.
         chains: OnlineLearner = learner
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:

@@ -1,4 +1,4 @@
-"""Report of a network of one layer: images with their parts, features, learning curve."""
+"""Report of a network of one layer: images with their features, all features, learning curve."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Upper bound of the updates of pairs (position, weight) for the figures; they take a few seconds on one core.
+# The figures decode at most as many images as need this number of updates of pairs (feature position,
+# weight); this takes a few seconds on one core.
 MAX_PAIR_UPDATES = 4e9
+# Smallest and largest number of images that the figures decode.
 LEAST_ROWS, MOST_ROWS = 20, 1000
 
 
@@ -72,7 +74,7 @@ def section(
 
 @dataclass(frozen=True)
 class PartsEvidence:
-    """Some images and their decoding by the model, for the figures.
+    """Images, and the features that the model finds in them, for the figures.
 
     Attributes
     ----------
@@ -147,11 +149,11 @@ def _count_sample_rows(pairs: int) -> int:
 
 
 def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
-    """Return one line of text with the layer sizes and the way of learning of a network."""
+    """Return the subtitle of the report: sizes of features and images, and the way of learning."""
     layer = model._layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]
-    how = "online" if is_online(model) else "with kept messages"
+    how = "online" if is_online(model) else "with stored messages"
     return (
         f"Hierarchical compositional network, {count(layer.n_features, 'feature')} of {sizes[0]} on images "
         f"of {sizes[1]}{channels}, learned {how}"
@@ -172,7 +174,7 @@ def parts_numbers(
             part = f" of {count(evidence.sampled, 'image')}"
             table.append(("of these decoded here", f"{evidence.sampled:,}, evenly spaced"))
         found, of = compression(model._layer, model._decoder().weights, evidence.stats), part
-        # Prefer the score of all test rows, if the run has it.
+        # Prefer the compression of all test images, if the run measured it, to that of the decoded images.
         if part and rows == "test" and "test_compression" in run.event("scored"):
             found, of = run.event("scored")["test_compression"], ""
         head.append((f"bits sent{of}", percent(found)))

@@ -1,6 +1,7 @@
-"""Figures in reports of compositional networks: parts of images, features, templates, completed images.
+"""Figures in reports of compositional networks: features, templates, learning curves, completed images.
 
-Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+They follow Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning"
+(2016).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Largest number of features of the figure of features, and of features in one line of it.
 MOST_FEATURES, ACROSS = 144, 16
 # Largest number of lines and of columns of the figure of templates.
 MOST_LINES = 12
@@ -45,7 +47,9 @@ def direction_colors(n: int) -> np.ndarray:
 def plot_parts(
     images: np.ndarray, places: np.ndarray, weights: np.ndarray, made: np.ndarray, unknown: np.ndarray
 ) -> Figure:
-    """Plot images, their features, the positions of the features, and reconstructions (Figures 1, 3, 5).
+    """Plot images, their features, the positions of the features, and reconstructions.
+
+    See Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016).
 
     Parameters
     ----------
@@ -163,7 +167,7 @@ def plot_features(
     often: np.ndarray | None = None,
     colors: np.ndarray | None = None,
 ) -> Figure:
-    """Plot all features, the used ones in dark colours, and how often each feature is in an image.
+    """Plot all features, the used ones in dark colours, with their mean number of positions per image.
 
     Parameters
     ----------
@@ -200,9 +204,10 @@ def plot_features(
 
 
 def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figure:
-    """Plot weights that are on and that change sign against images, and compression below (Figure 6).
+    """Plot weights that are on and that change sign against images, and compression below.
 
-    ``before`` is the number of images before the epoch of the first record.
+    See Figure 6 of Lázaro-Gredilla et al. (2016). ``before`` is the number of images before the epoch of the
+    first record.
     """
     known = [record for record in records if record.get("weights_on") is not None]
     if not known:

@@ -59,7 +59,7 @@ def layers_section(
 
 
 def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
-    """Hide a part of evenly spaced images of a dataset, and return their completions by a fitted network."""
+    """Hide pixels of evenly spaced images of a dataset, and return their completions by a fitted network."""
     check_features(data, model)
     pieces, layer = space_ranges(len(data), N_COMPLETED, N_RANGES), model._network.layer
     x = np.concatenate([data.read_x(a, b) for a, b in pieces])
@@ -69,7 +69,7 @@ def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> Fille
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
 
 
-# Grey images, their edges, and the edges of the best template of each image.
+# Arrays that `find_edges` returns: grey images, their edges, and the edges of the best templates.
 EdgeImages: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 

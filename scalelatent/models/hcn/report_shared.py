@@ -13,7 +13,7 @@ from scalelatent.report.style import percent
 
 from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
 
-# Number of images of which a report hides a part and completes it.
+# A report hides some pixels of this many images and completes them.
 N_COMPLETED = 100
 # Number of evenly spaced ranges of the dataset from which the images of a report are read.
 N_RANGES = 50
@@ -25,14 +25,14 @@ MAX_WIDTH = 320
 
 @dataclass(frozen=True)
 class FilledImages:
-    """Images with a hidden part, and their completions.
+    """Images with hidden pixels, and their completions by a model.
 
     Attributes
     ----------
     images, given, made : ndarray of bool, shape (n, channels, height, width)
         The images, the pixels that were given (or are unknown anyway), and the completed images.
     hidden : str
-        Description of the hidden part.
+        Description of the hidden pixels.
     """
 
     images: np.ndarray
@@ -53,7 +53,7 @@ class FilledImages:
 
 
 def make_mask(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
-    """Return (description of the hidden part of images, mask that is True for pixels that stay known)."""
+    """Return a description of the hidden pixels of images, and a mask that is True for the other pixels."""
     height = shape[2]
     if height <= 4 * window:
         words, lines = "the lower half was hidden", np.arange(height) >= height // 2
@@ -72,7 +72,7 @@ def count_shown_images(image: tuple[int, ...]) -> int:
 
 
 def read_last_restart(run: RunFiles) -> list[dict[str, Any]]:
-    """Return the history records of the last restart of a fit, without its warm-up."""
+    """Return the history of the last fit if there were several restarts, without its warm-up."""
     found = [record for record in run.history if record.get("weights_on") is not None]
     if not found:
         return []
@@ -80,7 +80,7 @@ def read_last_restart(run: RunFiles) -> list[dict[str, Any]]:
 
 
 def count_warmup_images(run: RunFiles) -> int:
-    """Return the number of images in the warm-up of the last restart of a fit."""
+    """Return the number of images in the warm-up of the last of several restarts."""
     stages = [record for record in run.history if "_warmup" in str(record.get("stage"))]
     return int(stages[-1].get("rows_seen") or 0) if stages else 0
 
@@ -111,7 +111,7 @@ def features_picture(
 
 
 def learning_pictures(run: RunFiles) -> list[Picture]:
-    """Return the learning curve: weights against images seen; no figure for fewer than two records."""
+    """Return the learning curve, weights against images seen; return no figure for fewer than two records."""
     history, before = read_last_restart(run), count_warmup_images(run)
     if len(history) < 2:
         return []

@@ -17,7 +17,7 @@ _PART_METRICS, _CLASS_METRICS = ("compression", "score"), ("accuracy", "error")
 
 
 class NetworkScorer(Scorer):
-    """Scorer of networks: compression, which needs no labels, or with templates accuracy and error."""
+    """Scorer of networks: compression of the images without templates, accuracy and error with templates."""
 
     metrics = (*_PART_METRICS, *_CLASS_METRICS)
     headline = ("error", "accuracy", "compression")

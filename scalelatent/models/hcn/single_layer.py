@@ -20,16 +20,16 @@ from scalelatent.models.hcn.model.compression import (
 )
 from scalelatent.models.hcn.model.decode import DECODE_SWEEPS, Decoder
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
-from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner, LeafState, leaf_bytes
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
+from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner, LeafState, leaf_bytes
 
-from .fit import first_state, learn_epochs, visit_passes
+from .fit import count_passes_per_write, first_state, learn_epochs
 from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_online
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Warn if more than this share of the pixels had changed messages in the last sweep.
+# Warn if the messages of more than this share of the pixels changed in the last sweep (update of all pixels).
 MAX_MOVED_SHARE = 0.9
 # Warn that no image converged only if at least this many images were decoded.
 MIN_ROWS_TO_WARN = 20
@@ -38,7 +38,7 @@ MEASURED_ROWS = 1_000
 
 
 class SingleLayerFit(NamedTuple):
-    """Result of one restart of a fit."""
+    """Result of one of the ``n_restarts`` fits from different first weights."""
 
     state: EvidenceState
     history: list[dict[str, Any]]
@@ -73,7 +73,7 @@ class SingleLayer:
         return leaf_bytes(self.layer, 1)
 
     @property
-    def kept_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         return self.image_bytes
 
     @property
@@ -110,7 +110,10 @@ class SingleLayer:
         )
         if is_online(model):
             return OnlineFeatureLearner(*common)
-        sweeps, epochs = visit_passes(layer.pairs, n_rows), choose_n_epochs(model, n_rows, online=False)
+        sweeps, epochs = (
+            count_passes_per_write(layer.pairs, n_rows),
+            choose_n_epochs(model, n_rows, online=False),
+        )
         return BatchFeatureLearner(*common, choose_damping(model), n_rows, sweeps, epochs)
 
     def last_state(self, model: HierarchicalCompositionalNetwork) -> EvidenceState:
@@ -147,7 +150,7 @@ class SingleLayer:
     def _fit_once(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], restart: int
     ) -> Generator[Step, Any, SingleLayerFit]:
-        """Yield the steps of one restart, which has its own order of rows; return its result."""
+        """Yield the steps of fit number ``restart``, which has its own order of rows; return its result."""
         n, seed = len(rows["train"].dataset), model.seed_ + restart
         end, layer = f"-{restart}" if restart else "", self.layer
         learner = self.learner(model, n, seed)

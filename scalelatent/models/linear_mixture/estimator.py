@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from scalelatent.data import Dataset
 from scalelatent.engine.plan import Forecast
 from scalelatent.errors import DataError
-from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
+from scalelatent.estimators.base import OutputName, SavedModelState, StreamedEstimator
 from scalelatent.estimators.classifier import SCORE_ROWS, StreamedClassifier
 from scalelatent.estimators.fit_services import restored_on_failure
 from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
@@ -307,7 +307,7 @@ class _LinearMixtures(StreamedEstimator):
 
     # -- saving ----------------------------------------------------------------------------------------------
 
-    def _state(self) -> Saved:
+    def _state(self) -> SavedModelState:
         f = self._fitted
         arrays = {
             **f.components.arrays(),

@@ -25,7 +25,7 @@ from scalelatent.estimators.steps import (
     Step,
     Steps,
     StoreArrays,
-    StoreSets,
+    StoreRowSets,
     SumStatistic,
     TrainBatch,
     TrainOnline,
@@ -135,7 +135,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, MappedRows], classes: np.nda
     remembered = yield StoreArrays("start", last)
     matrix, rows = yield from smooth_steps(model, rows, shape)
     about = {"rows": len(numbers)}
-    sets = yield StoreSets("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
+    sets = yield StoreRowSets("sample", ChosenRows(numbers, p), rows["train"], about, kept=False)
     x, codes = yield ComputeValue(read_sample, (sets, codes))
     if model.n_dims is None:
         most = count_possible_dims(model, counts, p)

@@ -121,9 +121,9 @@ def _update_examples(
     certain: np.ndarray,
 ) -> None:
     """Add an example of each class that has none: a row of this block with a certainty below the median."""
-    for c in np.unique(seen.codes):
+    for c in np.unique(seen.class_indices):
         if int(c) not in first:
-            own = np.flatnonzero(seen.codes == c)
+            own = np.flatnonzero(seen.class_indices == c)
             i = own[np.argsort(certain[own], kind="stable")[len(own) // 3]]
             first[int(c)] = float(certain[i]), np.array(seen.x[i]), scores[i]
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from scalelatent.report.figures import marker_style, read_column
-from scalelatent.report.pictures import choose_tone, draw_mosaic
+from scalelatent.report.pictures import choose_colormap_range, draw_mosaic
 from scalelatent.report.style import ACCENT, INK, MUTED, new_figure, short_name, style_axes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plot_means(
     down, across = rows.shape
     figure = new_figure(_IMAGE_INCHES * across + (0.5 if names else 0.1), _IMAGE_INCHES * 1.28 * down)
     axes = figure.subplots()
-    x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[np.isfinite(tiles)]), below=0.3)
+    x, y = draw_mosaic(axes, tiles, shape, choose_colormap_range(tiles[np.isfinite(tiles)]), below=0.3)
     for i, j in np.argwhere(rows >= 0):
         _write_text(axes, x[j], y[i], f"{rows[i, j]:,.0f}")
     if names:
@@ -70,7 +70,7 @@ def plot_deviations(tiles: np.ndarray, names: Sequence[str], shape: tuple[int, .
     beside = list(range(1, across, 2))
     figure = new_figure(_IMAGE_INCHES * across * 1.1 + 0.5, _IMAGE_INCHES * 1.1 * down + 0.3)
     axes = figure.subplots()
-    x, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[:, 0]), beside=beside)
+    x, y = draw_mosaic(axes, tiles, shape, choose_colormap_range(tiles[:, 0]), beside=beside)
     _write_row_names(axes, y - shape[0] / 2, names)
     for j in range(across):
         text = "mean" if j == 0 else f"{'-' if j % 2 else '+'} 2 sd\ndirection {(j + 1) // 2}"
@@ -93,7 +93,7 @@ def plot_reconstructions(
     n, across = tiles.shape[:2]
     figure = new_figure(_IMAGE_INCHES * 1.08 * across + 0.6, _IMAGE_INCHES * 1.28 * n + 0.3)
     axes = figure.subplots()
-    at, y = draw_mosaic(axes, tiles, shape, choose_tone(x), below=0.3, beside=[1])
+    at, y = draw_mosaic(axes, tiles, shape, choose_colormap_range(x), below=0.3, beside=[1])
     for i in range(n):
         best = int(scores[i].argmin())
         for j in range(across - 1):
@@ -122,7 +122,11 @@ def plot_rows(
     figure = new_figure(_IMAGE_INCHES * across, _IMAGE_INCHES * down * (1.28 if words else 1.06))
     axes = figure.subplots()
     x, y = draw_mosaic(
-        axes, tiles, shape, choose_tone(tiles if like is None else like), below=0.3 if words else 0.0
+        axes,
+        tiles,
+        shape,
+        choose_colormap_range(tiles if like is None else like),
+        below=0.3 if words else 0.0,
     )
     for k, text in enumerate(words):
         _write_text(axes, x[k % across], y[k // across], text)
@@ -137,7 +141,7 @@ def plot_image_rows(rows: Sequence[tuple[str, np.ndarray]], shape: tuple[int, ..
     down, across = tiles.shape[:2]
     figure = new_figure(_IMAGE_INCHES * 1.08 * across + 1.2, _IMAGE_INCHES * 1.1 * down)
     axes = figure.subplots()
-    _, y = draw_mosaic(axes, tiles, shape, choose_tone(tiles[0]))
+    _, y = draw_mosaic(axes, tiles, shape, choose_colormap_range(tiles[0]))
     for centre, (name, _) in zip(y - shape[0] / 2, rows, strict=True):
         axes.text(-2, centre, name, ha="right", va="center", fontsize=9, color=INK, clip_on=False)
     return figure

@@ -27,7 +27,7 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.reading import Meter, Reader
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import DataError, RunError
-from scalelatent.estimators.base import Saved, StreamedEstimator
+from scalelatent.estimators.base import SavedModelState, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall, fit_callbacks, restored_on_failure
 from scalelatent.estimators.inputs import check_finite, is_in_memory, rows_and_labels
 from scalelatent.estimators.onnx_graph import OnnxGraph
@@ -340,7 +340,7 @@ class CompressiveMBN(StreamedEstimator):
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
 
-    def _state(self) -> Saved:
+    def _state(self) -> SavedModelState:
         arrays = {f"coef_{i}": w for i, w in enumerate(self.coefs_)}
         return {}, arrays | {f"intercept_{i}": b for i, b in enumerate(self.intercepts_)}
 

@@ -21,7 +21,7 @@ from scalelatent.engine.plan import Resources
 from scalelatent.engine.rowsets import DrawnSets, StoredSets
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
-from scalelatent.estimators.base import OutputName, Saved, StreamedEstimator
+from scalelatent.estimators.base import OutputName, SavedModelState, StreamedEstimator
 from scalelatent.estimators.fit_services import FitCall
 from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
@@ -197,7 +197,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         # Labels and weights are ignored.
         return self._given_rows(X, reset=reset, least_rows=2 if reset else 1)
 
-    def _held_rows(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
+    def _validation_dataset(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
         return self._labelled_rows(X, y, reset=False)
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
@@ -535,13 +535,13 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             )
         return super().__getstate__()
 
-    def _state(self) -> Saved:
+    def _state(self) -> SavedModelState:
         return encode_network(self)
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]]:
         return partial(write_centroids, self._layers, self._centroids)
 
-    def _restore_at(self, saved: Saved, place: Location | None, run: Location | None) -> None:
+    def _restore_at(self, saved: SavedModelState, place: Location | None, run: Location | None) -> None:
         assert place is not None
         values, arrays = saved
         network = open_network(values, arrays, place, run)

@@ -31,7 +31,7 @@ from scalelatent.estimators.steps import (
     Step,
     Steps,
     StoreArrays,
-    StoreSets,
+    StoreRowSets,
     SumStatistic,
     TrainBatch,
 )
@@ -117,7 +117,7 @@ def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, MappedRows])
     centroids, codes = [], {}
     for layer in layers:
         about = {"layer": layer.number, "layers": len(layers), "k": layer.k}
-        sets = yield StoreSets(f"gather-l{layer.number}", layer, below, about)
+        sets = yield StoreRowSets(f"gather-l{layer.number}", layer, below, about)
         kept = model.keep_codes or layer is layers[-1]
         over = () if model.keep_codes or layer.number == 1 else (f"code-l{layer.number - 1}",)
         coder = LayerCoder(layer, sets, 0, layer.n_clusterings)

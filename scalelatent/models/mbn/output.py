@@ -11,7 +11,7 @@ import numpy as np
 from scalelatent.data import Dataset, open_dataset
 from scalelatent.engine.reading import as_rows
 from scalelatent.engine.rowsets import DrawnSets, StoredSets, write_sets
-from scalelatent.estimators.base import Saved
+from scalelatent.estimators.base import SavedModelState
 from scalelatent.estimators.session import codes_location
 from scalelatent.models.mbn.model.layers import ArraySets, Layer
 from scalelatent.models.mbn.model.pca import Components
@@ -37,7 +37,7 @@ class SavedNetwork:
     codes: dict[int, DatasetSpec]
 
 
-def encode_network(model: MultilayerBootstrapNetwork) -> Saved:
+def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
     """Return (values, arrays) of a fitted network without its centroids."""
     values: dict[str, Any] = {"layers": [asdict(layer) for layer in model._layers], "decay": model.decay_}
     arrays: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""The residual form of EM equals the update of the paper and never lowers the likelihood."""
+"""The EM step from residuals equals the update of the paper (Saul 2021) and never lowers the likelihood."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ CLASS_WEIGHT = {2: np.array([0.5, 3.0]), 3: np.array([0.5, 1.0, 3.0])}
 @pytest.mark.parametrize("weighted", ["plain", "sample", "class", "both"])
 @pytest.mark.parametrize("name", MEMBERS)
 def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
-    """W + Delta S^-1 = [sum w r h x^T] S^-1 (equation 2.24), sums in plain numpy."""
+    """W + Delta S^-1 equals [sum w r h x^T] S^-1 (equation 2.24 of Saul 2021), with sums in plain numpy."""
     members = MEMBERS[name]
     m = members.n_classes
     x, y, weight = make_data(m, 200, 1)
@@ -98,7 +98,8 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
         paper = np.linalg.solve(s, (moved @ xs).T).T
         residual = state.w[rows] + np.linalg.solve(s, stats["delta"][rows].T).T
         np.testing.assert_allclose(residual, paper, rtol=0, atol=1e-10 * np.abs(paper).max())
-        # em_step adds a small share of its diagonal to S, which moves W towards the old W by this share.
+        # em_step adds a small share of the diagonal of S (the second moments of rows) to S, which moves the
+        # new W towards the old W by this share.
         jitter = RELATIVE_JITTER * np.diag(np.diag(s))
         pulled = np.linalg.solve(s + jitter, (moved @ xs + state.w[rows] @ jitter).T).T
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
@@ -180,7 +181,10 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
 
 
 def test_momentum_adds_a_share_of_the_last_move() -> None:
-    """Equation 2.27: W(t+1) = EM(W(t)) + gamma (W(t) - W(t-1)); the first step has none."""
+    """Equation 2.27 of Saul (2021):
+
+    W(t+1) = EM(W(t)) + gamma (W(t) - W(t-1)); the first step has no gamma.
+    """
     members = MEMBERS["multiclass"]
     x, y, _ = make_data(3, 200, 6)
     plain = make_learner(members, x, y, None)
@@ -226,7 +230,7 @@ def test_update_is_a_pure_function() -> None:
 
 
 def test_fewer_rows_than_features_stays_finite() -> None:
-    """S is singular, but the relative jitter keeps its inverse finite."""
+    """The second moments S are singular. A small number on their diagonal keeps the inverse finite."""
     members = build_members("multiclass", 2, 1)
     x, y, _ = make_data(2, 4, 9)
     learner = make_learner(members, x, y, None)

@@ -83,8 +83,8 @@ def test_the_numba_fit_follows_the_reference(architecture: str) -> None:
     members = build_members(architecture, 10, 2)
     fast = _fit(members, X.astype("u1"), Y, None, "cpu", 4)
     exact = _fit(members, X, Y, None, "reference", 4)
-    # The products use W in float32, with a relative error of 6e-8 per number, over 4 passes. Ill-conditioned
-    # directions of S (constant pixels) amplify this error in W, but not in the latents.
+    # The products with the weights W are in float32, with a relative error of 6e-8 per number, over 4 passes.
+    # Directions of constant pixels amplify this error in W, but not in the latents.
     h_fast, h_exact = X @ fast.w.T, X @ exact.w.T
     assert np.abs(h_fast - h_exact).max() < 1e-3 * np.abs(h_exact).max()
     np.testing.assert_allclose(fast.objective, exact.objective, rtol=1e-5)
@@ -122,7 +122,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
         winner = each[0].argmax(axis=0)
     elif architecture == "one_vs_all":  # The member with the largest probability wins.
         winner = np.array([q[0] for q in each]).argmax(axis=0)
-    else:  # Each pair votes for its winner; the larger sum of probabilities decides ties.
+    else:  # Each member votes for one of its two classes; the larger sum of probabilities decides ties.
         votes, sums = np.zeros((10, len(X))), np.zeros((10, len(X)))
         for labels, q in zip(members.labels, each, strict=True):
             a, b = np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]

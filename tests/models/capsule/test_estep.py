@@ -56,7 +56,8 @@ def assert_close_sums(members: Members, n: int, p: int, nu: float, train: bool, 
     fast, fast_sums = _run("cpu", members, w, x, y, weight, thresholds, train)
     assert fast_sums.shape == (members.n_members, 3)
     flips = np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0)
-    assert flips <= (1 if nu > 0 else 0)  # A ratio may equal nu up to float32 rounding.
+    # The ratio of a row may equal the threshold nu up to float32 rounding.
+    assert flips <= (1 if nu > 0 else 0)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=2e-6, atol=1e-5)
     # The errors may differ by a row in which the two best classes are equal up to float32 rounding.
     assert np.abs(fast_sums[:, 1] - sums[:, 1]).max(initial=0) <= 3.0

@@ -84,7 +84,7 @@ def test_moments_about_any_point_give_the_moments_about_the_mean() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_classes_on_opposite_sides_are_distinguished(algorithm: str) -> None:
-    """Row by row and in batches; without an intercept half of the rows are wrong."""
+    """Predictions row by row and in batches are right. Without an intercept half of the rows are wrong."""
     (x, y), (other, right) = make_two_sides(), make_two_sides(400, 1)
     options: dict[str, Any] = {"algorithm": algorithm, "random_state": 0, "n_jobs": 1, "n_epochs": 30}
     assert sl.CapsuleRegression(**options).fit(x, y).score(other, right) > 0.93
@@ -101,7 +101,7 @@ def test_a_shift_of_the_rows_changes_nothing(algorithm: str, projection: int | N
         sl.CapsuleRegression(projection=projection, max_iter=8, n_epochs=4, **options).fit(rows, y)
         for rows in (x.astype("f8"), x + shift)
     )
-    # Means are of float32: at 1e5 the two differ by up to 4e-3 of a standard deviation.
+    # The means are float32. For features of 1e5, two methods differ by up to 4e-3 of a standard deviation.
     np.testing.assert_allclose(here.predict_proba(x), there.predict_proba(x + shift), atol=0.02)
     assert (here.predict(x) == there.predict(x + shift)).mean() > 0.99
 
@@ -204,7 +204,10 @@ def test_the_units_of_features_do_not_change_the_result(scale: float) -> None:
 
 @pytest.mark.parametrize("value", [0.1, 7.0, -1e6])
 def test_a_constant_feature_gives_no_direction(value: float) -> None:
-    """Rounding of its mean to float32, and of sums about another point, does not become a direction."""
+    """Rounding the mean of a constant feature to float32 leaves a small constant.
+
+    It must not count as variance.
+    """
     x, y = make_three_groups()
     rows = np.column_stack([x, np.full(len(x), value)]).astype("f8")
     weight = np.ones(len(x))

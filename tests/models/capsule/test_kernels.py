@@ -27,7 +27,7 @@ CASES = {
 
 
 def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
-    """Latent means and labels; of all_vs_all the members that see class 1, and rows of that class."""
+    """Return latent means and labels; for all_vs_all, only members that distinguish class 1, and its rows."""
     rng = np.random.Generator(np.random.Philox(seed))
     live = np.arange(members.n_members)
     y = rng.integers(0, members.n_classes, n).astype(np.int32)
@@ -64,7 +64,8 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     )
     if nu > 0:
         assert fast_rows.dtype == np.int32
-        np.testing.assert_array_equal(fast_rows, rows)  # No ratio of these draws is within 1e-6 of nu.
+        # No ratio of these draws is within 1e-6 of the threshold nu, so rounding changes no active row.
+        np.testing.assert_array_equal(fast_rows, rows)
     else:
         assert fast_rows is None
         assert rows is None
@@ -73,7 +74,7 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(
         fast_sums[:, 1], sums[:, 1], rtol=1e-12
-    )  # These are float64 sums of the same rows.
+    )  # These sums are float64 sums of the same rows.
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
 
 
@@ -103,7 +104,10 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
 
 
 def test_members_may_have_different_thresholds() -> None:
-    """Members in different rounds share a pass; a row is active if any member uses it."""
+    """Members in different rounds of the schedule have different thresholds.
+
+    A row is active if any uses it.
+    """
     h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
     exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, nu)
@@ -143,7 +147,10 @@ def test_inactive_rows_change_nothing(body: str, case: str) -> None:
 @pytest.mark.parametrize("body", ["reference", "numba"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
-    """Capsules of exactly the same length: right for the first class, an error for others, as in predict."""
+    """If two capsules are equally long, the first class is the prediction:
+
+    an error only for rows of the second.
+    """
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
     rng = np.random.Generator(np.random.Philox(seed))
@@ -169,7 +176,8 @@ def test_rows_of_zeros_have_zero_residuals_and_the_largest_capsule_wins(body: st
         )
     assert not dense.any()
     assert sums[0, 0] == pytest.approx(100 * np.log([1 / 7, 4 / 7, 2 / 7]).sum(), rel=1e-12)
-    assert sums[0, 1] == 200  # The capsule of 4 dimensions always wins.
+    # In rows of zeros the capsule of 4 dimensions wins, so the rows of the two other classes are errors.
+    assert sums[0, 1] == 200
     assert sums[0, 2] == (300 if nu == 0 else 200 + 100 * (nu < 2 / 4))
 
 
@@ -200,7 +208,7 @@ def test_weights_scale_sums_and_residuals(body: str) -> None:
     one = _run(run, h, dtype, y, np.ones(257), dims, labels, np.zeros(1), table)
     four = _run(run, h, dtype, y, np.full(257, 4.0), dims, labels, np.zeros(1), table)
     none = _run(run, h, dtype, y, np.zeros(257), dims, labels, np.zeros(1), table)
-    np.testing.assert_array_equal(four[0], 4 * one[0])  # Powers of two do not round.
+    np.testing.assert_array_equal(four[0], 4 * one[0])  # A product with a power of two is exact.
     np.testing.assert_array_equal(four[2][:, :2], 4 * one[2][:, :2])
     assert not none[0].any()
     assert not none[2][:, :2].any()

@@ -135,7 +135,8 @@ def test_subspace_start_is_the_leading_eigenvectors(architecture: str) -> None:
             np.testing.assert_allclose(
                 got * np.sign((got * expected).sum(axis=1))[:, None], expected, rtol=1e-8
             )
-            # Equation 2.28's purpose: rows of its class have latents of unit mean squared length.
+            # The start values are scaled (equation 2.28 of Saul 2021) so that the latents of the rows of a
+            # class have a mean squared length of 1.
             assert np.trace(got @ mean @ got.T) == pytest.approx(1, rel=1e-10)
             row += d
     assert row == len(w)
@@ -163,7 +164,8 @@ def test_random_start_has_the_requested_scale_and_repeats() -> None:
     )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-    # Standard deviation 0.25 up to 1/sqrt(2 * 100 latents * 20 directions) = 1.6 %; four times that.
+    # The standard deviation of all latents is 0.25, with a relative error of 1/sqrt(2 * 100 latents * 20
+    # directions) = 1.6 %. The limit is four times that.
     assert np.sqrt(((x @ first.T) ** 2).mean()) == pytest.approx(0.25, rel=0.07)
 
 

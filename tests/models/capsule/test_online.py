@@ -55,7 +55,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
 
 
 def test_steps_follow_the_formula() -> None:
-    """Delta, W, momentum and average of three batches equal the formulas."""
+    """Three steps give the weight changes, weights W, momentum and average of the formulas."""
     data = make(momentum=0.4)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.7, 2.0)
     state = online_state(data.w, data.m)
@@ -125,7 +125,8 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
             kept = state.average
         state = learner.end_epoch(state)
         np.testing.assert_array_equal(state.round, [[0, 0, 0, 1, 1, 2][epoch]])
-        if epoch == 3:  # Two epochs bring no improvement: 0.25, and 0.2 again.
+        # The errors 0.25 and 0.2 are no improvement, so the next round starts from the best weights.
+        if epoch == 3:
             np.testing.assert_array_equal(state.w, kept)
             assert state.since[0] == 0
             assert learner.summary(state)["nu"] == 0.0

@@ -1,4 +1,4 @@
-"""Closed forms against Monte Carlo: h ~ N(Wx, I), and class y with probability |h_y|^2 / |h|^2."""
+"""Closed forms against draws: latents h ~ N(Wx, I), and class y with probability |h_y|^2 / |h|^2."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_closed_forms_agree_with_monte_carlo(name: str, scale: float) -> None:
     for y in range(len(dims)):
         ratios, _ = posterior_ratios(mean[:, None], np.array([y]), dims)
         expected = np.repeat(ratios[:, 0], dims) * mean
-        # Importance weights: E[h | y] = E[h w] / E[w], w = |h_y|^2/|h|^2; standard error by linearisation.
+        # The draws have importance weights w = |h_y|^2/|h|^2: E[h | y] = E[h w] / E[w]. The standard error of
+        # this ratio follows by linearisation.
         w = share[y] / share[y].mean()
         found = (h * w).mean(axis=1)
         error = (w * (h - found[:, None])).std(axis=1) / np.sqrt(DRAWS)
@@ -63,12 +64,15 @@ def test_probabilities_are_a_distribution(dims: np.ndarray, seed: int, scale: fl
         assert (p >= 0).all()
         np.testing.assert_allclose(
             p.sum(axis=0), 1, rtol=0, atol=1e-12
-        )  # Fractions and lambda have a few roundings.
+        )  # Fractions and interpolating functions have a few rounding errors.
 
 
 @given(DIMS, st.integers(0, 2**32))
 def test_posterior_means_average_to_the_prior_mean(dims: np.ndarray, seed: int) -> None:
-    """sum_y P(y|x) E[h|y,x] = E[h|x] = Wx: the two interpolating functions fit together."""
+    """The posterior means of all classes, weighted by probability, sum to the prior mean:
+
+    sum_y P(y|x) E[h|y,x] = Wx.
+    """
     h = np.random.Generator(np.random.Philox(seed)).normal(size=(dims.sum(), 5)) * 2
     total = np.zeros((len(dims), 5))
     for y in range(len(dims)):
@@ -93,7 +97,7 @@ def test_equal_dimensions_predict_the_longest_capsule() -> None:
 
 
 def test_unequal_dimensions_weigh_short_rows_by_dimension() -> None:
-    """Near h = 0 the larger capsule wins although the other is longer, so predict needs P, not lengths."""
+    """In short rows the larger capsule has the larger probability although the other capsule is longer."""
     h = np.array([[0.2], [0.0], [0.0], [0.0], [0.1]])
     assert probabilities(h, np.array([1, 4]))[:, 0].argmax() == 1
     assert probabilities(100 * h, np.array([1, 4]))[:, 0].argmax() == 0

@@ -18,7 +18,7 @@ Case = tuple[Any, np.ndarray, dict[str, Any]]
 
 
 def make_own_features() -> Case:
-    """Four classes of three features each."""
+    """Return rows of four classes; each class uses three features that no other class uses."""
     rng, y = np.random.default_rng(0), np.repeat(np.arange(4), 100)
     x = np.zeros((400, 12), np.float32)
     for c in range(4):
@@ -40,7 +40,7 @@ def make_few_distinct_rows() -> Case:
 
 
 def make_oversampled_class() -> Case:
-    """A class of three distinct rows beside two that scatter in directions of their own."""
+    """Return a class of three distinct rows, repeated, and two classes that scatter in other directions."""
     rng, y = np.random.default_rng(3), np.repeat(np.arange(3), 200)
     x = np.zeros((600, 24), np.float32)
     x[:200, :10], x[200:400, 10:20] = rng.normal(size=(2, 200, 10))
@@ -49,7 +49,7 @@ def make_oversampled_class() -> Case:
 
 
 def make_words(n: int = 600, seed: int = 4) -> Case:
-    """Indicators of five of the fifteen words of a class, with capsules of sixteen dimensions."""
+    """Return rows that each have five of the fifteen words of their class."""
     rng, y = np.random.default_rng(seed), np.arange(n) % 3
     x = np.zeros((n, 45), np.float32)
     for row, c in zip(x, y, strict=True):

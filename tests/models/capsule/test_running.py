@@ -44,7 +44,8 @@ def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: st
             delta = ((np.repeat(ratios, members.dims[r], axis=0) - 1) * (expected @ x.T)) @ x / len(x)
             mean = (x.T @ x + (ridge + P * s0) * np.eye(P)) / (len(x) + P)
             move = (delta - ridge / len(x) * expected) @ np.linalg.inv(mean)
-            expected = expected + min(1, len(x) / P) * move  # A pair sees only rows of its classes.
+            # A member that distinguishes two classes sees only rows of these classes, so its step is shorter.
+            expected = expected + min(1, len(x) / P) * move
         np.testing.assert_allclose(running.w[at], expected, rtol=1e-3, atol=1e-4)
 
 
@@ -104,8 +105,8 @@ def test_one_row_moves_by_its_weight(architecture: str) -> None:
         running.learn(data.x[30:31], data.y[30:31], np.array([weight]), OPTIONS, backend)
         moved[weight] = np.abs(running.w - w).max()
     assert 0 < moved[1e-6] < 1e-5 * moved[1.0]
-    # The change is nearly proportional to the weight. It is not exactly so, because the mean weight also
-    # grows with this weight.
+    # The move is nearly proportional to the weight of the row. It is not exactly so, because the mean weight
+    # also grows with this weight.
     np.testing.assert_allclose(moved[2.0], 2 * moved[1.0], rtol=0.2)
 
 

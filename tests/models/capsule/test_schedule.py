@@ -1,4 +1,7 @@
-"""The schedule as a state machine, driven by given error rates."""
+"""The schedule of thresholds nu reacts to given error rates:
+
+rounds (passes with one nu), best weights, stop.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def test_rounds_patience_and_restart_from_the_best() -> None:
     assert [int(s.best_pass[0]) for s in states] == [0, 1, 2, 2, 2, 2, 2]
     assert [float(s.best_error[0]) for s in states[1:]] == [0.5, 0.4, 0.4, 0.4, 0.4, 0.4]
     assert [int(s.finished[0]) for s in states] == [0, 0, 0, 0, 0, 0, 1]
-    # The best model is the one that pass 2 measured: the weights before that pass's M-step.
+    # The best model has the weights before the M-step of pass 2, because pass 2 measured these weights.
     np.testing.assert_array_equal(states[2].best, states[1].w)
     np.testing.assert_array_equal(states[4].w, states[1].w)
     np.testing.assert_array_equal(states[-1].w, states[1].w)
@@ -106,7 +109,10 @@ def test_momentum_restarts_with_each_round() -> None:
 
 
 def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
-    """A round (passes with one ``nu``) starts at the best weights; its first pass measures them again."""
+    """The first pass of a round (passes with one ``nu``) measures the best weights again.
+
+    So ``tol`` ignores it.
+    """
     learner = make_learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
     losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]
     states = _run_passes(learner, [0.5] * len(losses), losses)
@@ -126,8 +132,8 @@ def test_the_schedule_of_the_paper_has_five_rounds() -> None:
     while not learner.is_done(state):
         rounds.append(int(state.round[0]))
         state = learner.update(state, make_stats(learner, 0.3, 1.0, 0))
-    # No pass is better than the first one, so that each round has its patience after a first pass. The first
-    # pass of later rounds measures the best model again.
+    # No pass is better than the first one, so each round ends after ``patience`` passes. The first pass of
+    # later rounds measures the best model again and does not count.
     assert [rounds.count(r) for r in range(5)] == [129, 65, 33, 17, 9]
 
 

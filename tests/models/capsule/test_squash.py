@@ -1,4 +1,7 @@
-"""The interpolating functions equal quadrature and Kummer's function, and the table equals them."""
+"""The interpolating functions I_s(b) of capsule regression (equation A.1 of Saul 2021), and their table.
+
+lambda0 is I_s for s = D/2 and lambda1 for s = D/2 + 1, with D the sum of all capsule dimensions.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ EXPONENTS = [0, 0.5, 1, 1.5, 2, 2.5, 5, 9.5, 10, 39, 64.5, 160, 320, 320.5, 1000
 
 
 def integrate(s: float, b: float) -> float:
-    # With rho = 1 - u/b, I_s(b) is the integral of (1 - u/b)^s e^-u from 0 to b. This form has no large
-    # numbers, and its integrand is negligible above u = 50.
+    # With the variable rho = 1 - u/b of the paper, I_s(b) is the integral of (1 - u/b)^s e^-u over u from 0
+    # to b. This form has no large numbers, and its integrand is negligible above u = 50.
     pieces = np.unique(np.clip([0.0, min(b, b / (s + 1)), min(b, 10 * b / (s + 1)), min(b, 50.0), b], 0, b))
     value = 0.0
     for low, high in itertools.pairwise(pieces):
@@ -38,8 +41,9 @@ def test_functions_equal_quadrature(s: float) -> None:
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_functions_equal_kummers_function(s: float) -> None:
-    # M(1, s+2, -b) loses digits for large b. By Kummer's transformation it equals e^-b M(s+1, s+2, b), whose
-    # terms are all positive. scipy computes this function accurately as long as e^b does not overflow.
+    # The expected value contains Kummer's function M(1, s+2, -b), which loses digits for large b. By Kummer's
+    # transformation it equals e^-b M(s+1, s+2, b), whose terms are all positive. scipy computes the latter
+    # accurately as long as e^b does not overflow.
     b = np.concatenate([np.linspace(1e-3, 20, 41), np.linspace(25, 600, 24)])
     expected = b / (s + 1) * np.exp(-b) * hyp1f1(s + 1, s + 2, b)
     good = np.isfinite(expected)
@@ -59,7 +63,7 @@ def test_functions_have_known_values() -> None:
 
 @given(st.integers(0, 4000), st.floats(0, 1e4))
 def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
-    """Equation A.4: b/(b+s+1) <= I_s(b) <= b/(b+s)."""
+    """Equation A.4 of Saul (2021): b/(b+s+1) <= I_s(b) <= b/(b+s)."""
     s = twice_s / 2
     value = float(squash_integral(s, b))
     slack = 4e-16  # Each side of the inequality is rounded once.
@@ -124,13 +128,14 @@ def test_table_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsules(dimension: int) -> None:
-    """The probability of a losing class depends on 1 - lambda0, which cancels for large beta.
+    """The probability of a class that does not win depends on 1 - lambda0(beta), with beta = |h|^2 / 2.
 
-    Up to |h|^2 = 1e8 D it still has the 24 bits of float32 latent means, so that no result would change.
+    h are the latent means of a row, and D is their number. For long rows 1 - lambda0 is a small difference
+    of nearly equal numbers. Up to |h|^2 = 1e8 D it keeps the 24 bits of float32 latent means.
     """
     s, rng = dimension / 2, np.random.default_rng(dimension)
     b = s * 10 ** rng.uniform(-3, 8, 2000)
-    # Equation A.3: 1 - I_s = s/b I_{s-1}, a product without a difference.
+    # Equation A.3 of Saul (2021): 1 - I_s = s/b I_{s-1}, a product without a difference.
     exact = s / b * squash_integral(s - 1, b)
     for found in (squash_table(dimension)(b)[0], squash_integral(s, b)):
         assert np.abs((1 - found) / exact - 1).max() < 2.0**-24
@@ -139,10 +144,10 @@ def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsul
 @pytest.mark.parametrize("tabled", [False, True])
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: int, tabled: bool) -> None:
-    """P grows with |h_i|^2 if all dimensions are equal.
+    """The probability P of class i grows with |h_i|^2 (its latent means) if all capsules have one size.
 
-    Rounding of P hides a last bit of float32 in h only in rows of |h|^2 < 1e-6 D, whose classes are
-    nearly equally likely.
+    D is the number of all latent means h. Rounding of P hides the last bit of h only in rows with
+    |h|^2 < 1e-6 D, whose classes are nearly equally likely.
     """
     rng, n = np.random.default_rng(size), 400
     h = rng.normal(size=(10 * size, n)).astype("f4")
@@ -151,7 +156,7 @@ def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: in
     first, second = h[:size].copy(), h[size : 2 * size]
     second[:] = np.nextafter(
         first, np.float32(np.inf) * np.sign(first)
-    )  # The vector is longer by its last bits.
+    )  # Capsule 1 is longer than capsule 0 by the last bits of its latent means.
     q = (h.astype("f8") ** 2).reshape(10, size, n).sum(axis=1)
     p = probabilities(h, np.full(10, size), squash_table(10 * size) if tabled else None)
     np.testing.assert_array_equal(p.argmax(axis=0), q.argmax(axis=0))

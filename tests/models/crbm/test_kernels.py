@@ -64,7 +64,10 @@ def test_kernels_equal_the_reference(name: str, seed: int, v: int, h: int, rows:
 @pytest.mark.parametrize("largest", [5.0, 10.0, 12.0, 20.0, 39.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
-    """The odds form keeps both small beliefs, and all products of messages stay in the range of float32."""
+    """Beliefs near 0 and near 1 are accurate, because kernels store odds of both.
+
+    Products of messages stay in the range of float32.
+    """
     w, bv, bh = draw(seed, 60, 40, 3, largest, undecided=False)
     found, want = (run(backend, "sum_product", w, bv, bh, 10) for backend in ("numba", "reference"))
     assert_same_beliefs(found, want, 1e-5 if largest <= 5 else 1e-3)
@@ -77,7 +80,7 @@ def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
 
 @pytest.mark.parametrize("largest", [20.0, -20.0])
 def test_weights_at_the_limit_do_not_overflow(largest: float) -> None:
-    """Every factor of a product is as large or as small as possible."""
+    """Every factor of a product of messages is as large or as small as the limit of weights permits."""
     w = np.full((50, 30), largest, dtype="f4")
     bv, bh = np.full((1, 50), -10 * largest, "f4"), np.full((1, 30), -20 * largest, "f4")
     found, want = (run(backend, "sum_product", w, bv, bh, 6) for backend in ("numba", "reference"))
@@ -130,7 +133,7 @@ def test_pairs_of_a_split_batch_equal_those_of_the_whole() -> None:
 
 @pytest.mark.parametrize("tol", [None, 1e-3])
 def test_inference_on_a_large_graph_takes_the_planned_memory(tol: float | None) -> None:
-    """Memory is needed for exponentials of the couplings, and for messages as numerators and denominators."""
+    """Inference stores exponentials of the couplings, and messages as numerators and denominators."""
     v, h = 2000, 512
     rng = np.random.default_rng(0)
     w, bv, bh = (rng.normal(size=shape).astype("f4") for shape in ((v, h), (1, v), (1, h)))

@@ -92,7 +92,7 @@ def test_the_gradient_of_long_gibbs_chains_is_the_slope_of_the_exact_likelihood(
 @pytest.mark.parametrize("shape", [CrbmShape(4, 1, 3), CrbmShape(4, 1, 0)], ids=str)
 @pytest.mark.parametrize(("name", "joint"), [("mssvm", False), ("lssvm", True)])
 def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: bool) -> None:
-    """Enumerate loss-augmented MAP states, marginal or joint."""
+    """Gradients are slopes of the margin loss. Its loss-augmented MAP states come from enumeration."""
     theta, rows = make_theta(shape, seed=4), make_rows(shape, 4)
 
     def loss(flat: np.ndarray) -> float:
@@ -121,7 +121,10 @@ def learner_options(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", list(LEARNERS))
 @pytest.mark.parametrize("width", [4, 400])
 def test_the_gradient_of_a_split_batch_equals_that_of_the_whole(name: str, width: int) -> None:
-    """If a chain has few rows compared with the width of x, it returns factors."""
+    """A chain (part of a batch) with few rows and wide x returns factors.
+
+    Their product is the same gradient.
+    """
     shape = CrbmShape(12, 0 if name == "logistic" else 3, width)
     theta, rows = make_theta(shape), make_rows(shape, 8)
     learner = make_learner(shape, name, **learner_options(name))
@@ -157,7 +160,7 @@ def test_the_numba_gradient_equals_the_reference() -> None:
 
 
 def test_the_perceptron_gradient_is_zero_if_no_better_state_is_found() -> None:
-    """Rows that are the mode of their own model have a gradient of zero."""
+    """If a row's output is the most probable one under the model, the gradient of this row is zero."""
     shape = CrbmShape(3, 2, 3)
     params = shape.split(theta := np.zeros(shape.n_parameters, np.float32))
     params.Wvx[...] = 30 * np.eye(3)
@@ -189,7 +192,8 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     least = np.max([negated(np.tile(v, (n, 1))) for v in list_states(6)], axis=0)
     assert (energy <= least + 1e-12).all()
     assert np.isclose(energy, least).mean() > 0.9
-    assert np.isclose(negated(start), least).mean() < 0.3  # Few rows have the best state at the start.
+    # At the start few rows already have their best state.
+    assert np.isclose(negated(start), least).mean() < 0.3
 
 
 def test_gibbs_chains_draw_from_the_model() -> None:

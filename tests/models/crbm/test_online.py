@@ -145,7 +145,10 @@ def test_learning_rates_follow_the_epoch() -> None:
 
 
 def test_sweeps_grow_with_the_epoch_as_in_the_paper() -> None:
-    """At T = 8 the beliefs of strong couplings differ from those at T = 17, which the gradient shows."""
+    """The paper increases the number T of sweeps with the epoch: T = 8 in epoch 0, T = 17 in epoch 9.
+
+    Strong couplings have other beliefs at T = 8 than at T = 17, which the gradient shows.
+    """
     theta, rows = make_theta(SHAPE, scale=3.0), make_rows(SHAPE, 4)
     learner = make_learner(SHAPE, "mle-bp", n_sweeps=None)
     fixed = {t: make_learner(SHAPE, "mle-bp", n_sweeps=t) for t in (8, 17)}

@@ -127,7 +127,7 @@ def test_a_step_along_a_difference_of_outer_products_equals_numpy(momentum, deca
 
 @pytest.mark.parametrize("units", [1, 511, 512, 513, 1030])
 def test_the_log_loss_of_units_equals_float64(units, implementation):
-    """Compare with float64, for beliefs that float32 rounds to 0, 1 and one half."""
+    """The log loss is right for beliefs that float32 rounds to 0, 1 and one half."""
     rng = np.random.default_rng(units)
     lv, v = 9 * draw_normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
     lv[0], lv[1, ::2], lv[1, 1::2] = 0.0, 70.0, -70.0

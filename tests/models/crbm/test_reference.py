@@ -95,7 +95,7 @@ def test_inference_is_exact_on_trees(seed: int, v: int, h: int, scale: float) ->
 
 @given(st.integers(0, 99), st.integers(1, 9), st.sampled_from([0.5, 3.0, 20.0]))
 def test_inference_is_exact_with_one_hidden_unit(seed: int, v: int, scale: float) -> None:
-    """The graph is a star, with any weights."""
+    """The graph of one hidden unit is a star, on which inference is exact for any weights."""
     w, bv, bh = draw(seed, v, 1, scale)
     want = enumerate_states(w, bv[0], bh[0])
     found = reference.sum_product(make_coupling(w), bv, bh, 2)
@@ -133,7 +133,7 @@ def test_mixed_product_is_marginal_map_with_one_visible_unit() -> None:
 
 
 def test_pairwise_beliefs_agree_with_the_beliefs() -> None:
-    """At a fixed point P(v_i) is the sum of the pair beliefs over h_j. The pairs are those that are added."""
+    """At a fixed point, P(v_i = 1) is the sum of P(v_i = 1, h_j) over h_j. Kernels add the pair beliefs."""
     w, bv, bh = draw(0, 6, 4, 0.5, rows=3)
     coupling = make_coupling(w)
     found, (pairs, _) = reference.sum_product(coupling, bv, bh, 200), pair_beliefs(coupling, bv, bh, 200)
@@ -163,7 +163,7 @@ def test_the_papers_matrix_form_gives_the_same_beliefs(monkeypatch: pytest.Monke
         pytest.skip("benchmarks/ is not part of this copy")
     monkeypatch.syspath_prepend(str(folder))
     w, bv, bh = draw(2, 20, 12, 1.0)
-    tau_v, tau_h = importlib.import_module("crbm_kernels").matrix_form(w, bv[0], bh[0], 9)
+    tau_v, tau_h = importlib.import_module("crbm_kernels").run_matrix_form(w, bv[0], bh[0], 9)
     found = reference.sum_product(make_coupling(w), bv, bh, 9)
     assert_allclose(sigmoid(found.lv[0]), tau_v, atol=1e-9)
     assert_allclose(sigmoid(found.lh[0]), tau_h, atol=1e-9)

@@ -20,8 +20,8 @@ from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineF
 def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
     """Return the messages of a factor to its binary variables.
 
-    They are differences of max-marginals without the variable's own message. ``allowed`` gives the log of the
-    factor of a configuration.
+    A message is the difference of two max-marginals, without the variable's own message. ``allowed`` returns
+    the log of the factor of a configuration.
     """
     n = len(incoming)
     best = np.full((n, 2), -np.inf)
@@ -54,7 +54,10 @@ def draw_sweep(
     n_features: int,
     place: float = -300,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw evidence with missing pixels, orders, and beliefs of S (mean: ``place``) and W, in whole units."""
+    """Draw evidence with missing pixels, update orders, and beliefs of S and W, in units of 1/256 nat.
+
+    S has the window positions of features, with mean belief ``place``; W has the weights of features.
+    """
     rng = np.random.default_rng(seed)
     n_channels, height, width = image
     h, w = window
@@ -70,7 +73,10 @@ def draw_sweep(
 
 
 def no_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
-    """Return zero messages to S and W of each pair, and a mask of the lines that have a message to W."""
+    """Return zero messages for each pair (a window position and a weight that make a pixel), to S and to W.
+
+    The third array marks the pixel lines whose messages to W are stored.
+    """
     images, channels, sides = evidence.shape[:2], evidence.shape[2], evidence.shape[3:]
     size = message_room(sides, w.shape[2:4], w.shape[4])
     to_s, to_w = (np.zeros((*images, channels, size), np.int16) for _ in range(2))

@@ -45,8 +45,8 @@ def test_the_description_length_of_bits_is_their_entropy() -> None:
 
 def test_description_lengths_equal_those_by_hand() -> None:
     weights, stats = counts([SQUARE, BAR])
-    # The image has two squares, and one of its nine pixels is not explained. Only the feature of the square
-    # is used: it has 15 places and 4 weights, all of them 1.
+    # The image has two squares, and one of its nine active pixels is not explained. Only the feature of the
+    # square is used: its window has 15 positions and 4 weights, all of them 1.
     assert [int(stats[name]) for name in ("rows", "known", "ones", "errors")] == [1, 24, 9, 1]
     assert stats["placed"].tolist() == [2, 0]
     assert stats["explained"].tolist() == [8, 0]
@@ -61,11 +61,11 @@ def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     once[1:3, 2:4] = [[1, 0], [1, 1]]
     weights, stats = counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
     assert stats["placed"].tolist() == [1, 0]
-    # H is the entropy of a bit. The image needs 24 H(3 / 24) = 13.0 bits without a feature, and 15 H(1 / 15)
-    # + 4 H(3 / 4) = 8.5 bits with one.
+    # H(q) is the entropy in bits of a binary variable with probability q. The image needs 24 H(3 / 24) = 13.0
+    # bits without a feature, and 15 H(1 / 15) + 4 H(3 / 4) = 8.5 bits with one feature.
     assert length(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
-    # One pixel takes 24 H(1 / 24) = 6.0 bits.
+    # An image with one active pixel takes 24 H(1 / 24) = 6.0 bits without a feature.
     weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))
     stats["ones"][...] = stats["explained"][0] = 1
     assert not find_paying_features(LAYER, weights, stats).any()

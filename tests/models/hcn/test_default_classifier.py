@@ -23,8 +23,9 @@ def binary_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def lines_at_three_places() -> tuple[np.ndarray, np.ndarray]:
-    """Return images of horizontal and vertical lines; the two templates of a class cannot be its three
-    places.
+    """Return images of one line, and whether it is vertical.
+
+    Lines have three offsets. Two templates of a class cannot fit them without shifts of pixels.
     """
     rng = np.random.default_rng(7)
     x, y = np.zeros((400, 9, 10), np.uint8), np.arange(400) % 2
@@ -44,7 +45,10 @@ def digits() -> sl.HierarchicalCompositionalNetwork:
 
 
 def test_digits_are_classified_almost_as_well_as_by_neighbours(digits: Any) -> None:
-    """The network has no shifts, because pools of 3 x 3 make digits of 8 x 8 pixels too similar."""
+    """The fit chooses pools of 1 x 1 pixels.
+
+    With shifts of one pixel, digits of 8 x 8 pixels are too similar.
+    """
     x, y = binary_digits()
     flat = x.reshape(len(x), -1)
     neighbours = KNeighborsClassifier(3).fit(flat[:N_TRAIN], y[:N_TRAIN])
@@ -82,7 +86,10 @@ def test_validation_rows_choose_the_pools() -> None:
 
 
 def test_templates_never_lose_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pixel is on in most images of a template that stands for lines at several places."""
+    """Fit one template per class without shifts: its lines have three offsets.
+
+    So no pixel is on in most images of the template. It must still have weights.
+    """
     x, y = lines_at_three_places()
     m = default_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES])
     assert m.used_[-1].all()

@@ -18,7 +18,7 @@ from scalelatent.generators.images import image_set
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn import single_layer
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
-from scalelatent.models.hcn.model.kept_messages import BatchFeatureLearner
+from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner
 from tests.models.hcn.cases import overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
@@ -107,7 +107,8 @@ def test_leaves_may_have_several_images() -> None:
     m = network(n_jobs=1, n_chains=3, **how).fit(X, engine=leaves)
     same(m, network(n_jobs=2, n_chains=3, **how).fit(X, engine=leaves))
     assert m.n_iter_ == 5
-    assert network(**how).fit(X).n_iter_ == 1  # A single leaf does all its sweeps in one visit.
+    # All images are in a single leaf (a fixed range of images), which does all its sweeps in one pass.
+    assert network(**how).fit(X).n_iter_ == 1
     with pytest.raises(DataError, match="leaves of fewer than 5 images"):
         network(**how).fit(X, engine={"leaf_rows": 4})
 
@@ -173,7 +174,7 @@ def test_one_leaf_is_written_at_intervals_of_time(monkeypatch: pytest.MonkeyPatc
     how: dict[str, Any] = {"online": False, "n_epochs": 8, "damping": 0.5}
     once = network(**how).fit(X)
     assert once.n_iter_ == 1
-    monkeypatch.setattr(fitting, "VISIT_SECONDS", 0)
+    monkeypatch.setattr(fitting, "WRITE_SECONDS", 0)
     each = network(**how).fit(X)
     assert each.n_iter_ == 8
     same(once, each)
@@ -199,7 +200,7 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_features_that_do_not_pay_together_are_removed() -> None:
-    """Each of these features costs more than it saves if the other features remain."""
+    """Each of these two features costs more bits than it saves as long as the other remains."""
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
     x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
@@ -265,7 +266,7 @@ REFUSED = [
     ({"p_weight": 0}, r"\(0, 1\)"),
     ({"p_sparsity": 1.0}, r"\(0, 1\)"),
     ({"forgetting": 0}, r"\(0, 1\]"),
-    ({"damping": 0.5}, "online learning keeps no messages"),
+    ({"damping": 0.5}, "online learning stores no messages"),
     ({"online": False, "warmup_rows": 5}, "belongs to online=True"),
     ({"patience": 2}, "no validation rows"),
     ({"batch_size": 61}, "larger than the data"),
@@ -362,7 +363,7 @@ def test_the_network_follows_scikit_learns_conventions() -> None:
     )[:-1]
 
 
-# The rows are around 100, far above the threshold of the other tests.
+# The rows of these checks are around 100, so all pixels are above the threshold of 0.5.
 ALL_ON = {"check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in"}
 
 

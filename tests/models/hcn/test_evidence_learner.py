@@ -52,7 +52,7 @@ def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
 
 
 def check_forgetting(step: Callable[..., EvidenceState]) -> None:
-    """Check that knowledge fades with each minibatch of each chain if rows carry no evidence."""
+    """Check that learned evidence fades with each minibatch if no row has a known pixel."""
     learner, x = small(layer=replace(SMALL, missing=9))
     first = learner.start().first
     state = EvidenceState(first + 10.0, first)
@@ -77,7 +77,7 @@ def test_steps_forget_for_each_minibatch() -> None:
 
 
 def check_weight(step: Callable[..., EvidenceState]) -> None:
-    """Check that identical minibatches weigh the same in parallel chains as one after another."""
+    """Check that identical minibatches in parallel chains change beliefs as if taken in turn."""
     learner, _ = small(0.9)
     state, said = learner.start(), 3.0
     stats = Stats.zeros(learner.layout())
@@ -175,7 +175,10 @@ def test_online_learning_finds_letters(n_rows, epochs) -> None:
 
 
 def cut_off(first: np.ndarray) -> np.ndarray:
-    """Return a feature at the lower left of its 7 x 6 window, one across it, and one without weights."""
+    """Return beliefs of three features in a 7 x 6 window:
+
+    at its lower left, across it, and without weights.
+    """
     beliefs = first.copy()
     beliefs[:, 3:7, 0:2, 0] = 5.0
     beliefs[:, :, 2:4, 1] = 7.0
@@ -199,7 +202,10 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
 
 
 def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Wrong implementation: pixels that leave the window on one side enter on the other."""
+    """Wrong implementation of ``center_features``:
+
+    pixels that leave the window on one side enter on the other.
+    """
     out = beliefs.copy()
     out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
     return out

@@ -34,7 +34,7 @@ def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int)
     """Half planes in all directions are bright on the side to which the direction of the filter points."""
     angle = 2 * np.pi * direction / 16
     y, x = np.indices((21, 21)) - 10
-    # share of each pixel's area that is bright
+    # share of the area of each pixel that is bright
     fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)
     edges = OrientedFilters(16, size).find_edges(np.uint8(np.rint(255 * fine))[None])[0]
     middle = edges[:, 7:14, 7:14]
@@ -50,7 +50,7 @@ def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
     found = OrientedFilters(16, 3, *how).find_edges(images)
-    # Both columns beside the step have an edge.
+    # The edge is found in both columns beside the step from dark to bright.
     assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])
     assert not found[1, :, 1:-1, :7].any()  # The border does not add edges either.
 

@@ -30,7 +30,7 @@ def collected(reduction: Any, *blocks: Block) -> Stats:
 
 
 def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
-    """Return beliefs under true features and no templates, after passes over forty images."""
+    """Return beliefs after passes over forty images, with the true features and no templates at the start."""
     first = net.first_beliefs()
     beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
     begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
@@ -43,7 +43,7 @@ def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1
 
 
 def test_a_template_is_the_evidence_of_its_image() -> None:
-    """A template has the weights that the pixels of its image support.
+    """A template that starts from an image has the weights that the pixels of this image support.
 
     No other template scores higher in that image.
     """
@@ -62,7 +62,7 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
 
 
 def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above: windows of W are not flipped."""
+    """Wrong implementation of a template's start: the windows of the weights are not flipped."""
 
     def mutant(said: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
         below, priors = said.net.split(first)
@@ -85,7 +85,7 @@ def test_templates_of_few_images_classify() -> None:
 def test_rows_go_to_used_templates_of_their_class() -> None:
     net, images = two_layers(classes=(0, 0, 1, 1))
     beliefs = true_weights(net, images)
-    net.split(beliefs)[-1][..., 0] = -1.0  # This is a view: the first template becomes empty.
+    net.split(beliefs)[-1][..., 0] = -1.0  # ``split`` returns views, so this makes the first template empty.
     x, y = images.rows(0, 40)
     of_class = np.array([0, 0, 1, 1])
     for codes in (y % 2, np.full(40, -1)):
@@ -104,7 +104,7 @@ def test_rows_go_to_used_templates_of_their_class() -> None:
 
 
 def test_ignoring_labels_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above: rows go to the best template of any class."""
+    """Wrong implementation of the assignment of rows: rows go to the best template of any class."""
     whole = TemplateEvidence.accumulate
 
     def mutant(said: TemplateEvidence, prepared: Any, block: Block, stats: Stats) -> None:

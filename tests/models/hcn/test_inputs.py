@@ -88,7 +88,7 @@ def test_lazy_images_are_learned_and_stay_lazy() -> None:
     lazy = m.transform(x), m.reconstruct(x), m.inpaint(x, np.ones(X.shape, bool))
     assert not computed
     assert [a.shape for a in lazy] == [(60, 5, 5, 3), (60, 1, 7, 6), (60, 1, 7, 6)]
-    # Pixels are shuffled by the index of the row in the whole array.
+    # Pixels are shuffled by the index of their row in the whole array, not in the block.
     for found, want in zip(lazy, (m.transform(X), m.reconstruct(X), X[:, None]), strict=True):
         assert found.dtype == np.uint8
         assert_array_equal(found.compute(scheduler="single-threaded"), want)

@@ -1,4 +1,4 @@
-"""The numba kernels give the bits of the reference."""
+"""The numba kernels of compositional networks give the bits of the reference."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SHAPES = [
 ]
 
 
-# Mean beliefs of a place. With these three values, the kernels examine all ranges of pairs, some of them, or
-# hardly any.
+# Mean beliefs of S, the window positions of features. A pair is a window position and a weight that make a
+# pixel. With these three values, the kernels examine all ranges of pairs, some of them, or hardly any.
 PLACES = [-300, -900, -2000]
 
 
@@ -62,7 +62,7 @@ def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, p
 
 
 def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Keep the messages to weights that no place sends any more."""
+    """Wrong implementation of a sweep: the beliefs keep messages that no window position sends any more."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 
@@ -78,8 +78,8 @@ def test_decoding_gives_the_bits_of_the_reference(shape, n_sweeps, place) -> Non
     evidence, _, s, w = draw_sweep(3, *shape, place)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     want = s[0].astype("f8")
-    moved = reference.decode(evidence[0], order, want, w[0] > 0, n_sweeps)
-    assert_array_equal(sweeps.decode(evidence[0], order, s[0], w[0] > 0, n_sweeps), moved)
+    moved = reference.decode_images(evidence[0], order, want, w[0] > 0, n_sweeps)
+    assert_array_equal(sweeps.decode_images(evidence[0], order, s[0], w[0] > 0, n_sweeps), moved)
     assert_array_equal(s[0], want)
 
 

@@ -34,7 +34,7 @@ TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
 
 
 def log_posterior(x: np.ndarray) -> np.ndarray:
-    """Return the log posterior of all 2 ** 16 weights, each with the better template of each image (2, 4)."""
+    """Return the log posterior of all 2 ** 16 weights for images x (2, 4), each with its better template."""
     codes = np.arange(2**16)[:, None]
     features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
     templates = (codes >> np.arange(4, 16) & 1).astype(bool).reshape(-1, 2, 2, 3)
@@ -50,7 +50,7 @@ def log_posterior(x: np.ndarray) -> np.ndarray:
 
 
 def found(x: np.ndarray, seed: int) -> int:
-    """Return the number of the weights to which messages converge."""
+    """Return the weights to which messages converge, as an index of the posterior."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
     learner = BatchNetworkLearner(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
@@ -82,7 +82,7 @@ def test_the_likeliest_of_all_weights_are_found() -> None:
 def test_wrong_class_messages_find_parts_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wrong implementation of the test above: the maximum includes an unlabelled template's own score."""
+    """Wrong implementation of class messages: their maximum includes the template's own score."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape).astype(np.int32)
@@ -93,7 +93,7 @@ def test_wrong_class_messages_find_parts_less_often(
 
 
 def check_above() -> None:
-    """Check that messages from above replace earlier ones in each pass."""
+    """Check that messages from the upper layer replace those of the pass before."""
     net, images = two_layers(5, 1)
     backend, block = make_backend("cpu"), block_of(images, 0, 6)
     learner = BatchNetworkLearner(net, n_rows=6, single_leaf_passes=3)
@@ -102,8 +102,8 @@ def check_above() -> None:
     kept = unpack_messages(new)
     weights = net.split(to_units(state.beliefs) + to_dense(new["change"]))
     top, below = kept[1], kept[0].from_below
-    made = reference.lower_trees(top.s, weights[1], top.to_s, top.to_w)
-    expected = reference.lower_pools(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
+    made = reference.pass_trees_down(top.s, weights[1], top.to_s, top.to_w)
+    expected = reference.pass_pools_down(below, net.priors[1], made, top.down.copy(), INNER_ROUNDS)
     before = kept[0].above
     net.pass_down(kept, weights, net.layers[0].read_evidence(block), None, backend)
     assert (before != kept[0].above).any()
@@ -116,7 +116,7 @@ def test_messages_from_above_are_not_damped() -> None:
 
 
 def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above."""
+    """Wrong implementation of ``check_above``: messages from the upper layer change by a fifth only."""
     lower = LayerMessages.with_above
 
     def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:
@@ -128,8 +128,9 @@ def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
-    """The shares of 20,000 draws are within five standard errors; the priors of the next pixel's pool would
-    fail.
+    """A pool has the 3 x 3 pixels to which a pixel may be shifted, with a prior for each shift.
+
+    The shares of 20,000 draws are within five standard errors.
     """
     net = Hierarchy((BELOW, TOP), side=3, seed=4)
     prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000
@@ -138,12 +139,12 @@ def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
     share = np.mean([shift_pixels(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
 
     def chance(pixel: int) -> np.ndarray:
-        """Return the probability of the row of a pool, by the pixel where it lands."""
+        """Return the probabilities that a pixel is shifted by -1, 0 or 1 column."""
         units = prior[3:6, 0, pixel]
         return np.exp(units / 256.0) / np.exp(units / 256.0).sum()
 
     off = np.abs(share[:3] - chance(1)) / np.sqrt(chance(1) * (1 - chance(1)) / n)
     assert off.max() < 5
     assert share[3] == 0
-    # The shares differ from 1/3, so pools that choose uniformly would fail this test.
+    # The shares differ from 1/3, so a draw with equal probabilities would fail this test.
     assert (np.abs(share[:3] - 1 / 3) > 0.02).any()

@@ -84,7 +84,7 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
 
 
 def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
-    """Features are learned without the noise; a saved network has it."""
+    """The noise of reading changes no feature, because learning does not use it; a saved network keeps it."""
     how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
     m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])
@@ -168,7 +168,7 @@ LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": Non
 
 
 def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep messages as an earlier version did: those of all templates, each of them."""
+    """Store the messages of all templates without compression, as an earlier version did."""
     start = Hierarchy.start
     monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, own_class_only=False: start(net, n_rows))
     monkeypatch.setattr(multi_layer_learning, "to_sparse", np.copy)
@@ -190,14 +190,14 @@ def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch:
 
 
 def test_another_order_of_trees_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check fails if trees stay in the order of the images, which are sorted by class."""
+    """Wrong implementation: the update order of pixels ignores that images are sorted by class."""
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)
 
 
 def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another wrong implementation: small messages become 0 from visit to visit."""
+    """Wrong implementation: messages below 9 units become 0 each time they are stored."""
     monkeypatch.setattr(
         multi_layer_learning, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
     )
@@ -207,7 +207,7 @@ def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The run was stopped within a pass, with messages of all templates."""
+    """Resume a run that an earlier version left within a pass, with stored messages of all templates."""
     visit, visits = BatchNetworkLearner.visit, 0
 
     def stopping(*args: Any) -> Any:
@@ -231,7 +231,10 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
-    """Each pass writes its leaves; those that no checkpoint needs are deleted with the next pass."""
+    """Each pass writes the messages of its leaves (fixed ranges of images).
+
+    Files that no checkpoint needs are deleted in the next pass.
+    """
     sizes: list[list[int]] = []
     run = tmp_path / "run"
 
@@ -258,14 +261,15 @@ def test_rows_without_labels_are_learned_without_a_class() -> None:
     assert partly.classes_.tolist() == [0, 1]
     assert any((a != b).any() for a, b in zip(whole.beliefs_, partly.beliefs_, strict=True))
     assert partly.score(X, some) == np.mean((partly.predict(X) == Y)[some >= 0])
-    # With labels for only a few rows, templates are clustered, and the clusters receive the classes.
+    # If only a few rows have labels, templates are learned without labels, and then receive the classes of
+    # these rows.
     few = np.full(40, -1)
     few[:6] = Y[:6]
     m = network().fit(X, few)
     assert sorted(m.template_classes_.tolist()) == [0, 0, 1, 1]
     stored = sl.Dataset.from_arrays(X, few)
     same(m, network().fit(stored))
-    # Without missing labels -1 is a class like others.
+    # In labels of which none is missing, -1 is a class like any other.
     binary = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(X.reshape(40, -1), np.where(Y == 0, -1, 1))
     assert binary.classes_.tolist() == [-1, 1]
 
@@ -280,7 +284,7 @@ def test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels() ->
 
 
 def test_a_class_for_unlabelled_rows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above: -1 is a class like others."""
+    """Wrong implementation: unlabelled rows (-1) are learned as a class of their own."""
     monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
     with pytest.raises(DataError, match="class -1 has no rows"):
         test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels()
@@ -417,7 +421,10 @@ def test_a_network_of_several_layers_is_planned_and_searched() -> None:
 
 @pytest.mark.slow
 def test_the_two_trait_set_is_learned_with_four_labels() -> None:
-    """Templates are found without labels and then named. At most one of 1,000 images is wrong."""
+    """The two-trait images are learned without labels; four labels name the templates.
+
+    1 of 1,000 may be wrong.
+    """
     images, patterns = image_set("traits"), image_set("traits", labels="pattern")
     (x, category), (_, pattern) = images.rows(0, 100), patterns.rows(0, 100)
     first = [int(np.flatnonzero(pattern == kind)[0]) for kind in range(4)]

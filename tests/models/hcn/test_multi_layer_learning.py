@@ -1,4 +1,4 @@
-"""Learning of networks of two layers: parts and templates of the two-trait set are found."""
+"""Learning of networks of two layers finds the features and templates of the two-trait images."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from scalelatent.models.hcn.kernels.units import (
     UNITS_PER_NAT,
     to_units,
 )
-from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, shift_priors, visit_images
+from scalelatent.models.hcn.model.hierarchy import Hierarchy, LayerMessages, shift_priors, update_images
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
     BatchNetworkLearner,
     OnlineNetworkLearner,
-    kept_bytes,
     pack_messages,
     row_bytes,
+    stored_bytes,
     to_dense,
     to_sparse,
     unpack_messages,
@@ -39,7 +39,7 @@ CATEGORY = (0, 1, 1, 0)  # category of each of the four patterns
 
 
 def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
-    """Return a network with the form of the two-trait set, and the set."""
+    """Return a network of two layers for the two-trait images, and these images."""
     images = image_set("traits", size=size, gap=gap, labels="pattern")
     height, width = images.image_shape
     below = FeatureLayer((1, height, width), 4, (size, size), 1e-3, 1e-3, 0.25, 0.5)
@@ -49,7 +49,7 @@ def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, 
 
 
 def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
-    """Return beliefs of the weights that generate the set."""
+    """Return beliefs of the weights that generate the two-trait images."""
     size = images.features.shape[1]
     left = size + images.parameters["gap"] + 1
     above = np.zeros((4, *net.layers[1].image), bool)
@@ -88,7 +88,7 @@ def test_true_weights_classify_their_images() -> None:
     state = learner.start()
     state = type(state)(true_weights(net, images), state.first)
     assert error(learner, state, images) < 0.005
-    # The result does not depend on the assumed noise.
+    # The features are found for each assumed noise.
     other = [replace(layer, p01=0.2, p10=0.05) for layer in net.layers]
     found = TemplateCounts(Hierarchy(tuple(other), (0, 1, 2, 3)), 4)
     stats, backend = Stats.zeros(found.layout()), make_backend("cpu")
@@ -132,7 +132,7 @@ def test_hidden_parts_are_completed_in_place() -> None:
 
 
 def test_drawn_images_follow_the_set() -> None:
-    """Templates and shifts are drawn with their probabilities; a forward pass classifies the features."""
+    """Drawn templates and shifts have their probabilities, and a forward pass classifies the drawn images."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
@@ -154,14 +154,17 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
     weights[-1][..., np.flatnonzero(codes == 1)[0]] = False
     labels = np.ones(40, int) if labelled else None
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all()
-    weights[-1][..., codes == 1] = False  # No template of that class has a weight.
+    weights[-1][..., codes == 1] = False  # Now no template of the drawn class has a weight.
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all() == (not labelled)
     weights[-1][...] = False
     assert not net.draw(weights, 4, None, 5).any()
 
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
-    """Passes of one visit and of several visits are equal, and kept messages are not changed."""
+    """Six passes over a leaf (a fixed range of images), stored after each pass or only at the end, are equal.
+
+    A pass does not change the stored messages that it receives.
+    """
     net, images = two_layers(classes=(0, 1, 2, 3))
     block = block_of(images, 0, 12)
     several = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=1), block, 6)
@@ -177,7 +180,7 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Bounds hold for messages in use, for kept messages in the usual case, and if no message is 0."""
+    """Check the bounds of messages in memory, of stored messages, and of stored messages without any 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6)
     block = block_of(images, 0, 12, known)
@@ -189,12 +192,12 @@ def test_stored_bytes_are_bounded(known: bool) -> None:
     assert leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
     full = [replace(m, **{k: np.full_like(v, 7) for k, v in vars(m).items()}) for m in messages]
     of_full = {"layers": {str(level): pack_messages(m) for level, m in enumerate(full)}}
-    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * kept_bytes(net, known) + 1000
+    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * stored_bytes(net, known) + 1000
 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
-    """The bound includes reading and writing the leaf, even if no message is 0."""
+    """The bound on memory includes reading and writing the stored messages, even if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
     block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
@@ -261,7 +264,10 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 
 
 def test_beliefs_equal_priors_plus_messages() -> None:
-    """Beliefs of W are the initial ones plus all messages. Beliefs of S include messages from above."""
+    """Beliefs of weights W are the initial ones plus all messages to W.
+
+    Beliefs of window positions S are messages from pixels plus those from the upper layer.
+    """
     net, images = two_layers()
     learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
     state = learner.start()
@@ -275,7 +281,7 @@ def test_beliefs_equal_priors_plus_messages() -> None:
 
 
 def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above: the backward pass changes W of a layer too."""
+    """Wrong implementation: the backward pass changes the weights of a layer too."""
     pass_down = Hierarchy.pass_down
 
     def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
@@ -310,7 +316,7 @@ def test_class_messages_are_minus_the_best_other_score() -> None:
 
 
 def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above: the maximum includes an unlabelled template's own score."""
+    """Wrong implementation: the maximum over other templates includes an unlabelled template's own score."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape)
@@ -346,7 +352,7 @@ def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> n
 
 
 def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the label of an image is known, messages of its class alone give the same bits."""
+    """If the label of an image is known, storing only messages of templates of its class changes no bit."""
     net, images = two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
@@ -357,7 +363,7 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
     for of_class in (True, False):
         kept, units = net.start(len(x), of_class), to_units(net.first_beliefs())
         for number in range(12):
-            units = units + visit_images(net, kept, units, pixels, labels, 0, number, make_backend("cpu"))
+            units = units + update_images(net, kept, units, pixels, labels, 0, number, make_backend("cpu"))
         found.append(units)
         assert kept[-1].s.shape[-1] == (2 if of_class else 4)
     np.testing.assert_array_equal(*found)
@@ -373,7 +379,7 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
     change = net.split(to_dense(new["change"]))[-1]
     assert change[..., [0, 3]].any()
     assert not change[..., [1, 2]].any()
-    # The leaf keeps all templates for one image without a label.
+    # One image has no label, so messages of all four templates are stored.
     few = learner.visit(
         (learner.start(), make_backend("cpu")), replace(block, y=np.r_[-1, block.y[1:]]), None
     )
@@ -381,14 +387,17 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
 
 
 def test_templates_of_another_class_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the test above: the first templates of any class are used."""
+    """Wrong implementation: the stored messages are those of the first templates, whatever the class."""
     monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)
 
 
 def test_small_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another wrong implementation: class messages of the size of pools, below the evidence of pixels."""
+    """Wrong implementation:
+
+    messages from the class are as small as those of pools, below pixels' evidence.
+    """
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)

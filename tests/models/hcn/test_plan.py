@@ -1,6 +1,6 @@
-"""The plan of a compositional network:
+"""The plan of a compositional network: its memory and disk space are upper bounds.
 
-predicted memory and disk space are upper bounds, online and with kept messages.
+They hold for online fits and for fits that store messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds follow from the measured chain, or from the measured visit with kept messages."""
+    """The seconds follow from one measured chain of a step, or one measured pass that stores messages."""
     probed: list[str] = []
 
     def measure(name: str, seconds: Any) -> float:
@@ -76,7 +76,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
     )
     found_plan = model.plan(np.zeros((50, 7, 6), np.uint8))
     assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
-    # Five images take half a second; visits with kept messages sweep them four times.
+    # The measurement of five images takes half a second; with stored messages it makes several sweeps.
     row = 0.5 / 5 / (1 if online else planning.PROBE_SWEEPS)
     assert found_plan["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
     assert found_plan["pairs_per_second"] == pytest.approx(
@@ -86,7 +86,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("online", [True, False])
 def test_images_that_filters_read_are_planned(online: bool) -> None:
-    """The pixels are grey, and fewer than the channels that filters make of them."""
+    """The images are grey. They take less memory than the channels that filters make of them."""
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
     found_plan = sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, filters=4, online=online).plan(ds)
     assert found_plan["seconds"]["learn"] > 0
@@ -128,7 +128,7 @@ def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
         how |= {"layers": [(4, 13)], "templates": 2, "template_passes": 2}
     few, many = (measured(tmp_path, rows, how, engine) for rows in sizes)
     assert many["peak"] < many["plan"] < 3 * many["peak"]
-    # Memory does not grow with the rows, because kept leaves are on disk.
+    # Memory does not grow with the rows, because stored messages are on disk.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 32 * 2**20
     for one in (few, many):
         assert one["disk"] < one["disk_plan"] + 2**20

@@ -37,12 +37,12 @@ def test_pools_equal_the_reference(shape) -> None:
     below, prior, above, down, evidence = draw(shape)
     for damping in (1.0, 0.2):
         want, found = evidence.copy(), evidence.copy()
-        reference.raise_pools(below, prior, down, want, damping)
-        pools.raise_pools(below, prior, down, found, damping)
+        reference.pass_pools_up(below, prior, down, want, damping)
+        pools.pass_pools_up(below, prior, down, found, damping)
         assert_array_equal(found, want)
         want, found = down.copy(), down.copy()
-        expected = reference.lower_pools(below, prior, above, want, 2)
-        assert_array_equal(pools.lower_pools(below, prior, above, found, 2), expected)
+        expected = reference.pass_pools_down(below, prior, above, want, 2)
+        assert_array_equal(pools.pass_pools_down(below, prior, above, found, 2), expected)
         assert_array_equal(found, want)
         down = found
 
@@ -57,11 +57,11 @@ def test_trees_equal_the_reference(shape) -> None:
     s = rng.integers(-(10**6), 10**6, (n, height - h + 1, width - wide + 1, n_features), np.int32)
     w = rng.integers(-(10**6), 10**6, (channels, h, wide, n_features), np.int32)
     kept = [rng.integers(-(10**6), 10**6, (n, channels, room), np.int32) for _ in range(2)]
-    assert_array_equal(pools.lower_trees(s, w, *kept), reference.lower_trees(s, w, *kept))
+    assert_array_equal(pools.pass_trees_down(s, w, *kept), reference.pass_trees_down(s, w, *kept))
     evidence = rng.integers(-(10**6), 10**6, (n, channels, height, width), np.int32)
     places, on = np.ascontiguousarray(np.moveaxis(s, -1, 1)), w > 0
-    want = reference.lower_features(places, on, evidence)
-    assert_array_equal(pools.lower_features(places, on, evidence), want)
+    want = reference.pass_features_down(places, on, evidence)
+    assert_array_equal(pools.pass_features_down(places, on, evidence), want)
     evidence[..., 0, :2] = 0
     order = rng.permutation(evidence.size).astype(np.int32)
     want = [a[None].copy() for a in (s, w, *kept, np.ones((n, channels, height * width, h), np.uint8))]
@@ -75,7 +75,7 @@ def test_trees_equal_the_reference(shape) -> None:
 
 
 def best(score, n: int, at: int) -> tuple[float, float]:
-    """Return the largest score over n bits if the bit at ``at`` is 0, and if it is 1."""
+    """Return the largest score over all values of n bits: with bit ``at`` equal to 0, and equal to 1."""
     found = [-np.inf, -np.inf]
     for bits in itertools.product((0, 1), repeat=n):
         found[bits[at]] = max(found[bits[at]], score(bits))
@@ -84,7 +84,10 @@ def best(score, n: int, at: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("side", [1, 3])
 def test_pool_messages_are_max_marginals(side) -> None:
-    """Only the central pixel can reach the one active pixel of R, so messages are differences of maxima."""
+    """A pool is a pixel of R and the pixels to which it may be shifted.
+
+    Messages are differences of maxima.
+    """
     rng, n = np.random.default_rng(side), side**2
     shape = (2 * (side // 2) + 1,) * 2
     at = side // 2, side // 2
@@ -94,7 +97,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
         sent, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
 
         def pool(bits, sent=sent, top=top) -> float:
-            """Return the bits of the shifts, then that of R."""
+            """Return the score of the bits of all shifts, followed by the bit of the pixel in R."""
             on, r = np.array(bits[:-1]), bits[-1]
             if on.sum() != r:
                 return -np.inf
@@ -105,24 +108,24 @@ def test_pool_messages_are_max_marginals(side) -> None:
         for d, (dy, dx) in enumerate(reference.shifts(n)):
             below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * UNITS_PER_NAT)
         evidence = np.zeros((1, 1, *shape), np.int32)
-        reference.raise_pools(below, prior, down, evidence, 1.0)
+        reference.pass_pools_up(below, prior, down, evidence, 1.0)
         off, on = best(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
         assert evidence[0, 0][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
         above = np.full((1, 1, *shape), -10_000 * UNITS_PER_NAT, np.int32)
         above[0, 0][at] = round(top * UNITS_PER_NAT)
-        reference.lower_pools(below, prior, above, down, 0)
+        reference.pass_pools_down(below, prior, above, down, 0)
         for d in range(n):
             off, on = best(lambda bits, d=d, sent=sent: pool(bits) - bits[d] * sent[d], n + 1, d)
             assert down[0, 0, d][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
 
 
 def test_pools_without_prior_would_fail(monkeypatch) -> None:
-    """Wrong implementation of the test above: all shifts are equally probable."""
-    whole = reference.raise_pools
+    """Wrong implementation: all shifts of a pixel within its pool are equally probable."""
+    whole = reference.pass_pools_up
 
     def without(below, prior, down, evidence, damping) -> None:
         whole(below, np.where(prior == OFF_IMAGE, OFF_IMAGE, 0), down, evidence, damping)
 
-    monkeypatch.setattr(reference, "raise_pools", without)
+    monkeypatch.setattr(reference, "pass_pools_up", without)
     with pytest.raises(AssertionError):
         test_pool_messages_are_max_marginals(3)

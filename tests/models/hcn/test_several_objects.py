@@ -33,7 +33,7 @@ def overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
 
 
 def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
-    """Return all sets of at most ``most`` places whose frames are ``apart``."""
+    """Return all sets of at most ``most`` positions whose frames do not overlap."""
     where = where or (lambda place: place)
     for n in range(most + 1):
         for some in itertools.combinations(places, n):
@@ -42,12 +42,12 @@ def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any 
 
 
 def fitted_by_hand(names: Any) -> Any:
-    """Return a model of the two traits with the weights that generated them."""
+    """Return a model of the two-trait images with the weights that generated them, without a fit."""
     m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
     network = build_multi_layer(m, (below,), np.array(names), 2)
     above = np.zeros((4, *network.net.layers[1].image), bool)
-    # Templates of a class are neighbours: first those of equal traits, then the others.
+    # The templates of a class follow each other: first the two with equal traits, then the two others.
     for places, (shape, diagonal) in zip(above, [(0, 0), (1, 1), (0, 1), (1, 0)], strict=True):
         places[shape, 2, 2] = places[2 + diagonal, 2, 2 + 15] = True
     parts = from_features(TRAITS.features[:, None].astype(bool)), from_features(above)
@@ -58,7 +58,7 @@ def fitted_by_hand(names: Any) -> Any:
 
 @pytest.mark.parametrize("names", [[0, 1], ["same", "other"]])
 def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> None:
-    """The images have two traits at random offsets, one trait, and none."""
+    """Most images have two objects at random offsets; one image has a single object, and one has none."""
     n, room, rng = 40, (HEIGHT + 6, 2 * WIDTH + 12), np.random.default_rng(0)
     images, labels = TRAITS.rows(0, 2 * n)
     wide, truth = np.zeros((n + 2, *room), np.uint8), np.full((n + 2, 2, 2), -1)
@@ -73,7 +73,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
     expected = np.array(names)[labels.astype(int)].reshape(n, 2)
     assert (found.labels[:n] == expected).mean() >= 0.99
     assert_array_equal(found.labels[n:], [[names[labels[0]], none], [none, none]])
-    # The positions of templates are exact to two pixels, the range by which traits and pools may move.
+    # Positions may be wrong by two pixels, the range in which traits and pixels are shifted.
     assert (np.abs(found.positions - truth) <= 2).all(axis=2).mean() >= 0.99
     assert_array_equal(found.positions[n:][found.labels[n:] == none], -1)
     assert_array_equal(found.scores > 0, found.labels != none)
@@ -131,7 +131,7 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
 
 
 def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
-    """Without pools, compare with all sets of templates at places: their images, seen through noise."""
+    """Compare a network without shifts with all sets of templates and positions, whose images have noise."""
     below = FeatureLayer((1, 3, 3), 2, (2, 2), 0.1, 0.05, 0.25, 0.5)
     features = np.array([[[[1, 1], [0, 1]]], [[[0, 1], [1, 0]]]], bool)
     above = np.zeros((3, 2, 2, 2), bool)
@@ -165,7 +165,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
         some = choices[int(likely.argmax())]
         best = {(min(t, 1), r, c) for t, r, c in some}
         mine = {(label, *place) for label, place in zip(labels, positions, strict=True) if label >= 0}
-        # Ties are equally good: another set may give the same pixels, or equally likely ones.
+        # Other sets may give the same pixels, or equally likely ones, so scores are compared.
         chosen = [i for i, s in enumerate(choices) if {(min(t, 1), r, c) for t, r, c in s} == mine]
         assert likely[chosen].max() >= likely.max() - 0.05
         matches.append(mine == best)

@@ -29,7 +29,7 @@ def check_or(up: Function, down: Function) -> None:
     for m in range(1, 9):
         for _ in range(40):
             t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
-            t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal.
+            t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal, so that maxima have ties.
             want = by_enumeration(is_or, np.array([*t, below]))
             assert_allclose(up(t, below), want[:-1], atol=1e-12)
             assert_allclose(down(t), want[-1], atol=1e-12)
@@ -50,7 +50,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def check_windows(windows: Callable[..., tuple]) -> None:
-    """Check that the pairs of a pixel are those whose places and offsets add up to it."""
+    """Check that the window position and the offset of each pair of a pixel add up to that pixel."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
@@ -75,11 +75,11 @@ def flipped_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray)
 
 
 def test_messages_of_and_equal_max_marginals() -> None:
-    check_and(reference.and_up, reference.and_down)
+    check_and(reference.pass_and_up, reference.pass_and_down)
 
 
 def test_messages_of_or_equal_max_marginals() -> None:
-    check_or(reference.or_up, reference.or_down)
+    check_or(reference.pass_or_up, reference.pass_or_down)
 
 
 def test_messages_of_trees_equal_max_marginals() -> None:
@@ -93,7 +93,7 @@ def test_the_window_of_a_pixel_has_its_pairs() -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        lambda: check_or(largest_for_second, reference.or_down),
+        lambda: check_or(largest_for_second, reference.pass_or_down),
         lambda: check_windows(flipped_once),
     ],
 )

@@ -287,7 +287,7 @@ def test_the_first_partial_fit_uses_weights_like_a_fit(digits):
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        ([1.0, np.nan] * 150, "non-finite"),
+        ([1.0, np.nan] * 150, "NaN or infinity"),
         ([1.0, -1.0] * 150, "[Nn]egative"),
         ([1.0] * 299, "sample_weight.shape"),
         ([1e300] * 300, "the largest sample_weight is 1e.300"),

@@ -1,6 +1,6 @@
-"""Laws of EM:
+"""Laws of EM for mixtures of linear models.
 
-no pass lowers the objective, and the limits are k-means, PCA, Gaussian mixtures and factor analysis.
+No pass lowers the objective. Special cases are k-means, PCA, Gaussian mixtures and factor analysis.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def test_code_cost_adds_the_cost_of_codes():
     for q in range(3):
         r = x - means[q]
         codes = r @ bases[q]
-        # A code within the noise costs its squared value, like an error.
+        # A code (coordinate in the component) within the noise costs its squared value, like an error.
         cost = noise * codes**2 / np.maximum(values[q], noise)
         expected = (r * r).sum(axis=1) - (codes**2).sum(axis=1) + cost.sum(axis=1)
         np.testing.assert_allclose(found[:, q], expected, atol=1e-12)

@@ -57,7 +57,7 @@ def test_the_vector_width_changes_no_bit():
     other = 8 if LANES == 16 else 16
     code = (
         "import json, sys; from tests.models.linear_mixture import test_widths as t; "
-        "json.dump([t.LANES, t.digests()], sys.stdout)"
+        "json.dump([t.LANES, t.compute_digests()], sys.stdout)"
     )
     environment = {**os.environ, "SCALELATENT_LANES": str(other)}
     done = subprocess.run(

@@ -178,7 +178,7 @@ def test_codes_without_a_shared_unit_are_0() -> None:
 
 @pytest.mark.parametrize("clusterings", [20, 90])
 def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings: int) -> None:
-    """All centroids share all codes with half of the rows."""
+    """All centroids agree with half of the rows in all codes, so these rows have too many candidates."""
     centroids = np.zeros((2, 300, clusterings), dtype="u2")
     centroids[:, 7:, 3] = 1
     centroids[1] = centroids[1, ::-1]
@@ -191,7 +191,10 @@ def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings
 
 
 def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> None:
-    """Sixteen centroids of each clustering: no list exceeds the copied length, but the space is exhausted."""
+    """No list of candidates of this row is too long, but all of its lists together exceed the space.
+
+    Each clustering has sixteen centroids per code.
+    """
     centroids = np.repeat(np.arange(100), 16)[:, None].repeat(70, axis=1).astype("u2")[None]
     units = np.ones((1, 70, 4000), dtype=bool)
     x = np.array([[3] * 70, [9] * 35 + [4] * 35, [200] * 70], dtype="u2")
@@ -201,7 +204,10 @@ def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> Non
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_every_kernel_has_three_bodies(name: str) -> None:
-    """Function names are checked in modules that can be imported; the CuPy module needs CuPy."""
+    """Each kernel has functions for the reference, numba and CuPy.
+
+    CuPy's names are found in the source text.
+    """
     assert set(KERNELS[name]) == {"reference", "numba", "cupy"}
     for backend, place in KERNELS[name].items():
         module, function = place.split(":")
@@ -224,7 +230,7 @@ def test_more_centroids_than_short_codes_can_name() -> None:
 
 @pytest.mark.parametrize("columns", [203, 204, 407, 812, 41_615, 41_616, 41_617])
 def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
-    """Panels of equal width may be fewer than requested, and none may be empty."""
+    """Panels (column ranges of wide rows) are never empty. Equal ones may be fewer than requested."""
     rng = np.random.default_rng(columns)
     # The rows differ mostly in their large first column, so a kernel that reads beyond a row gives other
     # codes.
@@ -237,7 +243,7 @@ def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
 
 
 def _draw_clusterings(rng: np.random.Generator, clusterings: int, rows: int, k: int) -> np.ndarray:
-    """Return which centroids each clustering may take, bool (clusterings, rows)."""
+    """Return which rows each clustering may take as centroids, bool (clusterings, rows)."""
     draws = np.zeros((clusterings, rows), dtype=bool)
     for own in draws:
         own[rng.permutation(rows)[:k]] = True
@@ -261,7 +267,7 @@ KINDS = {
 def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
     n: int, q: int, rows: int, k: int, clusterings: int, kind: str, metric: str
 ) -> None:
-    """Also with so few centroids of each clustering that the list of candidates holds none of them."""
+    """If a clustering has few of the centroids, a row's list of candidates may hold none of them."""
     rng = np.random.default_rng(n)
     x, w = (KINDS[kind](rng, m, q).astype("u1" if kind[0] == "b" else "f4") + 1 for m in (n, rows))
     draws, columns = _draw_clusterings(rng, clusterings, rows, k), np.arange(q)

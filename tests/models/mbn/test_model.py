@@ -218,11 +218,12 @@ def test_squared_lengths_of_the_largest_values_are_finite(width: int) -> None:
 
 
 def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
-    """Theorem 1: the error of the mean of V nearest centroids is s^2 (1 / V + (1 - 1 / V) rho).
+    """Theorem 1 of the paper (Zhang 2018): the error of a mean over V nearest centroids.
 
-    s^2 and rho come from pairs of clusterings over some sets of rows, and the errors of larger ensembles
-    from other sets. Clusterings that share fewer rows have a lower rho, and profit more from an
-    ensemble.
+    The error is s^2 (1 / V + (1 - 1 / V) rho), with s^2 the variance of one nearest centroid and rho the
+    correlation of two. s^2 and rho come from pairs of clusterings over some sets of rows, and the errors of
+    larger ensembles from other sets. Clusterings that share fewer rows have a lower rho, and profit more
+    from an ensemble.
     """
     largest, repeats, rhos = 32, 60, []
     # The points are far apart, so their errors are independent.

@@ -19,7 +19,8 @@ def test_sparse_rows_have_the_centroids_of_dense_rows(n: int, p: int, k: int, q:
     rng = np.random.default_rng(n)
     x, w = (rng.poisson(0.4, (m, p)).astype("f4") for m in (n, k))
     columns = np.sort(rng.permutation(p)[:q])
-    w[:, columns[0]] += 1.0  # Every centroid has an entry, since otherwise it has no cosine.
+    # Each centroid gets an entry other than 0, because the cosine of a centroid of zeros is undefined.
+    w[:, columns[0]] += 1.0
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
     for module in (reference, sparse):
         got = module.nearest_sparse(to_csr_rows(x), module.make_sparse_bank(to_csr_rows(w), columns, metric))
@@ -29,9 +30,9 @@ def test_sparse_rows_have_the_centroids_of_dense_rows(n: int, p: int, k: int, q:
 
 @pytest.mark.parametrize("metric", reference.METRICS)
 def test_columns_of_uneven_density_give_the_same_centroids(metric: str) -> None:
-    """Dense columns, columns with postings, and both bounds on rounding:
+    """The rows have dense columns, and sparse columns that the kernel reads by lists of their entries.
 
-    inexact sums, and nearly equal centroids.
+    Rounding matters for inexact sums and for nearly equal centroids.
     """
     rng = np.random.default_rng(1)
     n, p, k = 300, 400, 150
@@ -91,7 +92,10 @@ def draw_documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("k", [5, 128, 300])
 def test_counts_give_the_centroids_of_the_reference(k: int, metric: str) -> None:
-    """Sums of int16: several panels, both kinds of columns, negative counts, and ties."""
+    """Counts are summed in int16:
+
+    several panels of columns, both kinds of columns, negative counts, and ties.
+    """
     rng = np.random.default_rng(k)
     n, p = 400, 500
     x, w = draw_documents(rng, n, p), draw_documents(rng, k, p)
@@ -141,7 +145,10 @@ def test_rows_that_are_not_counts_are_decided_among_counts(metric: str) -> None:
 
 @pytest.mark.parametrize("many", [1, 200])
 def test_counts_at_the_limits_of_int16_do_not_overflow(many: int) -> None:
-    """A sum that overflows would change the nearest centroid; with many centroids the column has postings."""
+    """An overflow of int16 would change the nearest centroid.
+
+    With many centroids, columns have lists of entries.
+    """
     w = np.zeros((many + 1, 4), dtype="f4")
     w[0, :2] = 1.0
     ends = [32_767, 32_768, 65_535, 65_536, -32_767, -32_768, -32_769, -65_536]

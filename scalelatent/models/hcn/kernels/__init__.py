@@ -6,11 +6,11 @@ _HERE = __name__
 _MODULES = {
     "sweep": "sweeps",
     "sweep_messages": "sweeps",
-    "decode": "sweeps",
-    "raise_pools": "pools",
-    "lower_pools": "pools",
-    "lower_trees": "pools",
-    "lower_features": "pools",
+    "decode_images": "sweeps",
+    "pass_pools_up": "pools",
+    "pass_pools_down": "pools",
+    "pass_trees_down": "pools",
+    "pass_features_down": "pools",
     "cover": "placements",
     "improve": "placements",
 }
@@ -18,7 +18,8 @@ KERNELS = {
     f"hcn_{name}": {
         "reference": f"{_HERE}.reference:{name}",
         "numba": f"{_HERE}.cpu.{module}:{name}",
-        # Only sweeps have a device kernel; greedy placement is sequential and runs on the host.
+        # Only the kernels in sweeps have a version for GPUs. The kernels in pools and placements run on the
+        # host.
         "cupy": f"{_HERE}.gpu:{name}" if module == "sweeps" else f"{_HERE}.cpu.{module}:{name}",
     }
     for name, module in _MODULES.items()

@@ -1,17 +1,17 @@
 // Sweeps over the AND-OR trees of hierarchical compositional networks. gpu.py compiles this text and launches
-// it; reference.py is its oracle.
+// it; reference.py defines the results.
 //
-// A thread block updates the trees of a chain (or a row) one after the other; its threads share the pairs of a
-// tree. All numbers are whole, so sums have one value in any order: the bits are identical to those of a CPU.
+// A thread block updates the trees of a chain (a sequence of minibatches that one task learns), or of a row, one
+// after the other; its threads share the pairs of a tree. All numbers are whole, so sums have one value in any order: the bits are identical to those of a CPU.
 // cpu/trees.py explains the message rule by the sign of the evidence.
 //
 // tests/gpu/emulator.hpp defines the CUDA keywords for a C++ compiler, so that tests run this text on a CPU.
 
 constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
-constexpr int LEAST = -(1 << 30);  // below every value of a pair, in units of 1/256 nat
+constexpr int LEAST = -(1 << 30);  // below every message of a pair, in units of 1/256 nat
 constexpr unsigned EVERY_LANE = 0xffffffffu;
-constexpr int W_SHARED = 1, S_SHARED = 2;  // bits: beliefs that a thread block holds in shared memory
+constexpr int W_SHARED = 1, S_SHARED = 2;  // bits: log odds that a thread block holds in shared memory
 
 #ifndef DYNAMIC_SHARED  // the emulator defines it itself
 #define DYNAMIC_SHARED(name) extern __shared__ float name[]
@@ -158,7 +158,7 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
     for (int p = 0; p < pixels; ++p) {
         const int index = order[p], pixel = index % plane, layer = index / plane;  // image and channel
         const int b = evidence[index];
-        if (b == 0 && KEPT != 2) continue;  // kept messages may come from other evidence
+        if (b == 0 && KEPT != 2) continue;  // stored messages may come from other evidence
         const int image = layer / shape.channels, channel = layer % shape.channels;
         const Tree tree = tree_of(shape, channel, pixel / shape.width, pixel % shape.width);
         const size_t kept = KEPT ? static_cast<size_t>(layer) * room + begins[pixel] : 0;
@@ -166,15 +166,15 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
                                           to_w + (KEPT == 2 ? kept : 0),
                                           held + (KEPT == 2 ? static_cast<size_t>(index) * shape.h : 0), damping);
         if (KEPT)
-            moved += __syncthreads_count(changed) != 0;  // also: all beliefs are written
+            moved += __syncthreads_count(changed) != 0;  // also a barrier: all log odds are written
         else
             __syncthreads();
     }
     return moved;
 }
 
-// Beliefs of a thread block. The bits of `held` name the beliefs that are in shared memory until `put_back`; the
-// other beliefs stay in global memory.
+// Log odds (beliefs) of a thread block. The bits of `held` name the log odds that are in shared memory until
+// `put_back`; the others stay in global memory.
 struct Beliefs {
     int *s, *w;
 
@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     beliefs.put_back(s, weights, places, count, held);
 }
 
-// Updates all trees of a chain once with kept messages of type M.
+// Updates all trees of a chain once with stored messages of type M.
 template <class M>
 __device__ __forceinline__ void sweep_messages(const int* evidence, const int* order, int pixels, int images,
                                                int channels, int height, int width, int h, int w, int features,
@@ -252,9 +252,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    hcn_decode(const int* evidence, const int* order, int pixels, int channels, int height, int width, int h, int w,
-               int features, int* s, int* weights, int shared, short* to_s, int room, const int* begins, int sweeps,
-               int* moved) {
+    hcn_decode_images(const int* evidence, const int* order, int pixels, int channels, int height, int width, int h,
+                      int w, int features, int* s, int* weights, int shared, short* to_s, int room, const int* begins,
+                      int sweeps, int* moved) {
     const Shape shape = {channels, height, width, height - h + 1, width - w + 1, h, w, features};
     const size_t row = blockIdx.x, places = static_cast<size_t>(shape.high) * shape.wide * features;
     const int size = channels * h * w * features;

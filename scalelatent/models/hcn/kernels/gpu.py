@@ -1,8 +1,8 @@
 """Message updates of all pixels in CuPy: launches of the kernels of ``gpu.cu``.
 
-Each chain or row has one thread block. Arrays stay on the device; only the numbers of changed pixels return
-to the host. A thread block holds its log odds in shared memory if they fit, because the update of a pixel
-waits for the pixel before it.
+One thread block updates one chain (a sequence of minibatches that one task learns), or decodes one row.
+Arrays stay on the device; only the numbers of changed pixels return to the host. A thread block holds its log
+odds in shared memory if they fit, because the update of a pixel waits for the pixel before it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,38 @@ from .windows import MESSAGE_ROOM, message_starts
 _launch = Kernels(__package__, 256).launch
 
 
-def _sizes(*numbers: int) -> tuple[np.int32, ...]:
+def _to_int32(*numbers: int) -> tuple[np.int32, ...]:
     return tuple(np.int32(n) for n in numbers)
 
 
-def _begins(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> tuple[cupy.ndarray, int]:
+def _find_message_starts(
+    image: tuple[int, ...], window: tuple[int, ...], n_features: int
+) -> tuple[cupy.ndarray, int]:
     """Return the index of the first message of each pixel, on the device, and the number of messages."""
-    # The stream is part of the key, because memory of the pool must be reused in the stream that used it.
-    return _copy_begins(current_device(), cupy.cuda.get_current_stream().ptr, image, window, n_features)
+    # The stream is part of the cache key, because CuPy may reuse memory only in the stream that used it
+    # before.
+    return _copy_message_starts(
+        current_device(), cupy.cuda.get_current_stream().ptr, image, window, n_features
+    )
 
 
 @lru_cache(maxsize=64)
-def _copy_begins(
+def _copy_message_starts(
     device: int, stream: int, image: tuple[int, ...], window: tuple[int, ...], n_features: int
 ) -> tuple[cupy.ndarray, int]:
     begins = message_starts(image, window, n_features)
     return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
 
 
-# Bytes of shared memory that the kernels use in addition to the log odds of positions and weights.
+# Bytes of shared memory that a thread block uses in addition to the log odds of positions and weights.
 _STATIC_BYTES = 1024
-# Log odds that a thread block copies to shared memory: none, of weights (W), or of weights and positions (S).
-# gpu.cu uses the same numbers.
+# Codes of the log odds that a thread block copies to shared memory: none, those of weights (W), or those of
+# weights and positions (S). gpu.cu uses the same codes.
 _NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3
 
 
 @cache
-def _read_room(device: int) -> tuple[int, int]:
+def _read_device_limits(device: int) -> tuple[int, int]:
     """Return the bytes of shared memory per thread block for log odds, and the number of multiprocessors."""
     properties = cupy.cuda.runtime.getDeviceProperties(device)
     return int(properties["sharedMemPerBlockOptin"]) - _STATIC_BYTES, int(properties["multiProcessorCount"])
@@ -59,7 +64,7 @@ def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, in
     The positions (S) are in shared memory only if all thread blocks can still run at the same time.
     ``places`` and ``weights`` are the numbers of positions and of weights of one thread block.
     """
-    room, processors = _read_room(current_device())
+    room, processors = _read_device_limits(current_device())
     both, alone = 4 * (places + weights), 4 * weights
     if both <= room and blocks <= processors * (room // both):
         return np.int32(_BOTH_SHARED), both
@@ -71,14 +76,14 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> c
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
     numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))
-    _launch("hcn_shuffle", (-(-len(rows) // 256),), *words, numbers, *_sizes(len(rows), n), out)
+    _launch("hcn_shuffle", (-(-len(rows) // 256),), *words, numbers, *_to_int32(len(rows), n), out)
     return out
 
 
 def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray) -> None:
-    """Update all pixels once without stored messages; int32 arrays on the device as in `reference.sweep`."""
+    """Update all pixels once; no messages are stored. `reference.sweep` describes the device arrays."""
     images = evidence.shape[1:]
-    sizes = _sizes(order.shape[1], *images, *w.shape[2:])
+    sizes = _to_int32(order.shape[1], *images, *w.shape[2:])
     held, size = _choose_shared(len(order), s[0].size, w[0].size)
     _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w, held, shared_bytes=size)
 
@@ -87,34 +92,34 @@ def sweep_messages(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
     to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all pixels once with stored messages; return the number of changed pixels per chain.
+    """Update the stored messages of all pixels once; return the number of changed pixels per chain.
 
     The arrays are on the device; `reference.sweep_messages` describes them.
     """
-    sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[2:])
-    begins, _ = _begins(evidence.shape[3:], w.shape[2:4], w.shape[4])
+    sizes = _to_int32(order.shape[1], *evidence.shape[1:], *w.shape[2:])
+    begins, _ = _find_message_starts(evidence.shape[3:], w.shape[2:4], w.shape[4])
     moved = cupy.empty(len(order), dtype=np.int32)
-    kept = (to_s, to_w, held, np.int32(to_s.shape[3]), begins, np.float32(damping))
+    messages = (to_s, to_w, held, np.int32(to_s.shape[3]), begins, np.float32(damping))
     name = "hcn_sweep_messages" if to_s.dtype == np.int16 else "hcn_sweep_wide_messages"
     shared, size = _choose_shared(len(order), s[0].size, w[0].size)
-    _launch(name, (len(order),), evidence, order, *sizes, s, w, shared, *kept, moved, shared_bytes=size)
+    _launch(name, (len(order),), evidence, order, *sizes, s, w, shared, *messages, moved, shared_bytes=size)
     return moved.get().astype(np.int64)
 
 
-def decode(
+def decode_images(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute the log odds of feature positions for fixed weights; return the changed pixels of each row.
+    """Write log odds of feature positions for fixed weights to ``s``; return the changed pixels of each row.
 
-    ``w`` is on the host, and the other arrays are on the device; `reference.decode` describes them.
+    ``w`` is on the host, and the other arrays are on the device; `reference.decode_images` describes them.
     """
-    begins, pairs = _begins(evidence.shape[2:], w.shape[1:3], w.shape[3])
+    begins, pairs = _find_message_starts(evidence.shape[2:], w.shape[1:3], w.shape[3])
     room = pairs + MESSAGE_ROOM
-    kept = cupy.zeros((*evidence.shape[:2], room), dtype=np.int16)
+    messages = cupy.zeros((*evidence.shape[:2], room), dtype=np.int16)
     hard = cupy.asarray(np.where(w, np.int32(FIXED_WEIGHT), np.int32(-FIXED_WEIGHT)))
     moved = cupy.empty(len(order), dtype=np.int32)
-    sizes = _sizes(order.shape[1], *evidence.shape[1:], *w.shape[1:])
+    sizes = _to_int32(order.shape[1], *evidence.shape[1:], *w.shape[1:])
     shared, size = _choose_shared(len(order), s[0].size, hard.size)
-    rest = (s, hard, shared, kept, np.int32(room), begins, np.int32(n_sweeps))
-    _launch("hcn_decode", (len(order),), evidence, order, *sizes, *rest, moved, shared_bytes=size)
+    rest = (s, hard, shared, messages, np.int32(room), begins, np.int32(n_sweeps))
+    _launch("hcn_decode_images", (len(order),), evidence, order, *sizes, *rest, moved, shared_bytes=size)
     return moved.get().astype(np.int64)

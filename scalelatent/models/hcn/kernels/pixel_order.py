@@ -1,4 +1,4 @@
-"""Random orders of pixels, each a function of (seed, purpose, epoch, row)."""
+"""Random orders in which pixels are updated; an order is a function of (seed, purpose, epoch, row)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     """Return a random permutation of 0 to n - 1 for each row number, int32 (rows, n).
 
-    Fisher-Yates shuffle; the Philox counters are a function of (seed, purpose, epoch, row number).
+    It is a Fisher-Yates shuffle with Philox random numbers, whose key and counter are made of ``seed``,
+    ``purpose``, ``epoch`` and the row number.
     """
     out = np.empty((len(rows), n), np.int32)
     rows = np.ascontiguousarray(rows, np.int64)

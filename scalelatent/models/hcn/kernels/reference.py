@@ -1,9 +1,11 @@
 """Max-product belief propagation of AND, OR and POOL factors in numpy: the definition of all kernels.
 
-A message is one number, log m(1) - log m(0). The reconstruction R = min(1, conv(S, W)) has one AND-OR tree
-per pixel: an OR over pairs of a feature position (S) and a weight (W); each pair is an AND.
-Arrays are S (image, HS, WS, F) and W (channel, h, w, F). Both window axes of W are flipped, so that the pairs
-of a pixel are the same window of S and W.
+A message m about a binary variable is one number, log m(1) - log m(0). The reconstruction of an image, R =
+min(1, conv(S, W)), has one AND-OR tree per pixel. The tree is an OR over pairs of a feature position (S) and
+a weight (W); each pair is an AND. Messages "up" lead from the pixel to the positions and weights, and
+messages "down" lead to the pixel. Arrays are S (image, HS, WS, F) and W (channel, h, w, F), with F features
+of h x w pixels. Both window axes of W are flipped, so that the pairs of a pixel are the same window of S and
+W.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from .units import FIXED_WEIGHT, OFF_IMAGE, POOL_FLOOR
 from .windows import message_starts, shifts, window
 
 
-def and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
-    """Return the message to one input of an AND, from the messages of the other input and of the output."""
+def pass_and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
+    """Return the message to one input of an AND, from the messages of its other input and of its output."""
     return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
-def and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def pass_and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the message to the output of an AND, from the messages ``a`` and ``b`` of its two inputs."""
     return np.minimum(a + b, np.minimum(a, b))
 
 
-def or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """Return the messages to the inputs of an OR, from their messages ``t`` and ``below`` of the output."""
+def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
+    """Return the messages to the inputs of an OR, from messages of its inputs (``t``) and its output."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     best = np.full(len(t), t[top])
@@ -33,7 +35,7 @@ def or_up(t: np.ndarray, below: float) -> np.ndarray:
     return np.minimum(below + positive.sum() - positive, np.maximum(0, -best))
 
 
-def or_down(t: np.ndarray) -> float:
+def pass_or_down(t: np.ndarray) -> float:
     """Return the message to the output of an OR, from the messages ``t`` (M,) of its inputs."""
     top = int(t.argmax())
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
@@ -44,8 +46,8 @@ def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.nda
 
     ``s`` and ``w`` (M,) are the log odds of positions and weights, and ``below`` those of the pixel.
     """
-    g = or_up(and_down(s, w), below)
-    return and_up(w, g), and_up(s, g)
+    g = pass_or_up(pass_and_down(s, w), below)
+    return pass_and_up(w, g), pass_and_up(s, g)
 
 
 def windows(
@@ -65,7 +67,8 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     Parameters
     ----------
     evidence : array of int32, shape (chains, images, channels, height, width)
-        Log odds of each pixel in units of 1/256 nat; 0 for an unknown pixel.
+        Log odds of each pixel in units of 1/256 nat; 0 for an unknown pixel. A chain is a sequence of
+        minibatches that one task learns; the images are one minibatch of each chain.
     order : ndarray of int32, shape (chains, pixels)
         Order in which a chain updates its pixels: indices into the flattened evidence of the chain.
     s : array of int32, shape (chains, images, HS, WS, F)
@@ -100,7 +103,7 @@ def sweep_messages(
         1 for each line of a pixel's window with a nonzero message in ``to_w``, else 0; changed in place. Few
         lines have such a message, and kernels skip the other lines.
     damping : float
-        Weight of the new message in the average of the new and the old message.
+        Weight of a new message in the average of the new and the old message.
 
     Returns
     -------
@@ -123,7 +126,7 @@ def sweep_messages(
             news = tree(without[0].ravel(), without[1].ravel(), below) if below else (0 * olds[0],) * 2
             changed = False
             for belief, rest, old, new in zip(beliefs, without, olds, news, strict=True):
-                new = damped(old, new, damping)
+                new = damp(old, new, damping)
                 changed |= bool((new != old).any())
                 old[...] = new
                 belief[...] = rest + new.reshape(rest.shape)
@@ -133,13 +136,13 @@ def sweep_messages(
     return moved
 
 
-def damped(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
+def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
     """Return old + damping (new - old), in whole units of 1/256 nat; the product is computed in float32."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
 
-def decode(
+def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
     """Compute the log odds of feature positions for fixed weights: sweep until no message changes.
@@ -165,16 +168,16 @@ def decode(
     moved = np.zeros(len(evidence), np.int64)
     hard = np.where(w, FIXED_WEIGHT, -FIXED_WEIGHT)
     for n in range(len(evidence)):
-        kept: dict[int, np.ndarray] = {}
+        messages: dict[int, np.ndarray] = {}
         for _ in range(n_sweeps):
             moved[n] = 0
             for index in order[n]:
                 below, of_s, of_w = windows(index, evidence[None, n], s[n : n + 1], hard)
                 if below:
-                    old = kept.get(int(index), np.zeros(of_s.shape))
+                    old = messages.get(int(index), np.zeros(of_s.shape))
                     new = tree((of_s - old).ravel(), of_w.ravel(), below)[0].reshape(of_s.shape)
                     of_s[...] = of_s + (new - old)
-                    kept[int(index)] = new
+                    messages[int(index)] = new
                     moved[n] += bool((new != old).any())
             if not moved[n]:
                 break
@@ -241,8 +244,8 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
     return out
 
 
-def at_targets(messages: np.ndarray) -> np.ndarray:
-    """Move messages of pools, (…, shifts, H, W), from each pool to the pixel to which its shift leads.
+def move_to_targets(messages: np.ndarray) -> np.ndarray:
+    """Move messages of pools, (…, shifts, H, W), from the index of each pool to that of the shifted pixel.
 
     Pixels that no pool reaches get the value ``OFF_IMAGE``.
     """
@@ -256,18 +259,20 @@ def at_targets(messages: np.ndarray) -> np.ndarray:
     return out
 
 
-def at_sources(messages: np.ndarray) -> np.ndarray:
-    """Move messages, (…, shifts, H, W), from the pixel to which a shift leads back to the pool."""
-    return at_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
+def move_to_sources(messages: np.ndarray) -> np.ndarray:
+    """Move messages to pools, (…, shifts, H, W), from the index of the shifted pixel to that of the pool."""
+    return move_to_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
 
 
-def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the messages from the OR of each pixel to the shifts of pools, int64 (…, shifts, H, W).
+def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Return the messages from the OR of each pixel up to the pools that can shift into it.
 
-    ``down`` are the messages of the shifts, and ``below`` (…, H, W) are the log odds of the pixels.
+    The result is int64 (…, shifts, H, W): a message for each shift of each pool.
+
+    ``down`` are the messages of the pools to the ORs, and ``below`` (…, H, W) are the log odds of the pixels.
     Shifts that leave the image get the value ``OFF_IMAGE``.
     """
-    t = at_targets(down)
+    t = move_to_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
     positive, up = np.maximum(t, 0), np.empty_like(t)
     total = positive.sum(axis=-3, keepdims=True)
@@ -275,10 +280,10 @@ def raise_ors(down: np.ndarray, below: np.ndarray) -> np.ndarray:
         best = np.delete(t, d, axis=-3).max(axis=-3, initial=OFF_IMAGE)
         alone = np.maximum(0, -best)
         up[..., d, :, :] = np.minimum((below + total - positive)[..., d, :, :], alone)
-    return at_sources(np.clip(up, -POOL_FLOOR, POOL_FLOOR))
+    return move_to_sources(np.clip(up, -POOL_FLOOR, POOL_FLOOR))
 
 
-def raise_pools(
+def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
     """Pass messages from the pixels up through the pools of a layer to its features.
@@ -296,12 +301,12 @@ def raise_pools(
     damping : float
         Weight of the new message in the average of the new and the old message.
     """
-    up = raise_ors(down, below)
+    up = pass_ors_up(down, below)
     new = np.where(prior == OFF_IMAGE, OFF_IMAGE, up + prior).max(axis=-3)
-    evidence[...] = damped(evidence, np.clip(new, -POOL_FLOOR, POOL_FLOOR), damping)
+    evidence[...] = damp(evidence, np.clip(new, -POOL_FLOOR, POOL_FLOOR), damping)
 
 
-def lower_pools(
+def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
     """Pass messages from the features down through the pools of a layer to the pixels.
@@ -311,7 +316,7 @@ def lower_pools(
     Parameters
     ----------
     below, prior
-        See :func:`raise_pools`.
+        See :func:`pass_pools_up`.
     above : ndarray of int32, shape (images, channels, H, W)
         Messages of features to the pixels that they cover.
     down : array of int32, shape (images, channels, shifts, H, W)
@@ -325,29 +330,29 @@ def lower_pools(
         Messages of ORs to the pixels.
     """
     for _ in range(rounds + 1):
-        up = raise_ors(down, below)
+        up = pass_ors_up(down, below)
         b = np.where(prior == OFF_IMAGE, OFF_IMAGE, up + prior)
         for d in range(b.shape[-3]):
             best = np.delete(b, d, axis=-3).max(axis=-3, initial=OFF_IMAGE)
             new = prior[d] + np.minimum(above, -best)
             new = np.clip(new, -POOL_FLOOR, POOL_FLOOR)
             down[..., d, :, :] = np.where(prior[d] == OFF_IMAGE, -POOL_FLOOR, new)
-    t = at_targets(down)
+    t = move_to_targets(down)
     first = t.max(axis=-3)
     made = first + np.maximum(t, 0).sum(axis=-3) - np.maximum(first, 0)
     return np.clip(made, -POOL_FLOOR, POOL_FLOOR).astype(np.int32)
 
 
-def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees to their pixels, from beliefs and the messages of the trees.
+def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
+    """Return the messages of AND-OR trees down to their pixels, for the weights of a fit.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
     w : ndarray of int32, shape (channels, h, w, F)
-        Beliefs in places and in weights in units of 1/256 nat; the window axes of w are flipped.
+        Log odds of positions and of weights in units of 1/256 nat; the window axes of w are flipped.
     to_s, to_w : ndarray, shape (images, channels, pairs and room)
-        Messages of the trees to places and to weights, followed by spare elements.
+        Messages of the trees to positions and to weights, followed by unused elements.
 
     Returns
     -------
@@ -362,23 +367,25 @@ def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray
         of_s, of_w = window(y, h, s.shape[1]), window(x, width, s.shape[2])
         run = slice(begins[y * image[1] + x], begins[y * image[1] + x + 1])
         places, weights = s[(n, of_s[0], of_w[0])], w[(a, of_s[1], of_w[1])]
-        t = and_down(places.ravel() - to_s[n, a, run], weights.ravel() - to_w[n, a, run])
-        out[index] = np.clip(or_down(t), -POOL_FLOOR, POOL_FLOOR)
+        t = pass_and_down(places.ravel() - to_s[n, a, run], weights.ravel() - to_w[n, a, run])
+        out[index] = np.clip(pass_or_down(t), -POOL_FLOOR, POOL_FLOOR)
     return out
 
 
-def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees to their pixels, for fixed weights and after one pass up.
+def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
+    """Return the messages of AND-OR trees down to their pixels, for fixed weights and after one pass up.
 
-    After a pass up, a tree has sent its evidence to the places of weights that are on, and 0 to other places.
+    After a pass up, a tree has sent the log odds of its pixel to the positions of weights that are on, and 0
+    to the other positions.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, F, HS, WS)
-        Beliefs in places in units of 1/256 nat.
+        Log odds of positions in units of 1/256 nat.
     w : ndarray of bool, shape (channels, h, w, F)
         Weights; the window axes are flipped.
     evidence : ndarray of int32, shape (images, channels, H, W)
+        Log odds of the pixels in the pass up, in units of 1/256 nat.
 
     Returns
     -------
@@ -397,7 +404,7 @@ def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.nda
 
 
 def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.ndarray) -> None:
-    """Mark the filter with the strongest answer at each pixel; images are 0 beyond their border.
+    """Mark the filter with the largest response at each pixel; images are 0 beyond their border.
 
     Parameters
     ----------
@@ -405,9 +412,9 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.
     weights : ndarray of int32, shape (filters / 2, side, side)
         Filters of half of the directions; the others are their opposites.
     least : int
-        Smallest answer that turns a filter on.
+        Smallest response that turns a filter on.
     out : ndarray of uint8, shape (images, filters, H, W)
-        Result: 1 for the filter that is on, else 0. Among equal answers the first filter is on.
+        Result: 1 for the filter that is on, else 0. Among equal responses the first filter is on.
     """
     half, side, _ = weights.shape
     wide = np.pad(images.astype(np.int64), ((0, 0), (side // 2,) * 2, (side // 2,) * 2))

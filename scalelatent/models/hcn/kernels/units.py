@@ -15,10 +15,10 @@ A message of belief propagation from a pixel is never larger than the log odds o
 BELIEF_LIMIT = 2**28
 """Upper bound of the log odds of a weight, in units of 1/256 nat; int32 sums of smaller ones are exact."""
 FIXED_WEIGHT = 2**28
-"""Log odds of a weight that is known to be on, in units of 1/256 nat; no image can change them."""
+"""Log odds of a fixed weight that is on, in units of 1/256 nat; a weight that is off has the negative."""
 
 POOL_FLOOR = 10_000 * UNITS_PER_NAT
-"""Upper bound of a message between two layers, in units of 1/256 nat."""
+"""Upper bound of the absolute value of a message between two layers, in units of 1/256 nat."""
 CLASS_FLOOR = 2**28
 """Upper bound of a message from the class layer to a template, in units of 1/256 nat.
 
@@ -26,7 +26,7 @@ It exceeds the log odds of all pixels of an image together, except in the first 
 class layer can therefore turn off all templates but one.
 """
 OFF_IMAGE = -(2**29)
-"""Log prior that stands for minus infinity, in units of 1/256 nat: of a shift that leaves the image."""
+"""Log prior of a shift that leaves the image, in units of 1/256 nat; it represents minus infinity."""
 
 
 def to_units(nats: npt.ArrayLike) -> np.ndarray:

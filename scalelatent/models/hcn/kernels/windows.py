@@ -1,4 +1,7 @@
-"""Positions and weights of features that can turn a pixel on, and the memory layout of their messages."""
+"""Positions and weights of features that can turn a pixel on, and the memory layout of their messages.
+
+A feature position and a weight that together turn a pixel on are a pair of the pixel.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def shifts(n: int) -> list[tuple[int, int]]:
 
 
 def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return where the messages of each pixel start in the message array of a channel, int64 (pixels + 1,).
+    """Return the index of the first message of each pixel in the array of a channel, int64 (pixels + 1,).
 
     The last entry is the number of messages of the channel. ``image`` and ``feature`` are (height, width).
     """
@@ -38,14 +41,14 @@ def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features:
 
 @functools.lru_cache(maxsize=16)
 def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return where the inputs of each pixel are in memory: int64 (pixels, 5), read-only.
+    """Return the memory layout of the pairs of each pixel: int64 (pixels, 5), read-only.
 
-    The inputs are pairs of a feature position (array S) and a weight (array W) that together turn the pixel
-    on. The pairs of a pixel are a few contiguous lines of equal length. The columns are:
+    A pair is a feature position (array S) and a weight (array W) that together turn the pixel on. The pairs
+    of a pixel are a few contiguous lines of equal length. The columns are:
 
-    - 0: number of lines of the pixel,
+    - 0: number of lines of pairs,
     - 1: number of pairs per line,
-    - 2: byte offset of the first place in the int32 array S of an image,
+    - 2: byte offset of the first position in the int32 array S of an image,
     - 3: byte offset of the first weight in the int32 array W of a channel,
     - 4: byte offset of the first message in the int16 messages of a channel of an image.
     """

@@ -1,12 +1,15 @@
-r"""Compression: length of a description of images by features, relative to the images (section 4.1).
+r"""Compression: length of a description of images by features, relative to the images.
+
+The definition is from section 4.1 of Lázaro-Gredilla et al., "Hierarchical compositional feature
+learning" (2016).
 
 The description of the images X consists of the positions S of features, the features W, and the pixels that
 differ from the reconstruction R:
 
 .. math:: (E(S) + E(W) + E(X - R)) / E(X), \qquad E = N H(\text{share of ones})
 
-Here N is the number of elements of an array and H the entropy of one of them in bits. Unused features are not
-part of the description.
+Here N is the number of elements of an array, and H is the entropy of one element in bits. Features that no
+image uses are not in the description.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DescriptionLength:
-    """Counts that give the length of a description (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts for the description length of images (a :class:`~scalelatent.contract.learners.Reduction`).
 
     The counts use the features of the learner's state, or those of the decoder if the state is None.
     """
@@ -103,9 +106,10 @@ class PixelCounts:
 
 
 def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Backend, stats: Stats) -> None:
-    """Add to ``stats`` the counts of rows with these positions ``s`` of features.
+    """Add to ``stats`` the counts of some images, whose features are at the positions ``s``.
 
-    A feature explains the pixels that would be wrong without it, minus the pixels that would be right.
+    The count ``explained`` of a feature is the number of pixels that would be wrong without the feature,
+    minus the number of pixels that would be right without it.
     """
     layers = decoder.cover_counts(s, backend)
     known, on = evidence != 0, evidence > 0
@@ -122,7 +126,10 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
 
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
-    """Return the bits of positions, of ``used`` features (None: all with a position) and of wrong pixels."""
+    """Return the length of the description in bits: positions, features and wrong pixels.
+
+    It contains the ``used`` features, or if this is None, all features with a position.
+    """
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
         return float(bits(stats["ones"], stats["known"]))
@@ -145,7 +152,7 @@ def find_paying_features(layer: FeatureLayer, weights: np.ndarray, stats: Stats)
     """Return which features shorten the description of the images, bool (F,).
 
     Features that cost more bits than they save are removed one by one, the worst first. ``stats`` are counts
-    of a decoding with all features, so the caller must decode again with the remaining features.
+    of images that all features explain, so the caller must infer the positions of the remaining ones again.
     """
     used = stats["placed"] > 0
     best = length(layer, weights, stats, used)

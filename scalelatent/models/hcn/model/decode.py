@@ -1,4 +1,4 @@
-"""Inference of the positions S of fixed features; S gives reconstructions and unknown pixels."""
+"""Inference of the positions S of fixed features; S gives images without noise, and unknown pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.models.hcn.kernels.units import from_units
 
 from .layer import FeatureLayer, hide_unknown, row_numbers
 
-# Default upper bound of the message updates (sweeps) of each pixel of an image.
+# By default, decoding updates the messages of all pixels of an image at most this many times (sweeps).
 DECODE_SWEEPS = 10
 # Upper bound of the working memory, in bytes, for one block of rows.
 PART_BYTES = 2**25
@@ -57,29 +57,30 @@ class Decoder:
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log odds of feature positions, and the number of pixels per row without convergence.
+        """Return the log odds of feature positions, and the pixels of each row that did not converge.
 
-        The log odds are int32 (rows, HS, WS, F) in units of 1/256 nat. A pixel has not converged if one of
-        its messages changed in the last sweep.
+        The log odds are int32 (rows, HS, WS, F), for HS x WS positions of F features, in units of 1/256 nat.
+        A pixel has not converged if one of its messages changed in the last sweep.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
         messages = backend.xp.asarray(evidence), backend.xp.asarray(order)
-        moved = backend.kernel("hcn_decode")(*messages, s, self.weights, self.n_sweeps)
+        moved = backend.kernel("hcn_decode_images")(*messages, s, self.weights, self.n_sweeps)
         return backend.to_host(s), backend.to_host(moved)
 
     def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return S of each row: 1 at each position with a feature, uint8 (rows, HS, WS, F)."""
+        """Return 1 at each position with a feature, else 0: uint8, of the shape (rows, *layer.places)."""
         return self.decode(evidence, rows, backend)[0]
 
     def decode(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return S, uint8 (rows, HS, WS, F), and the number of pixels per row without convergence.
+        """Return the positions of features, and the number of pixels per row that did not converge.
 
-        S is 1 at each position with a feature: first at positions with positive log odds. Then features are
-        added or removed one by one as long as the log posterior grows. A pixel has not converged if one of
-        its messages changed in the last sweep.
+        The positions are uint8 (rows, HS, WS, F): 1 at each of HS x WS positions with one of the F features.
+        An entry starts as 1 at positions with positive log odds. Then features are added or removed one by
+        one as long as the log posterior grows. A pixel has not converged if one of its messages changed in
+        the last sweep.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
@@ -148,7 +149,7 @@ class ReconstructionMap(DecoderMap):
 
 @dataclass(frozen=True)
 class BeliefMap(DecoderMap):
-    """Log odds of positions in nats, then the share of pixels that converged: a float32 vector per row."""
+    """Log odds of positions in nats, followed by the share of pixels that converged: float32 per row."""
 
     output_name: str = "beliefs"
 
@@ -165,7 +166,7 @@ class BeliefMap(DecoderMap):
 def reconstruct(
     decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Backend, fills: bool = False
 ) -> np.ndarray:
-    """Return reconstructions of images from log odds of pixels, uint8 0 or 1 (rows, channels, height, width).
+    """Return images without noise from log odds of pixels, uint8 0 or 1 (rows, channels, height, width).
 
     If ``fills``, the known pixels stay as they are, and only unknown pixels are reconstructed.
     """

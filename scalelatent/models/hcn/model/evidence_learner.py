@@ -1,20 +1,21 @@
 r"""Online learning of one layer of features: each pixel is updated once per image, without stored messages.
 
-A chain takes minibatches one after another, with its own copy w of the log odds b of the weights W. It
-updates all pixels of a minibatch once, in a random order, and then forgets:
-:math:`w \leftarrow \lambda w + (1 - \lambda) b_0` with the initial log odds :math:`b_0` and the parameter
-``forgetting`` as :math:`\lambda`. After m minibatches the chain returns its evidence
+A chain is a sequence of minibatches that one task learns, with its own copy w of the log odds b of the
+weights W. For each minibatch the task updates the messages of all pixels once, in a random order, and then
+forgets: :math:`w \leftarrow \lambda w + (1 - \lambda) b_0` with the initial log odds :math:`b_0` and the
+parameter ``forgetting`` as :math:`\lambda`. After m minibatches the task returns the evidence of the chain
 
 .. math:: e = w - (\lambda^m b + (1 - \lambda^m) b_0).
 
-The chains of a step take n minibatches in total, chain k takes m_k. The step sets
+The chains of a step have n minibatches in total, and chain k has m_k. The step sets
 
 .. math:: b \leftarrow \lambda^n b + (1 - \lambda^n) b_0 + c \sum e, \qquad
     c = \frac{1 - \lambda^n}{\sum_k (1 - \lambda^{m_k})}.
 
 The factor c gives n minibatches in parallel chains the weight of n minibatches in one chain. Without c,
 chains of ten minibatches make log odds three times as large and lose features. One chain (c = 1) of one
-minibatch is the rule of the paper (section 4.2).
+minibatch is the rule in section 4.2 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning"
+(2016).
 
 Every 20 minibatches each feature is moved to the middle of its window. Moving W and S together leaves the
 images unchanged. Without the move, a feature that starts at the edge of its window stays cut off: this
@@ -40,23 +41,23 @@ from .compression import DescriptionLength, compression
 from .decode import Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, row_numbers
 
-# Features are moved to the middle of their windows after this many minibatches.
+# Each feature is moved to the middle of its window (h x w pixels) after this many minibatches.
 CENTER_EVERY = 20
 
 
 @dataclass(frozen=True)
 class EvidenceState:
-    """Log odds of the weights W between two steps.
+    """Log odds of the weights W between two steps of a fit, and its progress.
 
     Attributes
     ----------
     beliefs, first : ndarray of float64, shape (channels, h, w, F)
-        Log odds now, and before any image; in nats, in the memory layout of kernels.
+        Log odds now, and before any image; in nats. h x w is the size of a feature, F the number of features.
     changed, last_changed : int
         Number of weights that changed sign: in this epoch so far, and in the epoch before.
     compression, best : float
-        Compression of the validation rows: of the last validation, and the smallest; NaN and infinity before
-        the first validation.
+        Compression of the validation rows: the last and the smallest one; NaN and infinity before the first
+        validation.
     rest : float
         Share of validation rows whose messages converged; NaN before the first validation.
     iteration, steps, rows, stale : int
@@ -77,7 +78,7 @@ class EvidenceState:
 
 
 PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
-"""State at the start of a step, and the backend. Each chain makes its own copy of the state's log odds."""
+"""State at the start of a step, and the backend. Each task of the step copies the log odds of the state."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,13 @@ class OnlineFeatureLearner:
     ----------
     layer : FeatureLayer
     forgetting : float
-        Lambda of the paper: share of the earlier evidence that remains after a minibatch.
+        Share of the earlier evidence that remains after a minibatch.
     batch_rows : int
         Number of images of a minibatch.
     seed : int
     patience : int
-        Number of epochs without a smaller compression of the validation rows after which learning ends; 0:
-        all epochs.
+        Learning ends after this number of epochs without a smaller compression of the validation rows; 0: it
+        runs all epochs.
     """
 
     layer: FeatureLayer
@@ -106,7 +107,7 @@ class OnlineFeatureLearner:
     @property
     def requirements(self) -> BlockRequirements:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
-        # Log odds and random orders of the pixels of all rows of a chain, and intermediate arrays.
+        # Bytes per image of a task: log odds and random orders of the pixels, and intermediate arrays.
         each = 20 * self.layer.n_pixels
         return BlockRequirements(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
 
@@ -114,7 +115,7 @@ class OnlineFeatureLearner:
         """Return the fields of the statistic of a step.
 
         They are the evidence for each weight in nats, the number of minibatches, and their weight: the sum
-        over chains of 1 - forgetting^m for a chain of m minibatches.
+        over all chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
         """
         return Layout((("evidence", self.layer.weights_shape), ("minibatches", ()), ("weight", ())))
 
@@ -131,11 +132,13 @@ class OnlineFeatureLearner:
         return state, backend
 
     def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
-        """Process the minibatches of a block one after another; add their evidence to ``stats``."""
+        """Learn the minibatches of a block one after another; add their evidence for weights to ``stats``."""
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Run chains in parallel: one kernel launch per minibatch updates all chains.
+        """Learn several blocks in parallel, each a sequence of minibatches (a chain); see :meth:`run_chain`.
+
+        One kernel launch updates the messages of one minibatch of each block.
 
         Raises
         ------
@@ -156,7 +159,11 @@ class OnlineFeatureLearner:
                 stats[k]["weight"][...] += 1 - left
 
     def _chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
-        """Return the log odds of W after chains of equal length, in nats: (chains, channels, h, w, F)."""
+        """Learn chains (sequences of minibatches, one per block); return the log odds of W after each chain.
+
+        All blocks have equal numbers of images. The result is in nats, (blocks, channels, h, w, F): F is the
+        number of features, and h x w is their size.
+        """
         layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
         sweep, orders = backend.kernel("hcn_sweep"), self._orders(blocks, backend.kernel("hcn_shuffled"))
         # All arrays stay on the device from one minibatch to the next.
@@ -180,7 +187,7 @@ class OnlineFeatureLearner:
         return backend.to_host(beliefs)
 
     def _orders(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
-        """Return the order in which each chain updates its pixels, (chains, pixels) for each minibatch."""
+        """Return the random order of the pixels of each block for each minibatch: arrays (blocks, pixels)."""
         rows, size, out = len(blocks[0].x), self.batch_rows, []
         firsts = np.stack([row_numbers(block)[::size] for block in blocks], axis=1)
         whole = rows // size
@@ -201,7 +208,7 @@ class OnlineFeatureLearner:
         )
 
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
-        """Return the state after a step: forget, and add the evidence of all chains to the log odds."""
+        """Return the state after a step: forget, and add the evidence of all minibatches to the log odds."""
         n = int(stats["minibatches"])
         beliefs = add_evidence(state.beliefs, state.first, self.forgetting, stats)
         changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
@@ -216,16 +223,16 @@ class OnlineFeatureLearner:
         )
 
     def end_epoch(self, state: EvidenceState) -> EvidenceState:
-        """Return the state with the counts of the epoch set back to 0."""
+        """Return the state at the end of an epoch: the counts of the epoch are 0 again."""
         fresh = replace(state, changed=0, last_changed=state.changed, rows=0)
         return replace(fresh, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def validation(self) -> DescriptionLength:
-        """Return the reduction that measures the description length of the validation rows."""
+        """Return the reduction that counts what the compression of the validation rows needs."""
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Return the state with the compression computed from the counts of a validation pass."""
+        """Return the state with the compression of the validation rows, from their counts ``stats``."""
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state
@@ -249,12 +256,12 @@ class OnlineFeatureLearner:
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
-    """Return the mean of log odds and initial log odds ``first``, weighted by ``share`` and 1 - ``share``."""
+    """Return the weighted mean of log odds (weight ``share``) and initial log odds (weight 1 - ``share``)."""
     return share * beliefs + (1 - share) * first
 
 
 def add_evidence(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stats: Stats) -> np.ndarray:
-    """Return the log odds of weights after forgetting, plus the evidence of all chains of a step."""
+    """Return the log odds of weights after a step: forget, then add the evidence in ``stats``."""
     decay = forgetting ** int(stats["minibatches"])
     scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
     return forget(beliefs, first, decay) + scale * stats["evidence"]
@@ -263,7 +270,7 @@ def add_evidence(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stat
 def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return the log odds of weights with each feature moved to the middle of its window.
 
-    The part of the window that a moved feature no longer covers gets the initial log odds.
+    The region of the window that a moved feature no longer covers gets the initial log odds ``first``.
     """
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]

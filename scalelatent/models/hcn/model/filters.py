@@ -1,4 +1,7 @@
-"""Oriented edge filters, which convert grey images to binary channels (appendix B of the paper)."""
+"""Oriented edge filters, which convert grey images to binary channels.
+
+They follow appendix B of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import numpy as np
 
 GREY_LEVELS = 256
 MIN_STEP = 64
-"""Default of the smallest step, in grey levels, at which a filter is on."""
-# Response of a filter to a step of one grey level. It is a whole number, because sums of whole numbers are
+"""Default of the smallest difference between two sides of an edge, in grey levels, that turns a filter on."""
+# Response of a filter to an edge of one grey level. It is a whole number, because sums of whole numbers are
 # identical in any order.
 STEP_ANSWER = 2**12
 
@@ -28,7 +31,7 @@ class OrientedFilters:
     size : int
         Side of a filter in pixels, odd.
     threshold : float
-        Smallest step between two grey levels at which a filter is on.
+        Smallest difference of grey levels between the two sides of an edge that turns a filter on.
     """
 
     n: int
@@ -39,7 +42,7 @@ class OrientedFilters:
     def weights(self) -> np.ndarray:
         """Filters of the first half of the directions, int32 (n / 2, size, size): derivatives of a Gaussian.
 
-        The filter of an opposite direction has the opposite sign. The response of the first filter to a step
+        The filter of an opposite direction has the opposite sign. The response of the first filter to an edge
         of one grey level is ``STEP_ANSWER``.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2

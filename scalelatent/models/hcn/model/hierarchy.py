@@ -1,9 +1,11 @@
-"""Networks of several layers: features, pools that shift pixels, and a class layer on top (section 2.3).
+"""Networks of several layers: features, pools that shift pixels, and a class layer on top.
+
+The model is from section 2.3 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 
 The generative model works from the top down. The class layer turns on one template. Each pixel of the
 template, shifted by a pool of its own, is the position of a feature of the layer below, and so on down to
 the image. Learning alternates two passes of belief propagation: a pass up from the pixels, which changes the
-log odds of the weights W, and a pass down from the class layer.
+log odds of the weights W, and a pass down from the class layer (Algorithm 1 of the paper).
 
 Arrays of pixels have the shape (images, channels, height, width). Arrays of feature positions have the shape
 (images, HS, WS, F), as kernels expect. The positions of a layer are the shifted pixels of the layer above it,
@@ -27,16 +29,17 @@ from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
 from .layer import FeatureLayer, convolve
 
-# Rounds of messages between the pools of a layer and the ORs of the pixels below them, in each pass down.
+# In each pass down, the pools of a layer and the pixels below them exchange messages this many times. A pixel
+# is the OR of the pools that shift into it, so the messages form loops.
 INNER_ROUNDS = 5
 
 
 def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
     """Return the log prior of each shift of each pixel: int32 (side * side, height, width), in 1/256 nat.
 
-    The shift by 0 pixels has weight 1; each other shift has weight 1 - spread u with u uniform. With equal
-    weights no message would prefer a direction. Shifts that leave the image have the prior ``OFF_IMAGE``, and
-    the weights of the remaining shifts are normalized.
+    The shift by 0 pixels has weight 1. Each other shift has weight 1 - spread u, with u uniform from 0 to 1,
+    because messages prefer no direction if all weights are equal. Shifts that leave the image have the prior
+    ``OFF_IMAGE``, and the weights of the remaining shifts are normalized.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
     weights[side * side // 2] = 1
@@ -66,13 +69,13 @@ class LayerMessages:
     above : ndarray, shape (images, HS, WS, F)
         Messages from the layer above to the positions.
     to_s, to_w : ndarray, shape (images, channels, pairs and room)
-        Messages of the pixels to positions and weights.
+        Messages of the pixels to positions and weights, followed by `MESSAGE_ROOM` unused entries.
     held : ndarray of uint8, shape (images, channels, height * width, h)
         1 for each line of a pixel's window that has a nonzero message to W.
     evidence : ndarray, shape (images, channels, height, width)
         Messages of the pools to the pixels of this layer: their log odds.
     down : ndarray, shape (images, channels, shifts, height, width)
-        Messages of the pools to their shifts.
+        Messages of each pool to the pixels to which its shifts lead.
     """
 
     s: np.ndarray
@@ -85,11 +88,11 @@ class LayerMessages:
 
     @property
     def from_below(self) -> np.ndarray:
-        """Messages of the pixels to the feature positions, shape (images, F, HS, WS)."""
+        """Messages of the pixels to the positions, (images, F, HS, WS): HS x WS positions of F features."""
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
-        """Return a copy in which ``above`` replaces the messages from the layer above to the positions."""
+        """Return a copy with new messages ``above`` from the layer above to the positions, also in ``s``."""
         return replace(self, s=self.s + (above - self.above), above=above)
 
 
@@ -123,7 +126,7 @@ class Hierarchy:
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
-        """Log priors of the shifts of each layer, in units of 1/256 nat, see `shift_priors`."""
+        """Log priors of the shifts by the pools of each layer, in units of 1/256 nat, see `shift_priors`."""
         return tuple(
             shift_priors(layer.image[1:], self.side, self.spread, self.seed, level)
             for level, layer in enumerate(self.layers)
@@ -151,12 +154,12 @@ class Hierarchy:
         return np.flatnonzero(np.array(self.classes) == code)
 
     @cached_property
-    def _ends(self) -> np.ndarray:
+    def _weight_ends(self) -> np.ndarray:
         return np.cumsum([int(np.prod(layer.weights_shape)) for layer in self.layers])
 
     def split(self, flat: np.ndarray) -> list[np.ndarray]:
         """Return the weights of each layer as views of one vector of all weights."""
-        parts = np.split(flat, self._ends[:-1])
+        parts = np.split(flat, self._weight_ends[:-1])
         return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
 
     def first_beliefs(self, restart: int = 0) -> np.ndarray:
@@ -178,7 +181,7 @@ class Hierarchy:
         return [self._start_layer(*one, n_rows) for one in zip(layers, floors, strict=True)]
 
     def message_layers(self, own_class_only: bool) -> tuple[FeatureLayer, ...]:
-        """Return the layers; their ``n_features`` is the number of features that have messages for an image.
+        """Return copies of the layers with the number of features that have messages for one image.
 
         If ``own_class_only``, the top layer has only the templates of one class.
         """
@@ -196,12 +199,12 @@ class Hierarchy:
             np.zeros((n_rows, channels, room), np.int32),
             np.zeros((n_rows, channels, image[0] * image[1], layer.window[0]), np.uint8),
             evidence,
-            self._silent(evidence),
+            self._start_pools(evidence),
         )
 
     def pass_up(
         self,
-        kept: list[LayerMessages],
+        messages: list[LayerMessages],
         weights: list[np.ndarray],
         pixels: np.ndarray,
         labels: np.ndarray | None,
@@ -210,30 +213,34 @@ class Hierarchy:
         backend: Backend,
         ranks: np.ndarray | None = None,
     ) -> None:
-        """Run a pass up of Algorithm 1; change all messages and the log odds of weights in place.
+        """Run the pass up of Algorithm 1 of Lázaro-Gredilla et al. (2016), from the pixels to the classes.
+
+        The pass changes all messages and the log odds of weights in place.
 
         Parameters
         ----------
-        kept : list of LayerMessages
+        messages : list of LayerMessages
+            Messages of each layer for these images.
         weights : list of ndarray of int32, shape (channels, h, w, F)
             Log odds of weights, in units of 1/256 nat.
         pixels : ndarray of int32, shape (images, channels, height, width)
             Log odds of the pixels in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
-            Class of each image; below 0 if unknown. If messages exist for the image's own class alone, the
-            images must be sorted by class.
+            Class of each image; below 0 if unknown. If the top layer has messages only for the templates of
+            each image's own class, the images must be sorted by class.
         orders : (int, int)
-            Row number of the first image, and number of the pass: keys of the random order of the pixels.
+            Row number of the first image, and number of the pass; the random order of the pixels is a
+            function of both.
         first : bool
             True in the first pass over these images, in which messages of pools are not damped.
         ranks : ndarray of int, shape (images,), or None
-            Index of each image after the images were sorted by class; pixels are then updated in the order of
-            the unsorted images. None: each class has an order of its own.
+            Index of each image after the images were sorted by class. The pixels are updated in one random
+            order, drawn for the unsorted images. None: a random order is drawn for each class.
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
-        raise_pools, sweep = backend.kernel("hcn_raise_pools"), backend.kernel("hcn_sweep_messages")
-        for level, (layer, whole, values) in enumerate(zip(self.layers, kept, weights, strict=True)):
-            raise_pools(below, self.priors[level], whole.down, whole.evidence, damping)
+        pass_pools_up, sweep = backend.kernel("hcn_pass_pools_up"), backend.kernel("hcn_sweep_messages")
+        for level, (layer, whole, values) in enumerate(zip(self.layers, messages, weights, strict=True)):
+            pass_pools_up(below, self.priors[level], whole.down, whole.evidence, damping)
             ranked, done = None, 0
             if ranks is not None:
                 key = self.seed, f"hcn layer {level}", number, np.array([row])
@@ -251,10 +258,10 @@ class Hierarchy:
                 if code is not None:
                     values[..., self.templates_of(code)] = w
             below = whole.from_below
-        top = kept[-1]
+        top = messages[-1]
         scores = (top.s - top.above).reshape(len(pixels), -1)
         above = self.class_messages(scores, None if self.is_own_class_only(top) else labels)
-        kept[-1] = top.with_above(above.reshape(top.s.shape))
+        messages[-1] = top.with_above(above.reshape(top.s.shape))
 
     def is_own_class_only(self, top: LayerMessages) -> bool:
         """Return True if the top layer has messages for the templates of each image's own class only."""
@@ -278,22 +285,27 @@ class Hierarchy:
 
     def pass_down(
         self,
-        kept: list[LayerMessages],
+        messages: list[LayerMessages],
         weights: list[np.ndarray],
         pixels: np.ndarray,
         labels: np.ndarray | None,
         backend: Backend,
     ) -> None:
-        """Run a pass down of Algorithm 1; change the messages in place, but not the log odds of weights."""
-        lower_trees, lower_pools = backend.kernel("hcn_lower_trees"), backend.kernel("hcn_lower_pools")
+        """Run the pass down of Algorithm 1 of Lázaro-Gredilla et al. (2016): from the classes to the pixels.
+
+        The pass changes the messages in place, but not the log odds of weights. :meth:`pass_up` describes the
+        parameters.
+        """
+        pass_trees_down = backend.kernel("hcn_pass_trees_down")
+        pass_pools_down = backend.kernel("hcn_pass_pools_down")
         for level in reversed(range(len(self.layers))):
-            m = kept[level]
+            m = messages[level]
             groups = self._groups(level, m, weights[level], labels)
-            above = np.concatenate([lower_trees(g.s, w, g.to_s, g.to_w) for _, g, w in groups])
-            below = kept[level - 1].from_below if level else pixels
-            to_places = lower_pools(below, self.priors[level], above, m.down, INNER_ROUNDS)
+            above = np.concatenate([pass_trees_down(g.s, w, g.to_s, g.to_w) for _, g, w in groups])
+            below = messages[level - 1].from_below if level else pixels
+            to_places = pass_pools_down(below, self.priors[level], above, m.down, INNER_ROUNDS)
             if level:
-                kept[level - 1] = kept[level - 1].with_above(channels_last(to_places))
+                messages[level - 1] = messages[level - 1].with_above(channels_last(to_places))
 
     def class_messages(self, scores: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
         """Return the messages of the class layer to the templates.
@@ -327,7 +339,9 @@ class Hierarchy:
     def forward(
         self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Run a pass up with fixed weights: the forward pass of a convolutional network (section 3.4).
+        """Run a pass up with fixed weights, which is the forward pass of a convolutional network.
+
+        It is described in section 3.4 of Lázaro-Gredilla et al. (2016).
 
         Parameters
         ----------
@@ -344,20 +358,22 @@ class Hierarchy:
         found, below = [], pixels
         for layer, prior, w in zip(self.layers, self.priors, weights, strict=True):
             evidence = np.zeros_like(below)
-            backend.kernel("hcn_raise_pools")(below, prior, self._silent(below), evidence, 1.0)
+            backend.kernel("hcn_pass_pools_up")(below, prior, self._start_pools(below), evidence, 1.0)
             below = channels_first(convolve(evidence, w, layer))
             found.append((evidence, below))
         return found
 
-    def _silent(self, below: np.ndarray) -> np.ndarray:
-        """Return the initial messages of the pools of a layer to their shifts."""
+    def _start_pools(self, below: np.ndarray) -> np.ndarray:
+        """Return the first messages of the pools of a layer to the pixels ``below``: all are the smallest."""
         shape = *below.shape[:2], self.side**2, *below.shape[2:]
         return np.full(shape, -POOL_FLOOR, np.int32)
 
     def complete(
         self, weights: list[np.ndarray], pixels: np.ndarray, labels: np.ndarray | None, backend: Backend
     ) -> np.ndarray:
-        """Return the log odds of pixels after a pass up and a pass down (section 3.3), int32 like ``pixels``.
+        """Return the log odds of pixels after a pass up and a pass down, int32 in the shape of ``pixels``.
+
+        The passes are those of section 3.3 of Lázaro-Gredilla et al. (2016).
 
         Parameters
         ----------
@@ -368,14 +384,15 @@ class Hierarchy:
             Class of each image; below 0 if unknown.
         """
         found = self.forward(weights, pixels, backend)
-        lower_features, lower_pools = backend.kernel("hcn_lower_features"), backend.kernel("hcn_lower_pools")
+        pass_features_down = backend.kernel("hcn_pass_features_down")
+        pass_pools_down = backend.kernel("hcn_pass_pools_down")
         scores = found[-1][1]
         down = self.class_messages(scores.reshape(len(pixels), -1), labels).reshape(scores.shape)
         for level in reversed(range(len(self.layers))):
             evidence, places = found[level]
-            above = lower_features(places + down, weights[level], evidence)
+            above = pass_features_down(places + down, weights[level], evidence)
             below = found[level - 1][1] if level else pixels
-            down = lower_pools(below, self.priors[level], above, self._silent(below), INNER_ROUNDS)
+            down = pass_pools_down(below, self.priors[level], above, self._start_pools(below), INNER_ROUNDS)
         return down + pixels
 
     def draw(
@@ -434,7 +451,7 @@ def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator
 
 
 def reorder_images(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
-    """Return the update order of pixels, int32, after image i has moved to index ``ranks[i]``."""
+    """Return an order of pixels of all images, int32, for images of which image i moved to ``ranks[i]``."""
     image, pixel = np.divmod(order, np.int32(n_pixels))
     return ranks.astype(np.int32)[image] * np.int32(n_pixels) + pixel
 
@@ -449,9 +466,9 @@ def channels_last(pixels: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(pixels, 1, -1))
 
 
-def visit_images(
+def update_images(
     net: Hierarchy,
-    kept: list[LayerMessages],
+    messages: list[LayerMessages],
     beliefs: np.ndarray,
     pixels: np.ndarray,
     labels: np.ndarray | None,
@@ -462,12 +479,12 @@ def visit_images(
     key: int | None = None,
     ranks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Run one pass down and one pass up over some images; return the change of the log odds of weights.
+    """Update the messages of some images by a pass down and a pass up; return the change of the weights.
 
     Parameters
     ----------
-    kept : list of LayerMessages
-        Changed in place.
+    messages : list of LayerMessages
+        Messages of each layer, changed in place.
     beliefs : ndarray of int32, shape (weights,)
         Log odds of the weights of all layers, in units of 1/256 nat.
     number : int
@@ -480,11 +497,12 @@ def visit_images(
     Returns
     -------
     ndarray of int32, shape (weights,)
+        Change of the log odds of the weights, in units of 1/256 nat.
     """
     new = beliefs.copy()
     weights = net.split(new)
     if number:
-        net.pass_down(kept, weights, pixels, labels, backend)
+        net.pass_down(messages, weights, pixels, labels, backend)
     orders = first_row, number if key is None else key
-    net.pass_up(kept, weights, pixels, labels, orders, number == 0, backend, ranks)
+    net.pass_up(messages, weights, pixels, labels, orders, number == 0, backend, ranks)
     return new - beliefs

@@ -1,4 +1,7 @@
-"""A layer of binary features: sizes, prior probabilities, noise, and log odds of pixels (section 2.1)."""
+"""A layer of binary features: sizes, prior probabilities, noise, and log odds of pixels.
+
+The model is from section 2.1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ class FeatureLayer:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs (feature position, weight) that can turn on the pixels of one image."""
+        """Number of pairs (feature position, weight) of an image, each of which can turn on one pixel."""
         return self.image[0] * count_pairs(self.image[1:], self.window, self.n_features)
 
     @cached_property
@@ -119,7 +122,10 @@ class FeatureLayer:
         return np.int32(to_units(log_odds(self.p_sparsity)))
 
     def prior_beliefs(self, n_rows: int) -> np.ndarray:
-        """Return the prior log odds of all positions in units of 1/256 nat, int32 (rows, HS, WS, F)."""
+        """Return the prior log odds of features at all positions, in units of 1/256 nat.
+
+        They are int32 (rows, HS, WS, F): vertical positions, horizontal positions, features.
+        """
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
     def compute_evidence(self, x: np.ndarray) -> np.ndarray:
@@ -181,7 +187,10 @@ class FeatureLayer:
         return np.isnan(x) | (x == UNKNOWN) if math.isnan(self.missing) else x == self.missing
 
     def first_beliefs(self, seed: int, restart: int = 0, level: int = 0) -> np.ndarray:
-        """Return random first log odds of weights, in nats: of probabilities from 0.9 to 1 times p_weight."""
+        """Return the random initial log odds of weights, in nats.
+
+        Their probabilities are uniform from 0.9 ``p_weight`` to ``p_weight``.
+        """
         drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
@@ -191,7 +200,10 @@ class FeatureLayer:
 
 
 def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
-    """Return the exact sum of the pixels under each feature at each position, int32 (images, HS, WS, F)."""
+    """Return the sum of the values of ``pixels`` under each feature ``w`` at each position.
+
+    The result is int32 (images, HS, WS, F). The sums are exact.
+    """
     high, wide, n_features = layer.places
     flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
     out = np.empty((len(pixels), high, wide, n_features), np.int32)

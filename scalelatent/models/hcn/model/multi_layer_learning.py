@@ -1,6 +1,8 @@
-"""Learning of several layers by Algorithm 1: online, or in batches with stored messages.
+"""Learning of several layers: online, or in batches with stored messages.
 
-The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list the steps.
+Both use Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016), which
+updates messages by a pass down from the class layer to the pixels and a pass up to the class layer. The
+docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list the steps.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT, fr
 from scalelatent.models.hcn.kernels.windows import message_room
 
 from .evidence_learner import add_evidence, forget
-from .hierarchy import Hierarchy, LayerMessages, visit_images
+from .hierarchy import Hierarchy, LayerMessages, update_images
 from .layer import FLOPS_PER_PAIR, row_numbers
 from .templates import TemplateCounts
 
-# A fit has converged if no weight changed its sign in this number of consecutive passes. The error often
-# oscillates and then drops suddenly, so a few passes without a change are not enough.
+# A fit has converged if no log odds of a weight changed sign in this number of consecutive passes. The error
+# often oscillates and then drops suddenly, so a few passes without a change are not enough.
 SETTLED_PASSES = 20
 _PARTS = tuple(field.name for field in fields(LayerMessages))
 # Names of the arrays that are stored without their zeros. Most of their messages are 0: those of unknown
@@ -34,7 +36,7 @@ _SPARSE = ("to_s", "to_w", "held")
 
 @dataclass(frozen=True)
 class LayeredState:
-    """Log odds of all weights between two steps.
+    """Log odds of all weights between two steps of a fit, and its progress.
 
     Attributes
     ----------
@@ -50,8 +52,8 @@ class LayeredState:
     iteration, steps, rows, stale : int
         Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest error.
     passes, passed, quiet : int
-        Number of passes in the last visit of a leaf, and in all its visits; number of consecutive passes in
-        which no weight changed its sign while some weights were on.
+        Number of passes (down and up) over the images of the last step, and in all epochs; number of
+        consecutive passes in which no weight changed its sign while some weights were on.
     """
 
     beliefs: np.ndarray
@@ -72,7 +74,7 @@ class LayeredState:
 
 
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
-"""State at the start of a step, and the backend. Each chain makes its own copy of the state's log odds."""
+"""State at the start of a step, and the backend. Each task of the step copies the log odds of the state."""
 Sparse: TypeAlias = dict[str, np.ndarray]
 """An array without its zeros, see :func:`to_sparse`."""
 StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
@@ -80,7 +82,12 @@ StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
 
 
 class StoredLeaf(TypedDict):
-    """Stored data of a leaf: messages of each layer, and the last change of the log odds of weights."""
+    """Stored data of a leaf (a fixed range of images) after an update of its messages.
+
+    It has the messages of each layer, the numbers of all passes and of those of the last update, the best
+    template of each image, the last change of the log odds of weights, and the number of images whose best
+    template changed.
+    """
 
     layers: dict[str, StoredLayer]
     passes: np.int64
@@ -94,28 +101,29 @@ class StoredLeaf(TypedDict):
 class OnlineNetworkLearner:
     """Online learning of several layers (an :class:`~scalelatent.contract.learners.OnlineLearner`).
 
-    The algorithm (section 4.2 of the paper) takes the minibatches of a chain one after another:
+    A task learns a sequence of minibatches (a chain), one after another. The algorithm is from section 4.2 of
+    Lázaro-Gredilla et al. (2016):
 
     1. Start with the initial messages for the images of the minibatch. If all images are labelled, only the
        templates of each image's class get messages.
-    2. Run ``inner_iterations`` passes of Algorithm 1 over the minibatch, down and up. Each pass changes the
-       log odds of the weights.
-    3. Drop the messages, and keep the evidence that they added to the log odds.
+    2. Update the messages by ``inner_iterations`` passes down and up over the minibatch. Each pass changes
+       the log odds of the weights.
+    3. Discard the messages. The evidence that they added to the log odds remains.
     4. Forget: move the log odds by the share 1 - ``forgetting`` towards the initial log odds.
-    5. After the last minibatch, return the evidence of the chain. A step adds the evidence of all chains to
-       the log odds, see :mod:`.evidence_learner`.
+    5. After the last minibatch, return the evidence of all minibatches. A step adds the evidence of all tasks
+       to the log odds, see :mod:`.evidence_learner`.
 
     Attributes
     ----------
     net : Hierarchy
     forgetting : float
-        Lambda of the paper: share of the earlier evidence that remains after a minibatch.
+        Share of the earlier evidence that remains after a minibatch.
     batch_rows : int
         Number of images of a minibatch.
     inner_iterations : int
         Number of passes over a minibatch.
     patience : int
-        Number of epochs without a smaller validation error after which learning ends; 0: all epochs.
+        Learning ends after this number of epochs without a smaller validation error; 0: it runs all epochs.
     n_classes : int
         Number of classes of the validation rows.
     """
@@ -141,7 +149,7 @@ class OnlineNetworkLearner:
         """Return the fields of the statistic of a step.
 
         They are the evidence for each weight in nats, the number of minibatches, and their weight: the sum
-        over chains of 1 - forgetting^m for a chain of m minibatches.
+        over all chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
         """
         return Layout((("evidence", (self.n_weights,)), ("minibatches", ()), ("weight", ())))
 
@@ -158,7 +166,7 @@ class OnlineNetworkLearner:
         return state, backend
 
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
-        """Process the minibatches of a block one after another; add their evidence to ``stats``."""
+        """Learn the minibatches of a block one after another; add their evidence for weights to ``stats``."""
         state, backend = prepared
         beliefs, rows = state.beliefs, row_numbers(block)
         pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
@@ -172,7 +180,7 @@ class OnlineNetworkLearner:
             kept, units = self.net.start(len(x), own_class_only), to_units(beliefs)
             for number in range(self.inner_iterations):
                 key = block.epoch * self.inner_iterations + number
-                units = units + visit_images(
+                units = units + update_images(
                     self.net, kept, units, x, y, int(rows[a]), number, backend, key=key
                 )
             check_exact(self.net, units)
@@ -184,12 +192,12 @@ class OnlineNetworkLearner:
         stats["weight"][...] += 1 - left
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: forget, and add the evidence of all chains."""
+        """Return the state after a step: forget, and add the evidence of all minibatches to the log odds."""
         beliefs = add_evidence(state.beliefs, state.first, self.forgetting, stats)
         return count_step(state, beliefs, 0, n_rows)
 
     def end_epoch(self, state: LayeredState) -> LayeredState:
-        """Return the state with the counts of the epoch set back to 0."""
+        """Return the state at the end of an epoch: the counts of the epoch are 0 again."""
         fresh = replace(state, changed=0, moved=0, rows=0, last_changed=state.changed, last_moved=state.moved)
         still = not state.changed and bool((state.beliefs > 0).any())
         quiet = state.quiet + state.passes if still else 0
@@ -197,11 +205,11 @@ class OnlineNetworkLearner:
         return replace(fresh, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def validation(self) -> TemplateCounts:
-        """Return the reduction that counts the templates of the validation rows."""
+        """Return the reduction that counts the validation rows by class and best template."""
         return TemplateCounts(self.net, self.n_classes)
 
     def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
-        """Return the state with the validation error computed from the counts of a validation pass."""
+        """Return the state with the validation error, from the counts ``stats`` of the validation rows."""
         error = self.validation().error(stats)
         state = replace(state, error=error)
         return replace(state, best=error, stale=-1) if error < state.best else state
@@ -226,12 +234,13 @@ class OnlineNetworkLearner:
 
 @dataclass(frozen=True)
 class BatchNetworkLearner(OnlineNetworkLearner):
-    """Batch learning of several layers by Algorithm 1 (a `scalelatent.contract.learners.StoredRangeLearner`).
+    """Batch learning of several layers (a `scalelatent.contract.learners.StoredRangeLearner`).
 
-    The messages of all images stay in the run folder between visits (Algorithm 1 and section 3 of the paper):
+    It is Algorithm 1 of Lázaro-Gredilla et al. (2016). The run folder stores the messages of all images. A
+    visit is an update of the messages of one leaf, a fixed range of images:
 
-    1. Load the messages of a leaf (a fixed range of rows), or start with the initial messages. If all images
-       of the leaf are labelled, sort them by class; the templates of other classes then need no messages.
+    1. Load the messages of the leaf, or start with the initial messages. If all images of the leaf are
+       labelled, sort them by class; the templates of other classes then need no messages.
     2. Run a pass down from the class layer to the pixels. Messages change; log odds of weights do not. The
        first visit skips this pass.
     3. Run a pass up from the pixels to the class layer. The log odds of weights change with the messages.
@@ -244,12 +253,13 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     n_rows : int
         Number of images in all leaves.
     single_leaf_passes : int
-        Passes per visit if a single leaf holds all images. With several leaves a visit is one pass, because
-        the other leaves change the log odds after each pass.
+        Number of passes down and up per visit if a single leaf holds all images. With several leaves a visit
+        has one pass, because the other leaves also change the log odds.
     max_passes : int
         Upper bound of the passes over a leaf in all visits.
     all_labelled : bool
-        True if each row has a label, so that leaves hold messages for the images' own classes only.
+        True if each row has a label. Then messages are stored only for the templates of the images' own
+        classes.
     """
 
     n_rows: int = 1
@@ -259,9 +269,10 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the old and the new leaf, the bytes read from disk, and the joined bytes to write. The
-        # dense messages of the passes are released before.
-        each = 5 * kept_bytes(self.net, self.all_labelled)
+        # An update needs memory for the old and the new messages in sparse form, the bytes read from disk,
+        # and the joined bytes to write. The memory of the messages in dense form is released before the
+        # write.
+        each = 5 * stored_bytes(self.net, self.all_labelled)
         return BlockRequirements(scratch=(48 * self.n_weights, each), unlabelled=True)
 
     def layout(self) -> Layout:
@@ -272,7 +283,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return FLOPS_PER_PAIR * sum(layer.pairs for layer in self.net.layers)
 
     def make_single_leaf_learner(self, n_rows: int, passes: int) -> BatchNetworkLearner:
-        """Return the learner for a single leaf of ``n_rows`` images with this number of passes per visit."""
+        """Return the learner for one range (leaf) of ``n_rows`` images, with ``passes`` passes per update."""
         most = max(passes, self.max_passes)
         return replace(self, n_rows=n_rows, single_leaf_passes=passes, max_passes=most)
 
@@ -282,7 +293,11 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return LayeredState(from_units(to_units(first)), first)
 
     def visit(self, prepared: PreparedLayers, block: Block, kept: StoredLeaf | None) -> StoredLeaf:
-        """Return the data to store for a leaf after a visit, see `StoredLeaf`."""
+        """Update the messages of one leaf (a fixed range of images), and return the data to store.
+
+        ``kept`` is the data that the last update returned, or None before the first update. ``block`` has the
+        images. The update is one pass down and up; for a single leaf, ``single_leaf_passes`` of them.
+        """
         (state, backend), n = prepared, len(block.x)
         pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
         if kept is None:
@@ -298,7 +313,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         units, passes = beliefs, self.single_leaf_passes if n == self.n_rows else 1
         passes = min(passes, self.max_passes - done)
         for number in range(done, done + passes):
-            units = units + visit_images(
+            units = units + update_images(
                 self.net, messages, units, pixels, labels, first, number, backend, ranks=ranks
             )
         templates = (messages[-1].s - messages[-1].above).reshape(n, -1).argmax(axis=1)
@@ -324,11 +339,11 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return super().summary(state) | {"rows_moved": moved}
 
     def is_done(self, state: LayeredState) -> bool:
-        """Return True if weights or the validation error no longer change, or after ``max_passes``."""
+        """Return True if weights no longer change, after ``max_passes``, or as in online learning."""
         return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: add the changes of all visited leaves to the log odds."""
+        """Return the state after a step: add the changes by all updated images to the log odds of weights."""
         beliefs = state.beliefs + stats["evidence"]
         check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         state = replace(state, passes=round(float(stats["passes"]) / n_rows))
@@ -360,7 +375,7 @@ def to_sparse(values: np.ndarray) -> Sparse:
 
 
 def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
-    """Return the array that :func:`to_sparse` stored, or a copy of an array that was stored whole."""
+    """Return the array that :func:`to_sparse` converted, or a copy of an array that was not converted."""
     if isinstance(kept, np.ndarray):
         return kept.copy()
     out = np.zeros(kept["shape"], kept["values"].dtype)
@@ -369,7 +384,7 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
 
 
 def pack_messages(messages: LayerMessages) -> StoredLayer:
-    """Return the messages of a layer in the form in which they are stored; ``_SPARSE`` arrays are sparse."""
+    """Return the messages of a layer in the form in which they are stored, some of them without zeros."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
@@ -384,21 +399,21 @@ def row_bytes(net: Hierarchy, own_class_only: bool = False) -> int:
 
     If ``own_class_only``, the top layer has messages only for the templates of the image's class.
     """
-    return sum(whole + 4 * pairs + lines for whole, pairs, lines in _sizes(net, own_class_only))
+    return sum(whole + 4 * pairs + lines for whole, pairs, lines in _list_layer_sizes(net, own_class_only))
 
 
-def kept_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
-    """Return an upper bound of the stored bytes of an image, reached if no message is 0."""
+def stored_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
+    """Return an upper bound of the bytes on disk per image; it is exact if no message is 0."""
     own_class_only = all_labelled and net.classes is not None
-    bits = sum(pairs + lines for _, pairs, lines in _sizes(net, own_class_only))
+    bits = sum(pairs + lines for _, pairs, lines in _list_layer_sizes(net, own_class_only))
     return row_bytes(net, own_class_only) + bits // 8 + 1
 
 
-def _sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int]]:
+def _list_layer_sizes(net: Hierarchy, own_class_only: bool) -> Iterator[tuple[int, int, int]]:
     """Yield three sizes per image for each layer.
 
-    They are the bytes of the arrays that are stored whole, the number of messages of pixels, and the number
-    of lines of all windows.
+    They are the bytes of the arrays that are stored with their zeros, the number of messages of pixels, and
+    the number of lines of the windows of all pixels.
     """
     for layer in net.message_layers(own_class_only):
         (channels, height, width), (h, _) = layer.image, layer.window

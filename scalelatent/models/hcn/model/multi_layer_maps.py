@@ -1,4 +1,4 @@
-"""Row maps of a network of several layers: template scores, class scores, completed images."""
+"""Maps from rows to template scores, class scores or completed images, by a network of several layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from .hierarchy import Hierarchy
 from .layer import hide_unknown, row_numbers
 
-# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
+# A forward pass over one block of rows needs at most this much memory, in bytes.
 PART_BYTES = 2**25
 
 

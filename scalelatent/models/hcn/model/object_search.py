@@ -1,8 +1,8 @@
-"""Search for several templates in one image, with another class layer than in the fit (section 2.4).
+"""Search for several templates in one image, see section 2.4 of Lázaro-Gredilla et al. (2016).
 
-All other layers stay unchanged. In an image that is larger than a template, the template has several possible
-positions. The class layer of the fit allows one template; this class layer allows several templates whose
-frames (rectangles of the size of a template) do not overlap.
+In an image that is larger than a template, the template has several possible positions. The class layer of
+the fit allows one template per image. The search replaces it by a class layer that allows several templates,
+whose frames (rectangles of the size of a template) do not overlap. The other layers stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_CHOICES = 2000
 
 
 def enlarge(net: Hierarchy, height: int, width: int) -> Hierarchy:
-    """Return the network for larger images: identical weights and priors of shifts, more positions."""
+    """Return a network for images of ``height`` x ``width``: its features have more possible positions."""
     layers, channels = [], net.layers[0].image[0]
     for layer in net.layers:
         layers.append(replace(layer, image=(channels, height, width)))
@@ -47,8 +47,8 @@ def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple
     places : list of (int, int)
         Row and column of each frame, sorted by column, then row.
     exact : bool
-        True if no other set of frames has a larger sum. False: the best of `MAX_CHOICES` examined sets, which
-        include the greedy one.
+        True if no other set of frames has a larger sum. False if the search ended after `MAX_CHOICES` sets
+        and returns the best of them.
     """
     search = _Search(frame)
     search.add_places(np.maximum(gains, 0), most, 0.0, [])

@@ -1,4 +1,4 @@
-"""Draw random images from a model of one layer, and add noise to images."""
+"""Random images from a model of one layer, and noise of images."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Classes of templates, counts of labelled rows, and learning of templates from images at the end of a fit.
 
-If the template of an image is certain, the message of the image to a weight of this template is the log odds
-of the pixel under the weight. Learning templates from images uses this fact:
+Learning from images changes only the templates (the features of the top layer). If the template of an image
+is certain, the message of the image to a weight of this template is the log odds of the pixel under the
+weight. Here a pixel is a feature position of the layer below. The steps are:
 
 1. Each template starts as the log odds of one image of its class after a forward pass. The features below
    stay fixed.
@@ -28,11 +29,11 @@ from .layer import row_numbers
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
+# A forward pass over one block of rows needs at most this much memory, in bytes.
 BLOCK_BYTES = 2**25
-# The engine passes rows without a class too; their label is -1.
+# Requirement of reductions: the engine also passes rows without a class, with label -1.
 SOME_LABELS = BlockRequirements(unlabelled=True)
-# Score of a template to which an image must not be assigned; it is below all real scores.
+# Score that replaces the score of a template to which an image must not be assigned; it is below all scores.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
@@ -47,9 +48,9 @@ def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
 def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
     """Return the class of each template.
 
-    ``counts`` (classes, templates) are the numbers of rows of each class whose best template this is. Each
-    class gets ``per_class`` templates. The largest counts are assigned first; templates without rows fill the
-    classes that are not full.
+    Entry (class, template) of ``counts`` is the number of rows of the class whose best template this is. A
+    template gets the class with the largest count that has fewer than ``per_class`` templates; the largest
+    counts of all templates are assigned first.
     """
     classes, room = np.full(counts.shape[1], -1), np.full(len(counts), per_class)
     for at in np.argsort(-counts, axis=None, kind="stable"):
@@ -62,7 +63,7 @@ def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LabelledPixels:
-    """Counts of pixels, and of rows of each class (a :class:`~scalelatent.contract.learners.Reduction`)."""
+    """Counts of pixels, rows, and rows by class (a :class:`~scalelatent.contract.learners.Reduction`)."""
 
     pixels: PixelCounts
     n_classes: int
@@ -161,7 +162,7 @@ class RowCodes:
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence(ForwardReduction):
-    """Sum over images of their log odds at the top layer, for each template (a Reduction).
+    """Sum of the log odds at the top layer of the images that are assigned to each template (a Reduction).
 
     The sums are multiples of 1/256 nat, so they are identical in any order of the rows.
 
@@ -190,7 +191,7 @@ class TemplateEvidence(ForwardReduction):
         pixels, (weights, backend) = self.net.layers[0].read_evidence(block), prepared
         templates: np.ndarray | None = None
         if self.numbers is None or self.templates is None:
-            among, allowed = self._allowed(block, len(pixels))
+            among, allowed = self._find_allowed(block, len(pixels))
         else:
             where, among = match_rows(self.numbers, row_numbers(block))
             templates = self.templates[where]
@@ -202,8 +203,19 @@ class TemplateEvidence(ForwardReduction):
         for one, template in zip(evidence, templates, strict=True):
             stats["evidence"][template] += one / UNITS_PER_NAT
 
-    def _allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that have allowed templates, and these templates, bool (rows, templates)."""
+    def _find_allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return which templates each row may be assigned to.
+
+        A template is allowed if it is in use (has a weight) and, for a labelled row, belongs to the row's
+        class.
+
+        Returns
+        -------
+        among : ndarray of int, shape (found,)
+            Indices of the rows of the block with at least one allowed template.
+        allowed : ndarray of bool, shape (found, templates)
+            True for the allowed templates of these rows.
+        """
         used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
         allowed = np.broadcast_to(used, (n_rows, self.net.n_templates))
         if block.y is not None and self.net.classes is not None:
@@ -213,10 +225,10 @@ class TemplateEvidence(ForwardReduction):
         return among, allowed[among]
 
     def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the log odds of all layers in nats; those of templates are initial log odds plus ``stats``.
+        """Return the log odds of all weights in nats, with new log odds of the templates.
 
-        ``first`` are the initial log odds of all layers. A template that would lose all weights keeps its
-        earlier log odds.
+        The log odds of a template are its initial ones, from ``first``, plus the evidence in ``stats``. A
+        template that would lose all weights keeps its earlier log odds.
         """
         priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
@@ -227,7 +239,7 @@ class TemplateEvidence(ForwardReduction):
 
 
 def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the common values: in sorted ``numbers``, and in ``rows``."""
+    """Return the indices of the common values in the sorted ``numbers`` and in ``rows``, as two arrays."""
     if not len(numbers):
         return np.empty(0, int), np.empty(0, int)
     where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
@@ -238,7 +250,7 @@ def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def choose_first_images(
     net: Hierarchy, numbers: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted row numbers of the images with which templates start, and the template of each.
+    """Return the sorted row numbers of the images as which templates start, and the template of each image.
 
     Parameters
     ----------

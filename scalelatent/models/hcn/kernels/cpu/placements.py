@@ -119,7 +119,7 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Return the positions ``s`` after adding or removing features, largest gain first, until none gains."""
+    """Return the positions ``s`` after adding or removing features, the largest gain first."""
     out = s.copy()
     _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

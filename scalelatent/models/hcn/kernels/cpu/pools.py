@@ -12,7 +12,7 @@ from scalelatent.models.hcn.kernels.windows import make_tree_layouts
 
 from .trees import make_passes
 
-_look_off, _look_on, _, _ = make_passes(2, wide=True)
+_summarize_off, _summarize_on, _, _ = make_passes(2, wide=True)
 
 _0, _OFF_IMAGE, _MOST, _ALL = (
     np.int32(0),
@@ -28,7 +28,7 @@ def _clip(x: np.int32) -> np.int32:
 
 
 @subkernel
-def _side(n: int) -> int:
+def _find_pool_side(n: int) -> int:
     """Return the side of a pool with n shifts."""
     side = 1
     while side * side < n:
@@ -67,8 +67,8 @@ def _sum_messages(
 
 
 @subkernel
-def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
-    """Write to ``up`` the messages from the OR of each pixel to the shifts of pools, for one channel."""
+def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
+    """Write to ``up`` the messages from the OR of each pixel to the pools that can shift into the pixel."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
         _sum_messages(down, side, y, total, first, second)
@@ -84,8 +84,10 @@ def _raise_ors(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, r
 
 
 @subkernel
-def _best_shifts(up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray) -> None:
-    """Write the largest and the second largest message that each pool of row ``y`` gets from its shifts."""
+def _find_best_shifts(
+    up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
+) -> None:
+    """Write the largest two values of message plus log prior over the shifts of each pool of row ``y``."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -104,12 +106,12 @@ def _pass_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: np.float32,
     up: np.ndarray, rows: np.ndarray,
 ) -> None:  # fmt: skip
-    side = _side(down.shape[2])
+    side = _find_pool_side(down.shape[2])
     for n in range(down.shape[0]):
         for a in range(down.shape[1]):
-            _raise_ors(below[n, a], down[n, a], side, up, rows)
+            _pass_ors_up(below[n, a], down[n, a], side, up, rows)
             for y in range(down.shape[3]):
-                _best_shifts(up, prior, y, rows[0], rows[1])
+                _find_best_shifts(up, prior, y, rows[0], rows[1])
                 for x in range(down.shape[4]):
                     old = evidence[n, a, y, x]
                     step = damping * np.float32(_clip(rows[0, x]) - old)
@@ -124,13 +126,13 @@ def _pass_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int, up: np.ndarray,
     rows: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    side, total, first, second = _side(down.shape[2]), rows[0], rows[1], rows[2]
+    side, total, first, second = _find_pool_side(down.shape[2]), rows[0], rows[1], rows[2]
     for n in range(down.shape[0]):
         for a in range(down.shape[1]):
             for _ in range(rounds + 1):
-                _raise_ors(below[n, a], down[n, a], side, up, rows)
+                _pass_ors_up(below[n, a], down[n, a], side, up, rows)
                 for y in range(down.shape[3]):
-                    _best_shifts(up, prior, y, first, second)
+                    _find_best_shifts(up, prior, y, first, second)
                     top = above[n, a, y]
                     for d in range(down.shape[2]):
                         arrived, chance, row = up[d, y], prior[d, y], down[n, a, d, y]
@@ -152,7 +154,7 @@ def _pass_down(
     in_array("i8", 2),
     out_array("i4", 4),
 )
-def _lower_trees(
+def _pass_trees_down(
     s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray, trees: np.ndarray, out: np.ndarray
 ) -> None:
     s_step, w_step = 4 * s.shape[2] * s.shape[3], 4 * w.shape[2] * w.shape[3]
@@ -166,15 +168,15 @@ def _lower_trees(
                     rows, run, s_step, w_step, s[n].ctypes.data + of_s, w[a].ctypes.data + of_w,
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
-                total = _look_off(tree, (_MOST,), _ALL)
-                # If no pair is on, the result is the largest message instead of the sum.
+                total = _summarize_off(tree, (_MOST,), _ALL)
+                # If no pair is on, the sum of positive messages is 0, and the largest message is the result.
                 if total == _0:
-                    total = _look_on(tree, (_MOST,), _ALL)[0]
+                    total = _summarize_on(tree, (_MOST,), _ALL)[0]
                 flat[pixel] = _clip(total)
 
 
 @entry(in_array("i4", 4), in_array("i8", 2), in_array("i4", 4), out_array("i4", 4), out_array("i4", 4))
-def _lower_features(
+def _pass_features_down(
     s: np.ndarray, on: np.ndarray, evidence: np.ndarray, first: np.ndarray, total: np.ndarray
 ) -> None:
     high, wide = s.shape[2:]
@@ -194,34 +196,34 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.empty(down.shape[2:], np.int32), np.empty((3, down.shape[4]), np.int32)
 
 
-def raise_pools(
+def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
     """Pass messages from the pixels up through the pools; write the messages to features to ``evidence``."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
-def lower_pools(
+def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Return the messages from pools down to the pixels; change ``down``, the messages to the shifts."""
+    """Return the messages from pools down to the pixels; update ``down``, the messages of pools to ORs."""
     out = np.empty_like(below)
     _pass_down(below, prior, above, down, rounds, *_scratch(down), out)
     return out
 
 
-def lower_trees(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
+def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
     """Return the messages from features down to the pixels, int32 (images, channels, height, width)."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
-    _lower_trees(s, w, to_s, to_w, make_tree_layouts(image, (h, width), n_features), out)
+    _pass_trees_down(s, w, to_s, to_w, make_tree_layouts(image, (h, width), n_features), out)
     return out
 
 
-def lower_features(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
+def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
     """Return the messages from features with fixed weights down to the pixels, after one pass up."""
     first, total = np.full(evidence.shape, _OFF_IMAGE), np.zeros(evidence.shape, np.int32)
-    _lower_features(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
+    _pass_features_down(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))
     return made

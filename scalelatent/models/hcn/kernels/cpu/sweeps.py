@@ -14,23 +14,23 @@ from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, count_pairs, ma
 
 from .trees import make_passes, prefetch
 
-_look_off, _look_on, _off, _on = make_passes(0)
-_look_off_1, _look_on_1, _off_1, _on_1 = make_passes(1)
+_summarize_off, _summarize_on, _send_off, _send_on = make_passes(0)
+_summarize_off_1, _summarize_on_1, _send_off_1, _send_on_1 = make_passes(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
-# Prefetch the messages of a pixel into the CPU cache if it has at least this many messages.
+# Prefetch the messages of a pixel into the CPU cache if it has at least this many pairs (position, weight).
 LARGE_TREE_PAIRS = 512
 # Number of bytes to prefetch; the processor itself prefetches the bytes that follow.
 PREFETCH_BYTES = 1024
 
 
 @subkernel
-def _bounds(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
+def _bound_messages(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
     """Return upper bounds of the messages from a pixel with log odds b > 0 to its pairs.
 
-    A pair is a feature position and a weight. The second bound is for the pair with the largest value
-    ``first``; the first bound is for all other pairs. ``second`` is the second largest value. All numbers are
-    in units of 1/256 nat.
+    A pair is a feature position and a weight, which send a message (the value of the pair) to the pixel. The
+    second bound is for the pair with the largest value ``first``; the first bound is for all other pairs.
+    ``second`` is the second largest value. All numbers are in units of 1/256 nat.
     """
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
@@ -51,14 +51,14 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
             spots = s[k, n].ctypes.data + of_s, w[k, a].ctypes.data + of_w
             tree = (rows, run, s_step, w_step, *spots, live.ctypes.data)
             if b < _0:
-                total = _look_off(tree, (-b,), _ALL)
+                total = _summarize_off(tree, (-b,), _ALL)
                 if total < -b - b:
-                    _off(tree, (-b - total, -b, _0), _ALL)
+                    _send_off(tree, (-b - total, -b, _0), _ALL)
             elif b > _0:
-                first, second = _look_on(tree, (b,), _ALL)
-                rest, top = _bounds(first, second, b)
+                first, second = _summarize_on(tree, (b,), _ALL)
+                rest, top = _bound_messages(first, second, b)
                 if top > _0:
-                    _on(tree, (rest, top, first), _ALL)
+                    _send_on(tree, (rest, top, first), _ALL)
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
@@ -67,8 +67,8 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
 
 
 def _make_sweep(wide: bool) -> Callable[..., None]:
-    """Return the kernel that updates all pixels once with stored messages, int16 or, if ``wide``, int32."""
-    look_off, look_on, send_off, send_on = make_passes(2, wide)
+    """Return the kernel that updates the stored messages of all pixels once: int16, or int32 if ``wide``."""
+    summarize_off, summarize_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 
     @subkernel
@@ -100,11 +100,11 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
                 # An unknown pixel (b = 0) sends messages of 0, which replace its stored messages.
                 if b <= _0:
-                    total = look_off(tree, (-b,), _ALL)
+                    total = summarize_off(tree, (-b,), _ALL)
                     change = send_off(tree, (-b - total, -b, _0), damping)
                 else:
-                    first, second = look_on(tree, (b,), _ALL)
-                    rest, top = _bounds(first, second, b)
+                    first, second = summarize_on(tree, (b,), _ALL)
+                    rest, top = _bound_messages(first, second, b)
                     change = send_on(tree, (rest, top, first), damping)
                 moved[k] += change
 
@@ -140,7 +140,7 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all pixels once with stored messages; return the number of changed pixels per chain."""
+    """Update the stored messages of all pixels once; return the number of changed pixels per chain."""
     moved = np.zeros(len(order), np.int64)
     size = count_pairs(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     for messages in (to_s, to_w):
@@ -178,24 +178,24 @@ def _decode(
                 tree = (rows, run, s_step, w_step, *spots, live.ctypes.data)
                 change = False
                 if b < _0:
-                    total = _look_off_1(tree, (-b,), _ALL)
-                    change = _off_1(tree, (-b - total, -b, _0), _ALL)
+                    total = _summarize_off_1(tree, (-b,), _ALL)
+                    change = _send_off_1(tree, (-b - total, -b, _0), _ALL)
                 elif b > _0:
-                    first, second = _look_on_1(tree, (b,), _ALL)
-                    rest, top = _bounds(first, second, b)
-                    change = _on_1(tree, (rest, top, first), _ALL)
+                    first, second = _summarize_on_1(tree, (b,), _ALL)
+                    rest, top = _bound_messages(first, second, b)
+                    change = _send_on_1(tree, (rest, top, first), _ALL)
                 moved[n] += change
             if moved[n] == 0:
                 break
 
 
-def decode(
+def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute log odds of feature positions for fixed weights; return the changed pixels of each row."""
+    """Write log odds of feature positions for fixed weights to ``s``; return the changed pixels per row."""
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
-    kept = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)
+    messages = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)
     hard = np.where(w, np.int32(FIXED_WEIGHT), np.int32(-FIXED_WEIGHT))
-    _decode(evidence, order, s, hard, kept, n_sweeps, make_tree_layouts(*sizes), moved)
+    _decode(evidence, order, s, hard, messages, n_sweeps, make_tree_layouts(*sizes), moved)
     return moved

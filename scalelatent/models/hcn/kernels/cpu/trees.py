@@ -1,19 +1,19 @@
-"""The two passes over the AND-OR tree of one pixel, as LLVM vector instructions.
+"""Message updates of the AND-OR tree of one pixel, as LLVM vector instructions.
 
 The inputs of a tree are pairs of a feature position (array S) and a weight (array W), in a few contiguous
-lines of equal length. A pair sends a value to the OR of the tree, and the OR sends the message g back. If
-the sign of the log odds b of the pixel is known, g needs half of the work of the general rule:
+lines of equal length. A pair sends a message, its value, to the OR of the tree, and the OR sends the message
+g back. If the sign of the log odds b of the pixel is known, g needs half of the work of the general rule:
 
 - b < 0: g = min(0, b + sum of the values of the other pairs). Each pair adds at most |b| to the sum, so the
   int32 sum is exact for trees of any size.
 - b > 0: g = min(b, max(0, -largest value of the other pairs)).
 
-The first pass computes the sum, or the largest two values. The second pass sends the messages.
+The first pass over the pairs computes the sum, or the largest two values. The second pass sends the messages.
 
-Most lines are quiet: none of their places has a belief above 0 (above -b if b > 0). A quiet line adds nothing
-to the sum or to the largest two values, all its pairs get the same g, and its weights get the message 0.
-Therefore the first pass reads only its places and the second only its weights. One byte per line records
-whether the line is live and whether it has nonzero messages to weights.
+Most lines are quiet: none of their positions has log odds above 0 (above -b if b > 0). A quiet line adds
+nothing to the sum or to the largest two values, all its pairs get the same g, and its weights get the message
+0. Therefore the first pass reads only its positions and the second only its weights. One byte per line
+records whether the line is live (not quiet) and whether it has nonzero messages to weights.
 """
 
 from __future__ import annotations
@@ -41,20 +41,23 @@ Values = list[ir.Value]
 
 
 class _VectorCode(Vectors):
-    """Vector instructions of both passes; stored messages are int16, or int32 if ``wide``."""
+    """Emitter of the vector instructions that the two passes over the pairs of a pixel share.
+
+    Messages in memory are int16, or int32 if ``wide``.
+    """
 
     def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
         super().__init__(builder)
-        self.wide, self.kept = wide, ir.VectorType(I32 if wide else I16, LANES)
-        self.kept_bytes = 4 if wide else 2
+        self.wide, self.stored_type = wide, ir.VectorType(I32 if wide else I16, LANES)
+        self.stored_bytes = 4 if wide else 2
 
     def widen(self, raw: ir.Value) -> ir.Value:
-        """Convert stored messages to int32."""
+        """Convert messages in memory to int32."""
         return raw if self.wide else self.b.sext(raw, self.ints)
 
     def narrow(self, messages: ir.Value) -> ir.Value:
-        """Convert int32 messages to the type in which messages are stored."""
-        return messages if self.wide else self.b.trunc(messages, self.kept)
+        """Convert int32 messages to their type in memory."""
+        return messages if self.wide else self.b.trunc(messages, self.stored_type)
 
     def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Return the larger of two values in each lane."""
@@ -83,7 +86,7 @@ class _VectorCode(Vectors):
         other: Callable[[], Values] | None = None,
         before: Sequence[ir.Value] = (),
     ) -> Values:
-        """Emit code that runs body() if a condition holds, and else runs other() or yields ``before``."""
+        """Emit code that yields body() if ``condition`` is true, else other(), or else ``before``."""
         b = self.b
         entry, inside, done = b.block, b.append_basic_block("some"), b.append_basic_block("all")
         outside = b.append_basic_block("none") if other else done
@@ -115,7 +118,7 @@ class _Pairs:
         damping: ir.Value | None = None,
     ) -> None:
         self.code, self.mask, self._damping = code, mask, damping
-        sizes = [4, 4, *[code.kept_bytes] * 2]
+        sizes = [4, 4, *[code.stored_bytes] * 2]
         self._spots = [
             code.b.add(spot, code.b.mul(i, I64(size))) for spot, size in zip(spots, sizes, strict=False)
         ]
@@ -134,23 +137,23 @@ class _Pairs:
         return self._found[which]
 
     def old_messages(self, which: int) -> ir.Value | None:
-        """Load the stored messages of the last sweep; None if messages are not stored."""
+        """Load the messages of the last update of the pixel; None if messages are not stored."""
         if 2 + which >= len(self._spots):
             return None
-        return self.code.widen(self._kept(which))
+        return self.code.widen(self._load_stored(which))
 
-    def _kept(self, which: int) -> ir.Value:
+    def _load_stored(self, which: int) -> ir.Value:
         if 2 + which not in self._found:
-            self._found[2 + which] = self.code.load(self._spots[2 + which], 0, self.code.kept)
+            self._found[2 + which] = self.code.load(self._spots[2 + which], 0, self.code.stored_type)
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Return the log odds of positions (0) or weights (1) without the messages of this pixel."""
+        """Return the log odds of positions (0) or weights (1) minus the stored messages of this pixel."""
         belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
-        """Store new messages to positions (0) and weights (1).
+        """Add new messages to the log odds of positions (0) and weights (1), and store them.
 
         Return one bit per pair with a changed message, and one bit per weight with a nonzero message.
         """
@@ -162,18 +165,18 @@ class _Pairs:
         changes = {which: b.sub(message, self.old_messages(which)) for which, message in new.items()}
 
         def held() -> ir.Value:
-            return self._unlike_zero(self._kept(1)) if 1 in new else _BITS(0)
+            return self._unlike_zero(self._load_stored(1)) if 1 in new else _BITS(0)
 
         def write() -> Values:
             moved = _BITS(0)
             for which, change in changes.items():
                 change = self._damped(change)
                 self._add(which, change)
-                self._store_kept(which, change)
+                self._store_message(which, change)
                 moved = b.or_(moved, self._unlike_zero(change))
             return [moved, held()]
 
-        # After some sweeps few messages change, so most vectors need no write to memory.
+        # After some updates of all pixels few messages change, so most vectors need no write to memory.
         bits = functools.reduce(b.or_, (self._unlike_zero(change) for change in changes.values()))
         return code.where(code.any(bits), write, before=[_BITS(0), held()])
 
@@ -195,10 +198,10 @@ class _Pairs:
             belief = self.code.b.bitcast(belief, self.code.vec)
         self.code.store(belief, self._spots[which], mask=self.mask)
 
-    def _store_kept(self, which: int, change: ir.Value) -> None:
-        raw = self.code.b.add(self._kept(which), self.code.narrow(change))
+    def _store_message(self, which: int, change: ir.Value) -> None:
+        raw = self.code.b.add(self._load_stored(which), self.code.narrow(change))
         if self.mask is not None:
-            raw = self.code.b.select(self.mask, raw, self._kept(which))
+            raw = self.code.b.select(self.mask, raw, self._load_stored(which))
         self.code.store(raw, self._spots[2 + which])
         self._found[2 + which] = raw
 
@@ -214,8 +217,8 @@ class _Tree:
         self.code = code
         self.rows, self.n, *steps = tree[:4]
         self.spots, b = tree[4:], code.b
-        kept = b.mul(self.n, I64(code.kept_bytes))
-        self.steps = [*steps, *[kept] * (len(self.spots) - 3), I64(1)]
+        message_step = b.mul(self.n, I64(code.stored_bytes))
+        self.steps = [*steps, *[message_step] * (len(self.spots) - 3), I64(1)]
         left = b.srem(self.n, I64(LANES))
         self.some, self.last, self.whole = (
             b.icmp_signed("!=", left, I64(0)),
@@ -241,7 +244,7 @@ class _Tree:
         body: Callable[[_Pairs, Values], Values],
         damping: ir.Value | None = None,
     ) -> Values:
-        """Loop over the pairs of a line by vectors: values = body(pairs, values); return the last values."""
+        """Loop over vectors of pairs of a line: values = body(pairs, values). Return the last values."""
         code = self.code
 
         def part(i: ir.Value, mask: ir.Value | None, carried: Values) -> Values:
@@ -261,13 +264,13 @@ Passes: TypeAlias = tuple[
 
 
 def _inline(
-    n_kept: int, wide: bool, n_numbers: int, result: types.Type, code_of: CodeOf
+    n_stored: int, wide: bool, n_numbers: int, result: types.Type, code_of: CodeOf
 ) -> Callable[..., Any]:
     """Return a numba function whose body is the LLVM code that ``code_of`` emits.
 
     The function takes a tree (see `_Tree`), ``n_numbers`` int32 numbers and the damping (float32).
     """
-    n_tree = 7 + n_kept
+    n_tree = 7 + n_stored
     arguments = (
         types.UniTuple(types.int64, n_tree),
         types.UniTuple(types.int32, n_numbers),
@@ -295,11 +298,11 @@ def _inline(
     return intrinsic(typed)
 
 
-def _first_pass(on: bool, n_kept: int) -> CodeOf:
+def _first_pass(on: bool, n_stored: int) -> CodeOf:
     """Return the code of the first pass, which skips quiet lines.
 
     The pass returns the sum of the values of the pairs, or if ``on`` (log odds of the pixel above 0) the two
-    largest values. ``n_kept`` is the number of stored messages per pair.
+    largest values. ``n_stored`` is the number of stored messages per pair.
     """
 
     def code_of(code: _VectorCode, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
@@ -319,7 +322,7 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
             live = code.any(code.lanes_of(b.icmp_signed(">", top, limit)))
             found = code.where(live, lambda: tree.pairs(spots, carried, value), before=carried)
             flag = b.select(live, I8(LIVE), I8(0))
-            b.store(b.or_(b.load(byte), flag) if n_kept == 2 else flag, byte)
+            b.store(b.or_(b.load(byte), flag) if n_stored == 2 else flag, byte)
             return found
 
         if not on:
@@ -335,24 +338,25 @@ def _first_pass(on: bool, n_kept: int) -> CodeOf:
     return code_of
 
 
-def _second_pass(on: bool, n_kept: int) -> CodeOf:
+def _second_pass(on: bool, n_stored: int) -> CodeOf:
     """Return the code of the second pass, which sends messages to all pairs.
 
-    The pass returns whether a stored message changed. ``n_kept`` is the number of stored messages per pair.
+    The pass returns whether a stored message changed. ``n_stored`` is the number of stored messages per pair.
     If it is 1, the weights are fixed and only positions get messages.
     """
 
     def code_of(code: _VectorCode, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        # If ``on``, z is the largest value of the pairs. Messages to pairs with the value z have at most the
-        # absolute value y; messages to all other pairs have at most the absolute value x.
-        # If not ``on``, x is -(b + sum of the values) and y is -b, with the log odds b of the pixel.
+        # The pass computes the message g of the OR to each pair (see the module docstring), and from g the
+        # messages to the position and the weight of the pair. The three numbers give g:
+        # If ``on`` (log odds b of the pixel above 0), g is y for pairs with the largest value z, else x.
+        # If not ``on``, x is -(b + sum of the values of all pairs) and y is -b.
         most = x if on else code.max(x, zero)
-        damping = code.spread(damping) if n_kept == 2 else None
+        damping = code.spread(damping) if n_stored == 2 else None
 
         def message(other: ir.Value, size: ir.Value) -> ir.Value:
-            """Return the message to one input of a pair; ``size`` limits its absolute value."""
+            """Return the message to one input of a pair from the other input and the size |g| of g."""
             if on:
                 return code.min(code.max(b.add(other, size), zero), size)
             return b.sub(zero, code.min(code.max(other, zero), size))
@@ -369,7 +373,7 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
             else:
                 size = code.max(b.add(code.min(code.max(t, zero), y), x), zero)
             new = {0: message(w, size)}
-            if n_kept != 1:
+            if n_stored != 1:
                 new[1] = message(s, size)
             return [b.or_(old, bits) for old, bits in zip(carried, pairs.send(new), strict=True)]
 
@@ -381,12 +385,12 @@ def _second_pass(on: bool, n_kept: int) -> CodeOf:
                 lambda: tree.pairs(spots, start, quiet, damping),
                 lambda: tree.pairs(spots, start, live, damping),
             )
-            if n_kept == 2:
+            if n_stored == 2:
                 b.store(b.select(code.any(found[1]), I8(HELD), I8(0)), byte)
             return found[:1]
 
         found = tree.walk([_BITS(0)], run)
-        return code.any(found[0]) if n_kept else None
+        return code.any(found[0]) if n_stored else None
 
     return code_of
 
@@ -402,17 +406,18 @@ def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
     code.loop(I64(0), size, I64(64), [], line, may_be_empty=True)
 
 
-def make_passes(n_kept: int, wide: bool = False) -> Passes:
-    """Return four functions for numba that update one AND-OR tree.
+def make_passes(n_stored: int, wide: bool = False) -> Passes:
+    """Return four functions for numba that update the AND-OR tree of one pixel.
 
-    They are, in this order: the first pass for pixels with log odds of 0 or less, and above 0; the second
-    pass for the same two cases. ``n_kept`` is the number of stored messages per pair: 0, 1 (to the position)
-    or 2 (also to the weight). Stored messages are int16, or int32 if ``wide``.
+    They are, in this order: the first pass (sum or largest values of the pairs) for pixels with log odds of 0
+    or less, and above 0; the second pass (messages to the pairs) for the same two cases. ``n_stored`` is the
+    number of stored messages per pair: 0, 1 (to the position) or 2 (also to the weight). Stored messages are
+    int16, or int32 if ``wide``.
     """
-    result = types.boolean if n_kept else types.void
+    result = types.boolean if n_stored else types.void
     return (
-        _inline(n_kept, wide, 1, types.int32, _first_pass(False, n_kept)),
-        _inline(n_kept, wide, 1, types.UniTuple(types.int32, 2), _first_pass(True, n_kept)),
-        _inline(n_kept, wide, 3, result, _second_pass(False, n_kept)),
-        _inline(n_kept, wide, 3, result, _second_pass(True, n_kept)),
+        _inline(n_stored, wide, 1, types.int32, _first_pass(False, n_stored)),
+        _inline(n_stored, wide, 1, types.UniTuple(types.int32, 2), _first_pass(True, n_stored)),
+        _inline(n_stored, wide, 3, result, _second_pass(False, n_stored)),
+        _inline(n_stored, wide, 3, result, _second_pass(True, n_stored)),
     )

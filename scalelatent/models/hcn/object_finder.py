@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class SeveralObjects:
-    """Finder of several objects in larger images: a fitted network with another class layer.
+class ObjectFinder:
+    """Finder of several objects in images that are larger than those of the fit.
 
+    It is a fitted network with another class layer.
     :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns it; nothing is learned again.
 
     Attributes
@@ -44,7 +45,7 @@ class SeveralObjects:
     frame : (int, int)
         Height and width of an object: those of the images of the fit.
     network : FixedNetwork
-        The fitted network, for the larger images.
+        The fitted network, enlarged to ``image_shape``.
     device : str
         Device of the forward pass: "auto", "cpu" or "gpu".
 
@@ -77,7 +78,7 @@ class SeveralObjects:
         image_shape: Sequence[int],
         n_objects: int,
         device: str,
-    ) -> SeveralObjects:
+    ) -> ObjectFinder:
         """Return the finder for a fitted network; raise an error for images smaller than in the fit."""
         own = network.layer.image[1:]
         sides = tuple(int(side) for side in image_shape)
@@ -114,7 +115,7 @@ class SeveralObjects:
         DataError
             If images have another shape, or pixels other values than those of the fit.
         """
-        return np.concatenate([part for _, part in self._scores(X)])
+        return np.concatenate([part for _, part in self._iterate_scores(X)])
 
     def predict(self, X: Any) -> FoundObjects:
         """Find the objects in images and their positions.
@@ -136,7 +137,7 @@ class SeveralObjects:
         """
         cost = math.log(math.prod(self.places) * self.network.net.n_templates)
         codes, positions, scores, exact = [], [], [], []
-        for n_rows, found in self._scores(X):
+        for n_rows, found in self._iterate_scores(X):
             code = np.full((n_rows, self.n_objects), -1)
             position, score = np.full((*code.shape, 2), -1), np.zeros(code.shape)
             for row, at_places in enumerate(found):
@@ -154,9 +155,9 @@ class SeveralObjects:
         labels = np.where(code < 0, none, self.classes_[code])
         return FoundObjects(labels, np.concatenate(positions), np.concatenate(scores), np.array(exact))
 
-    def _scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
+    def _iterate_scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (number of images, their class scores at each position) for each block of images."""
-        ds, net = self._images(X), self.network.net
+        ds, net = self._open_images(X), self.network.net
         backend, size = make_backend(self.device), self.network.requirements.block_rows or 1
         with single_threaded():
             for start in range(0, len(ds), size):
@@ -168,7 +169,7 @@ class SeveralObjects:
                 best = [scores[:, of == code].max(axis=1) for code in range(len(self.classes_))]
                 yield len(x), np.stack(best, axis=3)
 
-    def _images(self, X: Any) -> Dataset:
+    def _open_images(self, X: Any) -> Dataset:
         """Return images as a dataset; raise a DataError if their shape is not ``image_shape``."""
         layer, X = self.network.net.layers[0], opened(X, "X")
         if not isinstance(X, Dataset):

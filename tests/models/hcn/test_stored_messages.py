@@ -1,4 +1,4 @@
-"""Learning with kept messages: visits, leaves, and small networks compared with their MAP by enumeration."""
+"""Learning with stored messages of leaves (fixed ranges of images), compared with enumeration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.kernels.units import from_units, to_units
-from scalelatent.models.hcn.model.kept_messages import (
+from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
+from scalelatent.models.hcn.model.stored_messages import (
     BatchFeatureLearner,
     LeafMessages,
     leaf_bytes,
     start_leaf,
     visit_leaves,
 )
-from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from tests.models.hcn.cases import Kernels, overlap
 
 BACKEND = Kernels()
@@ -29,7 +29,7 @@ BACKEND = Kernels()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Return beliefs of W in nats, and the leaf, after learning images that are one leaf."""
+    """Return beliefs of the weights in nats, and the stored messages, of images learned as one leaf."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -55,7 +55,7 @@ def test_one_long_visit_equals_several_short_visits() -> None:
     assert leaf_bytes(layer, 4) == sum(a.nbytes for a in (leaf.s, leaf.to_s, leaf.to_w, leaf.held))
 
 
-# The sizes of the paper's letters, and small ones.
+# The first sizes are those of the paper's letters (Lazaro-Gredilla et al. 2016).
 @pytest.mark.parametrize(("side", "n_features", "window"), [(24, 32, (8, 6)), (14, 5, (6, 6))])
 def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
     layer = FeatureLayer((1, side, side), n_features, window, 1e-3, 1e-3, 0.3, 1e-4)
@@ -80,7 +80,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    # The kept messages existed before.
+    # ``peak`` does not include the stored messages of before, which the second call replaces.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
 
@@ -140,7 +140,10 @@ def all_bits(n: int) -> np.ndarray:
 
 
 def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return log joint probabilities (len(s), len(w)) of configurations of S and of W, minus a constant."""
+    """Return log joint probabilities (len(s), len(w)) of window positions S and weights W.
+
+    A constant is missing.
+    """
     high, wide, _ = layer.places
     h, width = layer.window
     made = np.zeros((len(s), len(w), high + h - 1, wide + width - 1), bool)
@@ -157,7 +160,10 @@ def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarr
     ("image", "window", "n_features"), [((3, 3), (2, 2), 2), ((2, 5), (1, 3), 1), ((1, 9), (1, 3), 1)]
 )
 def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_features) -> None:
-    """The check covers networks of at most 18 bits, of which 95 of 100 must succeed."""
+    """The best of ten restarts is the most probable configuration in at least 95 of 100 small networks.
+
+    The networks have at most 18 bits, so that all configurations can be enumerated.
+    """
     hits = 0
     layer = FeatureLayer((1, *image), n_features, window, 0.05, 0.05, 0.4, 0.2)
     n_s, n_w = int(np.prod(layer.places)), int(np.prod(layer.weights_shape))
@@ -176,5 +182,6 @@ def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_fea
         for restart in range(10):
             beliefs, leaf = learn_leaf(layer, evidence, seed, 60, 0.8, restart)
             found.append(scores(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
-        hits += max(found) >= best - 0.1  # Evidence is rounded to the grid.
+        # The evidence is rounded to multiples of 1/256 nat, so equal scores differ a little.
+        hits += max(found) >= best - 0.1
     assert hits >= 0.95 * 40

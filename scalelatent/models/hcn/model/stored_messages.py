@@ -1,8 +1,11 @@
-"""Batch learning of one layer of features, with stored messages of all images (Algorithm 1).
+"""Batch learning of one layer of features, with stored messages of all images.
 
-A leaf is a fixed, contiguous range of images with the last messages of all its pixels. A visit updates the
-pixels of one leaf a few times, starting from the log odds of the weights W of the previous step. It returns
-the change of the messages from the leaf to W. A step adds the changes of all visited leaves to the log odds.
+It is Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+
+A leaf is a fixed, contiguous range of images, and its file stores the last messages of all its pixels. A
+visit updates the messages of one leaf once or a few times, starting from the log odds of the weights W of the
+previous step. It returns the change of the messages from the leaf to W. A step adds the changes of the leaves
+that it visits to the log odds.
 """
 
 from __future__ import annotations
@@ -25,20 +28,21 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from .evidence_learner import EvidenceState, OnlineFeatureLearner, PreparedEvidence
 from .layer import FeatureLayer, row_numbers
 
-# Upper bound of the bytes of the leaves that one kernel call updates. The host holds them twice.
-VISIT_BYTES = 2**31
+# One kernel call updates ranges of images (leaves) of at most this many bytes. The host holds them twice.
+KERNEL_CALL_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class LeafMessages:
-    """Messages of the images of a leaf (a fixed range of rows) between two sweeps (updates of all pixels).
+    """Messages of a leaf (a fixed range of images) between two sweeps (updates of all pixels).
 
     Attributes
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
         Log odds of feature positions in units of 1/256 nat: the prior plus all messages to positions.
     to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
-        Messages of the pixels to positions and to weights, in units of 1/256 nat.
+        Messages of the pixels to positions and to weights, in units of 1/256 nat, followed by `MESSAGE_ROOM`
+        unused entries.
     held : ndarray of uint8, shape (images, channels, height * width, h)
         1 for each line of a pixel's window that has a nonzero message to W, else 0.
     sweeps : int
@@ -56,7 +60,7 @@ class LeafMessages:
 
 
 def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
-    """Return a leaf of ``n_rows`` images before its first visit: all messages are 0."""
+    """Return the messages of a leaf (range) of ``n_rows`` images before their first update: all are 0."""
     channels, height, width = layer.image
     room = message_room((height, width), layer.window, layer.n_features)
     to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
@@ -65,7 +69,7 @@ def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
 
 
 def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
-    """Return the size in bytes of a leaf of ``n_rows`` images."""
+    """Return the size in bytes of the messages of a leaf (range) of ``n_rows`` images."""
     channels, height, width = layer.image
     room = message_room((height, width), layer.window, layer.n_features)
     held = layer.n_pixels * layer.window[0]
@@ -82,10 +86,10 @@ def visit_leaves(
     damping: float,
     backend: Backend,
 ) -> list[tuple[LeafMessages, np.ndarray]]:
-    """Sweep over the images of leaves until no message changes, at most ``n_sweeps`` times.
+    """Update the messages of several leaves until no message changes, at most ``n_sweeps`` times.
 
-    All leaves share the kernel calls. They have equal numbers of images and of earlier sweeps, and stay
-    unchanged. Each leaf gets the messages that a call for this leaf alone would give.
+    A leaf is a range of images; all ``leaves`` have equal numbers of images and of earlier sweeps. They stay
+    unchanged. They share the kernel calls, and the result of each leaf is that of a call for it alone.
 
     Parameters
     ----------
@@ -94,7 +98,8 @@ def visit_leaves(
     beliefs : ndarray of int32, shape (channels, h, w, F)
         Log odds of the weights W in units of 1/256 nat, including the messages of these leaves.
     first_rows : sequence of int
-        Row number of the first image of each leaf. Seed, sweep and this number give the order of the pixels.
+        Row number of the first image of each leaf. Seed, sweep and this number decide the order of the
+        pixels.
     damping : float
         Weight of a new message in the average of the new and the old message.
 
@@ -125,16 +130,18 @@ def visit_leaves(
 
 @dataclass(frozen=True)
 class LeafState(EvidenceState):
-    """Log odds of the weights W, with the messages of all leaves; they are multiples of 1/256 nat.
+    """Log odds of the weights W, including the messages of all images, and progress of the leaves.
+
+    The log odds are multiples of 1/256 nat. A leaf is a fixed range of images, and a sweep updates the
+    messages of all its pixels once.
 
     Attributes
     ----------
     moved, last_moved : int
-        Number of pixels with a changed message in the last sweep over their leaf: in this epoch so far, and
+        Number of pixels that changed a message in the last sweep over their leaf: in this epoch so far, and
         in the epoch before.
     left, last_left : int
-        Number of leaves that have not had ``max_sweeps`` sweeps: in this epoch so far, and in the epoch
-        before.
+        Number of leaves with fewer than ``max_sweeps`` sweeps: in this epoch so far, and in the epoch before.
     """
 
     moved: int = 0
@@ -144,7 +151,7 @@ class LeafState(EvidenceState):
 
 
 class StoredFeatureLeaf(TypedDict):
-    """Stored data of a leaf: its `LeafMessages` as a dict, and its last change of the log odds of W."""
+    """Stored data of a leaf (range of images): its `LeafMessages` as a dict, and its last change of W."""
 
     messages: dict[str, Any]
     change: np.ndarray
@@ -152,7 +159,10 @@ class StoredFeatureLeaf(TypedDict):
 
 @dataclass(frozen=True)
 class BatchFeatureLearner(OnlineFeatureLearner):
-    """Batch learning of one layer by Algorithm 1 (a `scalelatent.contract.learners.StoredRangeLearner`).
+    """Batch learning of one layer (a :class:`~scalelatent.contract.learners.StoredRangeLearner`).
+
+    It is Algorithm 1 of Lázaro-Gredilla et al. (2016). A leaf is a fixed range of images. A sweep updates the
+    messages of all its pixels once. A visit loads the stored messages of a leaf, sweeps, and stores them.
 
     Attributes
     ----------
@@ -161,8 +171,8 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     n_rows : int
         Number of images in all leaves.
     single_leaf_sweeps : int
-        Sweeps per visit if a single leaf holds all images. With several leaves a visit is one sweep, because
-        the other leaves change the log odds of W after each sweep.
+        Number of sweeps per visit if a single leaf holds all images. With several leaves a visit has one
+        sweep, because the other leaves also change the log odds of W.
     max_sweeps : int
         Upper bound of the sweeps over a leaf in all visits.
     """
@@ -175,15 +185,15 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     @property
     def requirements(self) -> BlockRequirements:
         fixed = 48 * int(np.prod(self.layer.weights_shape))
-        # A visit holds the old and the new leaf, the bytes read from disk, and the bytes to write, for which
-        # the arrays are joined; in addition the orders of the pixels.
+        # An update needs memory for the old and the new messages, the bytes read from disk, and the bytes to
+        # write, for which the arrays are joined; in addition for the orders of the pixels.
         return BlockRequirements(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
 
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
 
     def make_single_leaf_learner(self, n_rows: int, sweeps: int) -> BatchFeatureLearner:
-        """Return the learner for a single leaf of ``n_rows`` images with this number of sweeps per visit."""
+        """Return the learner for one range (leaf) of ``n_rows`` images, with ``sweeps`` sweeps per update."""
         return replace(self, n_rows=n_rows, single_leaf_sweeps=sweeps)
 
     def start(self, restart: int = 0) -> LeafState:
@@ -193,13 +203,21 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     def visit(
         self, prepared: PreparedEvidence, block: Block, kept: StoredFeatureLeaf | None
     ) -> StoredFeatureLeaf:
-        """Return the data to store for a leaf after a visit, see `StoredFeatureLeaf`."""
+        """Update the messages of one leaf (a fixed range of images) once, and return the data to store.
+
+        ``kept`` is the data that the last update returned, or None before the first update. ``block`` has the
+        images. A single leaf of all images is updated ``single_leaf_sweeps`` times.
+        """
         return self.visit_leaves(prepared, [block], [kept])[0]
 
     def visit_leaves(
         self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[StoredFeatureLeaf | None]
     ) -> list[StoredFeatureLeaf]:
-        """Return the data to store for several leaves; leaves of equal size share kernel calls."""
+        """Update the messages of several leaves (ranges of images), and return the data to store for each.
+
+        Leaves with equal numbers of images and of earlier sweeps share kernel calls. A leaf that has had
+        ``max_sweeps`` sweeps stays unchanged.
+        """
         state, backend = prepared
         beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)
         olds = [
@@ -213,7 +231,7 @@ class BatchFeatureLearner(OnlineFeatureLearner):
                 found[k] = replace(old, moved=0), np.zeros_like(beliefs)
         for (rows, swept), which in groups.items():
             sweeps = min(self.single_leaf_sweeps if rows == self.n_rows else 1, self.max_sweeps - swept)
-            most = max(1, VISIT_BYTES // leaf_bytes(self.layer, rows))
+            most = max(1, KERNEL_CALL_BYTES // leaf_bytes(self.layer, rows))
             for some in (which[a : a + most] for a in range(0, len(which), most)):
                 evidence = np.stack([self.layer.read_evidence(blocks[k]) for k in some])
                 firsts = [int(row_numbers(blocks[k])[0]) for k in some]
