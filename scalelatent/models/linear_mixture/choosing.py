@@ -1,4 +1,4 @@
-"""Choices of a classifier by cross-validation of its sample: the directions, and the score of a row."""
+"""Choices of a classifier by cross-validation of a sample: number of directions, and the score of a row."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ from .settings import (
 if TYPE_CHECKING:
     from .settings import AnyMixture
 
-# A candidate leaves the comparison after a fold if it has more errors than the best candidate by more than
-# this many standard errors of the difference. In the end, factor analysis replaces the reconstruction error
-# if it has fewer errors by more than one standard error.
+# A candidate (a model with one of the likelihoods) leaves the comparison after a fold if it classifies more
+# rows wrongly than the best candidate, by more than this many standard errors of the difference.
 BEHIND_ERRORS = 2.0
 
 
 def choose_n_dims(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> int:
-    """Return the number of directions, at most ``most``, with the fewest errors in the sample."""
+    """Return the number of directions, at most ``most``, with the fewest errors in cross-validation."""
     if not most:
         return 0
-    is_finite = np.isfinite(x).all(axis=1)  # the first pass names the others in its error
+    is_finite = np.isfinite(x).all(axis=1)  # the first pass refuses the other rows
     return int(count_wrong(x[is_finite], codes[is_finite], most, seed).argmin())
 
 
@@ -57,8 +56,9 @@ def choose_likelihood(model: AnyMixture, x: np.ndarray, codes: np.ndarray, seed:
     """Return the model with the likelihood that gives the fewest errors in cross-validation of the sample.
 
     The candidates are the reconstruction error and factor analysis, both with the parameters of the model. If
-    it has no ``n_components``, factor analysis with one component per class is a candidate too. After each
-    fold the candidates that are far behind leave the comparison.
+    it has no ``n_components``, factor analysis with one component per class is a candidate too. The candidate
+    with the reconstruction error is returned, unless the best one has fewer wrong rows by more than one
+    standard error.
     """
     candidates = [copy(model).set_params(likelihood=name) for name in ("error", "factor-analysis")]
     if model.n_components is None:

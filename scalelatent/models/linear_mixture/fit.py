@@ -312,7 +312,7 @@ def stepwise_steps(
     counts: np.ndarray,
     predictor: Callable[[MixtureState], MixtureRowMap],
 ) -> Generator[Step, Any, tuple[MixtureState, list[dict[str, Any]]]]:
-    """Run stepwise EM, and with tangents the last passes over all rows; return the state and the history."""
+    """Run stepwise EM, then passes of EM over all rows if there are tangents; return state and history."""
     settings, train = em.settings, {"train": rows["train"]}
     learner = make_stepwise_learner(model, settings, em.width)
     # A warm start has no counts of rows; the weights of the components then give each class the same mass.
@@ -412,7 +412,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     else:
         stage = forecast.add_stage("em", em, memory, REMEDY)
     state = None
-    if forecast.measure:  # random bases of a thousand components take as long as a pass, so only if needed
+    if forecast.measure:  # only if needed: random bases of 1,000 components take as long as a pass
         start = start_components(np.random.default_rng(0).normal(size=(k, p)), em.width, 0)
         state = initial_state(settings, start.with_n_dims(min(em.n_dims, em.width)), MAIN)
     about = f" {settings.likelihood} {settings.assignment} {model.tangents}"

@@ -212,7 +212,7 @@ class MixtureRowMap:
         return (columns,), dtype
 
     def prepare(self, backend: Backend) -> PreparedMixtureRows:
-        """Pack the scores for the kernels of a backend."""
+        """Pack the parameters of the components' scores for the kernels of a backend."""
         f = self.fitted
         matrix = None if f.matrix is None else backend.asarray(f.matrix, np.float32)
         recogniser = f.recogniser()

@@ -37,16 +37,17 @@ SETTLE_PASSES = 5
 # The defaults below were chosen by test errors of classifiers and test likelihoods of densities
 # (benchmarks/defaults.py). A dimension is a direction of a component.
 
-# A classifier may choose at most one dimension per this many features.
+# If the median class has fewer than CHOICE_ROWS rows, a classifier may choose at most one dimension per this
+# many features.
 FEATURES_PER_DIM = 16
-# A classifier whose classes have fewer than CHOICE_ROWS rows may choose at most this many dimensions.
+# If the median class has fewer than CHOICE_ROWS rows, a classifier may choose at most this many dimensions.
 FEWEST_DIMS = 10
-# If the median class has at least this many rows, a classifier may choose more dimensions, up to half the
-# number of features.
+# If the median class has at least this many rows, a classifier may exceed FEWEST_DIMS and one dimension per
+# FEATURES_PER_DIM features, up to CLASSIFIER_DIMS and half the number of features.
 CHOICE_ROWS = 60
-# Such a classifier may choose one dimension per this many rows of a class.
+# With CHOICE_ROWS rows or more, a classifier may choose one dimension per this many rows of the median class.
 CHOICE_ROWS_PER_DIM = 20
-# Such a classifier may choose at most this many dimensions.
+# Largest number of dimensions that a classifier may choose if the median class has at least CHOICE_ROWS rows.
 CLASSIFIER_DIMS = 20
 # Largest default number of dimensions of a density, which has one per two features.
 DENSITY_DIMS = 10

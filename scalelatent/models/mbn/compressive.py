@@ -47,11 +47,11 @@ SCORE_ROWS = 2**16
 EPOCHS_STAGE = "compressive_epochs"
 # Number of rows per contiguous range that is read at once, and number of ranges shuffled together.
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-# The validation error is computed for pieces of at most this many rows and this many numbers.
+# The validation error is computed for at most this many rows, and this many numbers, at a time.
 EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
 # Number of sampled ranges from which the scales are computed, and number of rows per range.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
-# Upper bounds of a piece: number of rows, and bytes (as float64, or as stored for CSR rows).
+# Upper bounds of the rows checked at a time: number, and bytes (as float64, or as stored for CSR rows).
 PIECE_ROWS, PIECE_BYTES = 1024, 2**24
 
 

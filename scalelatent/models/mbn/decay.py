@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# Upper bounds of the rows and clusterings of the small networks.
+# Each decay is tried with small networks of at most this many rows, and clusterings per layer.
 SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
-# Number of networks on all features, and of networks on half of them; one of each would be noisier.
+# Number of these networks on all features, and on half of them. Scores from one of each would be noisier.
 N_NETWORKS = 2
 # Numbers of clusters to try if n_classes is None.
 CLUSTER_COUNTS = (2, 4, 8, 16)
@@ -64,20 +64,24 @@ class HalfLayer(Layer):
         return max(1, floor_share(self.fraction, len(self.features)))
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of a pool, int64 in rising order."""
+        """Return the columns of a pool (clusterings that share them), int64 in rising order."""
         places = choose_numbers(self.seed, "columns", 1, which, n=len(self.features), m=self.n_columns)
         return np.array(self.features)[places]
 
 
 def choose_decay(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> float:
-    """Return the decay for which networks of half of the features find the clusters of all features best."""
+    """Return the decay for which the clusters of several networks agree best.
+
+    The clusters of networks trained on all features are compared with each other, and with the clusters of
+    networks trained on half of the features.
+    """
     scores = score_decays(model, train, seed)
     best = max(scores.values())
     return min((d for d, score in scores.items() if score >= best - 1e-9), key=lambda d: abs(d - 0.5))
 
 
 def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> dict[float, float]:
-    """Return the mean agreement of the clusters for each decay of the grid that is tried, in its order."""
+    """Return the mean agreement of the clusters of pairs of networks, for each decay that is tried."""
     from sklearn.exceptions import ConvergenceWarning
 
     numbers = choose_numbers(seed, "sample", 0, 0, n=len(train), m=min(SAMPLE_ROWS, len(train)))
@@ -119,7 +123,7 @@ def _choose_schedule(model: MultilayerBootstrapNetwork, n: int, decay: float) ->
 def _make_first_layers(
     model: MultilayerBootstrapNetwork, train: Dataset, n: int, k: int, seed: int
 ) -> list[Layer]:
-    """Return the first layers of the networks: those that see all features, then those that see a half."""
+    """Return the first layers of the networks: on all features, then on half of the features."""
     p, layers = train.n_features, []
     # Use all features if there are fewer than four, because half of them would be too few.
     mask = choose_masks(seed, "halves", 0, 0, 1, n=p, m=p // 2 if p >= 4 else p)[0]

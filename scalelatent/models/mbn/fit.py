@@ -344,7 +344,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
 
     few, grown = max(1, n // 8), layer.rows_per_set / small.rows_per_set
     whole = forecast.probe(name, partial(make, n), 0.0, rows=layer.group_size)
-    if layer.csr and layer.number == 1:  # the few rows of the probe meet all centroids at once
+    if layer.csr and layer.number == 1:  # each row is compared with all centroids at once
         return whole / n * grown, 0.0
     part = forecast.probe(f"{name} few", partial(make, few), 0.0, rows=layer.group_size)
     per_row = max(whole - part, 0.1 * whole) / (n - few) if n > few else whole
@@ -399,8 +399,8 @@ def _estimate_memory(
     threads = resources.threads
     at_once = 1 if layer.number == 1 else layer.group_size
     if layer.number > 1:
-        # The first sum has, for each clustering, its codes as rows and as lists, and its drawn units. The
-        # second sum has the starts of the lists of each code, and the units that are being drawn. The third
+        # The first sum has, for each clustering, its codes as rows and as lists, and the units it uses. The
+        # second sum has the starts of the lists of each code, and scratch space to draw units. The third
         # sum is for the centroids that share units with the rows of a strip (cpu/lists.py).
         word = 2 if layer.k * at_once < SHORT_CODES else 4
         ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)

@@ -37,19 +37,20 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 from scalelatent.models.linear_mixture.kernels.reference import close_sums as close_sums
 from scalelatent.models.linear_mixture.kernels.reference import open_sums as open_sums
 
-# Number of rows that the scatter multiplies at a time (a strip). A strip, the columns of a basis and their
-# products fit the second-level cache.
+# Number of rows that are added to the scatter at a time (a strip). A strip, the basis of a component and the
+# products of both fit the second-level cache.
 STRIP_ROWS = 128
-# Number of rows that the scores multiply at a time (a strip); a larger strip reads the columns less often.
+# Number of rows whose scores are computed at a time (a strip). With a larger strip, the vectors b and W of
+# the components are read less often.
 SCAN_ROWS = 256
-# Upper bound, in bytes, of the columns of a group.
+# Upper bound, in bytes, of the columns (vectors b and W) of a group of components.
 _COLUMN_BYTES = 600_000
-# Upper bound of the number of columns of a group.
+# Upper bound of the number of columns (vectors b and W) of a group of components.
 _MOST_COLUMNS = 384
 # Rows with more features than this number are multiplied in pieces (ranges of features), so that the operands
 # stay in the cache.
 _MOST_WHOLE = 1024
-# Largest number of features of a piece.
+# Largest number of features of such a piece (a range of features of a row that is too wide for the cache).
 _MOST_PIECE = 768
 # Number of partial sums (lanes) of a sum over features. The number is equal on all machines, so that results
 # have equal bits.
@@ -93,7 +94,10 @@ def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> No
 
 @dataclass(frozen=True)
 class Scorer:
-    """Parameters b, W, c and d of the scores (see `reference.py`), packed for products with rows."""
+    """Parameters b, W, c and d of the scores (see `reference.py`), packed for products with rows.
+
+    A group is a range of components of one class, a piece a range of features, and a panel some columns.
+    """
 
     packed: np.ndarray  # float32 panels of the columns (b and W) of all groups
     packed_d: np.ndarray  # float32 panels of d; empty if a component has one d for all features
@@ -118,7 +122,7 @@ def piece_size(p: int) -> int:
 def group_size(width: int, p: int) -> int:
     """Return the number of components per group that leaves the fewest lanes of vectors unused.
 
-    A component has ``width`` columns of p features.
+    The components of a group are multiplied with rows at once. Each has ``width`` columns of p features.
     """
     most = max(min(_MOST_COLUMNS, _COLUMN_BYTES // (BYTES * piece_size(p))) // width, 1)
     waste = [
@@ -129,7 +133,7 @@ def group_size(width: int, p: int) -> int:
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """Pack the scores of all components for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
+    """Pack ``scores``, the parameters of all components, for the kernels that compute scores of rows."""
     k, p, h = scores.w.shape
     columns = np.empty((k, h + 1, p), dtype=np.float32)
     columns[:, 0] = scores.b
@@ -184,7 +188,7 @@ def _pack_groups(
 
 @subkernel
 def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
-    """Write the panels of ``rows`` to ``to``, one piece of features after the other."""
+    """Write the panels of ``rows`` to ``to``, one piece (range of features) after the other."""
     n, p = rows.shape
     at = 0
     for begin in range(0, p, piece):
@@ -202,10 +206,10 @@ def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
 def _multiply_strip(
     panels: np.ndarray, strip: np.ndarray, rows: int, p: int, piece: int, part: np.ndarray, out: np.ndarray
 ) -> None:
-    """Write the products (columns, rows) of a strip to ``out``.
+    """Write the products (columns, rows) of the columns in ``panels`` and a strip of rows to ``out``.
 
-    The pieces (rows, piece) of the strip follow each other; ``part`` is scratch memory for the products of
-    one piece.
+    The strip is stored in pieces (ranges of ``piece`` features), one after the other; ``part`` is scratch
+    memory for the products of one piece.
     """
     columns = len(out)
     for begin in range(0, p, piece):
@@ -224,7 +228,7 @@ def _multiply_strip(
 
 @subkernel
 def _subtract_squares(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
-    """Write the scores e = start + h[col] - h[col + 1]² - … of rows under a component, in this order."""
+    """Write the scores e = start + h[col] - h[col + 1]² - … of rows, summed from left to right."""
     first = h[col]
     for i in range(SCAN_ROWS):
         e[i] = start[i] + first[i]
@@ -263,7 +267,7 @@ def _score_rows(
     d: np.ndarray, c: np.ndarray, centre: np.ndarray, width: int, piece: int, rows_of: np.ndarray,
     parts: np.ndarray, best: np.ndarray, index: np.ndarray, scores: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the best score of each class and its component, or the scores of all components.
+    """Write the best score of each row in each class and its component, or the scores of all components.
 
     The best scores go to ``best`` and ``index``, all scores to ``scores``; arrays without columns are not
     written. The columns of ``parts`` (n, 4) are a, b, first and stop: the rows a to b - 1 of the list
@@ -376,19 +380,19 @@ def _select_all_rows(x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, 
 
 
 def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """Return the scores of rows under all components of some classes, as in `reference.py`, in float32."""
+    """Return the scores of rows under all components of the classes first to stop - 1, in float32."""
     return _run_scores(
         scorer, x, *_select_all_rows(x, first, stop), 0, int(scorer.starts[stop] - scorer.starts[first])
     )[2]
 
 
 def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each class and its component, as in `reference.py`, in float32.
+    """Return the smallest score of each row in each class, and its component, as in `reference.py`.
 
     The scores of the other components are not stored.
     """
     best, index, _ = _run_scores(scorer, x, *_select_all_rows(x, first, stop), stop - first, 0)
-    # The index is -1 if all components of a class were dropped, or if it has none.
+    # The index is -1 if a class has no components, or if all of them were dropped.
     return best, np.where(index < 0, scorer.starts[first:stop].astype(np.int32), index)
 
 
@@ -480,7 +484,7 @@ def add_scatter(
     bases: PackedBases, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray,
     scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the sums of residuals over each group, as in `reference.py`.
+    """Add the sums of residuals over each group (the rows of a component), as in `reference.py`.
 
     The sums of one block are float32, and the sums over blocks are float64.
     """
@@ -563,8 +567,8 @@ def _add_scatter(
 
 # -- tangents --
 
-# Columns are multiplied by a field (1, u or v, see `_Derivatives`) eight at a time. The columns of each field
-# are padded to a multiple of eight, so that eight columns are never in two panels.
+# Columns of a basis are multiplied by a field (1, or a coordinate of each pixel) eight at a time. The columns
+# of each field are padded to a multiple of eight, so that eight columns are never in two panels.
 _FIELD_COLUMNS = 8
 
 
@@ -717,9 +721,10 @@ def add_tangent_scatter(
 ) -> None:  # fmt: skip
     """Add the scatter of tangents, as in `reference.py`, without computing linear tangents.
 
-    A linear tangent is a sum of derivatives times fields 1, u or v (see `_Derivatives`). A field may multiply
-    the basis B instead of the derivative. Therefore products of two derivatives with B, u B and v B replace
-    the products of six tangents with B.
+    A linear tangent is a sum of products of a derivative of the image, a field and a sign. The fields are 1
+    and the coordinates u (horizontal) and v (vertical) of each pixel. A field may multiply the basis B
+    instead of the derivative. Therefore products of two derivatives with B, u B and v B replace the products
+    of six tangents with B.
     """
     if not spec.names:
         return
@@ -747,7 +752,7 @@ def add_tangent_scatter(
 def _times_field(
     v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
 ) -> None:
-    """Write eight columns of n rows, each row times its number in ``field``."""
+    """Write eight columns of a basis (n pixels), the line of each pixel times its number in ``field``."""
 
     def body(_: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
         a, b, c = places
@@ -759,7 +764,7 @@ def _times_field(
 
 @subkernel
 def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
-    """Write the panels of a basis multiplied by each field of `_Derivatives`, one field after the other."""
+    """Write the panels of a basis times each field (1, u or v at each pixel), one field after the other."""
     sets, p = fields.shape
     each = -(-q // _FIELD_COLUMNS) * _FIELD_COLUMNS
     columns, dims = padded(q), padded(sets * each)
@@ -779,10 +784,10 @@ def _combine_products(
     codes: np.ndarray, sets: int, each: int, q: int, n: int, weights: np.ndarray, mixing: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write to ``out`` the codes of each image, combined by ``mixing`` and multiplied by its weight.
+    """Write to ``out`` the codes of each image, combined by ``mixing`` and multiplied by the image's weight.
 
-    ``codes`` are the products of the derivatives gx and gy with the basis times each field. The matrix
-    ``mixing`` (2 fields, 2 fields) sums the products of all tangents.
+    ``codes`` are the products of the derivatives gx and gy with the basis times each field (1, u or v). The
+    matrix ``mixing`` (2 fields, 2 fields) sums the products of all tangents.
     """
     for s in range(sets):
         for j in range(q):
@@ -898,7 +903,7 @@ def _add_tangents(
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Scores for tangent distance, with the packed columns W and b of each component (see `reference.py`)."""
+    """Parameters of the scores for tangent distance (see `reference.py`); ``packed`` has columns W, b."""
 
     packed: np.ndarray
     width: int
@@ -908,7 +913,7 @@ class PackedTangentScores:
 
 
 def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
-    """Pack the scores for :func:`tangent_distance`."""
+    """Pack ``scores``, the parameters of all components, for :func:`tangent_distance`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
     d = scores.d if scores.d.ndim == 2 else scores.d[:, None]
     return PackedTangentScores(

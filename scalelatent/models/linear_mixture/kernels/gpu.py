@@ -1,7 +1,7 @@
 """Mixtures of linear models in CuPy: products of cuBLAS, and launches of the kernels of ``gpu.cu``.
 
-The sums of a leaf stay on the device in float64 and are added in the order of the rows, so that all runs on
-one model of GPU give the same bits. They are copied to the host once per leaf.
+The sums of a leaf (a group of blocks of rows) stay on the device in float64 and are added in the order of the
+rows, so that all runs on one model of GPU give the same bits. They are copied to the host once per leaf.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .reference import select_best as select_best  # in numpy, because the score
 
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
-# Upper bound of the float32 products (rows times columns) of a tile of rows: 256 MiB.
+# Upper bound of the float32 products of a tile (range of rows) and the columns of the scores: 256 MiB.
 PRODUCTS = 2**26
 # Upper bound of the pairs (row, candidate component) of a kernel launch.
 PAIRS = 32_768
@@ -66,7 +66,7 @@ class Scorer:
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """Pack the scores for :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
+    """Copy ``scores``, the parameters of all components, to the device for the kernels that score rows."""
     k, p, h = scores.w.shape
     columns = np.concatenate([scores.b[:, :, None], scores.w], axis=2)
     own = scores.d.ndim == 2
@@ -98,7 +98,7 @@ def _centred(
 def _centred_lengths(
     scorer: Scorer, x: cupy.ndarray, rows: cupy.ndarray | np.uint64
 ) -> tuple[cupy.ndarray, cupy.ndarray]:
-    """Return rows minus the centre, and their squared lengths (unused numbers if each feature has a d)."""
+    """Return rows minus the centre, and their squared lengths (not computed if each feature has a d)."""
     check_same_width(x.shape[1], scorer.centre.size)
     n, p = x.shape
     z = _centred(x, rows, _NULL_POINTER, scorer.centre, n, p)
@@ -124,7 +124,7 @@ def _tile_rows(scorer: Scorer, first: int, stop: int) -> int:
 
 
 def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
-    """Return the scores of rows under all components of some classes, as in `reference.py`, in float32."""
+    """Return the scores of rows under all components of the classes first to stop - 1, in float32."""
     first, end = int(scorer.starts[first]), int(scorer.starts[stop])
     out, tile = np.empty((len(x), end - first), dtype=np.float32), _tile_rows(scorer, first, end)
     for a in range(0, len(x) if out.size else 0, tile):
@@ -134,14 +134,17 @@ def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
 
 
 class _Nearest:
-    """Smallest score of each row and its component, on the device until both are copied to the host."""
+    """Smallest score of each row in each class, and its component; both on the device until `to_host`."""
 
     def __init__(self, n: int, classes: int) -> None:
         self._found = cupy.empty((2, n, classes), dtype=np.float32)
         self.best, self.index = self._found[0], self._found[1].view(np.int32)
 
     def search(self, scorer: Scorer, scores: cupy.ndarray, a: int, first: int, stop: int) -> None:
-        """Write the results of the rows from ``a`` on, for the classes ``first`` to ``stop`` - 1."""
+        """Write to ``best`` and ``index`` the smallest score of each row in each class, and its component.
+
+        ``scores`` has the rows from number ``a`` on, and the components of classes ``first`` to ``stop`` - 1.
+        """
         n, classes, starts = len(scores), stop - first, scorer.device_starts[first : stop + 1]
         sizes = np.int32(scores.shape[1]), np.int32(classes)
         out = self.best[a : a + n], self.index[a : a + n]
@@ -155,7 +158,7 @@ class _Nearest:
 
 
 def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each class and its component, as in `reference.py`, in float32."""
+    """Return the smallest score of each row in each class, and its component, as in `reference.py`."""
     n, starts = len(x), scorer.starts[first : stop + 1]
     if not n or starts[0] == starts[-1]:
         index = np.tile(starts[:-1].astype(np.int32), (n, 1))
@@ -209,7 +212,7 @@ def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Packe
 
 @dataclass(frozen=True)
 class LeafSums:
-    """Sums of a leaf in one float64 vector on the device, and views of its fields."""
+    """Sums of a leaf (a group of blocks of rows): a float64 vector on the device, and a view of each sum."""
 
     vector: cupy.ndarray
     fields: tuple[cupy.ndarray, ...]
@@ -221,7 +224,7 @@ class LeafSums:
 def open_sums(
     total: np.ndarray, square: np.ndarray, scatter: np.ndarray, gram: np.ndarray, trace: np.ndarray
 ) -> LeafSums:
-    """Return zeros on the device for the sums of a leaf; squares always have one number per feature."""
+    """Return zeros on the device for the sums of a group of blocks; squares have one number per feature."""
     shapes = [a.shape for a in (total, total, scatter, gram, trace)]
     edges = [0, *accumulate(int(np.prod(shape)) for shape in shapes)]
     vector = cupy.zeros(edges[-1], dtype=np.float64)
@@ -230,7 +233,7 @@ def open_sums(
 
 
 def close_sums(sums: LeafSums, *fields: np.ndarray) -> None:
-    """Copy the sums of a leaf to the host in one transfer, and add them to the fields."""
+    """Copy the sums of a leaf (a group of blocks) to the host in one transfer; add them to ``fields``."""
     host, start = download(sums.vector), 0
     for field, on_device in zip(fields, sums, strict=True):
         found = host[start : start + on_device.size].reshape(on_device.shape)
@@ -240,7 +243,7 @@ def close_sums(sums: LeafSums, *fields: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class _DeviceGroups:
-    """The groups of rows (`reference.Groups`) on the device; ``members`` is the group of each row."""
+    """Rows by component (`reference.Groups`) on the device; ``members`` is the component of each row."""
 
     rows: cupy.ndarray
     members: cupy.ndarray
@@ -288,7 +291,7 @@ def add_scatter(
     bases: PackedBases, x: Array, groups: Groups, total: cupy.ndarray, square: cupy.ndarray,
     scatter: cupy.ndarray, gram: cupy.ndarray,
 ) -> None:  # fmt: skip
-    """Add the sums of residuals over each group, as in `reference.py`, to the arrays of :func:`open_sums`."""
+    """Add sums of residuals of each component, as in `reference.py`, to the arrays of :func:`open_sums`."""
     n, p, q = len(groups.rows), x.shape[1], bases.width
     if not n:
         return
@@ -343,7 +346,7 @@ def add_tangent_scatter(
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Scores for tangent distance on the device: columns W, b (K, width, p); ``own`` if d is (K, p)."""
+    """Parameters of tangent-distance scores: columns W and b (K, width, p); ``own``: d is (K, p)."""
 
     columns: cupy.ndarray
     width: int
@@ -354,7 +357,7 @@ class PackedTangentScores:
 
 
 def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
-    """Pack the scores for :func:`tangent_distance`."""
+    """Copy ``scores``, the parameters of all components, to the device for :func:`tangent_distance`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
     moved = (_move(a) for a in (scores.d, scores.c, scores.centre))
     d, c, centre = moved

@@ -186,7 +186,7 @@ def assignment_rule(settings: MixtureSettings, state: MixtureState) -> Assignmen
 
 @dataclass(frozen=True)
 class PreparedPass:
-    """Scores and bases of a pass, packed for the kernels of a backend."""
+    """Bases and parameters of the scores of a pass, packed for the kernels of a backend."""
 
     backend: Backend
     scorer: AnyScorer
@@ -228,7 +228,7 @@ class MixturePass:
         block = _LEAST_BLOCK
         while block < _ROWS_PER_COMPONENT * k and 2 * block <= most:
             block *= 2
-        # Scores and bases exist in float64 and packed in float32 at the same time.
+        # The parameters of scores and the bases exist in float64 and packed in float32 at the same time.
         packed = 16 * k * p * (q + 2)
         if s.likelihood == "factor-analysis" or s.assignment == "soft":
             packed += 16 * k * p * q  # loadings divided by the noise; lists of rows of several components
@@ -263,7 +263,7 @@ class MixturePass:
         return 2.0 * p * per_class * (self.width + 1) + scatter
 
     def prepare(self, state: MixtureState, backend: Backend) -> PreparedPass:
-        """Pack the scores and bases of the components in ``state`` for the kernels of a backend."""
+        """Pack the bases of the components in ``state`` and the parameters of their scores for a backend."""
         s, rule, components = self.settings, assignment_rule(self.settings, state), state.components
         assigners = components if state.assigned_by is None else state.assigned_by
         scorer = backend.kernel("linear_mixture_make_scorer")(

@@ -34,7 +34,7 @@ TEMPERATURES = np.geomspace(1e-4, 1e1, 101)
 
 
 class PreparedRecogniser(NamedTuple):
-    """Scores packed for the kernels of a backend; ``tangent_scores`` is None without tangent distance."""
+    """Parameters of scores, packed for a backend; ``tangent_scores`` is None without tangent distance."""
 
     backend: Backend
     scorer: AnyScorer
@@ -59,7 +59,7 @@ class Recogniser:
     tangent_spec: TangentSpec | None = None
 
     def prepare(self, backend: Backend) -> PreparedRecogniser:
-        """Pack the scores for the kernels of a backend."""
+        """Pack the parameters of the components' scores for the kernels of a backend."""
         scorer = backend.kernel("linear_mixture_make_scorer")(self.scores, self.starts)
         tangent_scores = None
         if self.tangent_spec is not None:
@@ -161,7 +161,7 @@ class TemperaturePass:
         return 2.0 * p * k * (h + 1)
 
     def prepare(self, state: object, backend: Backend) -> PreparedRecogniser:
-        """Pack the scores for the kernels of a backend."""
+        """Pack the parameters of the components' scores for the kernels of a backend."""
         return self.recogniser.prepare(backend)
 
     def accumulate(self, prepared: PreparedRecogniser, block: Block, stats: Stats) -> None:

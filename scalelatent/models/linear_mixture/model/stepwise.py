@@ -124,7 +124,7 @@ class StepwiseMixture:
         return self._pass.flops_per_row()
 
     def prepare(self, state: StepwiseState, backend: Backend) -> PreparedPass:
-        """Pack scores and bases for the kernels."""
+        """Pack the bases of the components and the parameters of their scores for a backend."""
         return self._pass.prepare(state.mixture, backend)
 
     def run_chain(self, prepared: PreparedPass, block: Block, stats: Stats) -> None:

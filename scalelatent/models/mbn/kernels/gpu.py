@@ -33,7 +33,7 @@ from .reference import score_terms, squared_lengths
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
 _WARPS = THREADS // 32
-# Largest number of scores of a tile of rows, 256 MiB.
+# Largest number of scores of a tile (rows whose scores are computed at a time), 256 MiB.
 SCORES = 2**26
 
 
@@ -54,7 +54,7 @@ class DeviceBank:
 
 @dataclass(frozen=True)
 class Postings:
-    """Centroids that clusterings share by columns, on the device."""
+    """Entries of the centroids that clusterings share, sorted by column, on the device."""
 
     # int32 (p + 1,): start of the entries of each column
     start: cupy.ndarray
@@ -117,7 +117,7 @@ def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
 ) -> Postings:
-    """Make postings on the device for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
+    """Sort the entries of centroids by column on the device, see :func:`..reference.make_sparse_bank`."""
     k, p = w.shape
     inside = np.zeros(p, dtype=bool)
     inside[columns] = True

@@ -31,13 +31,13 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 # A lower bound in a message is rounded up, so that the number in the message is large enough.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
 # At most _GROUP clusterings of an upper layer are coded together. The numbers of all their centroids fit into
-# _GROUP_BITS bits, and their drawn units into _GROUP_BYTES bytes.
+# _GROUP_BITS bits, and the masks of the one-hot units that they use fit into _GROUP_BYTES bytes.
 _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
-# Number of pools by default, and the fewest rows and columns for which there are pools by default
-# (benchmarks/mbn_pools.py).
+# Number of pools (draws of rows and columns that clusterings share) by default, and the fewest rows and
+# columns of data for which there are pools by default (benchmarks/mbn_pools.py).
 POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
-# Cost of looking up the list of a code, in multiply-adds, and cost of preparing a code of a centroid, in
-# look-ups.
+# Cost of looking up the list of centroids with a code, in multiply-adds, and cost of preparing a code of a
+# centroid, in look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
@@ -82,8 +82,9 @@ def make_schedule(
 def choose_pools(n_pools: int | str, n_rows: int, n_features: int, n_clusterings: int) -> int | None:
     """Return the number of pools of the first layer; None if each clustering draws its own centroids.
 
-    By default few rows have no pools, because their first layer is a small part of the fit, and few columns
-    have none, because the columns that a pool happens to draw would decide the result.
+    A pool is one draw of rows and columns that several clusterings share. "auto" makes no pools for datasets
+    of few rows, whose first layer is a small part of the fit, and none for few columns, because the columns
+    that a pool happens to draw would decide the result.
     """
     if n_pools == "auto":
         n_pools = "paper" if n_rows < POOLED_ROWS or n_features < POOLED_FEATURES else POOLS
@@ -94,7 +95,7 @@ class CentroidSets(Protocol):
     """Sets of rows that become centroids of a layer, in memory or on disk."""
 
     def read(self, which: int, count: int = 1) -> HostRows:
-        """Return the rows of sets: of pools in the first layer, of clusterings in the other layers."""
+        """Return the rows of ``count`` sets from number ``which`` on: one set per pool or clustering."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Layer:
         return "uint16" if self.k <= SHORT_CODES else "uint32"
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of a pool of the first layer, int64 in rising order."""
+        """Return the columns that all clusterings of a pool use in the first layer, int64 in rising order."""
         return choose_numbers(self.seed, "columns", 1, which, n=self.width, m=self.n_columns)
 
     def draw_units(self, first: int, count: int = 1) -> np.ndarray:
@@ -163,12 +164,12 @@ class Layer:
 
     @property
     def n_sets(self) -> int:
-        """Number of pools; without shared pools each clustering has its own."""
+        """Number of draws of rows (pools): one per ``share`` clusterings."""
         return -(-self.n_clusterings // self.share)
 
     @property
     def rows_per_set(self) -> int:
-        """Number of rows of each pool."""
+        """Number of rows of each draw (pool), from which its clusterings take their centroids."""
         return self.pool_rows or self.k
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -176,11 +177,15 @@ class Layer:
         return (self.n_columns if self.number == 1 and not self.csr else self.width,), self.dtype
 
     def rows(self, which: int) -> np.ndarray:
-        """Return the numbers of the rows of a pool, in rising order."""
+        """Return the numbers of the rows in the draw (pool) ``which``, in rising order."""
         return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.rows_per_set)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Return some rows of ``x`` in the stored form of centroids, with the columns of the pool."""
+        """Return some rows of ``x`` in the form in which centroids are stored.
+
+        In the first layer only the columns of the pool ``which`` remain: dense rows have only these columns,
+        and CSR rows keep their width. In upper layers the rows are codes, which are stored whole.
+        """
         if not isinstance(x, CsrRows):
             return x[rows] if self.number > 1 else np.take(x[rows], self.draw_columns(which), axis=1)
         taken, inside = x.take(rows), np.zeros(self.width, dtype=bool)
@@ -214,7 +219,7 @@ class Layer:
     def compute_codes(
         self, backend: Backend, x: Array | CsrRows, centroids: CentroidSets, first: int, stop: int
     ) -> np.ndarray:
-        """Return the codes of rows, (rows, clusterings), for a part of one group of clusterings."""
+        """Return the codes of rows in the clusterings first to stop - 1 of one group, (rows, clusterings)."""
         kernel = backend.kernel
         if self.number > 1:
             units = self.draw_units(first, stop - first)

@@ -54,7 +54,7 @@ class LayerCoder:
 
     @property
     def column_group(self) -> int:
-        """Number of clusterings that share a pool."""
+        """Number of clusterings that share a pool (one draw of rows and columns)."""
         return self.layer.share
 
     def column_flops(self) -> float:
@@ -145,7 +145,7 @@ class Network:
 
     @property
     def output_name(self) -> str:
-        """Name of the stage in task names."""
+        """Name of the output in task names: "transform" for principal components, else "codes"."""
         return "transform" if self.projection is not None else "codes"
 
     @property

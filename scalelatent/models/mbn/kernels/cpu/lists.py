@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Number of rows of a strip. More rows reuse a cached list more often, but write to more cache lines. A strip
-# is half as long if the lists of a clustering below have at most _FEW_MEMBERS members.
+# Number of rows coded together (a strip). More rows reuse a cached list more often, but write to more cache
+# lines. A strip is half as long if the lists of a clustering below have at most _FEW_MEMBERS members in all.
 _STRIP, _FEW_MEMBERS = 2048, 2**15
 # Number of clusterings of the layer below whose codes are transposed together, one cache line of codes.
 _TRANSPOSED = 32
-# Number of members of a list that are copied at a time.
+# Number of members (centroids) of the list of a code that are copied at a time.
 _COPIED = 16
 # Number of counters whose maximum is computed with vectors. Clearing this many adjacent counters takes
 # as long as clearing a single counter elsewhere.
 _VECTOR_COUNTERS, _CLEARED_TOGETHER = 128, 16
-# Upper bound of the members per look-up in the buffer of a row. The buffer has room for twice the members
-# that a row has with uniform codes. A separate function counts rows with more members.
+# Upper bound of the members (centroids that share a unit with a row) per look-up in the buffer of a row. The
+# buffer has room for twice the members of a row with uniform codes; other rows are counted without a buffer.
 _MAX_MEMBERS = 8
 # Rows and columns of a tile that is transposed in registers.
 _LANES = 8
@@ -178,7 +178,7 @@ def _append_members(
     codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
     room: int, over: np.ndarray,
 ) -> None:  # fmt: skip
-    """Append the members of the list of each row's code to the members of the row."""
+    """Append the centroids in the list of each row's code to the members (centroids met) of the row."""
     size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
     for i in range(np.uint64(n)):
         code = np.uint64(codes[i])

@@ -2,7 +2,7 @@
 
 Few columns have most entries (Zipf). A column in which at least one of 16 centroids has an entry is stored
 dense: an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight vectors in
-registers. The other columns are postings, which are added to the sums one by one. The scan is float32, and
+registers. Entries of centroids in other columns (postings) are added one by one. The scan is float32, and
 keeps the best scores of a row (see :mod:`.candidates`). Scores that differ by less than rounding are compared
 in float64, as those of dense rows are: sums go over a row's entries from left to right, so a dataset has the
 same codes in both forms.
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Lanes per vector and vectors per panel. The sums of a panel stay in eight registers. Loads limit the speed,
-# so wider vectors are not faster.
+# Lanes per vector and vectors per panel (a group of centroids). The sums of a panel stay in eight registers.
+# Loads limit the speed, so wider vectors are not faster.
 _LANES, _VECS = 8, 8
 # Bytes of a column in a panel.
 _PANEL_BYTES = _VECS * _LANES * BYTES
 # A column is stored dense if at least one of this many centroids has an entry in it. For a row, a dense
-# column costs about k / 10 steps (k / 30 for counts), and a posting costs about two.
+# column costs about k / 10 steps (k / 30 for counts), and an entry of a centroid in another column about two.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
-# Upper bound of the bytes of the sums of a strip, so that a panel is read from the first two levels of cache.
+# Upper bound of the bytes of the sums of a strip (some rows), so that a panel stays in the nearest caches.
 _SUM_BYTES = 2**19
-# Slot of a column without entries, and largest count that int16 represents.
+# Value of ``slot`` for a column without entries of centroids, and largest count that int16 represents.
 _ABSENT, _COUNT_MAX = -1, 2**15 - 1
 # Counts are stored as int16 if sums may exceed int16 for at most one of this many centroids. A row whose sums
 # may exceed int16 takes about seven times as long.
@@ -66,19 +66,22 @@ _OVERFLOW_SHARE = 64
 
 @dataclass(frozen=True)
 class PackedSparseCentroids:
-    """CSR centroids that clusterings share, by columns: dense panels, and postings of sparse columns."""
+    """CSR centroids that clusterings share, by columns: dense panels, and postings of sparse columns.
 
-    # int32 (p,): place of a dense column; -2 - place of a column with postings; -1 if no centroid has an
-    # entry, or the clustering does not use the column
+    A posting is an entry of a centroid: the number of the centroid and the value.
+    """
+
+    # int32 (p,): index of a dense column in a panel; -2 - index of a column with postings; -1 if no centroid
+    # has an entry, or the clustering does not use the column
     slot: np.ndarray
     # float32 or int16, flat (panels, dense columns, 64 or 128): panels of that many centroids, the last
     # padded with 0
     panels: np.ndarray
     # int64 (columns with postings + 1,): first posting (entry of a centroid) of each column with postings
     start: np.ndarray
-    # int32 (postings,): centroid of each posting
+    # int32 (postings,): centroid of each posting (entry of a centroid in a sparse column)
     centroid: np.ndarray
-    # float32 or int16 (postings,): value of each posting
+    # float32 or int16 (postings,): value of each posting (entry of a centroid in a sparse column)
     value: np.ndarray
     # int32 (p,): largest absolute value of the centroids in each column, if all values are counts that int16
     # represents; else empty
@@ -186,7 +189,7 @@ def _split_entries(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
-    """Split the entries of row i of a strip into dense columns and columns with postings.
+    """Split the entries of row i of a strip into dense columns and others (columns with postings).
 
     Return the number of entries in dense columns, the number of entries in columns with postings, and an
     upper bound of the Euclidean norm of all these entries. For counts, -1 replaces the norm if some entry is
@@ -221,7 +224,7 @@ def _split_entries(
 def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
     """Add the dense columns of a row to its sums with the centroids of a panel, and mark the best scores.
 
-    All arguments except ``kind`` are int64, most of them addresses. ``sums`` has the sums of the postings.
+    All arguments except ``kind`` are int64, most of them addresses. ``sums`` has sums over sparse columns.
     ``places`` are the byte offsets of ``count`` columns in the panel. ``hits`` gets a bit for each centroid
     whose score is above ``least``, in words of 64 bits. ``kind`` is an array of the type of the sums.
     """
@@ -307,7 +310,7 @@ def _add_postings(
     thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
     value: np.ndarray, i: np.uint64, sums: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the postings of a row's entries to the sums of row i."""
+    """Add the products with the centroids' entries in sparse columns (postings) to the sums of row i."""
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
