@@ -37,7 +37,7 @@ def fit_separately(
     n_jobs: int | None,
     engine: Mapping[str, Any] | None,
 ) -> dict[str, float]:
-    """Fit and score the candidates; return scores by key. A resumed search reads its stored results."""
+    """Fit and score the candidates one by one; return scores by candidate key. Stored results are reused."""
     scores: dict[str, float] = {}
     best: Candidate | None = None
     notify = session.callbacks.on_event

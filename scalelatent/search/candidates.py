@@ -46,9 +46,9 @@ class Candidate:
     rows: Mapping[str, MappedRows]  # rows of the fit: "train", and "validation" if they are given
     validation: MappedRows  # rows of the score
     step: Any = None  # step of the fit that waits for its answer; None at the end of the fit
-    passes: int = 0
+    passes: int = 0  # passes or epochs of the fit
     error: str | None = None  # message of a fit that diverged
-    seconds: float = 0.0
+    seconds: float = 0.0  # seconds of the fit; shared passes are divided among their candidates
     score_seconds: float = 0.0
 
 
@@ -86,7 +86,10 @@ def expand_param_grid(
 def find_folds(
     cv: Any, rows: Dataset, groups: npt.ArrayLike | None, *, shared: bool
 ) -> tuple[list[Split] | None, list[tuple[int, int]] | None]:
-    """Return the folds as row numbers or, if all are contiguous and ``shared`` is set, as (start, stop)."""
+    """Return (row numbers, None), or (None, ranges) if ``shared`` is set and all folds are contiguous.
+
+    Row numbers are pairs (train, test) per fold. Ranges are (start, stop) of the test rows of each fold.
+    """
     n_rows, n = len(rows), 5 if cv is None else cv
     plain = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
     splittable = not isinstance(n, str) and (hasattr(n, "split") or np.iterable(n))
@@ -136,7 +139,10 @@ def _to_row_numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
 
 
 def _find_contiguous_folds(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
-    """Return (start, stop) of each fold; None unless all are contiguous and train on all other rows."""
+    """Return (start, stop) of the test rows of each fold; None unless all folds are contiguous ranges.
+
+    The training rows of such a fold must be all other rows.
+    """
     runs = []
     for train, test in splits:
         first, stop = int(test[0]), int(test[-1]) + 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EXACT = ("?", "b", "B", "h", "H", "e")
 
 
-# Largest bytes of the sums of all members that a GPU keeps until the end of a leaf.
+# Largest bytes of the sums of all members that a GPU keeps until the end of a leaf (a group of blocks).
 LEAF_BYTES = 2**31
 
 
@@ -39,7 +39,7 @@ class MemberRows:
 
 @dataclass(frozen=True)
 class MemberReduction:
-    """Reduction of one member of a joint pass, and the rows per block that the member would have alone."""
+    """Reduction of one member (learner) of a joint pass; ``block_rows`` is its block size in a pass alone."""
 
     member: str
     part: str  # name of the member's rows: "train" or "validation"
@@ -70,9 +70,9 @@ def _rows_of(block: Block, a: int, b: int) -> Block:
 
 @dataclass(frozen=True)
 class JointReduction:
-    """Reduction that combines the reductions of several members, which share the blocks of one grid."""
+    """Reduction that combines the reductions of several members (learners), which share blocks of rows."""
 
-    slots: tuple[MemberReduction, ...]
+    slots: tuple[MemberReduction, ...]  # one entry per member
 
     @cached_property
     def _layouts(self) -> list[tuple[Layout, slice]]:
@@ -119,11 +119,11 @@ class JointReduction:
         return backend, [slot.reduction.prepare(states.get(slot.member), backend) for slot in self.slots]
 
     def accumulate(self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats) -> None:
-        """Add the block to the statistic of every member that uses any row of it."""
+        """Add the block to the statistic of every member that uses any row of the block."""
         self.add_block(prepared, block, stats, [None] * len(self.slots))
 
     def open_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats) -> list[Any]:
-        """Return the sums that members keep until the end of a leaf; None for a member that keeps none.
+        """Return sums that members keep during a leaf (a group of blocks); None for a member without sums.
 
         The sums of all members together have at most ``LEAF_BYTES``.
         """
@@ -139,7 +139,11 @@ class JointReduction:
     def add_block(
         self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats, sums: list[Any]
     ) -> None:
-        """Add the block to the sums of a leaf for members that have such sums, else to the statistics."""
+        """Add the block to the statistic of each member.
+
+        ``sums`` has one entry per member, from `open_leaf`. A member whose entry is not None adds the block
+        to this entry, and `close_leaf` adds the entry to the statistic after the leaf (a group of blocks).
+        """
         backend, of_slots = prepared
         exact = not isinstance(block.x, CsrRows) and block.x.dtype.char in _EXACT
         if len(self.slots) > 1 and exact:
@@ -177,8 +181,9 @@ class JointLearner:
     """Batch learner that trains several batch learners, its members, in the same passes."""
 
     members: dict[str, Any]
+    # Name of shared rows -> reductions over them: (member, "train" or "validation", mask, rows of a block)
     parts: dict[str, tuple[tuple[str, str, RowMask | None, int], ...]]
-    until: int = 0
+    until: int = 0  # pass after which the learner stops; 0: no limit
 
     @cached_property
     def _reductions(self) -> dict[str, JointReduction]:
@@ -210,7 +215,7 @@ class JointLearner:
         return JointState(members, failed, state.iteration + 1)
 
     def summary(self, state: JointState) -> dict[str, Any]:
-        """Return the scalars of the best member so far, and the scalars of each member in ``members``."""
+        """Return the measurements of the best member so far, and those of each member under ``members``."""
         own = {
             name: learner.summary(state.members[name])
             for name, learner in self.members.items()
@@ -228,7 +233,7 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """Return True at pass ``until``, or if a member has ended; the others continue in a new stage."""
+        """Return True at pass ``until``, or if a member has ended; other members continue in a new stage."""
         return bool(self.find_ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
@@ -245,7 +250,11 @@ def _make_own_grids(
     device: str,
     grid: Mapping[str, Any],
 ) -> dict[str, RowGrid]:
-    """Return the grids (leaves and blocks) of a member alone; a held-out fold has that of its train rows."""
+    """Return how a member alone would divide each set of rows into blocks, and blocks into leaves (groups).
+
+    A held-out fold is a mask of the training dataset, so it is divided like the training rows. The argument
+    ``grid`` has the options of the division.
+    """
     made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids
     for part, chosen in rows.items():
         if chosen.mask is not None and chosen.mask.inside and chosen.dataset is rows["train"].dataset:
@@ -254,7 +263,7 @@ def _make_own_grids(
 
 
 class _SharedRows:
-    """Rows that a joint pass reads once for several members, by dataset, leaf size and block contents."""
+    """Rows that a joint pass reads once for all members with equal dataset, leaf size and block contents."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}
@@ -313,7 +322,10 @@ def make_joint_sums(
     classes: np.ndarray | None,
     **grid: int | None,
 ) -> tuple[Stage, list[tuple[str, int]]]:
-    """Return a stage that computes many reductions in one pass, and of each (shared rows, index there)."""
+    """Return a stage that computes all reductions in one pass, and the place of each result.
+
+    A place is (name of the shared rows, index of the reduction among those of these rows).
+    """
     found, slots, places = _SharedRows(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):
         own = _make_own_grids(name, {"train": reduction}, {"train": part}, device, grid)["train"]

@@ -1,4 +1,4 @@
-"""Joint fit of the candidates of a search: equal requests of several candidates share a pass."""
+"""Joint fit of the candidates of a search: requests of several candidates for a pass share one pass."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ComputedValues:
 
 
 def make_key(value: object) -> Hashable:
-    """Return a key that is equal for equal plain values and for the same arrays while the arrays exist."""
+    """Return a key that is equal for equal plain values, and for one array only as long as it exists."""
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -81,7 +81,7 @@ class SharedFit:
     ) -> None:
         self.session, self.resources = session, resources
         self.scorer, self.rungs, self.memo = scorer, list(rungs), memo
-        self.n_passes = 0
+        self.n_passes = 0  # passes over the rows so far, of all candidates together
         self._grid = session.grid
         self._names: dict[Hashable, tuple[str, Reduction | RowMap]] = {}
         self._learned = self._gathered = 0
@@ -272,7 +272,7 @@ class SharedFit:
     def _run_rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
-        """Run passes ``first`` to ``until`` of all running candidates; update and return their outcomes."""
+        """Run passes ``first`` to ``until`` for ``running``; return results, also added to ``outcomes``."""
         steps: dict[str, TrainBatch] = {one.key: one.step for one in running}
         session, store = self.session, self.session.store
         stored = store.load_result(f"{name}-groups") if store else None
@@ -335,7 +335,7 @@ class SharedFit:
 
 
 def _name_groups(name: str, groups: Sequence[list[str]]) -> list[tuple[str, list[str]]]:
-    """Return (name, keys) of each group; the name is used for its joint passes."""
+    """Return (name of the joint passes, candidate keys) of each group of candidates."""
     return [(f"{name}-g{n}" if len(groups) > 1 else name, group) for n, group in enumerate(groups)]
 
 

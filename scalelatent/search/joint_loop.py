@@ -26,7 +26,7 @@ _STATES_HELD = 5
 
 @dataclass(frozen=True)
 class Member:
-    """One learner of a joint fit, its initial state, and its rows by part (``"train"``, ``"validation"``)."""
+    """One learner of a joint fit, its initial state, and its rows by name (``"train"``, ``"validation"``)."""
 
     learner: BatchLearner
     state: object
@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one member: last state, records, error message or None, and whether it was done."""
+    """Result of one member: last state, records of its passes, error message or None, and if it was done."""
 
     state: object
     history: list[dict[str, Any]]
@@ -119,7 +119,7 @@ def _store_outcome(store: EngineStore | None, name: str, key: str, outcome: Outc
 def _resume(
     store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
 ) -> tuple[str, JointState, list[dict[str, Any]]]:
-    """Return (stage, state, history) of an interrupted loop; its last stage has the fewest members."""
+    """Return (stage, state, history) of an interrupted loop, from its last stage: that of fewest members."""
     if not state.members:
         return "", state, []
     stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]
@@ -170,7 +170,8 @@ def count_array_bytes(tree: object, visited: set[object] | None = None) -> int:
 def estimate_peak_bytes(stage: Stage, resources: Resources, constants: int) -> dict[str, int]:
     """Return the peak bytes of a worker in a joint pass, by purpose.
 
-    Statistics that wait for a merge are summed over the parts. For other purposes the largest part counts.
+    A pass reads several sets of rows, such as training and validation rows. Statistics that wait until they
+    are merged exist for all sets at once, so their bytes are added. The rest is the maximum over the sets.
     """
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():

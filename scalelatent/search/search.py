@@ -76,10 +76,10 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     Candidates of :class:`CapsuleRegression` and of mixtures of linear models share each pass, because reading
     rows from disk takes most of the time. Each block is read and decoded once and given to all candidates
     (and all contiguous folds) that are still trained. A candidate that has stopped costs nothing any more.
-    Candidates whose statistics differ much in size may need leaves of different sizes; rows are then read
-    once per leaf size. Candidates of other kinds, and folds that are not contiguous, are fitted one after the
-    other, each on all cores or the whole cluster. The model of a candidate is identical, bit by bit, to a fit
-    of its parameters alone.
+    Candidates whose statistics differ much in size may need leaves (groups of blocks) of different sizes;
+    rows are then read once per leaf size. Candidates of other kinds, and folds that are not contiguous, are
+    fitted one after the other, each on all cores or the whole cluster. The model of a candidate is identical,
+    bit by bit, to a fit of its parameters alone.
 
     Candidates with different projections are trained on different rows. Each projection is computed once for
     the whole search, and candidates with the same projection share the projected rows.
@@ -110,7 +110,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         many half of the rest, and so on. Candidates share passes, and are compared by ``scoring``, a name
         that one pass computes. Candidates with online algorithms, which have few passes, are not stopped.
     min_passes : int
-        Passes of the first rung of halving.
+        Passes before the first comparison of halving.
     error_score : "raise" or float
         Score of a candidate that diverges.
     memory_limit : str, int or None

@@ -77,7 +77,7 @@ class CapsuleRegression(StreamedClassifier):
     init_scale : float, default 1.0
         With a random start, the standard deviation of the latent means of a row of mean length.
     momentum : float, default 0.9
-        gamma in [0, 1) of equation 2.27.
+        Momentum gamma in [0, 1), equation 2.27 of the paper.
     nu_schedule : "paper", None or sequence of (nu, patience)
         Rounds of thresholded EM with early stopping on the validation error, or on the training error without
         validation rows. None: plain EM until ``max_iter`` or ``tol``. Stepwise EM counts patience in epochs.
@@ -311,7 +311,7 @@ class CapsuleRegression(StreamedClassifier):
         self._set_fitted_attributes(W_=w if intercept is None else w[:, :-1].copy(), intercept_=constants)
 
     def _weights(self) -> np.ndarray:
-        """Return the weights on rows with a constant column, (D, p + 1), or ``W_`` without an intercept."""
+        """Return weights of rows with a constant column, (D, p + 1), or ``W_`` without an intercept."""
         intercept = self._frame.intercept
         if intercept is None:
             return self.W_

@@ -48,7 +48,7 @@ from .parameters import DEPRECATED_ALGORITHMS, get_algorithm, get_max_passes
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
-# Width of the projected rows with projection="auto", as in section 3.1 of the paper.
+# Width of the projected rows with projection="auto", as in section 3.1 of Saul (2021).
 AUTO_PROJECTION = 196
 # Default dimension of the capsules.
 CAPSULE_DIM = 8
@@ -76,7 +76,7 @@ CALIBRATION_ROWS = 20_000
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
 # Default rows per step of stepwise EM.
 BATCH_ROWS = 1024
-# Default epochs of stepwise EM: as many as read EPOCHS_OF_ROWS rows, within these bounds.
+# Default epochs of stepwise EM: as many as read EPOCHS_OF_ROWS rows, but in the range EPOCHS.
 EPOCHS = 10, 50
 EPOCHS_OF_ROWS = 500_000
 # Reason why stepwise EM cannot exclude rows that cannot be read.
@@ -88,7 +88,7 @@ SMALLER = "lower capsule_dim, or set projection lower"
 # Share of rows that take part in the second matrix product of a pass (residuals times rows), on average over
 # a fit of MNIST.
 ACTIVE = 0.15
-# Expected passes of a fit per pass of patience, where the patience is summed over the rounds of the schedule.
+# Expected passes of a fit per pass of patience, summed over the rounds (thresholds nu) of the schedule.
 # Fits of MNIST with a summed patience of 248 passes needed 403 to 737 passes.
 PASSES_PER_PATIENCE = 2.2
 # Floating point operations per second of the M-step's products (float64) and of predictions.
@@ -363,9 +363,10 @@ def projection_steps(
     width: int | None,
     last: Mapping[str, np.ndarray],
 ) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, MappedRows]]]:
-    """Return the frame of the rows and the projected rows: one pass for the moments, and one to write rows.
+    """Yield the steps that project the rows; return the map of rows (intercept, projection) and the new rows.
 
-    Without a projection the intercept is still unknown, unless the last fit has one.
+    One pass computes second moments, and one writes the projected rows. With ``width`` None the rows stay as
+    they are, and the map has the intercept of the last fit or, without a last fit, none yet.
     """
     intercept = Intercept(last["mean"], float(last["constant"])) if "mean" in last else None
     if width is None:
@@ -391,7 +392,7 @@ def _warn_of_outlier(stats: Stats, rows: MappedRows) -> None:
 
 
 def _make_projection(moment: np.ndarray, first: Intercept | None, width: int) -> RowFrame:
-    """Return the frame of the leading directions of the rows, from second moments about ``first``."""
+    """Return the map of rows to their leading directions, from second moments about ``first``."""
     if first is None:
         return RowFrame(None, leading_eigenvectors(moment[0], width)[1])
     moment, intercept = recenter(moment, first)
@@ -425,7 +426,7 @@ def start_steps(
     class_weight: np.ndarray | None,
     first: np.ndarray | None,
 ) -> Generator[Step, Any, tuple[CapsuleEM, Stats, np.ndarray, RowFrame]]:
-    """Return the learner, the statistics of the rows, the first W (``first`` if given), and the frame."""
+    """Return learner, second moments of the rows, initial W (``first`` if given), and map of the rows."""
     train = rows["train"]
     intercept = frame.row_intercept
     found = intercept is not None or frame.matrix is not None or not model.fit_intercept
@@ -488,7 +489,7 @@ def make_em_learner(
 
 
 def choose_ridge(moment: np.ndarray, n_rows: float, in_units: bool) -> np.ndarray:
-    """Return the default ridge (p,), which counts as one more row of independent features.
+    """Return the default ridge (p,), which has the effect of one more row of independent features.
 
     ``moment`` (p, p) are the second moments of ``n_rows`` rows. Directions of a projection share a unit and
     get their mean square. Features may each have their own unit (``in_units``): they get the median of their
@@ -549,7 +550,8 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
     members = _plan_members(model, forecast, width, classes)
     check_width(width, train, n_classes, forecast.resources.memory)
     p, forecast.codes = count_columns(model, width or train.n_features), n_classes
-    together = validation is not None and members.n_members > 1  # the state has ``together`` weights
+    # The state then also has the weights with the lowest error of the joint decision.
+    together = validation is not None and members.n_members > 1
     no_rows = np.zeros(train.n_features, dtype=np.float32)
     frame = RowFrame(Intercept(no_rows, 1.0) if model.fit_intercept else None)
     forecast.add_label_reading()

@@ -25,6 +25,7 @@ from scalelatent.contract.parameters import (
 if TYPE_CHECKING:
     from .estimator import CapsuleRegression
 
+# Largest number of passes of batch EM for max_iter=None.
 MAX_PASSES = 2000
 # Former values of ``algorithm``. Until version 0.3 they are accepted with a warning; the fit uses stepwise
 # EM, which had the lower test error.

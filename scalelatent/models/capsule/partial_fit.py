@@ -34,14 +34,14 @@ STEP_PARAMETERS = (
 
 @lru_cache(maxsize=1)
 def get_cpu_backend() -> Backend:
-    """Return the backend of the processor, which is created once."""
+    """Return the CPU backend, which is created once."""
     return make_backend("cpu")
 
 
 def begin_stream(
     model: CapsuleRegression, x: np.ndarray, codes: np.ndarray, n_classes: int, rng: np.random.Generator
 ) -> RunningCapsule:
-    """Return a stream with first weights from the first rows."""
+    """Return the state of a first ``partial_fit``, with first weights from the first rows."""
     if not (model.projection is None or model.projection == "auto"):
         raise ValueError(
             f"projection={model.projection!r}: partial_fit starts before there are rows to take directions "
@@ -53,7 +53,7 @@ def begin_stream(
 
 
 def continue_from(stream: RunningCapsule, w: np.ndarray) -> None:
-    """Set up a stream that continues from the weights (D, p) of a fit."""
+    """Make the state of ``partial_fit`` continue from the weights (D, p) of a fit."""
     if stream.sums is None:
         raise ValueError(
             "this model was saved by an older scalelatent, without the sums that partial_fit needs: fit it "
@@ -63,7 +63,7 @@ def continue_from(stream: RunningCapsule, w: np.ndarray) -> None:
 
 
 def save_stream(stream: RunningCapsule) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the values and the arrays of a stream that a model file stores."""
+    """Return the values and arrays of the state of ``partial_fit`` that a model file stores."""
     arrays = {"ridge": stream.ridge}
     if stream.w is not None:
         stream.discard_inverses()  # so that this model and the saved one continue with the same bits
@@ -80,7 +80,7 @@ def save_stream(stream: RunningCapsule) -> tuple[dict[str, Any], dict[str, np.nd
 def restore_stream(
     members: Members, w: np.ndarray, values: dict[str, Any], arrays: dict[str, np.ndarray]
 ) -> RunningCapsule:
-    """Return the stream of a saved model whose weights are ``w`` (D, p)."""
+    """Return the state of ``partial_fit`` of a saved model whose weights are ``w`` (D, p)."""
     sums = None
     if "moment" in arrays:
         weight = arrays["moment_weight"]
@@ -100,7 +100,7 @@ def restore_stream(
 
 
 def estimate_intercept(x: np.ndarray) -> Intercept:
-    """Return the intercept of a stream from its first rows (n, p); a single row is not used as a mean."""
+    """Return the intercept from the first rows (n, p) of ``partial_fit``; the mean is 0 for a single row."""
     mean = x.mean(axis=0, dtype=np.float64) if len(x) > 1 else np.zeros(x.shape[1])
     length = float(np.sqrt(np.mean(np.sum((x - mean) ** 2, axis=1))))
     return Intercept(mean.astype(np.float32), length or 1.0)
@@ -115,7 +115,7 @@ def apply_frame(frame: RowFrame, x: np.ndarray) -> np.ndarray:
 
 
 def stream_options(model: CapsuleRegression) -> StreamOptions:
-    """Return the settings of a step; they are checked only after a change, because a check takes long."""
+    """Return the settings of a step; check them only after a change, because the check is slow."""
     given = tuple(getattr(model, name) for name in STEP_PARAMETERS)
     kept = vars(model).get("_stream_kept")
     if kept is not None and kept[0] == given:

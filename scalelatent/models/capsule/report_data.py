@@ -79,8 +79,8 @@ def collect_report_data(
 
 def count_block_rows(n_features: int, itemsize: int, total_dim: int, n_classes: int, block_bytes: int) -> int:
     """Return the rows of a block that, with latents and scores, needs at most ``block_bytes``."""
-    # Per row: its features as stored and in float32; latents in float32 and, twice, in float64; scores,
-    # votes.
+    # Bytes of a row: features as stored and in float32; latents once in float32 and twice in float64; scores
+    # and votes.
     row = n_features * (itemsize + 4) + total_dim * 20 + n_classes * 32
     return max(1, min(MAX_BLOCK_ROWS, block_bytes // row))
 

@@ -131,7 +131,7 @@ def _draw_points(axes: Axes, x: np.ndarray, y: np.ndarray, codes: np.ndarray, c:
 
 
 def find_rounds(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, float]]:
-    """Return the rounds of a fit as (first record, end, round, nu)."""
+    """Return the rounds (thresholds nu) of a fit as (first record, end of the records, round, nu)."""
     number, nu = read_column(records, "round"), read_column(records, "nu")
     if not len(number) or np.isnan(number).any():
         return []

@@ -92,7 +92,7 @@ class ConditionalRBM(StreamedEstimator):
         Number of hidden units.
     learner : {"mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic"}
         How the intractable expectation of the gradient is approximated: sum-product belief propagation, mean
-        field, contrastive divergence, persistent contrastive divergence (one chain for each row of a batch),
+        field, contrastive divergence, persistent contrastive divergence (a Gibbs chain per row of a batch),
         perceptron loss with a sampling search, or loss-augmented inference of the maximum-margin learners by
         mixed-product or max-product belief propagation. "logistic" has no hidden units.
     inference : {"sum-product", "mixed-product", "max-product", "mean-field"} or None
@@ -102,8 +102,8 @@ class ConditionalRBM(StreamedEstimator):
         Sweeps of an inference. None: 7 + epoch, epochs counted from 1; predictions use the sweeps of the best
         epoch.
     tol : float or None
-        A row stops sweeping as soon as no belief has changed by more. Training takes one sweep more, for the
-        pair beliefs. None: always ``n_sweeps``.
+        A row stops sweeping as soon as no belief has changed by more than ``tol``. Training takes one sweep
+        more, for the pair beliefs. None: always ``n_sweeps``.
     gibbs_steps : int or None
         Gibbs steps of "cd", "pcd" and "cd-percloss"; other learners refuse it. None: 1, and 10 for
         "cd-percloss".
@@ -114,7 +114,7 @@ class ConditionalRBM(StreamedEstimator):
     momentum, weight_decay : float, default 0
         Momentum of the steps, and decay of the three matrices.
     batch_size : int or None
-        Rows of a gradient. None: 20, or as many as fewer rows and ``n_chains`` allow (``batch_size_``).
+        Rows of a gradient (``batch_size_``). None: 20, less for fewer rows, and a multiple of ``n_chains``.
     n_epochs : int, "paper" or None
         Passes over the rows. "paper": 50. None: at most 50, until the validation error stops falling: if no
         epoch among those that show 4,000 rows, and at least 3, had a validation error at least 0.5 % lower
@@ -125,14 +125,14 @@ class ConditionalRBM(StreamedEstimator):
         from the hidden units given the row.
     n_chains : int or None
         Parts of a batch that threads or workers compute independently; ``batch_size`` must be a multiple of
-        it. None: about one per 20 rows, two from 20 rows on, at most 8. One chain reads the parameters least
-        and is best for one thread. The number changes rounding only; with ``local_steps`` it changes the
-        result.
+        it. None: about one per 20 rows, two from 20 rows on, at most 8. A single part reads the parameters
+        only once and is best for one thread. The number changes rounding only; with ``local_steps`` it
+        changes the result.
     local_steps : int or None
-        Each chain takes this many steps, on batches of ``batch_size`` rows of its own, before the parameters
-        of all chains are averaged: for large clusters and slow networks. None: one step per batch. With
-        ``n_chains=1`` the parameters stay on the GPU, or are updated in place on the CPU, which is fastest on
-        one thread.
+        Each chain (see ``n_chains``) takes this many steps, on its own batches of ``batch_size`` rows, before
+        the parameters of all chains are averaged: for large clusters and slow networks. None: one step per
+        batch. With ``n_chains=1`` the parameters stay on the GPU, or are updated in place on the CPU, which
+        is fastest on one thread.
     patience : int or None
         End the fit after this many epochs without a better validation error. None: take all epochs. The
         parameters with the lowest validation error are kept in both cases.
@@ -316,7 +316,7 @@ class ConditionalRBM(StreamedEstimator):
         return self._paired_rows(X, y, reset, name)
 
     def _clean_rows(self, v: Any, reset: bool, name: str) -> Dataset:
-        """Return rows that are themselves the outputs."""
+        """Return the checked rows ``v``, which are themselves the outputs, as a dataset."""
         if not isinstance(v, Dataset):
             v = opened(v, name)
             names = frame_names(v)
@@ -335,7 +335,7 @@ class ConditionalRBM(StreamedEstimator):
         return v
 
     def _paired_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, name: str) -> Dataset:
-        """Return rows x with outputs y."""
+        """Return the checked rows x with their outputs y as a dataset."""
         ds = self._given_rows(X, name=name, reset=reset)
         if y is not None:
             ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
@@ -419,9 +419,9 @@ class ConditionalRBM(StreamedEstimator):
     def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
         """Learn from more rows: one step per ``batch_size`` rows, in their order.
 
-        Continues from a fit, a loaded model or earlier calls. Velocity and persistent chains start again
-        after a fit, and if a changed parameter changes their size. The number of sweeps stays that of the
-        last epoch (``n_sweeps_``).
+        Continues from a fit, a loaded model or earlier calls. Momentum and persistent Gibbs chains start
+        again after a fit, and if a changed parameter changes their size. The number of sweeps stays that of
+        the best epoch (``n_sweeps_``).
 
         Parameters
         ----------
@@ -671,7 +671,7 @@ class ConditionalRBM(StreamedEstimator):
         *,
         callbacks: CallbackList = (),
     ) -> dict[str, float]:
-        """Return the paper's errors: of all outputs, and of the outputs that differ between x and v.
+        """Return the share of wrong outputs: of all outputs, and of those that differ between x and v.
 
         Parameters
         ----------
@@ -728,7 +728,7 @@ class ConditionalRBM(StreamedEstimator):
         n_sweeps : int or None
             None: ``n_sweeps_``.
         tol : float or None
-            A row stops sweeping as soon as no belief has changed by more.
+            A row stops sweeping as soon as no belief has changed by more than ``tol``.
         pairs : bool
             Return the mean over rows of P(v_i = 1, h_j = 1) as well (sum-product).
         log_z : bool
@@ -766,7 +766,7 @@ class ConditionalRBM(StreamedEstimator):
 
     @follows_rows
     def free_energy(self, X: RowsLike, y: LabelsLike | None = None) -> np.ndarray:
-        """Return F(v, x), minus the log of the sum over h of exp(-E(v, h, x)).
+        """Return the free energy F(v, x) = -log sum_h exp(-E(v, h, x)) of each row, in nats.
 
         With ``log_z`` of :meth:`infer`, log p(v | x) = -F - log Z.
 
@@ -791,7 +791,10 @@ class ConditionalRBM(StreamedEstimator):
         return compute_free_energies(self._shape, self._theta, ds, self._test_targets(ds))
 
     def _test_targets(self, ds: Dataset) -> Targets:
-        """Return where the outputs of rows come from; clean rows alone are corrupted as test rows."""
+        """Return the source of the outputs of ``ds``.
+
+        With ``corruption``, rows without outputs are the outputs, and corrupted test rows are the inputs.
+        """
         return choose_targets(self, ds, self.seed_, TEST_STAGE)
 
     def _row_map(self, output: tuple[str, int | None]) -> CrbmOutput:
@@ -809,7 +812,7 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:
-        """Map rows to outputs, and warn if rows did not meet the tolerance."""
+        """Map rows to outputs, and warn if some rows did not meet the tolerance ``tol``."""
         check_is_fitted(self)
         to, X = (out, client, overwrite, callbacks), opened(X, "X")
         row_map = self._row_map((output, n_sweeps))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("scalelatent")
 
-# Name of the random stream that corrupts rows for scores and for the report.
+# Name of the random stream that corrupts test rows, which are rows for scores and for the report.
 TEST_STAGE = "corruption-test"
 # Reason why a fit refuses to skip bad rows.
 ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some of them during the fit"
@@ -215,7 +215,7 @@ def make_shape(model: ConditionalRBM, train: Dataset) -> CrbmShape:
 
 
 def choose_targets(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
-    """Return where the outputs of rows come from: stored targets, else a corruption, else the rows."""
+    """Return the source of the outputs v: stored targets, or the rows, whose corruption gives the inputs."""
     if model._source == "plain":
         return Targets("x")
     if model._source == "corruption" and not ds.has_targets:
@@ -244,7 +244,7 @@ def log_held_rows(n_held: int, n_rows: int, where: str) -> None:
 
 
 def count_training_rows(model: ConditionalRBM, train: Dataset) -> int:
-    """Return the number of rows that are not held out."""
+    """Return the number of training rows that are not held out for validation."""
     return len(train) - len(held_rows(model._held, len(train)))
 
 
@@ -362,7 +362,7 @@ def warn_unconverged(model: ConditionalRBM, history: list[dict[str, Any]]) -> No
 
 
 def resize_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
-    """Return the state of earlier calls, with new velocity or chains if parameters changed their size."""
+    """Return the state with a new velocity or new persistent chains if parameters changed their size."""
     fresh = learner.start(state.theta)
     others = {
         name: getattr(fresh, name)
@@ -425,7 +425,7 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
 
 
 def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
-    """Return the bytes of coupling, gradient and message matrices of all threads."""
+    """Return the bytes of the matrices of W, gradients and messages of all threads."""
     edges = learner.shape.n_visible * learner.shape.n_hidden
     return resources.threads * 4 * (learner.shape.n_parameters + 6 * edges)
 

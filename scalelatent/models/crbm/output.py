@@ -47,12 +47,13 @@ class Beliefs:
     Attributes
     ----------
     visible, hidden : ndarray of float32, shape (n, v) and (n, h)
-        Beliefs P(v_i = 1 | x) and P(h_j = 1 | x); for mixed- and max-product those of max-marginals.
+        Beliefs P(v_i = 1 | x) and P(h_j = 1 | x); mixed- and max-product have max-marginals instead.
     sweeps : ndarray of int, shape (n,)
         Number of sweeps of each row.
     converged : ndarray of bool, shape (n,)
         Whether no belief changed by more than ``tol`` (0.001 for None) in the last sweep.
     log_z : ndarray of float64, shape (n,), or None
+        Bethe estimate of the log partition function of each row, in nats.
     pairs : ndarray of float64, shape (v, h), or None
         Mean over rows of P(v_i = 1, h_j = 1 | x).
 
@@ -71,7 +72,7 @@ class Beliefs:
 
 
 def check_sweeps(model: ConditionalRBM, n_sweeps: int | None) -> int:
-    """Return the number of sweeps: ``n_sweeps``, or that of the fitted model for None."""
+    """Return the number of sweeps: ``n_sweeps``, or ``n_sweeps_`` of the fitted model for None."""
     if n_sweeps is None:
         return int(model.n_sweeps_)
     if not is_whole(n_sweeps):
@@ -132,7 +133,7 @@ def infer_rows(
 
 
 def _collect_block(prepared: PreparedInference, found: Inference, pairs: np.ndarray | None) -> Beliefs:
-    """Return the beliefs of a block on the host; ``pairs`` is the sum over its rows."""
+    """Return the beliefs of a block on the host; ``pairs`` is the sum of pair beliefs over its rows."""
     xp, to_host = prepared.backend.xp, prepared.backend.to_host
     visible, hidden = (to_host(sigmoid(a, xp)).astype(np.float32) for a in (found.lv, found.lh))
     # Without hidden units the outputs are independent, so there are no sweeps and log Z is exact.

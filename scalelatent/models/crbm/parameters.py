@@ -40,7 +40,7 @@ BATCH_SIZE = 20
 # that many rows, and for at least that many epochs. It uses the last rate until its end. Measured on the
 # digits of scikit-learn.
 RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
-# Epochs of the paper, and upper bound for n_epochs=None.
+# Epochs of Ping and Ihler (2017), and upper bound for n_epochs=None.
 PAPER_EPOCHS = 50
 # Epochs for n_epochs=None without validation rows: as many as process 20,000 rows, and at least ten.
 SHOWN_ROWS, MIN_EPOCHS = 20_000, 10
@@ -51,13 +51,14 @@ PATIENCE_ROWS, PATIENCE, MIN_GAIN = 4_000, 3, 0.005
 # With at least 100 rows n_epochs=None holds out every tenth row. If that is more than 10,000 rows, or 256
 # MiB, it holds out 64 evenly spaced runs of rows instead, so that it reads few chunks of the dataset.
 MIN_ROWS, HELD_PERIOD, MAX_HELD, HELD_BYTES, HELD_RUNS = 100, 10, 10_000, 2**28, 64
-# Chains for n_chains=None. A chain of fewer than 20 rows spends more time on reading parameters than on
-# computing. From 20 rows on there are two chains of at least 10 rows, so that two threads have work.
+# Chains (parts of a batch) for n_chains=None. A chain of fewer than 20 rows spends more time on reading
+# parameters than on computing. From 20 rows on there are two chains of at least 10 rows, so that two threads
+# have work.
 CHAIN_ROWS, MIN_CHAIN_ROWS, MAX_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
 
 def choose_batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
-    """Return the rows of a gradient: the parameter, or at most 20 that ``n_rows`` and ``n_chains`` allow."""
+    """Return the rows of a gradient: the parameter, or 20 or fewer, as ``n_rows`` and ``n_chains`` allow."""
     if model.batch_size is not None:
         return int(model.batch_size)
     unit = 1 if model.local_steps else int(model.n_chains or 1)
@@ -97,7 +98,7 @@ def choose_n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) ->
 
 
 def choose_n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
-    """Return the chains of a step: the parameter, or about one per 20 rows (4 with local steps)."""
+    """Return the number of parts of a batch: the parameter, or about one per 20 rows (4 with local steps)."""
     if model.n_chains is not None:
         return int(model.n_chains)
     if model.local_steps:
@@ -108,7 +109,7 @@ def choose_n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
 
 
 def count_step_rows(model: ConditionalRBM, n_rows: int) -> int:
-    """Return the rows of a step over all chains."""
+    """Return the rows of one step, summed over all chains (parts of a batch) and their local steps."""
     size = choose_batch_size(model, n_rows)
     return size * int(model.local_steps) * choose_n_chains(model, n_rows) if model.local_steps else size
 

@@ -83,8 +83,8 @@ class RbmEvidence:
     """Data of the figures: some rows and the model's predictions."""
 
     n_rows: int  # rows of the dataset
-    v: np.ndarray  # observed outputs, uint8 (n, outputs), like ``predicted``
-    predicted: np.ndarray
+    v: np.ndarray  # true outputs, uint8 (n, outputs)
+    predicted: np.ndarray  # predicted outputs, uint8 (n, outputs)
     x: np.ndarray | None  # rows x of the predictions; None for a plain RBM
     corrupted: bool  # whether ``x`` was made from ``v`` by the corruption of training
     shape: tuple[int, ...] | None  # shape of an image, if outputs and inputs are pixels

@@ -1,8 +1,8 @@
 """The part of the E-step between the two matrix products, in numba: one serial kernel call per block.
 
 The latent means are transposed, (dimensions, rows), so that every inner loop runs over rows in contiguous
-memory and vectorises. A strip of rows stays in the first-level cache through all steps. Sums run in the order
-of the rows, so the compiler cannot choose an order of SIMD lanes.
+memory and vectorises. A strip (256 consecutive rows) stays in the first-level cache through all steps. Sums
+run in the order of the rows, so the compiler cannot choose an order of SIMD lanes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scalelatent.kernels.vectors import copy_vector
 from .estep import estep_by_products
 from .squash import SquashTable
 
-# Number of rows of a strip.
+# Number of rows that are processed together (a strip).
 STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
 _LN2, _SQRT2 = 0.6931471805599453, 1.4142135623730951
@@ -131,7 +131,7 @@ def _tiled_estep(
     nu: np.ndarray, coefficients: np.ndarray, scale: float, train: bool, dense: bool, rows: np.ndarray,
     g: np.ndarray, delta: np.ndarray, sums: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute latents, factors and the residual moment strip by strip, so that X is read from memory once.
+    """Compute latents, factors and residual moment by strips of rows, so that X is read from memory once.
 
     With a threshold, the active rows of the block and their residuals are copied to ``rows`` and ``g``, and
     multiplied after the last strip.
@@ -193,8 +193,8 @@ def _compute_factors(
 
     Here r is the ratio of :func:`..reference.posterior_ratios`.
 
-    Row 2m of ``factors`` belongs to the right capsule of member m, and row 2m + 1 to its other capsules. Only
-    the first ``len(y)`` columns of h are used.
+    In member m, row 2m of ``factors`` is for the capsule of the row's class, and row 2m + 1 for the other
+    capsules. Only the first ``len(y)`` columns of h are used.
     """
     n_members, k = dims.shape
     n = len(y)
@@ -240,7 +240,7 @@ def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: 
 
 @subkernel
 def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """Write for each row the sum of q over all capsules, and q and dimension of the right capsule."""
+    """Write for each row the sum of q over all capsules, and q and dimension of its class's capsule."""
     for j in range(width):
         work[_TOTAL + j] = 0.0
         work[_RIGHT + j] = 0.0
@@ -298,7 +298,7 @@ def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
 def _find_largest_probabilities(
     q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray
 ) -> None:
-    """Write each row's P of the right capsule, and the largest P of the capsules before and after it.
+    """Write each row's P of its class's capsule, and the largest P of the capsules before and after it.
 
     All P are computed by one expression, so that equal lengths give equal P.
     """
@@ -379,7 +379,7 @@ def _write_factors(
 def _scale_all(
     h: np.ndarray, y: np.ndarray, dims: np.ndarray, labels: np.ndarray, factors: np.ndarray
 ) -> None:
-    """Multiply the first ``len(y)`` columns of h by their factors."""
+    """Multiply the first ``len(y)`` columns (rows of the data) of h by their factors."""
     n = len(y)
     factor, target = empty(STRIP, np.float32), empty(STRIP, np.int32)
     for first in range(0, n, STRIP):

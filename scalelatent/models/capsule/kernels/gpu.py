@@ -54,7 +54,7 @@ def estep(
 
 
 def _move_rows(backend: Backend, y: np.ndarray, weight: np.ndarray) -> tuple[cupy.ndarray, cupy.ndarray]:
-    """Copy classes and weights to the device together, as (rows, 12 bytes)."""
+    """Copy classes and weights of the rows to the device in one array, 12 bytes per row."""
     n = len(y)
     packed = np.empty((n, 3), dtype=np.int32)
     flat = packed.reshape(-1)
@@ -190,7 +190,7 @@ def _get_device_members(dims: np.ndarray, labels: np.ndarray, nu: np.ndarray) ->
         np.ascontiguousarray(labels, np.int32),
         np.ascontiguousarray(nu, np.float64),
     )
-    # The stream is part of the key, because memory of the pool must be reused in the stream that used it.
+    # The CUDA stream is part of the key, because the memory pool must reuse memory in the same stream.
     return _copy_members(
         current_device(), cupy.cuda.get_current_stream().ptr, arrays[0].shape, *(a.tobytes() for a in arrays)
     )

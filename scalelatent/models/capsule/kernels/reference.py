@@ -1,8 +1,8 @@
 r"""Kernels of capsule regression in numpy and float64; tests compare the numba and CuPy kernels with them.
 
-Symbols (paper, equations 2.13 to 2.19): h = W x are the latent means, q_i = \|h_i\|^2, q is their sum, f_i
-= q_i / q, and beta = q / 2. The posterior of class y enters through two numbers per row: one for the capsule
-of the row's class, and one for all other capsules.
+Symbols (Saul, 2021, equations 2.13 to 2.19): h = W x are the latent means, q_i = \|h_i\|^2, q is their sum,
+f_i = q_i / q, and beta = q / 2. The posterior of class y enters through two numbers per row: one for the
+capsule of the row's class, and one for all other capsules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def probabilities(h: np.ndarray, dims: np.ndarray, table: SquashTable | None = N
 def posterior_ratios(h: np.ndarray, y: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ratios Q_i(y) / P(y | x) and P(y | x) of one member, both (capsules, rows).
 
-    The posterior means are E[h_i | y, x] = ratio_i h_i (equation 2.19).
+    The posterior means are E[h_i | y, x] = ratio_i h_i (Saul, 2021, equation 2.19).
     """
     h = np.asarray(h, dtype=np.float64)
     f, beta = _fractions(h, dims)
@@ -71,5 +71,5 @@ def _fractions(h: np.ndarray, dims: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     starts = np.concatenate([[0], np.cumsum(dims)[:-1]])
     q = np.add.reduceat(h * h, starts, axis=0)
     total = q.sum(axis=0)
-    # If h = 0, then beta, lambda0 and lambda1 are 0, and any fraction is right. The divisor 1 avoids 0 / 0.
+    # If h = 0, then beta, lambda0 and lambda1 are 0, so the fractions have no effect. Divide by 1, not by 0.
     return q / np.where(total > 0, total, 1.0), total / 2

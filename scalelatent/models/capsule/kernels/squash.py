@@ -5,8 +5,8 @@ r"""The interpolating functions lambda0 and lambda1 of capsule regression, exact
     I_s(b) = b e^{-b} \int_0^1 \rho^s e^{\rho b} d\rho, \qquad
     \lambda_0 = I_{D/2}(\beta), \quad \lambda_1 = I_{D/2+1}(\beta)
 
-(paper, equations 2.13, 2.14 and A.1). D is the sum of the capsule dimensions of a member. If D is odd, s is a
-half-integer and the recursion starts from Dawson's integral.
+(Saul, 2021, equations 2.13, 2.14 and A.1). D is the sum of the capsule dimensions of a member. If D is odd, s
+is a half-integer and the recursion starts from Dawson's integral.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TABLE_CELLS = 1024
 
 
 def squash_integral(s: float, b: np.ndarray) -> np.ndarray:
-    """Return I_s(b) with an error of about 1e-15, for integer or half-integer s >= 0.
+    """Return I_s(b) = b e^-b int_0^1 r^s e^(r b) dr with an error of about 1e-15; 2 s is an integer >= 0.
 
-    For b > s the forward recursion (equation A.3) is stable. For b <= s the backward recursion (A.5) from the
-    bounds (A.4) is stable. The paper's 64 backward steps are too few for large s; this function makes
-    9 sqrt(s) + 16 steps.
+    For b > s the forward recursion (Saul, 2021, equation A.3) is stable. For b <= s the backward recursion
+    (A.5) from the bounds (A.4) is stable. The paper's 64 backward steps are too few for large s; this
+    function makes 9 sqrt(s) + 16 steps.
     """
     if s < 0 or (2 * s) % 1:
         raise ValueError(f"s={s}: the exponent must be a multiple of 1/2 and at least 0")
@@ -62,7 +62,7 @@ def _backward(s: float, b: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SquashTable:
-    """Cubic pieces of lambda0 and lambda1 over t = b / (b + scale), for one D.
+    """Table of lambda0 and lambda1: a cubic per cell of t = b / (b + scale), for one total dimension D.
 
     ``coefficients`` is float64 (cells, 8): four of lambda0 and four of lambda1, so that a look-up reads one
     cache line.
@@ -100,7 +100,7 @@ def squash_table(dimension: int) -> SquashTable:
 
 
 def _nodes(s: float, scale: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return I_s and its derivative with respect to t at the nodes t; at t = 0 and t = 1 both are limits."""
+    """Return I_s (`squash_integral`) and dI_s/dt at the nodes t; at t = 0 and t = 1 both are limits."""
     inner = t[1:-1]
     b = scale * inner / (1 - inner)
     value = np.concatenate([[0.0], squash_integral(s, b), [1.0]])
@@ -113,7 +113,7 @@ def _nodes(s: float, scale: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _slope_below(s: float, b: np.ndarray) -> np.ndarray:
-    """Return dI_s/db for b <= s.
+    """Return the derivative dI_s/db of `squash_integral` for b <= s.
 
     The closed form 1 - (b + s)/b I_s would cancel; this differentiates I_s = b/(s + 1) (1 - I_{s+1}) instead.
     """
@@ -122,7 +122,7 @@ def _slope_below(s: float, b: np.ndarray) -> np.ndarray:
 
 
 def _slope_above(s: float, b: np.ndarray) -> np.ndarray:
-    """Return dI_s/db for b > s >= 1.
+    """Return the derivative dI_s/db of `squash_integral` for b > s >= 1.
 
     It is computed from the complements 1 - I, which keep their relative precision as b grows.
     """

@@ -66,7 +66,7 @@ class MemberState:
     objective: np.ndarray  # mean log-loss in nats of the last pass
     train_error: np.ndarray  # error rate of the last pass; NaN before the first pass
     validation_error: np.ndarray  # NaN if there are no validation rows
-    round: np.ndarray  # current round of the schedule, from 0
+    round: np.ndarray  # current round (threshold nu) of the schedule, from 0
     stale: np.ndarray  # passes or epochs since the error improved; -1 right after an improvement or a restart
     finished: np.ndarray  # 1 if the member has stopped
     active: np.ndarray  # share of rows that took part in the last update
@@ -160,7 +160,7 @@ class CapsulePass:
         return (4.0 if self.train else 2.0) * self.n_features * float(share)
 
     def prepare(self, state: MemberState, backend: Backend) -> Prepared:
-        """Copy the weights of the members that still learn to the device, group by group."""
+        """Copy the weights of the members that still learn to the device, by `Group` of members."""
         groups = []
         for label, members in self.members.groups:
             live = members[state.finished[members] == 0]
@@ -195,7 +195,7 @@ class CapsulePass:
         weight = np.ones(len(block.y)) if block.weight is None else block.weight
         if self.class_weight is not None:
             weight = weight * self.class_weight[block.y]
-        # A member for a pair of classes sees only their rows, so each class is sent to all its members.
+        # A member for a pair of classes uses only rows of these classes, so the rows are sorted by class.
         pairs = self.members.architecture == "all_vs_all"
         order = np.argsort(block.y, kind="stable") if pairs else np.empty(0, dtype=np.intp)
         for group in prepared.groups:
@@ -285,7 +285,7 @@ class CapsuleEM:
         return w + delta @ inverse
 
     def update(self, state: CapsuleState, stats: Mapping[str, Stats]) -> CapsuleState:
-        """Return the state after one M-step and one step of every member's schedule; a pure function."""
+        """Return the state after one M-step and the check of each member's patience; a pure function."""
         train = stats["train"]
         live = state.finished == 0
         loss, error = mean_loss_and_error(train["sums"])
@@ -313,7 +313,7 @@ class CapsuleEM:
     def _step_members(
         self, state: CapsuleState, last_objective: np.ndarray, delta: np.ndarray
     ) -> CapsuleState:
-        """Return the state in which each member has made its EM step, or has moved to its next round."""
+        """Return the state in which each member has made an EM step, or has moved to its next threshold."""
         watched = state.validation_error if self.has_validation else state.train_error
         w, previous, best = state.w.copy(), state.w.copy(), state.best.copy()
         round_, stale, finished = state.round.copy(), state.stale.copy(), state.finished.copy()
@@ -329,8 +329,8 @@ class CapsuleEM:
             stepped = state.stale[r] >= 0
             flat = self.tol > 0 and stepped and 0 <= last_objective[r] - state.objective[r] < self.tol
             if stale[r] >= self.patience[round_[r]] or flat:
-                # The next round starts at the best weights without momentum. Its first pass measures them
-                # again.
+                # The next round starts at the best weights without momentum. Its first pass measures these
+                # weights again.
                 round_[r] += 1
                 stale[r] = -1
                 w[rows] = previous[rows] = best[rows] if self.scheduled else state.w[rows]
@@ -366,7 +366,7 @@ class CapsuleEM:
         train_error: np.ndarray,
         active: np.ndarray,
     ) -> dict[str, float | int | None]:
-        """Return the scalars of a record: means over members, and the validation error of the model."""
+        """Return one history record of a pass: means over members, and the validation error of the model."""
         rounds = np.minimum(rounds, len(self.nu) - 1)
         train, held = float(train_error.mean()), float(state.validation_error.mean())
         errors: dict[str, float | int | None] = {
@@ -403,7 +403,7 @@ def mean_loss_and_error(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def record_decision(state: AnyState, w: np.ndarray, validation: Stats | None) -> AnyState:
     """Return the state with the validation error of an ensemble's joint decision, if the pass measured it.
 
-    ``w`` are the weights that the pass measured. They are kept if their error is the lowest so far.
+    ``w`` are the weights that the pass measured. The state keeps ``w`` if its error is the lowest so far.
     """
     if validation is None or "decision" not in validation.layout.slices:
         return state

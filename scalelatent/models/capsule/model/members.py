@@ -1,4 +1,4 @@
-"""The three architectures of the paper (section 3.4) as one table of members.
+"""The three architectures of Saul (2021), section 3.4, as one table of members.
 
 A *member* is one capsule regression. ``multiclass`` has a single member with a capsule for each class.
 ``one_vs_all`` has a binary member for each class. ``all_vs_all`` has a binary member for each pair of
@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Members:
-    """Members of a model: their capsules, and the classes that they see."""
+    """Members of a model: their capsules, and the classes from whose rows they learn (which they "see")."""
 
     architecture: str
     # Dimension of each capsule, int64 (members, capsules of a member).
@@ -47,7 +47,7 @@ class Members:
 
     @cached_property
     def sees(self) -> np.ndarray:
-        """Classes that each member sees, bool (members, classes)."""
+        """True for the classes from whose rows a member learns, bool (members, classes)."""
         return self.labels >= 0
 
     @cached_property
@@ -100,7 +100,7 @@ class Members:
         return [own[0][1].stop - own[0][1].start for own in self.class_capsules]
 
     def rows_of(self, member: int) -> slice:
-        """Return the rows of W of a member."""
+        """Return the range of the rows of W that belong to a member."""
         return slice(int(self.offsets[member]), int(self.offsets[member + 1]))
 
     def stack_rows(self, members: np.ndarray) -> np.ndarray:

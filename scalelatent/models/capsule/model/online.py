@@ -43,7 +43,7 @@ class OnlineState(MemberState):
     delta: np.ndarray  # running residual moment, float64 (D, p)
     average: np.ndarray  # averaged weights, float64 (D, p)
     best_epoch: np.ndarray  # epoch that gave ``best``, int64 (M,)
-    since: np.ndarray  # steps since the round started, int64 (M,)
+    since: np.ndarray  # steps since the current round (threshold nu) of the schedule started, int64 (M,)
     # Sums of the current epoch: log-likelihood, errors, active rows, weight and rows, float64 (M, 5).
     sums: np.ndarray
     steps: int  # completed steps
@@ -83,7 +83,7 @@ class AveragedPass(CapsulePass):
 
 @dataclass(frozen=True)
 class CapsuleStepwise:
-    """Stepwise EM, an `OnlineLearner`: steps, the schedule of rounds, and the averaged weights."""
+    """Stepwise EM, an `OnlineLearner`: steps, the rounds (thresholds nu), and the averaged weights."""
 
     requirements = BlockRequirements()
 
@@ -112,7 +112,7 @@ class CapsuleStepwise:
         return self.train_pass.prepare(state, backend)
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Add the E-step of the rows of one chain, and the number of its rows of weight above 0."""
+        """Add the E-step of one chain (part of a batch), and the number of its rows of weight above 0."""
         layout = self.train_pass.layout()
         self.train_pass.accumulate(prepared, block, Stats(layout, stats.vector[: layout.size]))
         assert block.y is not None
@@ -179,7 +179,7 @@ class CapsuleStepwise:
     # -- schedule --------------------------------------------------------------------------------------------
 
     def end_epoch(self, state: OnlineState) -> OnlineState:
-        """Return the state with the epoch's measurements and one step of every schedule; a pure function."""
+        """Return the state with the epoch's measurements; members without progress get the next threshold."""
         live, sums = state.finished == 0, state.sums
         loss, error = mean_loss_and_error(sums)
         objective = np.where(live, loss, state.objective)

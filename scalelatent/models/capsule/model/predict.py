@@ -32,7 +32,7 @@ def compute_class_scores(backend: Backend, members: Members, h: Array) -> np.nda
     members' probabilities break ties.
     """
     kernel = backend.kernel("capsule_probabilities")
-    # All members have the same sum of dimensions.
+    # All members have the same sum of capsule dimensions.
     table = backend.table(squash_table(int(members.dims[0].sum())))
     if members.architecture == "multiclass":
         return backend.to_host(kernel(h, members.dims[0], table)).T
@@ -94,7 +94,7 @@ class CapsuleRows:
     w: np.ndarray  # float64 (D, p), or (D, p + 1) with an intercept
     frame: RowFrame
     output_name: str
-    temperature: float = 1.0  # probabilities are raised to 1 / temperature; the paper's model has 1
+    temperature: float = 1.0  # probabilities are raised to 1 / temperature; 1 in Saul (2021)
 
     def output(self) -> tuple[tuple[int, ...], str]:
         if self.output_name == "latents":
@@ -136,7 +136,7 @@ class CapsuleRows:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirements to the engine: for "classes", the labels of the output are the predicted ones."""
+        """Requirements to the engine; for "classes" the output has the predicted classes as labels."""
         return BlockRequirements(labels=self.output_name == "classes", reads_on_gpu=True)
 
     @staticmethod

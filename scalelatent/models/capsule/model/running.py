@@ -43,18 +43,18 @@ RENEW_SHARE = 0.05
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Settings of a stream, named like the parameters of :class:`scalelatent.CapsuleRegression`."""
+    """Settings of ``partial_fit``, named like the parameters of :class:`scalelatent.CapsuleRegression`."""
 
-    nu: float  # threshold of the first round of the schedule
+    nu: float  # first threshold nu of the schedule
     kappa: float
-    t0: float
-    batch_rows: int
-    ridge: float | None  # None: the ridge of the fit that the stream continues
+    t0: float  # steps after which the step size falls
+    batch_rows: int  # rows per step
+    ridge: float | None  # None: the ridge of the fit that ``partial_fit`` continues
 
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over the rows so far, never changed in place, so that a failed step keeps the old ones."""
+    """Sums over the rows so far, never changed in place, so that the old sums survive a failed step."""
 
     # Sum of weight x x^T, a tuple of float64 (p, p): one for all rows, or one per class if some members do
     # not see all classes.
@@ -85,7 +85,7 @@ class RowSums:
 
 @dataclass
 class RunningCapsule:
-    """Weights and second moments of a stream, which may continue a fit.
+    """Weights and second moments of a stream (all rows of ``partial_fit``), which may continue a fit.
 
     Arrays are replaced, never changed in place, and only after complete batches.
     """
@@ -111,7 +111,7 @@ class RunningCapsule:
         scale: float,
         rng: np.random.Generator,
     ) -> Self:
-        """Start from the first rows: from subspaces if each capsule has enough rows, else at random."""
+        """Return a stream with weights from subspaces of the first rows or, with too few rows, at random."""
         x = np.asarray(x, dtype=np.float64)
         p, m = x.shape[1], members.n_classes
         counts = np.bincount(codes, minlength=m)
@@ -130,7 +130,7 @@ class RunningCapsule:
         return cls(members, w, w.copy(), sums, float(np.mean(x * x)) or 1.0, 0.0, np.zeros(p))
 
     def copy(self) -> Self:
-        """Return a stream that continues independently of this one."""
+        """Return a copy that learns independently of this object."""
         return replace(self, _inverses=dict(self._inverses))
 
     def learn(

@@ -1,4 +1,4 @@
-"""First weights of a fit, and the schedule of rounds."""
+"""First weights of a fit, and the schedule of rounds: thresholds nu, each with its patience."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONDITION = 1e-10
 
 
 def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return W from the leading eigenpairs of each capsule's rows (equation 2.28), shape (D, p).
+    """Return W (D, p) from the leading eigenpairs of each capsule's rows (Saul, 2021, equation 2.28).
 
     ``moment`` (classes, p, p) and ``weight`` (classes,) are the second moments and the total weights of the
     classes. If the rows of a class have fewer directions than its capsule, the remaining rows of W are zero;

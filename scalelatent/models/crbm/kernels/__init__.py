@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from . import gpu, reference
     from .cpu import coupling
 
-# W in the form that the kernels of a backend take.
+# Couplings W, prepared for the inference kernels of one backend.
 AnyCoupling: TypeAlias = "reference.PlainCoupling | coupling.Coupling | gpu.DeviceCoupling"
 
 _MODULES = {
@@ -27,6 +27,6 @@ KERNELS = {
     }
     for name, module in _MODULES.items()
 }
-# Only GPUs compute several chains at once, and keep the parameters between steps.
+# Only GPUs compute several chains (parts of a batch) at once, and keep the parameters between steps.
 for _name in ("add_chain_gradients", "ascend_chains"):
     KERNELS[f"crbm_{_name}"] = {"cupy": f"scalelatent.models.crbm.kernels.gpu:{_name}"}

@@ -7,8 +7,8 @@ reads exp(W) twice; the second read of both comes from the first-level cache. So
 second-level cache, two dozen operations and one division. Biases are not checked: a row with a NaN bias has
 NaN in its log odds.
 
-In a learning step the graphs of all chains are computed together. The gradients of the chains are summed row
-by row, so that the bits of a chain do not depend on the others.
+In a learning step the graphs of all chains (parts of a batch) are computed together. Each chain sums its
+gradient row by row, so that the bits of a chain do not depend on the other chains.
 """
 
 from __future__ import annotations
@@ -159,12 +159,13 @@ def add_chain_gradients(
     starts: np.ndarray, n_sweeps: int, tol: float | None, gradients: cupy.ndarray, dv: cupy.ndarray,
     dh: cupy.ndarray, measures: cupy.ndarray, biases: cupy.ndarray | None,
 ) -> None:  # fmt: skip
-    """Compute both phases of the rows of several chains at once, by sum-product or mean field.
+    """Compute both phases of several chains (parts of a batch) at once, by sum-product or mean field.
 
     ``seen`` (rows, v) are the outputs of the rows, and chain c has the rows ``starts[c]:starts[c + 1]``. The
     gradient of W of each chain is added to the first v h numbers of its row of ``gradients``. The function
-    writes v minus beliefs to ``dv`` and ``dh``, the sums of their columns to ``biases`` (a view of
-    ``gradients``) if given, and loss, wrong units and change of each row to ``measures``, (3, rows).
+    writes v minus beliefs to ``dv``, positive minus negative phase to ``dh``, and the sums of both over the
+    rows of each chain to ``biases`` (a view of ``gradients``) if given. It writes loss, wrong units and the
+    largest change of a belief in the last sweep of each row to ``measures``, (3, rows).
     """
     (v, h), rows, chains = coupling.w.shape, len(seen), len(starts) - 1
     # largest |log odds| whose exponential fits float32
@@ -204,7 +205,7 @@ def ascend_chains(
     sizes: tuple[int, int, int], theta: cupy.ndarray, gradients: cupy.ndarray, rate: float,
     factors: tuple[cupy.ndarray, cupy.ndarray, cupy.ndarray] | None,
 ) -> tuple[cupy.ndarray, cupy.ndarray]:  # fmt: skip
-    """Take a plain gradient step (no momentum, no decay) over all chains, with the bits of the host's step.
+    """Take a gradient step (no momentum, no decay) over all chains, bit-identical to the step on the host.
 
     ``sizes`` are the numbers of units of v, h and x. ``gradients`` (chains, stride) are those of all
     parameters or, with ``factors`` dv, dh and x of all rows, of W only. Returns the next parameters, and

@@ -16,7 +16,8 @@ from scalelatent.kernels.jit import entry, in_array
 
 # Upper bound of |W|. A message is at most e^|W|; for larger W message times belief exceeds float32.
 MAX_WEIGHT = 40.0
-# A row has converged if no belief changed by more than this in its last sweep (the paper's epsilon).
+# A row has converged if no belief changed by more than this in its last sweep: epsilon of Ping and Ihler
+# (2017).
 CONVERGED = 1e-3
 # Largest number of beliefs that are multiplied before the log is taken. Each belief is at least a half, so
 # the product stays above the smallest float64.
@@ -27,7 +28,8 @@ _FACTORS, _MAX_LOG = 8, 80.0
 # Upper bound of the bytes of the messages of all graphs that a GPU works on at a time.
 MESSAGE_BYTES = 256 * 2**20
 BLOCKS = 8  # thread blocks of a cluster; the same number as in gpu.cu
-# Largest number of chains of a step on a GPU that keeps the parameters: 2^LEVELS - 1 of gpu.cu.
+# Largest number of chains (parts of a batch) of a step on a GPU that keeps the parameters: 2^LEVELS - 1 of
+# gpu.cu.
 MOST_CHAINS = 1023
 
 

@@ -1,7 +1,8 @@
 """Products of the rows of a small batch with the parameters, on host or device.
 
 A step reads every matrix of parameters for about twenty rows. OpenBLAS packs a matrix before it multiplies,
-which then costs more than the product. The tiles of :mod:`.cpu.few_rows` read the matrix in place.
+and for few rows packing costs more than the product. The kernels of :mod:`.cpu.few_rows`, called tiles here,
+read the matrix in place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .update import StepArrays, StepRates, add_to, ascend
 # faster with vectors of sixteen floats; with eight floats both are equally fast at this number
 # (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
-# With fewer units than this, `write_affine_map` uses einsum on the host instead of BLAS.
+# For matrices of fewer rows (units) than this, `write_affine_map` uses einsum on the host instead of BLAS.
 _FEW_UNITS = 8
 
 

@@ -1,4 +1,4 @@
-"""Inference in RBMs in plain numpy and float64, one graph at a time; tests compare the other bodies with it.
+"""Inference in RBMs in numpy and float64, one graph at a time; tests compare numba and CuPy kernels with it.
 
 Messages are log odds, m = log r. A sweep sends all messages of the hidden units, then all messages of the
 visible units (Ping and Ihler, 2017, algorithm 1).

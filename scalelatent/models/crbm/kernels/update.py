@@ -29,7 +29,7 @@ class StepArrays(NamedTuple):
     new_velocity: Array
 
     def slice_part(self, place: slice, *shape: int) -> StepArrays:
-        """Return a part of the vectors, as matrices if a shape is given."""
+        """Return the range ``place`` of the four vectors, as matrices if a shape is given."""
         parts = (a[place] for a in self)
         return StepArrays(
             *((a.reshape(shape if a.size else (0, *shape[1:])) for a in parts) if shape else parts)
@@ -100,7 +100,7 @@ def ascend(arrays: StepArrays, gradient: Array, n_weights: int, rates: StepRates
 
 
 def add_to(total: np.ndarray, part: np.ndarray) -> None:
-    """Add a vector on the host to a float64 vector in place."""
+    """Add the vector ``part`` on the host to the float64 vector ``total`` in place."""
     if part.dtype == np.float32:
         _add_f4(part, total)
     else:

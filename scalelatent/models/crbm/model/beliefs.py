@@ -22,7 +22,8 @@ INFERENCES = {
     "mean-field": "crbm_mean_field",
     "independent": "",
 }
-# Sweeps of an inference in epoch 0 (the paper's section 6).
+# For n_sweeps=None an inference has this number of sweeps plus the epoch, counted from 1: 8 sweeps in the
+# first epoch (section 6 of Ping and Ihler, 2017).
 FIRST_SWEEPS = 7
 
 
@@ -46,7 +47,7 @@ def infer(
     backend: Backend,
     pairs: Array | None = None,
 ) -> Inference:
-    """Run an inference on each row's RBM; add the pair beliefs to ``pairs`` if it is given."""
+    """Run an inference on each row's RBM; add P(v_i = 1, h_j = 1) of all rows to ``pairs`` if given."""
     if inference == "independent" or not b2.shape[1]:
         return Inference(b1, b2, None, None)
     if pairs is not None:
@@ -55,7 +56,7 @@ def infer(
 
 
 class PreparedInference(NamedTuple):
-    """Parameters on the backend, with W in the form that the inference takes."""
+    """Parameters on the backend, with W prepared for the kernels of the inference."""
 
     backend: Backend
     shape: CrbmShape
@@ -75,14 +76,14 @@ class PreparedInference(NamedTuple):
         tol: float | None,
         backend: Backend,
     ) -> PreparedInference:
-        """Move the parameters to the backend, and couple W if the inference sends messages."""
+        """Move the parameters to the backend; prepare W for the kernels if the inference sends messages."""
         params = shape.split(backend.asarray(theta, np.float32))
         coupled = shape.n_hidden and inference != "independent"
         coupling = couple(params.W, backend) if coupled else None
         return cls(backend, shape, params, coupling, inference, n_sweeps, tol)
 
     def run(self, block: Block, pairs: Array | None = None) -> Inference:
-        """Return the beliefs of a block of rows x."""
+        """Return the beliefs of a block of rows x; add pair beliefs to ``pairs``, (v, h), if it is given."""
         _, b1, b2 = compute_block_biases(self.shape, self.params, block, self.backend)
         return infer(self.inference, self.coupling, b1, b2, self.n_sweeps, self.tol, self.backend, pairs)
 

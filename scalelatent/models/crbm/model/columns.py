@@ -12,7 +12,7 @@ from scalelatent.kernels.sparse_rows import CsrRows
 
 from .energy import CrbmShape
 
-# Least scale of a column, as a share of its range (largest minus smallest value). Without this limit, a
+# Smallest scale of a column, as a share of its range (largest minus smallest value). Without this limit, a
 # column that is rarely different from 0 would have very large standardised values.
 RANGE_SHARE = 0.1
 # Upper bound of the mean squared length of a standardised row. The bound is two to three times that of the
@@ -65,11 +65,11 @@ class ColumnUnits:
         return replace(block, x=((x - self.shift) / self.scale).astype(np.float32, copy=False))
 
     def for_rows(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert parameters for standardised rows into parameters for the original rows."""
+        """Convert a parameter vector for standardised rows into one for the original rows."""
         return self._convert(shape, theta, 1 / self.scale.astype(np.float64), -1.0)
 
     def for_standardised(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert parameters for the original rows into parameters for standardised rows."""
+        """Convert a parameter vector for the original rows into one for standardised rows."""
         return self._convert(shape, theta, self.scale.astype(np.float64), 1.0)
 
     def _convert(self, shape: CrbmShape, theta: np.ndarray, factor: np.ndarray, sign: float) -> np.ndarray:

@@ -150,7 +150,7 @@ def compute_hidden_logits(params: Params, v: Array, b2: Array) -> Array:
 
 
 def compute_negative_free_energy(v: Array, b1: Array, logits: Array, xp: ModuleType) -> Array:
-    """Return the log of the sum over h of exp(-E(v, h)), (rows,): -F in equation 4 of the paper."""
+    """Return log sum_h exp(-E(v, h)), (rows,): -F in equation 4 of Ping and Ihler (2017)."""
     zero = logits.dtype.type(0)
     return (v * b1).sum(axis=1) + xp.logaddexp(zero, logits).sum(axis=1)
 
@@ -162,7 +162,7 @@ def compute_log_loss(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Arr
         log_loss(lv, beliefs, v, out)
         return out
     out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
-    # at least a half, so a product of PRODUCT_UNITS of them is not 0
+    # Each of these numbers is at least 0.5, so the product of PRODUCT_UNITS numbers is not 0.
     likelier = xp.maximum(beliefs, 1 - beliefs)
     for first in range(0, lv.shape[1], PRODUCT_UNITS):
         out -= xp.log(likelier[:, first : first + PRODUCT_UNITS].prod(axis=1, dtype=np.float64))
@@ -193,7 +193,7 @@ def compute_block_biases(
 
 
 class ChainInputs(NamedTuple):
-    """Rows of several chains on the backend, one chain after another, and the biases of their RBMs."""
+    """Rows of several chains (parts of a batch) on the backend, in order, and the biases of their RBMs."""
 
     # The rows x of each chain; None without x
     seen: Sequence[Observed | None]

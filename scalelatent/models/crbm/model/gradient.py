@@ -1,4 +1,4 @@
-"""Gradients of the parameters from both phases, as products over the rows of a batch.
+"""Gradients of the parameters, positive minus negative phase, as products over the rows of a batch.
 
 No array of size rows x v x h is formed.
 """
@@ -25,7 +25,7 @@ from .negative_phases import Phase
 
 
 def compute_weight_gradient(xp: ModuleType, v: Array, phase: Phase, out: Array) -> None:
-    """Write the gradient of W to ``out``, (v, h): v^T positive minus the pairs of the negative phase."""
+    """Write the gradient of W to ``out``, (v, h): v^T positive minus the pair beliefs (`Phase.pairs`)."""
     if not out.shape[1]:
         return
     if phase.pairs is None:
@@ -115,7 +115,7 @@ def _stack_phases(xp: ModuleType, v: Array, phase: Phase) -> tuple[Array, Array]
 def _ascend_biases(
     shape: CrbmShape, arrays: StepArrays, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, rates: StepRates
 ) -> None:
-    """Step the biases and the matrices Wvx and Whx; their products with x are added to the biases."""
+    """Take the gradient step of Wvx, Whx, bv and bh from the factors dv, dh and x of their gradients."""
     places = {name: place for name, (place, _) in shape.layout.slices.items()}
     for name, left in (("Wvx", dv), ("Whx", dh)):
         ascend_outer(arrays.slice_part(places[name], left.shape[1], x.shape[1]), left, x, rates)

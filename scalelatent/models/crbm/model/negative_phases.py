@@ -14,7 +14,7 @@ learner        negative term
 mle-bp         beliefs of units and pairs by sum-product belief propagation
 mle-mf         mean field
 cd             a Gibbs chain of k steps from the training row (contrastive divergence, CD-k)
-pcd            persistent Gibbs chains, one for each place of a batch (Tieleman, 2008)
+pcd            persistent Gibbs chains, one for each row of a batch (Tieleman, 2008)
 cd-percloss    the state of lowest free energy that a search of k steps found, if it is lower than that of the
                row: perceptron loss (Mnih, Larochelle and Hinton, 2011). The search starts at the prediction
                of the logistic part; a step draws h and takes the most probable v
@@ -72,7 +72,7 @@ class PhaseInput:
     params: Params
     # Result of :func:`.beliefs.couple`; None if the learner sends no messages
     coupling: AnyCoupling | None
-    # Targets in float32, and biases of the rows' RBMs
+    # Outputs of the rows in float32, and biases of the rows' RBMs
     v: Array
     b1: Array
     b2: Array
@@ -212,7 +212,7 @@ class Learner:
     """Description of a learner: its negative phase, its inference for predictions, and what it uses."""
 
     negative: Callable[[PhaseInput], Phase]
-    # Name of the inference that predicts; it matches the training, as in the paper
+    # Name of the inference that predicts; it matches the training, as in Ping and Ihler (2017)
     inference: str
     # Whether the negative phase sends messages, which need the coupling of W
     sends_messages: bool = True

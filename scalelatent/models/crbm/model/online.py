@@ -1,7 +1,7 @@
 r"""Minibatch learning of conditional RBMs, an :class:`~scalelatent.contract.learners.OnlineLearner`.
 
-A step takes a batch, which is divided into chains of rows. Each chain computes the gradient of its rows, and
-the step updates
+A step takes a batch, which is divided into parts, called chains; the hidden states of Gibbs sampling are
+called persistent chains. Each chain computes the gradient of its rows, and the step updates
 
 .. math::
 
@@ -87,12 +87,12 @@ class GpuState:
 
 
 class ChainSums(NamedTuple):
-    """Results of the rows of several chains, in one array, so that one copy moves them to the host."""
+    """Results of several chains (parts of a batch), in one array, so that one copy moves them to the host."""
 
     flat: Array
     # (chains, parameters), or couplings W alone
     gradients: Array
-    # (3, rows): loss, wrong units, and change of the last sweep
+    # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
     measures: Array
     # (rows, v) and (rows, h): outputs minus beliefs, and positive minus negative phase
     dv: Array
@@ -100,7 +100,7 @@ class ChainSums(NamedTuple):
 
     @classmethod
     def split(cls, flat: Array, shape: CrbmShape, rows: int, chains: int, width: int) -> ChainSums:
-        """Return views of an array, with gradients of ``width`` numbers per chain."""
+        """Return the fields as views of ``flat``; the gradient of a chain has ``width`` numbers."""
         shapes = (chains, width), (3, rows), (rows, shape.n_visible), (rows, shape.n_hidden)
         cuts = pairwise(np.cumsum([0, *(a * b for a, b in shapes)]))
         return cls(flat, *(flat[a:b].reshape(own) for (a, b), own in zip(cuts, shapes, strict=True)))
@@ -108,7 +108,7 @@ class ChainSums(NamedTuple):
 
 @dataclass(frozen=True)
 class CrbmLearner:
-    """Learner of a conditional RBM from minibatches: gradients of chains, steps, and the end of the fit."""
+    """Learner of a conditional RBM: gradients of chains (parts of a batch), steps, and the end of the fit."""
 
     shape: CrbmShape
     # A key of :data:`.negative_phases.LEARNERS`
@@ -122,7 +122,7 @@ class CrbmLearner:
     # A row stops sweeping as soon as no belief changes by more than ``tol``; None: it never stops early
     tol: float | None
     gibbs_steps: int
-    n_chains: int  # chains of a step
+    n_chains: int  # parts into which the batch of a step is divided
     chain_rows: int  # rows of one gradient of a chain
     # Number of steps of a chain before the parameters of the chains are averaged; 0: chains return gradients
     local_steps: int
@@ -150,7 +150,7 @@ class CrbmLearner:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Statistics of a chain: gradient, or its factors, or change by local steps; then measurements."""
+        """Return the fields of a chain: gradient, its factors, or change by local steps; measurements."""
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
@@ -174,7 +174,7 @@ class CrbmLearner:
         return not self.local_steps and rows * (units + shape.n_observed) < units * shape.n_observed
 
     def flops_per_row(self) -> float:
-        """Floating-point operations per row: matrix products, and messages of a typical inference."""
+        """Return the floating-point operations per row: matrix products, and messages of an inference."""
         shape = self.shape
         edges = shape.n_visible * shape.n_hidden
         sweeps = (self.n_sweeps or 16) if LEARNERS[self.learner].sends_messages else self.gibbs_steps
@@ -182,7 +182,7 @@ class CrbmLearner:
 
     @property
     def n_particles(self) -> int:
-        """Number of persistent chains: one for each row of a gradient."""
+        """Number of persistent Gibbs chains of the learner pcd: one for each row of a batch; else 0."""
         return self.n_chains * self.chain_rows if self.learner == "pcd" else 0
 
     def start(self, theta: np.ndarray) -> CrbmState:
@@ -205,7 +205,7 @@ class CrbmLearner:
         return PreparedStep(backend, theta, coupling, state)
 
     def run_chain(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Add the gradient of the rows; with local steps, the change of the parameters over them."""
+        """Add the gradient of the rows or, with local steps, the change of the parameters, to ``stats``."""
         if self.units is not None:
             block = self.units.standardise(block)
         if self.local_steps:
@@ -226,7 +226,7 @@ class CrbmLearner:
         self._keep_particles(stats, backend, state, block, phase.particles)
 
     def run_chains(self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Add the gradients of several blocks, each of which is a chain, on a GPU; see `run_chain`.
+        """Add the gradients of several blocks, each with the rows of one chain, on a GPU; see `run_chain`.
 
         The messages of all chains are computed together, in as many launches as those of one chain. Only the
         products with x are computed chain by chain, so that their bits do not depend on the other chains.
@@ -312,7 +312,7 @@ class CrbmLearner:
     def step_on_gpu(
         self, state: CrbmState | GpuState, blocks: Sequence[Block], n_rows: int, backend: Backend
     ) -> GpuState | None:
-        """Take a step of all chains on a GPU, where the parameters stay; its bits are those of `step`.
+        """Take a step of all chains on a GPU, where the parameters stay; bit-identical to `step`.
 
         The host waits once, for the measurements. The result is None if `run_chains` and `step` have to take
         the step: for momentum or weight decay, sparse factors, or rows that may have to be refused.
@@ -348,7 +348,8 @@ class CrbmLearner:
         most = float(host[3 * rows + 1 :].view(np.int32).max().view(np.float32))
         if not most <= MAX_WEIGHT:
             self.check_safe(backend.to_host(theta), before)
-        # The engine adds the statistics of chains in a tree of neighbours.
+        # Add the measurements of neighbouring chains in pairs: the engine adds the statistics of chains for
+        # `step` in this order, so the sums are bit-identical.
         parts = self._measure(host[: 3 * rows].reshape(3, rows), starts)
         while len(parts) > 1:
             parts = [np.sum(parts[i : i + 2], axis=0) for i in range(0, len(parts), 2)]
@@ -439,7 +440,7 @@ class CrbmLearner:
         )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
-        """Return the state with the best parameters so far; ``stale`` counts epochs, not validations."""
+        """Return the state with the errors of ``stats``, and with the best parameters if they improved."""
         error, changed = CrbmScoring.errors(stats)
         state = replace(state, validation_error=error, changed_error=changed)
         if error < state.best_error:
@@ -482,7 +483,7 @@ class CrbmLearner:
         return (theta if self.units is None else self.units.for_rows(self.shape, theta)), epoch
 
     def rate(self, epoch: int, n_drops: int = 0) -> float:
-        """Return the learning rate in an epoch, counted from 0, after this number of drops."""
+        """Return the learning rate in an epoch, counted from 0, after ``n_drops`` reductions of the rate."""
         return float(self.rates[min(epoch, len(self.rates) - 1)]) * RATE_DROP**n_drops
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
@@ -535,7 +536,7 @@ class CrbmLearner:
         return StepRates(rate / n_rows, rate * self.weight_decay, self.momentum)
 
     def _take_local_steps(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Take a step on each batch of a chain, and add the change of the parameters to the statistics."""
+        """Take a step on each batch of a chain's rows; add the change of the parameters to ``stats``."""
         backend, theta, _, state = prepared
         xp, first = backend.xp, theta
         theta = backend.buffer("theta", first.shape, first.dtype)

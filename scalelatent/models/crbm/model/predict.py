@@ -24,9 +24,9 @@ class CrbmScoring:
     """Count wrong outputs over rows with targets, a :class:`~scalelatent.contract.learners.Reduction`.
 
     The parameters are ``theta``, or those of the state, a :class:`.state.CrbmState`. Outputs that differ
-    between x and v are counted separately if x is as wide as v and binary: the paper's Changed errors. Each
-    row counts with its weight. With ``reconstructs`` the outputs of a plain RBM are predicted from the hidden
-    units given the row itself.
+    between x and v are counted separately if x is as wide as v and binary: the Changed errors of Ping and
+    Ihler (2017). Each row counts with its weight. With ``reconstructs`` the outputs of a plain RBM are
+    predicted from the hidden units given the row itself.
     """
 
     shape: CrbmShape
@@ -45,7 +45,7 @@ class CrbmScoring:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the fields: outputs (wrong, all, wrong and changed, changed), blocks with x not 0 or 1."""
+        """Return the sums: outputs (wrong, all, wrong and changed, changed), blocks with x not 0 or 1."""
         return Layout((("units", (4,)), ("strange", ())))
 
     def flops_per_row(self) -> float:

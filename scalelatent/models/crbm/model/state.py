@@ -17,8 +17,8 @@ from .negative_phases import Phase
 
 # Number of sums that training collects: loss, wrong units, rows, converged rows.
 N_SUMS = 4
-# Learning rates of the paper in falling order. The error message of a diverged fit suggests the next lower
-# one.
+# Learning rates of Ping and Ihler (2017) in falling order. The error message of a diverged fit suggests the
+# next lower rate.
 RATES = (0.05, 0.02, 0.01, 0.005)
 # Reason in the error of a diverged fit.
 NOT_FINITE = "parameters are no longer finite"
@@ -51,15 +51,17 @@ class CrbmState:
     best_error: float = float("inf")
     iteration: int = 0  # complete epochs
     steps: int = 0
-    stale: int = 0  # complete epochs since the best one; -1 during the best one
-    best_epoch: int = 0  # counted from 1
-    n_drops: int = 0  # times that the learning rate was lowered for a better validation error
-    last_drops: int = 0  # the same in the last complete epoch
+    # Epochs that ended since the validation error last fell enough. Such a fall sets -1, and the end of each
+    # epoch adds 1, so the epoch of the fall ends at 0
+    stale: int = 0
+    best_epoch: int = 0  # epoch of ``best``, counted from 1
+    n_drops: int = 0  # how often the learning rate was lowered because the validation error stopped falling
+    last_drops: int = 0  # value of ``n_drops`` during the last complete epoch
     dropped_error: float = float("inf")  # lowest validation error when the rate was last lowered
 
 
 class PhaseMeasures:
-    """Measurements of the negative phases of a chain; they stay on the backend until :meth:`sums`."""
+    """Measurements of the negative phases of a chain (part of a batch), on the backend until :meth:`sums`."""
 
     def __init__(self) -> None:
         self._parts: list[list[Array]] = []
@@ -101,7 +103,7 @@ def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
 
 
 def suggest_rate(rate: float) -> float:
-    """Return the next lower learning rate of the paper, or half the rate."""
+    """Return the next lower learning rate of ``RATES``, or half the rate."""
     return next((r for r in RATES if r < rate), rate / 2)
 
 
