@@ -304,7 +304,7 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
 def crbm_cases(few: bool) -> Iterator[Case]:
     """Yield beliefs of all methods with one thread block, a cluster, and a cluster that keeps messages.
 
-    Gradients of three chains of rows follow.
+    Gradients of three chains of rows and the parameters after their step follow.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 
@@ -337,6 +337,8 @@ def crbm_cases(few: bool) -> Iterator[Case]:
         gpu._read_properties.cache_clear()
     for method in ("sum_product", "mean_field"):
         yield f"gradients of chains, {method}", *chain_gradients(method), 2e-4
+    for factored in (False, True):
+        yield f"parameters after a step, factored={factored}", *next_parameters(factored), 1e-5
 
 
 def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -367,6 +369,30 @@ def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
         wanted[c] = seen[a:b].T @ positive[a:b] - pairs
     gradients = flat.get()[:, : v * h].reshape(3, v, h)
     return [gradients, dv.get(), dh.get()], [wanted, seen - on, positive - hidden]
+
+
+def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the parameters after a step and the largest coupling, found and wanted.
+
+    With ``factored``, the kernels multiply the differences of the units with the inputs of all rows.
+    """
+    from scalelatent.models.crbm.kernels import gpu
+
+    (v, h, x), rows, rate, rng = (17, 40, 5), 19, 0.1, np.random.default_rng(1)
+    edges, size = v * h, v * h + x * (v + h) + v + h
+    theta = rng.normal(size=size).astype("f4")
+    gradients = rng.normal(size=(3, edges if factored else size)).astype("f4")
+    factors = [rng.normal(size=(rows, units)).astype("f4") for units in (v, h, x)]
+    change = gradients.sum(axis=0, dtype=float)
+    if factored:
+        dv, dh, seen = factors
+        change = np.concatenate([change, (dv.T @ seen).ravel(), (dh.T @ seen).ravel(), dv.sum(0), dh.sum(0)])
+    on_gpu = [gpu.cupy.asarray(a) for a in (theta, gradients, *factors)]
+    given = tuple(on_gpu[2:]) if factored else None
+    found, largest = gpu.ascend_chains((v, h, x), *on_gpu[:2], rate, given)
+    wanted = theta + rate * change
+    most = np.abs(wanted[:edges]).max(keepdims=True)
+    return [found.get(), largest.get().max(keepdims=True)], [wanted, most]
 
 
 def hcn_cases(few: bool) -> Iterator[Case]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Bytes of unpacked chunks that HDF5 keeps for each array, so that a chunk whose rows belong to two shards is
 # unpacked once. As HDF5 recommends, the hash table of this cache has a prime number of slots, about 100 per
 # chunk. With `rdcc_w0` = 1, HDF5 first discards chunks that were read completely.
-_CACHE = {"rdcc_nbytes": 64 << 20, "rdcc_nslots": 100_003, "rdcc_w0": 1.0}
+_CACHE = {"rdcc_nbytes": 4 << 20, "rdcc_nslots": 100_003, "rdcc_w0": 1.0}
 
 
 def import_hdf5(
@@ -35,9 +35,9 @@ def import_hdf5(
     y: str | None = None,
     **options: Unpack[ImportOptions],
 ) -> Dataset:
-    """Import rows and labels from an HDF5 file; memory is bounded by a few shards and 128 MiB of chunks.
+    """Import rows and labels from an HDF5 file; memory is bounded by a few shards and 8 MiB of chunks.
 
-    Each HDF5 chunk is unpacked once, unless the chunks of a range of rows take more than 64 MiB.
+    Each HDF5 chunk is unpacked once, unless the chunks of a range of rows take more than 4 MiB.
 
     Parameters
     ----------

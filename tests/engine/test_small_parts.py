@@ -78,10 +78,10 @@ def test_invalid_seeds_are_refused(bad: Any) -> None:
 # -- backends ------------------------------------------------------------------------------------------------
 
 
-# Kernels without a body for the host. This kernel computes several chains in one launch on a GPU. The host
-# computes the same result chain by chain with other kernels, and tests/gpu/test_crbm.py compares both
-# results.
-ONLY_ON_GPU = {"crbm_add_chain_gradients"}
+# Kernels without a body for the host. On a GPU they compute several chains in one launch, and the next
+# parameters. The host computes the same results with other code, and tests/gpu/test_crbm.py and
+# tests/gpu/test_crbm_learning.py compare both.
+ONLY_ON_GPU = {"crbm_add_chain_gradients", "crbm_ascend_chains"}
 
 
 def test_every_kernel_has_all_three_bodies_and_host_bodies_load() -> None:

@@ -63,7 +63,7 @@ def test_chunks_that_two_shards_share_are_unpacked_once(tmp_path: Path) -> None:
         file.create_dataset("x", data=X, chunks=(10, 5, 4))
     with hdf5.open_h5(tmp_path / "a.h5", "HDF5 file") as opened:
         settings = opened.id.get_access_plist().get_cache()
-    assert settings[1:] == (100_003, 64 << 20, 1.0)
+    assert settings[1:] == (100_003, 4 << 20, 1.0)
     ds = import_hdf5(tmp_path / "a.h5", tmp_path / "ds", shard_rows=7)
     np.testing.assert_array_equal(ds.read_x(0, 53), X.reshape(53, -1))
 
