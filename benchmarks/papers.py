@@ -15,7 +15,7 @@ from typing import Any
 from common import RESULTS
 from table_text import CLUSTERED, TABLES, TASKS, mean_of, percent, read, shown
 
-HEAD = "in the paper|what it shows|the paper|here|command in `benchmarks/`"
+HEAD = "in the paper|content|the paper|here|command in `benchmarks/`"
 Rows = Iterable[tuple[str, str, str, str, str]]
 
 # Saul (2021), section 3.2: test errors at d = 2 (Figures 2, 3). Section 3.4: a million images (Figure 5).
@@ -171,7 +171,7 @@ def paper_capsule() -> Rows:
     )
     name = "test error of Fashion-MNIST, multiclass, d = 2"
     yield "Figure 3, section 3.2", name, percent(CAPSULE_FASHION), "", not_run(FASHION)
-    name = "what is left in these figures, for Fashion-MNIST"
+    name = "other parts of these figures, for Fashion-MNIST"
     yield "Figures 4, 6, 7, 8, right", name, "figure only", "", not_run(FASHION)
 
 

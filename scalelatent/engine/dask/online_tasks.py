@@ -216,7 +216,7 @@ class FitOnWorker:
         self._replicas: OrderedDict[Place, object] = OrderedDict()
         self._runners: dict[tuple[int, int], _Runner] = {}
         self._epoch = -1
-        # All tasks share one ReportTimer timer, because a task may be shorter than the interval of the timer.
+        # All tasks share one timer, because a task may be shorter than the interval of the timer.
         self.beat = ReportTimer()
 
     def load(self) -> None:

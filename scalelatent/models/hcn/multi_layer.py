@@ -166,7 +166,7 @@ class MultiLayer:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Sorted labels of the rows; None if the network does not read labels."""
+        """Sorted labels of the training rows, or else of the validation rows; None if none are read."""
         return self.validated if self.labels is None else self.labels
 
     @property
