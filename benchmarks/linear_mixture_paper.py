@@ -2,6 +2,9 @@
 
     python benchmarks/linear_mixture_paper.py --parts choose_usps,table2_usps
 
+A class has several sub-classes: linear models with a mean, latent dimensions and a noise. Tangents are
+derivatives of an image by small transformations (shift, rotation, …).
+
 choose_DATA       Choose the settings by cross-validation of the training rows; for MNIST, on rows
                   50000:60000 of them.
 table2_DATA       Test errors of the chosen settings at 0 to 10 % rejects: without tangents, with light
@@ -14,8 +17,9 @@ extensions_DATA   Held-out and test errors with soft assignment, code cost, and 
                   pixel.
 floors_DATA       Noise per sub-class and per pixel with at least .1 or .3 of the mean variance of a pixel.
 dims_DATA         Chosen dimensions, compared with fixed ones.
-own_dims_DATA     The paper's rule of 95 % of the variance for each sub-class alone, from its own rows, other
-                  shares, and one dimension for all, in a hard EM of numpy.
+own_dims_DATA     The paper's rule that a sub-class keeps 95 % of the variance of its own rows; other shares
+                  than 95 %; and the same number of dimensions for all sub-classes. Fitted by EM with hard
+                  assignment, written in numpy.
 stepwise_DATA     Stepwise EM of 1, 2 and 3 epochs, compared with batch EM.
 steps_DATA        Stepwise EM of 3 epochs with other batch sizes, compared with batch EM.
 thickness_DATA    Held-out errors with tangent distance, with six tangents and with thickness as a seventh.
@@ -28,8 +32,8 @@ mean_and_deviation,
 figures_usps      The paper's Figures 1, 2 and 3.
 
 DATA is usps, mnist16 (MNIST cropped by 2 pixels and averaged to 16 x 16) or mnist28. Test rows choose no
-setting. Errors are means over --seeds fits. The p-value of two ways is that of a sign-flip test over rows.
-Needs SCALELATENT_DATA.
+setting. Errors are means over --seeds fits. The p-value of two settings is that of a sign-flip test over
+rows. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -69,10 +73,14 @@ from scalelatent.report.style import new_figure
 SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
 PAPERS = SIX[:4]  # Tangents in the paper: translation, rotation and scaling.
 SEVEN = (*SIX, "thickness")
+# Shares of test rows that are rejected because their class is uncertain.
 REJECTS = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
+# Weights of tangents.
 HEAVY, LIGHT = 3.0, 0.3
+# Number of held-out rows of MNIST.
 HELD = 10_000
+# Ways to use tangents in recognition.
 WAYS = ("plain", "light tangents", "tangent distance")
 
 
@@ -81,7 +89,7 @@ WAYS = ("plain", "light tangents", "tangent distance")
 
 @functools.cache
 def load_rows(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and the labels of the training or test part."""
+    """Return the rows in [0, 1] and the labels of the training or test part."""
     if name.startswith("usps"):
         x, y = usps(part)
         return (x[: int(name[4:])], y[: int(name[4:])]) if name != "usps" and part == "train" else (x, y)
@@ -98,7 +106,10 @@ def image_shape_of(name: str) -> tuple[int, int]:
 
 
 def split_rows(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
-    """Yield numbers of training rows and held-out rows: folds, or for MNIST its last 10,000 rows."""
+    """Yield indices of training rows and of held-out rows, by folds; MNIST holds out its last 10,000 rows.
+
+    ``rows`` is the number of random rows to split; 0 means all rows.
+    """
     _, y = load_rows(name, "train")
     if name.startswith("mnist") and not rows:
         yield np.arange(len(y) - HELD), np.arange(len(y) - HELD, len(y))
@@ -112,7 +123,7 @@ def split_rows(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Itera
 
 
 def fit_classifier(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params: Any) -> Any:
-    """Return a classifier that is fitted to these rows."""
+    """Return a classifier fitted to rows x with classes y; ``name`` is that of the data."""
     # The results on file were measured with this tolerance.
     own = {"image_shape": image_shape_of(name), "random_state": seed, "n_jobs": jobs, "tol": 1e-4}
     params = own | {"likelihood": "error"} | params
@@ -120,16 +131,18 @@ def fit_classifier(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int
 
 
 def class_errors(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
-    """Return the errors of the classes (rows, classes), with tangent distance if tangents are given."""
+    """Return the error of each class (rows, classes), by tangent distance if a specification of tangents is
+    given.
+    """
     model._fitted = replace(model._fitted, tangent_spec=moved)
     model.set_params(recognition="error" if moved is None else "tangent-distance")
     return np.asarray(-model.decision_function(x), dtype=np.float64)
 
 
 def errors_at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
-    """Return the error at each share of rejects.
+    """Return the error of the remaining rows at each share of rejects.
 
-    Rows are rejected by the ratio of the two best classes, or by the error of the best class.
+    Rows are rejected by the ratio of the errors of the two best classes, or by the error of the best class.
     """
     certain = confidence(found) if by == "ratio" else -found.min(axis=1)
     share, error = reject_curve(certain, found.argmin(axis=1) != y)
@@ -139,7 +152,7 @@ def errors_at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> li
 def compute_p_value(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
     """Return the p-value of a sign-flip test over rows.
 
-    ``a`` and ``b`` are 1 for wrong rows (seeds, rows) of two ways, and NaN where a seed lacks a row.
+    ``a`` and ``b`` are 1 for wrong rows (seeds, rows) of two settings, and NaN where a seed lacks a row.
     """
     seen = ~np.isnan(a).all(axis=0)
     gap = np.nanmean(a[:, seen] - b[:, seen], axis=0)
@@ -162,7 +175,7 @@ def mean_and_deviation(values: Iterable[float]) -> dict[str, float]:
     }
 
 
-# -- choosing ------------------------------------------------------------------------------------------------
+# -- choose settings ------------------------------------------------------------------------------------------------
 
 
 class Search:
@@ -188,10 +201,10 @@ class Search:
 
     def _measure(self, params: dict[str, Any]) -> None:
         x, y = load_rows(self.name, "train")
-        # A fit without tangents serves all settings of tangent distance.
-        alike = not params["recognition_tangent_weight"]
+        # A fit that ignores tangents is the same for all settings of tangent distance, which need no new fit.
+        no_tangents = not params["recognition_tangent_weight"]
         moved = [{key: params[key] for key in ("tangents", "tangent_smoothing")}]
-        moved += [some for some in tangent_settings(self.name) if alike and some not in moved]
+        moved += [some for some in tangent_settings(self.name) if no_tangents and some not in moved]
         wrong: dict[str, list[np.ndarray]] = {}
         for some, held in split_rows(self.name, self.args.seed):
             model = fit_classifier(self.name, x[some], y[some], self.args.seed, self.args.jobs, **params)
@@ -208,7 +221,7 @@ class Search:
         self.path.write_text(json.dumps(self.known, indent=1))
 
     def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the setting with the smallest error; the first one wins a tie."""
+        """Return the setting with the smallest error of ``way``; the first setting wins a tie."""
         tried = list(settings)
         return min(tried, key=lambda setting: self.errors(**setting)[way])
 
@@ -219,14 +232,14 @@ def list_combinations(**values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def tangent_settings(name: str) -> list[dict[str, Any]]:
-    """Return the settings of tangent distance that each fit is tested with."""
+    """Return the settings of tangent distance that each fit is measured with."""
     return list_combinations(
         tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9)
     )
 
 
 def choose_settings(name: str, args: Any) -> dict[str, Any]:
-    """Return settings of the three ways: sizes and smoothing first, then likelihood, then tangents."""
+    """Return settings of the three ways, chosen in this order: sizes and smoothing, likelihood, tangents."""
     search, out = Search(name, args), {}
     large = name.startswith("mnist")
     sizes = list_combinations(
@@ -259,13 +272,13 @@ def choose_settings(name: str, args: Any) -> dict[str, Any]:
 
 
 def read_chosen_settings(args: Any, name: str, way: str) -> dict[str, Any]:
-    """Return the settings that the part choose has found for a way."""
+    """Return the settings that the part choose has stored for a way."""
     parts = json.loads(args.out.read_text())["parts"]
     return dict(parts[f"choose_{name}"]["result"][way]["settings"])
 
 
 def make_tangent_spec(name: str, settings: dict[str, Any]) -> TangentSpec:
-    """Return the tangents of tangent distance in these settings."""
+    """Return the tangents that tangent distance uses in these settings."""
     return TangentSpec(
         tuple(settings.get("tangents", SIX)),
         image_shape_of(name),
@@ -274,7 +287,9 @@ def make_tangent_spec(name: str, settings: dict[str, Any]) -> TangentSpec:
 
 
 def measure_table2(name: str, args: Any) -> dict[str, Any]:
-    """Return the test errors of the three ways with their chosen settings; write them after each seed."""
+    """Return the test errors of the three ways with their chosen settings; write the results after each
+    seed.
+    """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     settings = {
@@ -330,7 +345,7 @@ def mark_wrong_rows(rows: list[str], n: int) -> np.ndarray:
 
 
 def scale_to_28(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of 16 x 16 pixels for 28 x 28: lengths in pixels grow by 1.5.
+    """Return settings for 28 x 28 pixels from those for 16 x 16: lengths in pixels grow by 1.5.
 
     The 16 x 16 pixels are averages of the inner 24 x 24.
     """
@@ -342,16 +357,17 @@ def scale_to_28(settings: dict[str, Any]) -> dict[str, Any]:
 # -- nearest neighbours --------------------------------------------------------------------------------------
 
 
+# Number of rows of a pair whose tangents a distance uses.
 SIDES = {"Euclidean": 0, "one-sided": 1, "two-sided": 2}
 
 
 def compute_neighbour_distances(
     name: str, settings: dict[str, Any], x: np.ndarray, y: np.ndarray, asked: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return distances (n, classes) to the nearest training row of each class, by three distances.
+    """Return distances (n, classes) to the nearest training row of each class, by three kinds of distance.
 
-    The one-sided distance is that to the tangent plane of the asked row. The two-sided distance is that
-    between both tangent planes, for the eight nearest rows of each class by the one-sided distance.
+    The one-sided distance is that to the tangent plane of the row in ``asked``. The two-sided distance is
+    that between both tangent planes, for the eight nearest rows of each class by the one-sided distance.
     """
     shape, kernel = image_shape_of(name), make_backend("cpu").kernel("linear_mixture_tangent_rows")
     if settings["smoothing"]:
@@ -417,6 +433,7 @@ def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
 
 # -- Table 1 -------------------------------------------------------------------------------------------------
 
+# Weights of tangents in clustering and in recognition.
 WEIGHTS = {
     "none, none": (0.0, 0.0),
     "none, light": (0.0, LIGHT),
@@ -427,7 +444,7 @@ WEIGHTS = {
 
 
 def measure_table1(name: str, args: Any) -> dict[str, Any]:
-    """Return the cross-validated errors with tangents in clustering and recognition, 10 sub-classes per
+    """Return the cross-validated errors with tangents in clustering and in recognition, 10 sub-classes per
     class.
     """
     data, rows = ("usps", int(name[4:] or 0)) if name.startswith("usps") else (name, 11_000)
@@ -471,7 +488,10 @@ def measure_table1(name: str, args: Any) -> dict[str, Any]:
 
 
 def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return held-out and test errors of several ways with the plain settings, and p against the first."""
+    """Return held-out and test errors of several parameter settings, with p-values against the first.
+
+    ``ways`` are changes of the settings that were chosen for the plain way.
+    """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     settings, large = read_chosen_settings(args, name, "plain"), name.startswith("mnist")
@@ -491,7 +511,9 @@ def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[
             for some, held in split_rows(name, args.seed + seed):
                 model = fitted(some, args.seed + seed)
                 held_wrong.append(class_errors(model, x[held]).argmin(axis=1) != y[held])
-                if large:  # The held-out rows are fixed, so that one model serves both tests.
+                if (
+                    large
+                ):  # MNIST has one fixed set of held-out rows, so this model predicts the test rows too.
                     tests.append(class_errors(model, test_x).argmin(axis=1) != test_y)
                     dims.append(model.n_dims_)
         for seed in range(0 if large else args.seeds):
@@ -514,7 +536,7 @@ def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[
 
 
 def read_measured_ways(args: Any, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the ways of this part that an interrupted run has measured."""
+    """Return the results of this part that an interrupted run has written."""
     if not args.resume or not args.out.exists():
         return {}
     found = json.loads(args.out.read_text())["parts"].get(args.part, {}).get("result", {})
@@ -522,7 +544,7 @@ def read_measured_ways(args: Any, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare_thickness(name: str, args: Any) -> dict[str, Any]:
-    """Measure tangent distance with and without the tangent of thickness, with all other settings as
+    """Return errors of tangent distance with and without the tangent of thickness, with other settings as
     chosen.
     """
     settings, search = read_chosen_settings(args, name, "tangent distance"), Search(name, args)
@@ -532,7 +554,10 @@ def compare_thickness(name: str, args: Any) -> dict[str, Any]:
 
 
 def compare_extensions(name: str, args: Any) -> dict[str, Any]:
-    """Measure soft assignment at temperatures around the noise of hard assignment, and other likelihoods."""
+    """Measure soft assignment at several temperatures, and other likelihoods.
+
+    Temperatures are multiples of the noise that hard assignment finds.
+    """
     x, y = load_rows(name, "train")
     noise = fit_classifier(
         name, x, y, args.seed, args.jobs, **read_chosen_settings(args, name, "plain")
@@ -559,13 +584,13 @@ def compare_floors(name: str, args: Any) -> dict[str, Any]:
 
 
 def compare_dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure fixed dimensions."""
+    """Measure fixed numbers of latent dimensions."""
     ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in (6, 10, 14, 20)}
     return compare_ways(name, args, ways)
 
 
 def compare_own_dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure sub-classes that keep their own shares of the variance, and one dimension for all."""
+    """Measure sub-classes that keep a share of their own variance, and a fixed number of dimensions."""
     x, y = smoothed(name, "train", args)
     test_x, test_y = smoothed(name, "test", args)
     rules = {f"own {s:g} of the variance": s for s in (0.8, 0.9, 0.95)} | {f"h = {h}": h for h in (12, 28)}
@@ -598,6 +623,7 @@ def smoothed(name: str, part: str, args: Any) -> tuple[np.ndarray, np.ndarray]:
     return (x @ make_smoothing_matrix(image_shape_of(name), smoothing)).astype(np.float32), y
 
 
+# Mean and basis (h, features) of each sub-class of a class.
 Expert = list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -621,7 +647,7 @@ def fit_class(x: np.ndarray, rule: float, seed: int) -> Expert:
 
 
 def find_principal_directions(x: np.ndarray, rule: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean of rows and their find_principal_directions directions."""
+    """Return the mean of rows and their leading principal directions, by the rule of `fit_hard_em`."""
     mean = x.mean(axis=0)
     _, s, v = np.linalg.svd(x - mean, full_matrices=False)
     h = int(np.searchsorted(np.cumsum(s**2), rule * np.sum(s**2)) + 1) if rule < 1 else int(rule)
@@ -629,7 +655,7 @@ def find_principal_directions(x: np.ndarray, rule: float) -> tuple[np.ndarray, n
 
 
 def component_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
-    """Return squared distances of rows from the planes of the sub-classes (sub-classes, rows)."""
+    """Return squared distances (sub-classes, rows) of rows from the planes of the sub-classes."""
     deviations = [(x - mean, basis) for mean, basis in expert]
     return np.stack([np.sum(d**2, axis=1) - np.sum((d @ basis.T) ** 2, axis=1) for d, basis in deviations])
 
@@ -643,18 +669,18 @@ def class_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
 
 
 def compare_stepwise(name: str, args: Any) -> dict[str, Any]:
-    """Measure stepwise EM and batch EM."""
+    """Measure batch EM, and stepwise EM of 1 to 3 epochs."""
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
     ways |= {f"stepwise EM, epochs: {n}": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
     return compare_ways(name, args, ways)
 
 
-# Rows of a step; the default is an eighth of the rows.
+# Number of rows of a step; the default is an eighth of all rows.
 STEP_ROWS = (300, 1500)
 
 
 def compare_batch_sizes(name: str, args: Any) -> dict[str, Any]:
-    """Measure stepwise EM of three epochs for several batch sizes."""
+    """Measure batch EM, and stepwise EM of three epochs for several numbers of rows per step."""
     online = {"algorithm": "stepwise", "n_epochs": 3}
     ways: dict[str, dict[str, Any]] = {"batch EM": {}, "stepwise EM, epochs: 3": online}
     ways |= {f"stepwise EM, {n:,} rows a step": online | {"batch_rows": n} for n in STEP_ROWS}
@@ -664,8 +690,8 @@ def compare_batch_sizes(name: str, args: Any) -> dict[str, Any]:
 # -- sl.Search -----------------------------------------------------------------------------------------------
 
 
-class Reads(sl.Callback):
-    """Rows and bytes that each pass of a search reads."""
+class RecordReads(sl.Callback):
+    """Callback that records the rows and bytes that each pass of a search reads."""
 
     def __init__(self) -> None:
         self.passes: list[dict[str, Any]] = []
@@ -677,7 +703,9 @@ class Reads(sl.Callback):
 
 
 def run_search(name: str, args: Any) -> dict[str, Any]:
-    """Run one search over sizes and weights on training rows; test its best candidate on the test rows."""
+    """Run one search over sizes and tangent weights on training rows; measure its best candidate on test
+    rows.
+    """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     some, held = next(iter(split_rows(name, args.seed)))
@@ -691,7 +719,7 @@ def run_search(name: str, args: Any) -> dict[str, Any]:
     base = sl.LinearMixtureClassifier(
         tangents=SEVEN, smoothing=0.5, image_shape=image_shape_of(name), random_state=args.seed
     )
-    log = Reads()
+    log = RecordReads()
     with TemporaryDirectory() as folder:
         rows = store_rows(f"{folder}/rows.zarr", x[some], y[some])
         found = sl.Search(base, candidates, n_jobs=args.jobs)
@@ -731,11 +759,14 @@ def store_rows(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
 
 # -- the temperature -----------------------------------------------------------------------------------------
 
+# Numbers of training rows that choose a temperature.
 DRAWN = (1000, 2000, 5000, 20_000)
 
 
 def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
-    """Return the temperatures that disjoint samples of training rows choose, as a fit does."""
+    """Return the temperatures that disjoint samples of training rows choose, and their log-loss on test
+    rows.
+    """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     model = fit_classifier(name, x, y, args.seed, args.jobs, **read_chosen_settings(args, name, "plain"))
@@ -784,12 +815,12 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
 
 
 def hook_points(angle: np.ndarray) -> np.ndarray:
-    """Return points (n, 2) of a curve that turns back on itself."""
+    """Return points (n, 2) of a curve that turns back on itself, at angles in radians."""
     return np.stack([2 * np.cos(angle), 0.5 * np.sin(angle)], axis=-1)
 
 
 def choose_three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) -> list[list[int]]:
-    """Return the best partition of the points into one line fewer than points.
+    """Return the best partition of four points into three lines, as lists of indices.
 
     Two points share a line: the pair with the smallest error of points and weighted tangents. If several
     pairs have the same error, the closest pair is taken.
@@ -806,7 +837,7 @@ def choose_three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) 
 
 
 def draw_curve(path: Any) -> None:
-    """Draw Figure 1: three linear models of four points, with their tangents and without."""
+    """Draw Figure 1 into a PNG file: three linear models of four points, with their tangents and without."""
     figure = new_figure(9, 3)
     angles = np.deg2rad([150.0, 95.0, 30.0, -30.0])
     points = hook_points(angles)
@@ -843,7 +874,7 @@ def draw_images(axes: Any, x: np.ndarray, shape: tuple[int, int], **style: Any) 
 
 
 def draw_figures(name: str, args: Any) -> dict[str, Any]:
-    """Draw Figures 1, 2 and 3."""
+    """Draw Figures 1, 2 and 3 of the paper into PNG files."""
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     shape, twos, places = image_shape_of(name), x[y == 2], []
