@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -79,22 +78,9 @@ def read_source(path: Path) -> int:
     return total
 
 
-def measure_least_seconds(
-    functions: dict[str, Callable[[], Any]], rounds: int, fresh: Path | None = None
-) -> dict[str, float]:
-    """Return the smallest seconds of each function; the functions run in turn.
-
-    The folder ``fresh`` is removed before each call.
-    """
-    best = dict.fromkeys(functions, float("inf"))
-    for _ in range(rounds):
-        for name, function in functions.items():
-            if fresh is not None:  # The output of an earlier call is removed before the time starts.
-                shutil.rmtree(fresh, ignore_errors=True)
-            begin = time.perf_counter()
-            function()
-            best[name] = min(best[name], time.perf_counter() - begin)
-    return best
+def time_into_folder(functions: dict[str, Callable[[], Any]], rounds: int, folder: Path) -> dict[str, float]:
+    """Return the smallest seconds of each function; the folder is removed before each call."""
+    return common.fastest(functions, rounds, lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def measure_peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
@@ -108,7 +94,7 @@ def measure_importer_rates(sources: dict[str, Path], folder: Path, rounds: int) 
     out = {}
     for name, path in sources.items():
         content = read_source(path) / 1e6
-        times = measure_least_seconds(
+        times = time_into_folder(
             {
                 "read": lambda path=path: read_source(path),
                 "import": lambda path=path: import_csr(path, folder / "out"),
@@ -134,7 +120,7 @@ def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dic
     def make() -> None:
         made["ds"] = make_documents(folder / "docs", rows, base=base.url or "", seed=seed)
 
-    seconds = measure_least_seconds({"make": make}, 3, folder / "docs")["make"]
+    seconds = time_into_folder({"make": make}, 3, folder / "docs")["make"]
     ds = made["ds"]
     held = Dataset.from_arrays(ds.read_x(0, min(rows, 150_000)))
 
@@ -143,7 +129,7 @@ def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dic
             ds.read_x(a, b)
 
     save = {"read": read, "save": lambda: held.save(folder / "saved")}
-    times = measure_least_seconds(save, 5, folder / "saved")
+    times = time_into_folder(save, 5, folder / "saved")
     stored = sum(f.stat().st_size for f in (folder / "docs").rglob("*") if f.is_file())
     return {
         "rows": rows,
