@@ -49,7 +49,7 @@ class Card:
 # Bytes per second at which one thread of the host copies or adds arrays: measured on a CPU, 113 MB in 19 ms.
 COPY_RATE = 6e9
 # Number of host threads that copy rows to page-locked memory; equals COPY_THREADS of engine/backend.py.
-COPY_THREADS = 4
+COPY_THREADS = 5
 H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9)
 H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9)
 

@@ -13,7 +13,7 @@ NMI of the chosen decay, in points. The ways are:
     seeds        the best adjusted mutual information between the clusters of two seeds with all features
     halves       the same between a network with all features and one with half of them
     grid         the best mean of the five agreements of seeds and halves, over all decays
-    auto         the best mean over the decays up to a score far below the best one; decay="auto" uses this
+    auto         the best mean over the decays up to a score below the best one; decay="auto" uses this
     tolerant     among decays within one standard error of "grid", the one nearest to 0.5
 
 Each fixed decay has a loss as well. "cpu_seconds" are the seconds of the small networks and their scores,
@@ -109,7 +109,7 @@ def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
 
 
 def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
-    """Return the decays that decay="auto" tries: all up to one whose score is far below the best one."""
+    """Return the decays that decay="auto" tries: all up to one whose score is below the best by MARGIN."""
     best = 0.0
     for count, (decay, found) in enumerate(run.items(), 1):
         best = max(best, found["grid"])

@@ -209,14 +209,6 @@ def _crbm_cell(task: str) -> str:
     )
 
 
-def _crbm_levels() -> tuple[str, dict[str, Any]]:
-    """Return the task and the result whose network has errors by size of the hidden square."""
-    for task in ("occluded8", "noisy10"):
-        if "occlusion" in (found := _longest(task, "mle-bp")):
-            return task, found
-    raise SystemExit("results/crbm_mnist.json has no errors by size of the square")
-
-
 def _crbm_sizes() -> str:
     sizes = (
         f"{TASKS[task]}: mle-bp {_longest(task, 'mle-bp')['all']:.2f}, "

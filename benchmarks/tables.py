@@ -157,6 +157,7 @@ def capsule_pass() -> Iterable[Iterable[Any]]:
 def overlap() -> Iterable[Iterable[Any]]:
     for r in read("streamed_pass")["overlap"]:
         keys = ("read_only_s", "compute_only_s", "pass_s", "pass_fresh_pages_s")
+
         seconds = (f"{r[key]:.2f} s" for key in keys)
         waited, cpu = f"{r['waited_for_rows_s']:.3f} s", f"{r['computing_thread_cpu_s']:.2f} s"
         yield r["D"], *seconds, f"{r['ratio']:.2f}", waited, cpu
@@ -707,8 +708,9 @@ def online_epochs() -> Iterable[Iterable[Any]]:
 def thinner_templates() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["thin"].values())
     for noise in seeds[0]:
-        found = [one[noise] for one in seeds]
-        sizes = (statistics.median(r[key] for r in found) for key in ("weights_of_a_template", DENSITY))
+        found = [seed[noise] for seed in seeds]
+        keys = ("weights_of_a_template", "edges_drawn_over_those")
+        sizes = (statistics.median(r[key] for r in found) for key in keys)
         yield noise, *sizes, over_seeds([r["held_out_error"] for r in found])
 
 
