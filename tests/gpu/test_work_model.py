@@ -417,6 +417,8 @@ def test_bounds_name_the_resource(model):
     assert seconds > 65_536 * 784 / 55e9
     assert model.mbn_nearest(60_000, 784, 392, 4000, 1).find_bottleneck(model.H100)[1] == "float32 operations"
     on_card = model.capsule_block(65_536, 784, 20, 1, None, 4, on_card=True)
-    h100, h200 = (on_card.seconds_by_resource(card)["memory of the card"] for card in (model.H100, model.H200))
+    h100, h200 = (
+        on_card.seconds_by_resource(card)["memory of the card"] for card in (model.H100, model.H200)
+    )
     assert h200 < h100
     assert model.compare_with_bound(on_card, 1.0)["share_of_bound"] == on_card.find_bottleneck(model.H100)[0]
