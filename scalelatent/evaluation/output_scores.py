@@ -89,7 +89,7 @@ def score_clusters(
 
 
 def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
-    """Return (x, y) of at most ``rows`` evenly spaced rows of a dataset; y is None without labels."""
+    """Return at most ``rows`` evenly spaced rows of a dataset, and their labels or None."""
     pieces = space_ranges(len(dataset), rows, SAMPLE_RANGES)
     y = concatenate([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
     return concatenate([dataset.read_x(a, b) for a, b in pieces]), y

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .make import MakeOptions
 
 N_FIELDS = 1522
-"""Number of displacement fields, as published."""
+"""Number of displacement fields, as in the infinite MNIST of Loosli, Canu and Bottou (2007)."""
 N_TEST = 10_000
-"""First index; in the published numbering lower indices are the test images."""
+"""First index of a training image; in the numbering of infinite MNIST, lower indices are the test images."""
 MAX_FIELD_BYTES = 1 << 30
 """Maximum bytes of the displacement fields of one image size; 419 x 419 pixels are the largest size."""
 # Maximum number of random values in memory while the displacement fields are made.

@@ -56,6 +56,6 @@ def read_peak_bytes(client: Client) -> int | None:
     """Return the largest peak memory of any worker, in bytes, or None if no worker answers in time."""
     try:
         peaks = ask_workers(client, peak_bytes).values()
-    except Exception:  # noqa: BLE001  the work is done, so errors of Dask do not matter
+    except Exception:  # noqa: BLE001  the fit has succeeded, so an error of Dask must not fail the job
         return None
     return max((peak for peak in peaks if isinstance(peak, int)), default=None)

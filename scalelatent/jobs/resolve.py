@@ -272,7 +272,7 @@ def shorten(text: str) -> str:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Make a local path absolute, so that a resume in another folder finds it; return URLs unchanged."""
+    """Return an absolute path, so that a resume in another folder finds it; return URLs unchanged."""
     if path is None or "://" in path:
         return path
     return os.path.abspath(os.path.expanduser(path))

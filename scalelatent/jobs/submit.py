@@ -235,7 +235,7 @@ def _check_callbacks(client: Client, job: Job) -> None:
 
 
 def _check_plan(client: Client, job: Job, print_line: Callable[[str], None]) -> None:
-    """Let one worker open the rows that the job names, and plan the fit for the current workers."""
+    """Let one worker open the rows of the job and plan the fit for all workers; print the plan, or refuse."""
     from distributed import KilledWorker
 
     future = client.submit(

@@ -40,7 +40,7 @@ def clip(value: object, length: int = 300) -> str:
 
 
 def device_pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
-    """Return the kind of device, ``gpu`` or ``cpu``, from the names that messages use for it."""
+    """Return "gpu" or "cpu" for the device or array library in a message, such as "cuda" or "numpy"."""
     device = clip(message.get("device") or message.get("pool") or unknown, 20).lower()
     return {"cupy": "gpu", "cuda": "gpu", "numpy": "cpu", "numba": "cpu"}.get(device, device)
 
@@ -63,7 +63,7 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def describe_part(info: Mapping[str, Any]) -> str:
-    """Return the layer of a network or the number of tried values as text; empty for other stages."""
+    """Return, as text, the layer of a network or how many values a stage tries; empty for other stages."""
     layer, layers, k, tries = (int(read_number(info, key)) for key in ("layer", "layers", "k", "tries"))
     if layer:
         return f"layer {layer} of {layers}, k = {k:,}"

@@ -31,7 +31,6 @@ class JobCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         rows = CounterMetricFamily(
