@@ -300,7 +300,7 @@ def _measure_clock_skews(client: Client, workers: Iterable[str], seconds: float 
 
 def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
     """Return the versions of scheduler and workers through Dask, without importing scalelatent there."""
-    names = [name for name in (*COMPARED, *CUPY_WHEELS) if name != "python"]  # Dask adds Python
+    names = [name for name in (*COMPARED, *CUPY_WHEELS) if name != "python"]  # Dask reports Python itself
     try:
         asked: Any = call_with_timeout(ASK_SECONDS, lambda: client.get_versions(packages=names))
     except TimeoutError:  # a worker hangs; the check "workers" reports it

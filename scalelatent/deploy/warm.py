@@ -144,7 +144,7 @@ def warm(
 
 
 def _compile_for_gpu(kinds: Iterable[str]) -> list[str]:
-    """Compile the CUDA kernels of these families (groups of kernels); return the families that have some."""
+    """Compile the CUDA kernels of some families (groups) of kernels; return the families that have any."""
     from scalelatent.engine.backend import gpu_count
     from scalelatent.kernels.cuda import Kernels, has_cuda
 

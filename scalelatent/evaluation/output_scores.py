@@ -21,7 +21,7 @@ METRICS = ("nmi", "accuracy", "retrieval")
 """Metrics of an output: NMI and accuracy of its k-means clusters, and retrieval accuracy."""
 
 CLUSTER_METRICS = ("nmi", "accuracy")
-"""Metrics of k-means clusters."""
+"""Metrics that compare k-means clusters with classes."""
 
 # A sample of rows consists of this many evenly spaced ranges of consecutive rows, so that few reads suffice.
 SAMPLE_RANGES = 100

@@ -40,9 +40,9 @@ _MAX_NOISE_VALUES = 1 << 20
 # Standard deviation, in pixels of a 28 x 28 image, of the Gaussian that smooths displacement fields; like the
 # next two lengths it scales with the image.
 _FIELD_SIGMA_PIXELS = 4.0
-# Root mean square displacement along each axis, in pixels: digits bend visibly and stay legible. Error of one
-# nearest neighbour on MNIST (4,000 bases, 40,000 images, validation rows): 7.8 % at 0, 6.4 % at 1.0, 6.3 % at
-# 1.5, 6.2 % at 2.5; halos appear from 2 on.
+# Root mean square displacement along each axis, in pixels: digits bend visibly and stay legible. On MNIST
+# (40,000 deformed images of 4,000 bases), a nearest-neighbour classifier has a validation error of 7.8 % at 0
+# pixels, 6.4 % at 1.0, 6.3 % at 1.5 and 6.2 % at 2.5; from 2 pixels on, digits have visible halos.
 _DISPLACEMENT_PIXELS = 1.5
 TANGENT_SIGMA = 1.0
 # Minimum sigma of a derivative filter, in pixels; narrower filters do not approximate a derivative.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class NpzCsrReader(CsrReader):
-    """CSR rows of an npz archive.
+    """Reader of the CSR rows of an npz archive.
 
     If the archive has no array of values, `is_pattern=True` makes all stored entries 1 instead of an error.
     """

@@ -130,7 +130,7 @@ def describe_arrays(file: h5py.File) -> dict[str, str]:
 
 
 class Hdf5Reader(RowReader):
-    """Rows of an HDF5 array; with `is_matlab` its axes are in reverse order, as MATLAB writes them.
+    """Reader of the rows of an HDF5 array; with `is_matlab` its axes are in reverse order, as in MATLAB.
 
     Arrays whose numbers are in other files are refused: these can be any files of this machine, and HDF5
     reads zeros without an error if they are absent.

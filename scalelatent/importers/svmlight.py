@@ -287,7 +287,7 @@ def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name
 
 
 class _SvmlightReader(RowReader):
-    """CSR rows from the temporary file of parsed blocks.
+    """Reader of CSR rows from the temporary file of parsed blocks.
 
     `labels_read` holds the labels of the rows that `read` returned last, and the number of labels per row.
     """

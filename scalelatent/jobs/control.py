@@ -128,7 +128,7 @@ def follow(
     print_line: Callable[[str], None] = lambda line: None,
     poll: float = POLL_SECONDS,
 ) -> dict[str, Any]:
-    """Watch a run through its folder until the run ends; return the last state."""
+    """Report the passes and progress of a run to ``callbacks`` until the run ends; return its last state."""
     everyone = list(callbacks)
     watch = _RunWatcher(folder, everyone)
     lost_since: float | None = None

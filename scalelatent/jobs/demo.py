@@ -97,7 +97,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / MARKER).is_file():
             raise JobError(f"folder {folder} exists and is not empty; choose another folder with --out")
-        if not overwrite and (folder / "job.toml").exists():  # an earlier demo wrote all its files
+        if not overwrite and (folder / "job.toml").exists():  # the last file that a demo writes
             run = folder / "run"
             again = "replace it with --overwrite, or choose another folder with --out"
             look = f"; see its run with: scalelatent status {run}" if is_run_folder(run) else ""

@@ -46,7 +46,7 @@ class StopRequest(Callback):
         self.check()
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Raise `KeyboardInterrupt` in a pass if a stop was requested; a resume computes the other rows."""
+        """Raise `KeyboardInterrupt` in a pass if a stop was requested; a resume continues in this pass."""
         self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:

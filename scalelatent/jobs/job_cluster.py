@@ -33,7 +33,7 @@ def check_certificates(section: ClusterSection) -> None:
 def connect(
     job: Job, client: Client | None = None, print_line: Callable[[str], None] = lambda line: None
 ) -> Iterator[Client | None]:
-    """Yield `client`, or a client of the job's scheduler or of a new local cluster, or None."""
+    """Yield `client`, else a client of the job's scheduler or of its new local cluster, else None."""
     section = job.cluster
     check_certificates(section)
     if client is not None:

@@ -84,7 +84,7 @@ def plan_job(
 
 def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]:
     """Add the time, memory and disk space of a job before and after the fit to the plan of the fit."""
-    if "seconds" not in needs:  # a model of another package without estimates
+    if "seconds" not in needs:  # a model of another package need not estimate its time
         return needs
     cluster = job.cluster.workers is not None or job.cluster.scheduler is not None
     before = {"starting": START_SECONDS}

@@ -75,7 +75,7 @@ STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path or address is a run folder; it is not if it is, for example, a saved model."""
+    """Return whether a path or address is a run folder, which contains the job of a run."""
     location = locate(path)
     if not location.has("job.json") or location.has("state.json"):
         return location.has("job.json")

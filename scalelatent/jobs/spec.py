@@ -24,7 +24,7 @@ from scalelatent.engine.quarantine import check_choice
 from scalelatent.errors import JobError
 
 IN_MEMORY = "(in memory)"
-"""Value in ``[data]`` of a fit in Python for rows that no other process can open."""
+"""Value of a key in ``[data]`` if Python code gave rows that no other process can open, such as arrays."""
 
 FORMAT = "scalelatent-job"
 FORMAT_VERSION = 1
@@ -119,9 +119,9 @@ class DataSection(_Section):
     target: OptText = None
     """Dataset with the outputs of `train`, row by row, for models that learn outputs."""
     validation_target: OptText = None
-    """Dataset with the outputs of `validation`, if it is not the same dataset as `train`."""
+    """Dataset with the outputs of `validation`; not needed if `validation` and `train` are one dataset."""
     test_target: OptText = None
-    """Dataset with the outputs of `test`, if it is not the same dataset as `train`."""
+    """Dataset with the outputs of `test`; not needed if `test` and `train` are one dataset."""
     storage_options: Annotated[dict[str, Any] | None, BeforeValidator(_parse_none)] = None
     """Options of the fsspec file system for addresses, for example `{anon = true}`; no credentials."""
 

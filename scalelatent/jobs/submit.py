@@ -96,7 +96,7 @@ def resubmit(
     check_changes(job, folder)
     job = _with_scheduler(job, None, client)
     with folder.lock():
-        pass  # raises an error that names the driver, if one is active
+        pass  # raises an error if another process drives the job
     with ExitStack() as stack:
         try:
             found = _connect(stack, job, client, print_line)

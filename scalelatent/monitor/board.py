@@ -188,7 +188,7 @@ class WorkerShare:
 
 
 class JobWorkers:
-    """Workers of a job: at most MAX_WORKERS of them, and sums that include dropped workers."""
+    """The last active workers of a job, at most MAX_WORKERS, and sums over all its workers."""
 
     def __init__(self) -> None:
         self.rows: dict[str, WorkerShare] = {}
@@ -464,7 +464,7 @@ class JobView:
         part = self.rows_done / self.rows_total if self.rows_total else 0.0
         layer, layers = self.layers
         if layers:
-            # A layer has two parts, centroids and codes; ignore the centroids, which take little time.
+            # A layer has two stages, centroids and codes; ignore the first stage, which takes little time.
             within = part if "code" in self.stage else float("gather" not in self.stage)
             return min(1.0, (layer - 1.0 + within) / layers)
         if not self.limit:

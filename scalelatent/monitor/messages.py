@@ -13,7 +13,7 @@ ERRORS = ("train_error", "validation_error", "mean_member_train_error", "mean_me
 """Errors in a pass record. Only ensembles whose members solve different problems have the last two."""
 
 MEASURED = ("weights_on", "weights_changed", "rows_at_rest")
-"""Other measurements in a pass record, all optional: two counts and a share of rows."""
+"""Optional measurements in a pass record: two numbers of weights, and a share of rows."""
 
 AFTER_FIT = ("saving", "scoring", "report")
 """Stages of a job after its fit."""
@@ -46,7 +46,7 @@ def device_pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
 
 
 def describe_span(message: Mapping[str, Any]) -> str:
-    """Return a short text of the work in a message: 'capsule_estep, pass 3, span 17' (or step, or shard)."""
+    """Return the work that a message reports as text, such as 'capsule_estep, pass 3, span 17'."""
     words = [clip(message["stage"], 60)] if message.get("stage") else []
     for key in ("pass", "span", "step", "shard"):
         if message.get(key) is not None:

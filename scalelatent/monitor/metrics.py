@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 LABELS = ("job", "model", "pool")
-# Label of values that belong to a whole job and not to one pool of workers.
+# Label of values of a whole job, which are not split into those of CPU workers and of GPU workers.
 ALL_POOLS = "all"
 
 

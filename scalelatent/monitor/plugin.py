@@ -39,7 +39,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         self._workers: dict[str, Any] = {}
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Start to listen to messages; do nothing on the second call, which a starting scheduler makes."""
+        """Start to receive messages, once: a scheduler that is starting calls this method twice."""
         if self.scheduler is not None:
             return
         self.scheduler, self.board = scheduler, JobBoard()
