@@ -63,7 +63,7 @@ def describe_images(
     model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Return the compression of images by the parts found in them, and the images that these parts draw."""
-    layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
+    layer, decoder, backend = model._network.layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     evidence = layer.compute_evidence(on * np.float32(THRESHOLD + 1))
     for a in range(0, len(on), 256):
