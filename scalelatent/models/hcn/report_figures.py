@@ -49,16 +49,9 @@ def plot_parts(
 ) -> Figure:
     """Plot images, their features, the positions of the features, and reconstructions.
 
-    See Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016).
-
-    Parameters
-    ----------
-    images, made, unknown : ndarray of bool, shape (n, channels, height, width)
-        Images, reconstructed images, and True for unknown pixels.
-    places : ndarray of uint8, shape (n, HS, WS, F)
-        1 if one of the F features is at a position, else 0.
-    weights : ndarray of bool, shape (F, channels, h, w)
-        Features.
+    See Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016). ``images``, the reconstructions ``made`` and the
+    masks ``unknown`` are bool (n, channels, height, width). ``places`` (n, HS, WS, F) is 1 if one of the F
+    features is at a position, else 0. ``weights`` are the features, bool (F, channels, h, w).
     """
     shape, places_of = images.shape[1:], [np.argwhere(found) for found in places]
     pairs = list(zip(images, made, unknown, strict=True))
@@ -174,17 +167,12 @@ def plot_features(
     often: np.ndarray | None = None,
     colors: np.ndarray | None = None,
 ) -> Figure:
-    """Plot all features with their numbers; features that the model uses are dark.
+    """Plot all features with their numbers; the features that the model uses are dark.
 
-    Parameters
-    ----------
-    weights : ndarray of bool, shape (F, channels, h, w)
-    used : ndarray of bool, shape (F,)
-        True for features that the model uses.
-    often : ndarray of float, shape (F,), or None
-        Mean number of positions of each feature per image, which is written below the feature.
-    colors : ndarray of float, shape (channels, 3), or None
-        Colours of the channels; None: the colours of the features of the layer below.
+    ``weights`` are the features, bool (F, channels, h, w), and ``used`` (F,) is True for those that the model
+    uses. ``often`` (F,) is the mean number of positions of each feature per image, which is written below the
+    feature. ``colors`` (channels, 3) are the colours of the channels; None: the colours of the features of
+    the layer below.
     """
     shown = np.arange(len(weights))
     if len(weights) > MOST_FEATURES:  # show the most frequent features
@@ -265,14 +253,9 @@ def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Fi
 def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figure:
     """Plot grey images, their edges in the colours of their directions, and reconstructed edges.
 
-    Parameters
-    ----------
-    images : ndarray of uint8, shape (n, height, width)
-        Grey images; the first image is the key to the colours.
-    edges : ndarray of bool, shape (n, filters, height, width)
-        True for the filter that is on at a pixel.
-    made : ndarray of bool, shape (n - 1, filters, height, width)
-        Reconstructed edges of all images but the first.
+    ``images`` are uint8 (n, height, width); the first image is the key to the colours. ``edges`` are bool
+    (n, filters, height, width), True for the filter that is on at a pixel. ``made`` are the reconstructed
+    edges of all images but the first.
     """
     colors = direction_colors(edges.shape[1])
     figure, axes = _plot_lines(

@@ -78,16 +78,9 @@ EdgeImages: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
     """Return evenly spaced images of a dataset, their edges, and the edges of their best templates.
 
-    The first image is not from the dataset: it is a bright disc, which has edges of all directions. It has no
-    template.
-
-    Returns
-    -------
-    images : ndarray of uint8, shape (n, height, width)
-    edges : ndarray of bool, shape (n, filters, height, width)
-        True for the filter that is on at a pixel.
-    made : ndarray of bool, shape (n - 1, filters, height, width)
-        Edges of the best template of each image after the disc.
+    The first image is not from the dataset: it is a bright disc, which has edges of all directions and no
+    template. The images are uint8 (n, height, width). Edges are bool (images, filters, height, width), True
+    for the filter that is on at a pixel.
     """
     layer = model._network.layer
     assert layer.filters is not None

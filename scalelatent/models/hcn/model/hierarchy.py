@@ -32,8 +32,8 @@ from scalelatent.models.hcn.kernels.windows import message_room, shifts
 from .layer import FeatureLayer, convolve
 
 # Number of times that the pools of a layer and the pixels into which they shift exchange messages in a pass
-# down. One exchange is not enough, because a pixel is the OR of several pools and each pool has several
-# pixels.
+# down. One exchange is not enough, because a pixel is the OR of several pools, and each pool can shift into
+# several pixels.
 INNER_ROUNDS = 5
 
 
@@ -312,22 +312,12 @@ class Hierarchy:
                 messages[level - 1] = messages[level - 1].with_above(channels_last(to_places))
 
     def class_messages(self, scores: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-        """Return the messages of the class layer to the templates.
+        """Return the messages of the class layer to the templates, int32 (images, templates).
 
-        An image has exactly one template, and a labelled image has a template of its class.
-
-        Parameters
-        ----------
-        scores : ndarray of int32, shape (images, templates)
-            Messages of the templates to the class layer, in units of 1/256 nat.
-        labels : ndarray of int, shape (images,), or None
-            Class of each image; below 0 if unknown. None: all classes are unknown.
-
-        Returns
-        -------
-        ndarray of int32, shape (images, templates)
-            For a template of an allowed class, minus the largest score of the other allowed templates; for
-            other templates -``CLASS_FLOOR``. In units of 1/256 nat.
+        An image has exactly one template, and a labelled image has a template of its class. ``scores`` are
+        the messages of the templates to the class layer; all messages are in units of 1/256 nat. ``labels``
+        are the classes of the images, below 0 if unknown. A template that the label allows gets minus the
+        largest score of the other allowed templates, and all other templates get -``CLASS_FLOOR``.
         """
         allowed = np.ones(scores.shape, bool)
         if labels is not None and self.classes is not None:

@@ -250,16 +250,10 @@ def row_numbers(block: Block) -> np.ndarray:
 
 
 def hide_unknown(evidence: np.ndarray, known: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
-    """Return the log odds of pixels after those of unknown pixels are set to 0.
+    """Return the log odds ``evidence`` of pixels, with 0 for pixels that the mask ``known`` hides.
 
-    Parameters
-    ----------
-    evidence : ndarray of int32, shape (rows, channels, height, width)
-        Log odds of the pixels.
-    known : ndarray of uint8, shape (all rows, bytes), or None
-        One bit per pixel, 1 if the pixel is known; None: all pixels are known.
-    rows : ndarray of int, shape (rows,)
-        For each row of ``evidence`` its index in ``known``.
+    The mask is uint8 (images, bytes), with one bit per pixel: 1 if the pixel is known. None: all pixels are
+    known. Row i of ``evidence`` (rows, channels, height, width) belongs to the image ``rows[i]`` of the mask.
     """
     if known is None:
         return evidence

@@ -37,23 +37,10 @@ def enlarge(net: Hierarchy, height: int, width: int) -> Hierarchy:
 def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple[list[Place], bool]:
     """Return the positions of up to ``most`` frames that do not overlap, with the largest sum of gains.
 
-    Parameters
-    ----------
-    gains : ndarray of float64, shape (rows, columns)
-        Gain of a frame with its upper left corner at each position. Positions with a gain of 0 or less are
-        never chosen.
-    frame : (int, int)
-        Height and width of a frame.
-    most : int
-        Largest number of frames.
-
-    Returns
-    -------
-    places : list of (int, int)
-        Row and column of each frame, sorted by column, then row.
-    exact : bool
-        True if no other set of frames has a larger sum of gains. False if the search ended after
-        `MAX_CHOICES` sets, so that a better set may exist.
+    ``gains`` (rows, columns) has the gain of a frame at each position of its upper left corner, and ``frame``
+    is the (height, width) of a frame. Positions with a gain of 0 or less are never chosen. The positions in
+    the result are sorted by column, then row. The second result is True if no other set of frames has a
+    larger sum of gains, and False if the search ended after `MAX_CHOICES` sets.
     """
     search = _Search(frame)
     search.add_places(np.maximum(gains, 0), most, 0.0, [])

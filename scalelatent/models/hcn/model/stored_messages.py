@@ -47,8 +47,7 @@ class LeafMessages:
         Messages of the pixels to positions and to weights W, in units of 1/256 nat. The last `MESSAGE_ROOM`
         entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        Flags of the h lines of weights that can turn on a pixel: 1 for a line with a nonzero message of the
-        pixel, else 0.
+        1 for each line of weights to which the pixel has a nonzero message, else 0.
     sweeps : int
         Number of sweeps so far.
     moved : int

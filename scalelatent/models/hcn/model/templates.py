@@ -183,14 +183,8 @@ class TemplateEvidence(ForwardReduction):
         """Return the templates to which each row of a block may be assigned.
 
         A template is allowed if it has a weight and, for a labelled row, if its class is the class of the
-        row.
-
-        Returns
-        -------
-        among : ndarray of int, shape (rows,)
-            Indices of the rows of the block with at least one allowed template.
-        allowed : ndarray of bool, shape (rows, templates)
-            True for the allowed templates of these rows.
+        row. The first result has the indices of the rows with at least one allowed template. The second
+        result is True for each allowed template of these rows, bool (rows, templates).
         """
         used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
         allowed = np.broadcast_to(used, (n_rows, self.net.n_templates))
@@ -229,17 +223,10 @@ def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def choose_first_images(
     net: Hierarchy, numbers: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the images from which templates are initialized; return sorted row numbers and their templates.
+    """Return the sorted row numbers of the images from which templates start, and the template of each image.
 
-    Parameters
-    ----------
-    numbers, codes : ndarray of int, shape (rows,)
-        Row numbers and their classes, below 0 for no class. The first rows of each class are chosen.
-
-    Returns
-    -------
-    rows, templates : ndarray of int, shape (images,)
-        Sorted row numbers of the images, and the template that starts from each image.
+    ``numbers`` are row numbers in random order, and ``codes`` are the classes of these rows, below 0 for no
+    class. The first rows of each class are chosen; without classes, the first rows.
     """
     if net.classes is None:
         chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))
