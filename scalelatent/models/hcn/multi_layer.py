@@ -85,13 +85,6 @@ def make_multi_layer(
     """
     assert model.templates is not None
     per_class, classes = int(model.templates), None
-    if not train.has_y:
-        if is_online(model):
-            raise DataError(
-                f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels "
-                "alone: set online=False to learn clusters from stored messages, or give labels"
-            )
-        check_batch_parameters(model)
     if train.has_y:
         check_classes(train, type(model).__name__)
         classes = known_classes(train)
@@ -100,6 +93,13 @@ def make_multi_layer(
                 f"{train.url or 'y'}: all labels are -1, which means no label: remove y (templates are then "
                 "clusters), or label some rows"
             )
+    elif is_online(model):
+        raise DataError(
+            f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels alone: "
+            "set online=False to learn clusters from stored messages, or give labels"
+        )
+    else:
+        check_batch_parameters(model)
     network = build_multi_layer(model, make_feature_layers(model, image), classes, per_class)
     # ``train.classes`` are all labels of the whole dataset, even if ``train`` is a slice. If they do not
     # include -1, which `known_classes` removes, all rows have a label.
@@ -193,12 +193,12 @@ class MultiLayer:
 
     @property
     def layer(self) -> FeatureLayer:
-        """The lowest layer; its images are the rows of the dataset."""
+        """Lowest layer of features; its images are the rows of the dataset."""
         return self.net.layers[0]
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
-        """The layers of features, from the image up, without the templates."""
+        """Layers of features, from the image up, without the templates."""
         return self.net.layers[:-1]
 
     @property

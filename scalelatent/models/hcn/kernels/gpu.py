@@ -45,7 +45,7 @@ def _copy_message_starts(
 # Bytes of shared memory that a thread block uses in addition to the log odds of positions and weights.
 _STATIC_BYTES = 1024
 # Codes of the log odds that a kernel copies to shared memory: none, those of weights (W), or those of
-# weights and positions (S). The constants W_SHARED and S_SHARED of gpu.cu have the same bits.
+# weights and positions (S). In gpu.cu, W_SHARED (1) and S_SHARED (2) are the bits of these codes.
 _NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3
 
 
