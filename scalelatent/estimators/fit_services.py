@@ -137,17 +137,13 @@ def _add_resume_advice(
         done = f"after pass {records[-1]['pass']}"
     if run_dir is not None:
         rest = f"continue with the same fit(..., run_dir={str(run_dir)!r}, resume=True)"
-    elif was_fitted:
-        rest = (
-            "the model of the previous fit is kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
-        )
-    elif records:
-        rest = (
-            "history_ has the records of the completed passes, but no model was kept: "
-            "fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
-        )
     else:
-        rest = "nothing was kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
+        rest = "nothing was kept"
+        if was_fitted:
+            rest = "the model of the previous fit is kept"
+        elif records:
+            rest = "history_ has the records of the completed passes, but no model was kept"
+        rest += ": fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
     text = f"the fit was stopped {done}; {rest}"
     if stop.args:
         stop.add_note(text)

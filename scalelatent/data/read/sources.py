@@ -185,7 +185,7 @@ class DaskRows(RowSource):
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
         row_bytes = max(1, int(np.prod(self.shape[1:])) * self.dtype.itemsize)
-        self._max_rows = max(1, _MAX_READ_BYTES // row_bytes)  # unit: rows
+        self._max_rows = max(1, _MAX_READ_BYTES // row_bytes)
 
     def lazy(self, start: int, stop: int) -> da.Array:
         """Return the rows `start:stop` as a dask array, without computing the rows."""
