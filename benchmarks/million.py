@@ -3,9 +3,10 @@
     python benchmarks/million.py FOLDER             d = 4
     python benchmarks/million.py FOLDER --dim 16    as the paper; written to million_d16.json
 
-The script writes the dataset from MNIST rows 0:50000, starts worker processes, fits and scores. The
-validation rows are MNIST rows 50000:60000. The results are errors, passes, seconds, bytes read and the
-largest resident size of a worker. An interrupted run resumes. Needs SCALELATENT_DATA.
+Infinite digits are random deformations of MNIST rows 0:50000. The script writes the dataset to FOLDER, starts
+worker processes, fits and scores. The validation rows are MNIST rows 50000:60000. The results are errors,
+passes, seconds, bytes read and the largest resident size of a worker. An interrupted run resumes. Needs
+SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class PrintPasses(sl.Callback):
 
 
 def main() -> None:
-    """Write the rows, run the fit and write its figures."""
+    """Write the rows to disk, run the fit and write the results."""
     args = parser(__doc__, "million")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)

@@ -11,7 +11,7 @@ from typing import Any
 def attach(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package that exports the names of ``modules`` (by module)."""
+    """Return ``__getattr__`` and ``__dir__`` of a package that exports names of other modules, by module."""
     where = {name: module for module, names in modules.items() for name in names}
 
     def load(name: str) -> Any:
