@@ -96,7 +96,7 @@ class _CheckedPart:
         bad = []
         for column in self.columns.values():
             try:
-                parts.append(self._read(column, a, b, tile))
+                parts.append(column.read_tile(a, b, tile))
             except ShardError as error:
                 bad.append(self._bad(error.file, error.start, error.stop, str(error)))
             except DataError as error:
@@ -109,11 +109,6 @@ class _CheckedPart:
             )
             bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, problem))
         return size, bad
-
-    def _read(self, column: StoredColumn, a: int, b: int, tile: int) -> DenseOrCsr:
-        if self.n_tiles == 1:
-            return column.read(a, b)
-        return np.ascontiguousarray(column.read_tile(a, b, tile))
 
     def _bad(self, file: str, a: int, b: int, problem: str) -> BadFile:
         return BadFile(file, self.first + a, self.first + b, problem)

@@ -54,8 +54,7 @@ class PassRecorder(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.records.append(record)
 
-    def on_report(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
+    on_report = on_pass_end
 
     def on_event(self, info: dict[str, Any]) -> None:
         """Add the records of passes that were done before a resume."""
