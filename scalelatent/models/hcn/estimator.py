@@ -474,7 +474,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network of several layers, with the noise that ``read_noise`` has now."""
+        """Fitted network of several layers, with the noise that the parameter ``read_noise`` sets now."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -516,7 +516,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 self.seed_ = resolve_seed(self.random_state)
             elif not has_templates(self):
                 network = SingleLayer(make_feature_layers(self, self._network.layer.image)[0])
-            size = choose_batch_size(self)  # not reduced to the rows of one call: more images follow
+            size = choose_batch_size(self)  # not reduced to the rows of this call, because more rows follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else last_state(self, network)
             chains: OnlineLearner = learner  # this type accepts the states of one and of several layers

@@ -83,7 +83,7 @@ State = TypeVar("State", bound=LearnerState)
 
 
 class EvidenceLearner(Generic[State]):
-    """Base class of the learners of networks: evidence that minibatches add to log odds, epochs, patience.
+    """Base class of the learners of one and of several layers: steps, epochs, and the end of learning.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class EvidenceLearner(Generic[State]):
         return replace(state, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def is_done(self, state: State) -> bool:
-        """Return True after ``patience`` epochs in which the validation has not improved."""
+        """Return True after ``patience`` epochs without a better validation result."""
         return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
 
 
@@ -240,10 +240,10 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return backend.to_host(beliefs)
 
     def _shuffle_pixels(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
-        """Return for each minibatch the random order of its pixels in each block, an array (blocks, pixels).
+        """Return a random order of pixels for each minibatch of each block: arrays (blocks, pixels).
 
-        The orders of all minibatches are drawn in two calls of ``shuffle``: those with ``batch_rows`` images,
-        and the last one if it has fewer images.
+        One call of ``shuffle`` draws the orders of all minibatches with ``batch_rows`` images, and another
+        call draws those of the last minibatch if it has fewer images.
         """
         rows, size, out = len(blocks[0].x), self.batch_rows, []
         firsts = np.stack([row_numbers(block)[::size] for block in blocks], axis=1)
@@ -257,7 +257,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return out
 
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
-        """Add the evidence of all minibatches, and move features to the middle of their windows if due."""
+        """Return the state after a step; move features to the middle of their windows every few steps."""
         state = super().step(state, stats, n_rows)
         if state.steps % max(1, CENTER_EVERY // max(1, int(stats["minibatches"]))) == 0:
             state = replace(state, beliefs=center_features(state.beliefs, state.first))

@@ -42,8 +42,8 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
 
     The shift by 0 pixels has weight 1. Each other shift has weight 1 - ``spread`` times a random number
     between 0 and 1, because messages cannot choose between shifts of equal weights. The prior is the weight
-    divided by the sum over the shifts that stay in the image. The other shifts have the log prior
-    ``OFF_IMAGE``.
+    divided by the sum of the weights of all shifts that stay in the image. Shifts that leave the image have
+    the log prior ``OFF_IMAGE``.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
     weights[side * side // 2] = 1
@@ -267,7 +267,7 @@ class Hierarchy:
         messages[-1] = top.with_above(above.reshape(top.s.shape))
 
     def is_own_class_only(self, top: LayerMessages) -> bool:
-        """Return True if the messages ``top`` of the top layer are only for templates of the own classes."""
+        """Return True if ``top`` has messages only for the templates of the class of each image."""
         return top.s.shape[-1] < self.n_templates
 
     def _groups(

@@ -77,7 +77,7 @@ class FeatureLayer:
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """Shape of the array of feature positions of an image: (vertical HS, horizontal WS, features F)."""
+        """Shape (HS, WS, F) of an array of feature positions: HS x WS positions of F features in an image."""
         (_, height, width), (h, w) = self.image, self.window
         return height - h + 1, width - w + 1, self.n_features
 

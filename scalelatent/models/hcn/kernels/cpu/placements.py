@@ -38,7 +38,10 @@ def _sum_evidence(
 
 @subkernel
 def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
-    """Add ``value`` to the gain of every feature at every position at which it would cover pixel (y, x)."""
+    """Add ``value`` to the gains of all features at all positions where they would cover pixel (y, x).
+
+    ``a`` is the channel of the pixel.
+    """
     _, h, width, n_features = w.shape
     high, wide, _ = gains.shape
     for r in range(max(0, y - h + 1), min(high - 1, y) + 1):

@@ -65,11 +65,11 @@ class _VectorCode(Vectors):
         return messages if self.wide else self.b.trunc(messages, self.stored_type)
 
     def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the larger of two values in each lane."""
+        """Return the larger of two values in each SIMD lane."""
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
     def min(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the smaller of two values in each lane."""
+        """Return the smaller of two values in each SIMD lane."""
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
     def pair_message(self, s: ir.Value, w: ir.Value) -> ir.Value:
