@@ -217,7 +217,7 @@ def measure_kept_messages(
         begin = time.perf_counter()
         m.fit(ds, run_dir=run, engine=engine, callbacks=leaves)
         seconds = time.perf_counter() - begin
-    most, pairs = max(leaves.passes.values()), m._network.pairs
+    most, pairs = max(leaves.passes.values()), m._network.net.pairs
     return {
         "features": f"{side} x {side}",
         "p_weight": p_weight,

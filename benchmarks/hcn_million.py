@@ -114,7 +114,7 @@ def measure_fit(ds: Dataset, args: Any) -> dict[str, Any]:
     before = measure_thread_rate(ds, args)
     model, seconds, memory = fit_on_cluster(ds, args)
     fastest = max(before, measure_thread_rate(ds, args))
-    pairs = len(ds) * model._layer.pairs
+    pairs = len(ds) * model._network.layer.pairs
     return {
         "rows": len(ds),
         "pairs": pairs,
@@ -154,7 +154,9 @@ def compare_chains(ds: Dataset, args: Any) -> dict[str, Any]:
     model.fit(part, run_dir=run)
     alone = time.perf_counter() - begin
     found, seconds, _ = fit_on_cluster(part, args)
-    chain = 5 * args.chain_batches * model._layer.pairs / (measure_thread_rate(ds, args) / args.workers)
+    chain = (
+        5 * args.chain_batches * model._network.layer.pairs / (measure_thread_rate(ds, args) / args.workers)
+    )
     return {
         "rows": len(part),
         "seconds_of_a_chain": round(chain, 3),

@@ -68,7 +68,7 @@ def describe_images(
 
     ``on`` are binary images (n, pixels); ``s`` says which features are at which place (n, h, w, features).
     """
-    layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
+    layer, decoder, backend = model._network.layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     evidence = layer.compute_evidence(on * np.float32(THRESHOLD + 1))
     for a in range(0, len(on), 256):

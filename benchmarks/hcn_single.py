@@ -119,7 +119,7 @@ def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tupl
     decoder, backend = Decoder(layer, from_features(given)), make_backend("cpu")
     evidence, rows = layer.compute_evidence(ds.read_x(0, len(ds))), np.arange(len(ds))
     stats = Stats.zeros(DescriptionLength(decoder).layout())
-    add_counts(decoder, evidence, decoder.places(evidence, rows, backend), backend, stats)
+    add_counts(decoder, evidence, decoder.decode(evidence, rows, backend)[0], backend, stats)
     paying = find_paying_features(layer, decoder.weights, stats)
     return compression(layer, decoder.weights, stats), paying
 

@@ -28,14 +28,14 @@ from scalelatent.estimators.classifier import predict_classes
 from scalelatent.estimators.fit_services import FitCall, restored_on_failure
 from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
-from scalelatent.estimators.inputs import check_finite, find_image_shape, is_in_memory
+from scalelatent.estimators.inputs import find_image_shape, is_in_memory
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import MappedRows, Steps
 from scalelatent.kernels.streams import draw_seed, resolve_seed
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
 from scalelatent.models.hcn.model.decode import BeliefMap, Decoder, PlaceMap, ReconstructionMap
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState
-from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
+from scalelatent.models.hcn.model.layer import from_features, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import LayeredState
 from scalelatent.models.hcn.model.multi_layer_maps import ClassMap, CompletionMap, FixedNetwork, ScoreMap
 from scalelatent.models.hcn.model.sampling import add_noise, draw_images
@@ -49,6 +49,7 @@ from .fit import (
     check_windows,
     choose_image_shape,
     fit_steps,
+    last_state,
     log_layers,
     make_feature_layers,
     pack_mask,
@@ -78,91 +79,93 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Mask of known pixels as bits, and class codes of the rows, which `inpaint` was called with; each may be
-# None.
-Given: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
+# Arguments of `inpaint` that the row map needs: the mask of known pixels as bits, and the class codes of the
+# rows; each may be None.
+InpaintArguments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
 class HierarchicalCompositionalNetwork(StreamedEstimator):
     """Parts of binary images, learned by max-product message passing.
 
     A part (feature) is placed at some positions of an image. Overlapping features are joined by OR, and the
-    pixels are observed through noise. Weights of features are latent variables: learning sums the evidence of
-    the images for each weight; there is no gradient. With ``templates``, the positions of features are the
-    pixels of features of the layer above, and a pool may shift each of these pixels. The features of the top
-    layer are the templates. An image has one template: one of its class, or without labels one cluster.
+    pixels are observed through noise. The weights of features are binary latent variables. Learning sums the
+    evidence of the images for each weight and uses no gradients. With ``templates``, there is a layer above
+    the features: the pixels of a template are positions of features, and a pool may shift each of these
+    pixels. Each image has one template: one of the templates of its class, or without labels its cluster.
 
     Parameters
     ----------
     layers : list of (int, (int, int)) or (int, int), or None
         Number of features and their (height, width), or side, for each layer from the image up. None: one
         layer of 32 features of 8 x 6, or with templates of 8 features of 3 x 3; smaller for small images.
-        Without templates, features of images lower than 8 pixels are wider instead; for flat rows of at most
-        48 pixels they have the width of a row. The chosen sizes are in ``layers_``.
+        Without templates, default features are as high as images of fewer than 8 lines, and wider instead;
+        for flat rows of at most 48 pixels they have the width of a row. The chosen sizes are in ``layers_``.
     templates : int or None
         Number of templates per class; without labels, the number of clusters. None: one layer without a
         class layer.
     pool : int or None
-        Side of the pools between layers in pixels, odd; 1 allows no shifts. None: 3; online and without
-        ``filters`` two fits, with 3 and with 1, of which the result is the one with fewer errors. The errors
-        are those of the validation images, or else of the training images. :meth:`partial_fit` has 3.
+        Side of the pools between layers in pixels, odd; 1 allows no shifts. None: 3. Online learning without
+        ``filters`` runs two fits, with 3 and with 1, and keeps the fit with fewer errors on the validation
+        images, or on the training images if there are no others. :meth:`partial_fit` uses 3.
     p01, p10 : float, default 1e-3
         Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight : float, list of float, or None
-        Prior probability of a weight, or one for each layer and the templates. None: 0.3; with templates
-        0.25, and 1e-20 for templates that are learned from stored messages.
+        Prior probability that a weight is on, or one for each layer and the templates. None: 0.3; with
+        templates 0.25, and 1e-20 for templates that are learned from stored messages.
     p_sparsity : float, default 1e-4
         Prior probability of a feature at a place; only without templates.
     online : bool or None
         True: learn from each image once per epoch and forget earlier images. False: store the messages of
         all images in the run folder. None: False for templates without labels, else True.
     forgetting : float, default 0.98
-        Share of the earlier evidence that remains after a minibatch; 1 forgets nothing.
+        Share of the evidence of earlier images that remains after a minibatch; 1 forgets nothing.
     batch_size : int or None
-        Images per minibatch. None: 5, or fewer for few images (``batch_size_``).
+        Images per minibatch. None: 5, or fewer for few images; the chosen number is ``batch_size_``.
     n_epochs : int or None
         Passes over the images. None: online, passes that show at least 3,000 images, with templates 1,000;
         with stored messages, at most 60 sweeps; with templates and stored messages, at most 300 passes, after
-        which a fit that has not settled starts again from another seed (5 attempts).
+        which a fit that has not converged starts again from another seed (5 attempts).
     damping : float or None
-        Weight of new messages, for stored messages and between layers; 1 means no damping. None: 1, with
-        templates 0.2.
+        Weight of a new message in the average of the new and the old message, for stored messages and for
+        messages between layers; 1 means no damping. None: 1, with templates 0.2.
     inner_iterations : int, default 5
         Passes over a minibatch in online learning with templates.
     template_passes : int or None
-        Passes at the end of a fit that learn the templates again with fixed features. Each template starts as
-        an image of its class; then each image is assigned to its best template. 0: no such passes. None: 3,
-        with stored messages 0.
+        Passes at the end of a fit that learn the templates again, while the features stay fixed. Each
+        template starts as an image of its class; then each image is assigned to its best template. 0: no such
+        passes. None: 3, with stored messages 0.
     read_noise : (float, float) or None
-        (p01, p10) for images after learning, with templates: for ``template_passes``, predictions and
+        With templates: the probabilities (p01, p10) after learning, for ``template_passes``, predictions and
         samples. None: ``p01`` and ``p10``. May be changed after a fit.
     n_restarts : int, default 1
-        Number of fits from different initial weights; the result is the one with the smallest compression.
+        Number of fits from different initial weights; the result is the fit with the smallest compression.
     n_chains, chain_batches : int or None
         Number of chains per step, and of minibatches per chain; both change the result. A chain is a sequence
         of minibatches that one task learns. None: 1 and 1, or 8 and 10 from 10,000 images on. With stored
-        messages, ``n_chains`` is the number of ranges of images that a step updates.
+        messages, ``n_chains`` is the number of ranges of images that a step updates in parallel.
     warmup_rows : int or None
-        Images that are learned one minibatch after the other before several chains. None: 4,000.
+        Number of first images of a fit that one chain learns, before several chains learn in parallel. None:
+        4,000 if ``n_chains`` or ``chain_batches`` is above 1.
     threshold : float or None
-        Pixels above it are 1. None: pixels are 0 and 1. With filters: the smallest step in grey levels that
-        turns a filter on; None: 64. Blurred lines need a smaller step.
+        Pixels with values above the threshold count as 1. None: pixels are 0 and 1. With filters: the
+        smallest step in grey levels that turns a filter on; None: 64. Blurred lines need a smaller step.
     missing : float or None
         Value of unknown pixels, in training and afterwards; may be NaN.
     filters : int or None
-        With templates: rows are grey images from 0 to 255, and this number of oriented filters (such as 16)
-        makes binary channels of them (appendix B of the reference). At each pixel the filter with the largest
-        response is on, if it reaches ``threshold``. ``reconstruct`` and ``sample`` return channels.
+        With templates: number of oriented edge filters, such as 16. Rows are then grey images from 0 to 255,
+        and each filter makes one binary channel (appendix B of the reference). At each pixel the filter with
+        the largest response is on, if the response reaches ``threshold``. ``reconstruct`` and ``sample``
+        return these channels.
     filter_size : int, default 3
         Side of a filter in pixels, odd. A single flipped pixel is an edge for filters of 3 x 3, but not for
         larger ones.
     image_shape : (int, int) or (int, int, int) or None
-        (height, width) or (channels, height, width) of flat rows.
+        Shape of the images, (height, width) or (channels, height, width), if rows are flat.
     patience : int or None
-        End after this number of epochs without a smaller compression, or with templates a smaller error, of
-        the validation images.
+        A fit ends after this number of epochs without a smaller compression, or with templates a smaller
+        error, of the validation images.
     warm_start : bool
-        Start from the weights of the last fit.
+        True: a fit starts from the weights of the last fit.
     random_state : int, Generator, RandomState or None
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
@@ -180,22 +183,24 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Log odds of the weights, in nats.
     used_ : list of ndarray of bool, shape (features,)
         True for features that save more bits than they cost; with templates, and after ``partial_fit``, for
-        features with a weight.
+        features with at least one weight that is on.
     compression_ : float
-        Bits of features, places and errors over the bits of the images (section 4.1 of the reference), on the
-        validation images or on about 1,000 training images. NaN after ``partial_fit``, and with templates.
+        Bits of the features, their positions and the wrong pixels, divided by the bits of the images
+        (section 4.1 of the reference), for the validation images or for about 1,000 training images. NaN
+        after ``partial_fit``, and with templates.
     pools_ : list of ndarray of float64, shape (shifts, height, width)
-        With templates: log priors of the shifts of each pixel of each layer, drawn from the seed; -inf for a
-        shift that leaves the image.
+        With templates: log priors, in nats, of the shifts of each pixel of each layer, drawn from the seed;
+        -inf for a shift that leaves the image.
     classes_ : ndarray, shape (n_classes,)
         With templates: sorted labels, or numbers of clusters.
     template_classes_ : ndarray, shape (templates,)
         With templates: class of each template.
     history_ : list of dict
-        One record per epoch, and up to 20 for a long epoch. Keys: ``weights_on``, ``weights_changed`` (signs
-        in this epoch), ``share_on``; ``compression`` and ``rows_at_rest`` of the validation images. With
-        templates: ``weights_on_by_layer``, ``rows_moved`` (images that changed their template),
-        ``validation_error`` and ``restart`` (number of the attempt).
+        One record per epoch, and up to 20 for a long epoch. Keys: ``weights_on``; ``weights_changed``
+        (changes of the sign of a weight in this epoch); ``share_on``; ``compression`` of the validation
+        images and ``rows_at_rest`` (share of them whose messages converged). With templates:
+        ``weights_on_by_layer``, ``rows_moved`` (images that changed their template), ``validation_error`` and
+        ``restart`` (number of the attempt).
     n_iter_ : int
         Number of records.
     seed_ : int
@@ -204,12 +209,13 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     Notes
     -----
-    ``transform`` returns S, uint8 (n, HS, WS, features) with HS = height - h + 1 and WS = width - w + 1. A 1
-    marks the upper left corner of a feature; unused features have no places. With templates it returns the
-    template scores of one forward pass, float64 (n, templates), in nats.
+    ``transform`` returns the positions of features S, uint8 (n, HS, WS, features) with HS = height - h + 1
+    and WS = width - w + 1. A 1 is at the position of the upper left corner of a feature; unused features are
+    at no position. With templates, ``transform`` returns the template scores of one forward pass, float64
+    (n, templates), in nats.
 
-    With templates a numeric label of -1 marks a row without a label. If fewer than half of the rows have a
-    label and messages are stored, templates are first found as clusters of all rows.
+    With templates, a numeric label of -1 marks a row without a label. If messages are stored and fewer than
+    half of the rows have a label, templates are first learned as clusters of all rows.
 
     References
     ----------
@@ -248,7 +254,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     compression_: float
     used_: list[np.ndarray]
     _network: Network
-    # State from which partial_fit and warm starts continue.
+    # State of learning after the last fit, from which partial_fit and warm starts continue.
     _stream: NetworkState
 
     def __init__(
@@ -338,13 +344,16 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _prepare_images(self, X: Any, y: LabelsLike | None, name: str, reset: bool) -> Any:
-        """Return validation images as a dataset, and other rows unchanged; raise an error for one image."""
+        """Check the shape of images in memory; return validation images as a dataset, other rows unchanged.
+
+        Raise a DataError for images of another shape than in the fit, and for a single image.
+        """
         if (n := getattr(X, "ndim", 0)) > 4:
             raise DataError(f"{name} has {n} dimensions: give images (n, h, w) or (n, channels, h, w)")
         if reset:
             return X
         shape = find_image_shape(X)
-        if name != "X":  # validation rows: check_rows compares their shape with that of X
+        if name != "X":  # these are validation rows, whose shape check_rows compares with that of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, name), y) if images else X
         own = self._network.layer.input_shape if hasattr(self, "_stream") else ()
@@ -356,12 +365,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return X
 
     def _checked_values(self, X: RowsLike, name: str) -> Any:
-        X = self._lazy_values(X)
-        check_finite(X, name)
-        return X
+        return super()._checked_values(self._lazy_values(X), name)
 
     def _lazy_values(self, X: RowsLike) -> Any:
-        """Replace NaN in rows if it marks unknown pixels, because datasets hold finite numbers only."""
+        """Return rows with another value for NaN if ``missing`` is NaN: datasets hold finite numbers only."""
         if self.missing is None or self.missing == self.missing:
             return X
         return replace_nan(X)
@@ -379,7 +386,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return ds
 
     def _check_image(self, shape: tuple[int, ...], where: str) -> None:
-        """Raise a DataError if the shape of the images differs from the images of the fit."""
+        """Raise a DataError if images of this shape differ from the images of the fit.
+
+        ``where`` names the images in the message.
+        """
         own = self._network.layer.input_shape
         if to_image_shape(shape) != own:
             raise DataError(
@@ -417,7 +427,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _deciding_parameters(self) -> dict[str, Any]:
         """Return the parameters that decide the result, with None replaced by the default value."""
         found: dict[str, Any] = {"damping": choose_damping(self), "batch_size": choose_batch_size(self)}
-        if not has_templates(self):  # the other defaults of networks with templates depend on labels
+        if not has_templates(self):  # with templates, the defaults of these parameters depend on labels
             found["online"] = is_online(self)
             found["layers"] = ((N_FEATURES, FEATURE_SIZE),) if self.layers is None else self.layers
             found["p_weight"] = choose_weight_priors(self)[0] if self.p_weight is None else self.p_weight
@@ -445,28 +455,26 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self,
         network: Network,
         state: NetworkState,
-        used: list[np.ndarray],
-        history: list[dict[str, Any]],
+        history: list[dict[str, Any]] | None = None,
+        used: list[np.ndarray] | None = None,
         compression: float = float("nan"),
     ) -> None:
-        self._network, self._stream = network, state
-        self.used_, self.compression_ = used, compression
-        self.history_, self.n_iter_ = history, len(history)
-
-    @property
-    def _layer(self) -> FeatureLayer:
-        """The lowest layer of the fitted network; its images are the rows."""
-        return self._network.layer
+        """Set the fitted attributes; ``used`` are by default the features with a weight that is on."""
+        on = network.features(state.beliefs > 0)
+        self._network, self._stream, self.compression_ = network, state, compression
+        self.used_ = [np.any(part, axis=(1, 2, 3)) for part in on] if used is None else used
+        if history is not None:
+            self.history_, self.n_iter_ = history, len(history)
 
     def _multi_layer(self, name: str) -> MultiLayer:
-        """Return the fitted network of several layers; raise an AttributeError for one layer."""
+        """Return the fitted network; raise an AttributeError for ``name`` if it has only one layer."""
         if not isinstance(self._network, MultiLayer):
             raise AttributeError(name)
         return self._network
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network of several layers, with the present value of the parameter ``read_noise``."""
+        """Fitted network of several layers, with the noise that the parameter ``read_noise`` sets now."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -507,23 +515,20 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 check_rows(self, network, ds, None, streamed=True)
                 self.seed_ = resolve_seed(self.random_state)
             elif not has_templates(self):
-                network = SingleLayer(make_feature_layers(self, self._layer.image)[0])
-            size = choose_batch_size(self)  # not reduced to the rows of one call: more images follow
+                network = SingleLayer(make_feature_layers(self, self._network.layer.image)[0])
+            size = choose_batch_size(self)  # not reduced to the rows of this call, because more rows follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
-            state = learner.start() if first else network.last_state(self)
-            chains: OnlineLearner = learner  # accepts the states of both kinds of networks
+            state = learner.start() if first else last_state(self, network)
+            chains: OnlineLearner = learner  # this type accepts the states of one and of several layers
             state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
-            if first:
-                self.n_iter_, self.history_ = 0, []
-            self._network, self._stream, self.batch_size_ = network, state, size
-            on = network.features(state.beliefs > 0)
-            self.used_, self.compression_ = [np.any(part, axis=(1, 2, 3)) for part in on], float("nan")
+            self._keep(network, state, [] if first else None)
+            self.batch_size_ = size
         return self
 
     # -- outputs ---------------------------------------------------------------------------------------------
 
     def _decoder(self) -> Decoder:
-        return Decoder(self._layer, (self._stream.beliefs > 0) & self.used_[0], self.seed_)
+        return Decoder(self._network.layer, (self._stream.beliefs > 0) & self.used_[0], self.seed_)
 
     @property
     def _transformed(self) -> str:  # type: ignore[override]
@@ -533,11 +538,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _n_features_out(self) -> int:
         return int(np.prod(self._row_map(self._transformed).output()[0]))
 
-    def _row_map(self, output: str | tuple[str, Given]) -> OutputMap:
+    def _row_map(self, output: str | tuple[str, InpaintArguments]) -> OutputMap:
         name, (known, codes) = output if isinstance(output, tuple) else (output, (None, None))
         if isinstance(self._network, MultiLayer):
-            network = self._network_for_reading
-            fixed = FixedNetwork(network.labelled_net, self._stream.beliefs, network.template_classes)
+            fixed = FixedNetwork(self._network_for_reading.labelled_net, self._stream.beliefs)
             if name == "filled":
                 return CompletionMap(fixed, True, known, codes)
             of_rows: dict[str, OutputMap] = {
@@ -563,7 +567,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return the score of each class, which is that of its best template; only with ``templates``.
+        """Return the score of each class: the score of its best template. Only with ``templates``.
 
         Parameters
         ----------
@@ -590,7 +594,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     ) -> Any:
         """Return the class, or the number of the cluster, of each image; only with ``templates``.
 
-        With ``out``, ``x`` of the dataset holds the scores of the classes and ``y`` the classes.
+        With ``out``, the rows of the dataset have the scores of the classes as ``x`` and the class as ``y``.
 
         Parameters
         ----------
@@ -613,7 +617,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return images without noise: the pixels under the features that were found.
+        """Return images without noise: a pixel is 1 if an inferred feature covers it.
 
         Parameters
         ----------
@@ -639,15 +643,16 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return images with inferred values for unknown pixels; known pixels stay.
+        """Return images with inferred values of unknown pixels; known pixels do not change.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
         known : array-like of bool, shape of ``X``, or Dataset, or None
-            True for known pixels; memory holds one bit per pixel. None: pixels that are not ``missing``.
+            True for known pixels; the mask needs one bit of memory per pixel. None: only pixels with the
+            value ``missing`` are unknown.
         y : label, or array-like, shape (n,), or None
-            With templates: classes of the images; -1 for unknown.
+            With templates: classes of the images; -1 for an unknown class. None: all are unknown.
         out, client, overwrite, callbacks
             As in :meth:`transform`.
 
@@ -658,45 +663,47 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Raises
         ------
         DataError
-            If the mask has another shape, if there is no mask and no ``missing``, or for unknown labels.
+            If the mask has another shape than the images, if there is neither a mask nor ``missing``, or if
+            the fit did not have a label.
         """
         check_is_fitted(self)
-        if self._layer.filters is not None:
+        if self._network.layer.filters is not None:
             raise DataError(
                 f"filters={self.filters}: inpaint needs pixels, but filters keep only edges: use reconstruct"
             )
-        if known is None and self._layer.missing is None:
+        if known is None and self._network.layer.missing is None:
             raise DataError("inpaint: no pixels are marked as unknown: give known, or set missing before fit")
         n_rows = len(cast("Sized", X))
-        bits = None if known is None else pack_mask(known, n_rows, self._layer)
+        bits = None if known is None else pack_mask(known, n_rows, self._network.layer)
         codes = None
         if isinstance(self._network, MultiLayer):
             codes = self._network.codes(y, n_rows)
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: remove y")
-        output: Any = "filled", (bits, codes)  # `inpaint` needs the mask and classes in addition to the name
+        output: Any = "filled", (bits, codes)  # other outputs need only a name
         return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> ObjectFinder:
-        """Return a finder of several objects in larger images; only with ``templates``.
+        """Return a finder of several objects in one image; only with ``templates``.
 
-        The class layer is replaced, and nothing is learned again (section 2.4 of Lázaro-Gredilla et al.,
-        2016).
+        The finder uses this network with another class layer, and learns nothing (section 2.4 of
+        Lázaro-Gredilla et al., 2016).
 
         Parameters
         ----------
         image_shape : (int, int)
-            Height and width of the images, at least those of the images of the fit.
+            Height and width of the images in which to find objects, at least those of the images of the fit.
         n_objects : int, default 2
-            Largest number of objects per image; the frames of two objects do not overlap.
+            Largest number of objects per image. The frames of two objects do not overlap; a frame has the
+            size of the images of the fit.
 
         Returns
         -------
         ObjectFinder
             Its ``predict`` and ``decision_function`` run in this process; on a cluster use
-            ``client.submit(finder.predict, images)``. Save the network itself, and call ``with_classes`` of
-            the loaded network.
+            ``client.submit(finder.predict, images)``. A finder cannot be saved: save the network, and call
+            ``with_classes`` of the loaded network.
 
         Raises
         ------
@@ -721,7 +728,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @available_if(lambda model: not has_templates(model))
     def infer(self, X: RowsLike) -> PlaceBeliefs:
-        """Return the log odds of the features at all positions, and whether they converged; one layer only.
+        """Return the log odds of the features at all positions of images; only without ``templates``.
 
         Parameters
         ----------
@@ -730,11 +737,11 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         PlaceBeliefs
-            Arrays in memory.
+            Log odds, and convergence of the messages of each image, as arrays in memory.
         """
         check_is_fitted(self)
         found = self._map(X, "beliefs")
-        places = found[:, :-1].reshape(len(found), *self._layer.places)
+        places = found[:, :-1].reshape(len(found), *self._network.layer.places)
         return PlaceBeliefs(places, found[:, -1], found[:, -1] == 1)
 
     def sample(
@@ -751,9 +758,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ----------
         n_samples : int
         y : label, or array-like, shape (n_samples,), or None
-            With templates: classes of the images; None or -1 draws the class.
+            With templates: classes of the images; the class of an image is random if it is None or -1.
         noise : bool
-            Flip pixels by p01 and p10, or with templates by read_noise.
+            True: flip pixels with the probabilities ``p01`` and ``p10``, or with templates ``read_noise``.
         random_state : int, Generator, RandomState or None
 
         Returns
@@ -783,23 +790,23 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         *,
         callbacks: CallbackList = (),
     ) -> float:
-        """Return the share of correctly classified images; without templates 1 - compression.
+        """Return the share of correctly classified images; without templates, return 1 - compression.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
-        y : array-like, shape (n,); a Dataset brings its own
-            Classes, -1 for no label; the class of a cluster is that of most of its images. Ignored without
-            templates.
+        y : array-like, shape (n,), or None
+            With templates: classes, -1 for no label; None: the labels of the Dataset ``X``. If templates are
+            clusters, the class of a cluster is the class of most of its images. Ignored without templates.
         sample_weight : None
-            Each image counts once.
+            Must be None, because each image counts once.
         callbacks : Callback or sequence
-            Called with the progress.
+            Called with the progress of the pass over the images.
 
         Returns
         -------
         float
-            NaN if all pixels are equal, or if no image has a class.
+            NaN if no image has a class, or without templates if all pixels are equal.
 
         Raises
         ------
@@ -813,7 +820,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             return 1.0 - errors.error(self._collect(errors, ds, classes, callbacks))
         decoder = self._decoder()
         stats = self._collect(DescriptionLength(decoder), ds, None, callbacks)
-        return 1.0 - compression(self._layer, decoder.weights, stats)
+        return 1.0 - compression(self._network.layer, decoder.weights, stats)
 
     def _collect(
         self, reduction: Reduction, ds: Dataset, classes: np.ndarray | None, callbacks: CallbackList
@@ -834,7 +841,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _state(self) -> SavedModelState:
         network, stream = self._network, self._stream
         values: dict[str, Any] = {
-            "image": list(self._layer.input_shape),
+            "image": list(self._network.layer.input_shape),
             "batch_size": self.batch_size_,
             "rows": stream.rows,
             "steps": stream.steps,
@@ -854,7 +861,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             }
             return values, {"beliefs": stream.beliefs, "first": stream.first}
         values |= {
-            "layer": [self._layer.n_features, *self._layer.window],
+            "layer": [self._network.layer.n_features, *self._network.layer.window],
             "compression": None if np.isnan(self.compression_) else self.compression_,
         }
         arrays = {
@@ -873,10 +880,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             return
         n_features, h, w = values["layer"]
         layer = replace(make_feature_layers(self, image)[0], n_features=n_features, window=(h, w))
-        beliefs, first = from_features(arrays["beliefs"]), from_features(arrays["first"])
-        self._network, self._stream = SingleLayer(layer), EvidenceState(beliefs, first, **where)
-        self.used_ = [arrays["used"].astype(bool)]
-        self.compression_ = float("nan") if values["compression"] is None else values["compression"]
+        state = EvidenceState(from_features(arrays["beliefs"]), from_features(arrays["first"]), **where)
+        compression = float("nan") if values["compression"] is None else values["compression"]
+        self._keep(SingleLayer(layer), state, None, [arrays["used"].astype(bool)], compression)
 
     def _restore_multi_layer(
         self,
@@ -891,7 +897,5 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         network = build_multi_layer(like, make_feature_layers(like, image), labels, values["templates"])
         codes = None if values["template_codes"] is None else tuple(values["template_codes"])
         net = replace(network.net, seed=values["pools_seed"], classes=codes)
-        self._network = replace(network, net=net)
-        self._stream = LayeredState(arrays["beliefs"], arrays["first"], **where)
-        on = self._network.features(self._stream.beliefs > 0)
-        self.used_, self.compression_ = [np.any(part, axis=(1, 2, 3)) for part in on], float("nan")
+        state = LayeredState(arrays["beliefs"], arrays["first"], **where)
+        self._keep(replace(network, net=net), state)

@@ -1,4 +1,4 @@
-"""Fits of hierarchical compositional networks: checks of the rows, the order of the rows, steps of a fit."""
+"""Fits of hierarchical compositional networks: checks of rows, orders of rows, and steps of a fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
-from scalelatent.estimators.inputs import is_in_memory
+from scalelatent.estimators.inputs import check_classes, is_in_memory
 from scalelatent.estimators.steps import (
     MappedRows,
     StartFit,
@@ -30,6 +30,7 @@ from scalelatent.estimators.steps import (
     TrainOnline,
 )
 from scalelatent.models.hcn.kernels.units import from_units, to_units
+from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 from scalelatent.models.hcn.model.filters import MIN_STEP, OrientedFilters
 from scalelatent.models.hcn.model.layer import UNKNOWN, FeatureLayer
@@ -55,29 +56,26 @@ if TYPE_CHECKING:
     from .multi_layer import MultiLayer
     from .single_layer import SingleLayer
 
-WHY_ALL_ROWS = (
-    "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
-)
-# Pack this many rows of a mask of known pixels into bits at a time.
+# Number of rows of a mask of known pixels that are read and packed into bits at a time.
 MASK_ROWS = 4096
-# Number of records in the history per epoch of an online fit.
+# Largest number of records in the history per epoch of an online fit.
 REPORTS_PER_EPOCH = 20
 # Batch learning updates the messages of one range of images (a leaf) at a time. This is the target size of
 # the messages of a range, in bytes, if [engine] leaf_rows is not set.
 LEAF_BYTES = 2**28
-# Smallest number of images of a range (leaf) in batch learning; fewer images learn independently of the
-# others.
+# Smallest number of images in a range (leaf) in batch learning. Smaller ranges would learn different features
+# independently of each other.
 MIN_LEAF_ROWS = 5
-# If all images fit in memory (one leaf), batch learning updates their messages for about this many seconds
-# before it writes them to disk.
+# If all images are in one range (leaf), batch learning updates their messages in memory for about this many
+# seconds before it writes them to disk.
 WRITE_SECONDS = 30.0
-# Assumed speed of one thread in batch learning: updates of the two messages of a pair (feature position,
-# weight) per second.
+# Assumed speed of one thread in batch learning: updates per second of the two messages of a pixel to a
+# feature position and a weight (a pair).
 PAIRS_WITH_MESSAGES = 1e9
 
 
 Network: TypeAlias = "SingleLayer | MultiLayer"
-"""Network of a fit; both kinds have the properties and methods that `MultiLayer` documents."""
+"""Network of one or of several layers; `MultiLayer` documents the properties and methods of both types."""
 NetworkLearner: TypeAlias = OnlineFeatureLearner | OnlineNetworkLearner
 NetworkState: TypeAlias = EvidenceState | LayeredState
 State = TypeVar("State", EvidenceState, LayeredState)
@@ -87,9 +85,9 @@ State = TypeVar("State", EvidenceState, LayeredState)
 
 
 def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the shape (channels, height, width) of rows of shape (h, w), (channels, h, w) or (pixels,).
+    """Return the shape (channels, height, width) of images (h, w), (channels, h, w) or flat rows (pixels,).
 
-    A flat row of pixels is an image of one line.
+    A flat row is an image with one channel and the height 1.
     """
     sides = tuple(int(side) for side in shape)
     return (*(1,) * (3 - len(sides)), *sides)  # type: ignore[return-value]
@@ -98,7 +96,11 @@ def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 def choose_image_shape(
     model: HierarchicalCompositionalNetwork, ds: Dataset, name: str
 ) -> tuple[int, int, int]:
-    """Return the shape of a dataset's images: its own, or the parameter for flat rows."""
+    """Return the shape (channels, height, width) of the images of a dataset.
+
+    For flat rows it is the parameter ``image_shape``. Raise a DataError if the parameter does not fit the
+    rows, or if rows have more than three axes.
+    """
     where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
         if len(own) > 3:
@@ -115,7 +117,7 @@ def choose_image_shape(
 
 
 def check_images(ds: Dataset, name: str) -> None:
-    """Raise a DataError unless the rows are dense images without sample weights and outputs."""
+    """Raise a DataError if rows are sparse, or have sample weights or outputs, which networks do not use."""
     where = ds.url or name
     if ds.is_sparse:
         raise DataError(f"{where}: sparse rows (CSR) are not images: give a dense array, (n, h, w)")
@@ -136,14 +138,21 @@ def check_rows(
     *,
     streamed: bool = False,
 ) -> None:
-    """Raise an error for rows that the fit cannot use.
+    """Raise an error if the fit cannot use the training rows or the validation rows.
 
-    ``streamed`` means that more rows follow, so these rows may be fewer than the rows of a step.
+    ``streamed`` is True in `partial_fit`, which may get fewer rows per call than a step of a fit learns.
     """
     check_images(train, "X")
     where = train.url or "X"
     if validation is not None:
         check_images(validation, "validation")
+        if has_templates(model):
+            if not validation.has_y:
+                raise DataError(
+                    f"validation{f' ({validation.url})' if validation.url else ''} has no labels, but a "
+                    "network with templates is validated by its errors: give rows with labels"
+                )
+            check_classes(validation, type(model).__name__)
         other = choose_image_shape(model, validation, "validation")
         if other != network.layer.input_shape:
             raise DataError(
@@ -156,11 +165,10 @@ def check_rows(
             f"patience={model.patience} waits for better {better}, but there are no validation rows: pass "
             "validation (in a job [data] validation), or remove patience"
         )
-    network.check(train, validation)
     if streamed:
         return
     if continues_last_fit(model):
-        network.last_state(model)
+        last_state(model, network)
     n, online = len(train), is_online(model, network.has_labels)
     rows = step_rows(model, n)
     if online and rows > n:
@@ -176,7 +184,7 @@ def check_rows(
 def check_windows(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
-    """Raise a DataError if features or filters are larger than the images, or if their shape is unknown."""
+    """Raise a DataError if features or filters are larger than images, or if the image shape is unknown."""
     (channels, height, width), where = image, train.url or "X"
     flat = len(train.feature_shape) == 1 and model.image_shape is None
     if model.layers is None and flat and width > math.prod(FEATURE_SIZE):
@@ -204,7 +212,7 @@ def check_windows(
 
 
 def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
-    """Log once that default features were reduced to the size of the images."""
+    """Notify the user once if the default features are smaller because the images are small."""
     [(n, window)] = default_layers(model, image)
     whole = LAYERED_FEATURE_SIZE if has_templates(model) else FEATURE_SIZE
     if model.layers is None and window != whole:
@@ -239,8 +247,25 @@ def continues_last_fit(model: HierarchicalCompositionalNetwork) -> bool:
     return bool(model.warm_start) and model.__sklearn_is_fitted__()
 
 
-def check_pixels(train: Dataset, counts: Stats) -> None:
-    """Raise a DataError if all pixels are unknown, or if all known pixels are equal."""
+def last_state(model: HierarchicalCompositionalNetwork, network: Network) -> NetworkState:
+    """Return the state at the end of the last fit, from which a warm start or `partial_fit` continues.
+
+    Raise a ValueError if the layers or classes of the last fit differ from those of ``network``.
+    """
+    last = model._network.describe()
+    if last != network.describe():
+        raise ValueError(
+            f"the last fit was of {last}, and these are {network.describe()}: set layers, templates and "
+            "classes back, or start again (warm_start=False)"
+        )
+    return model._stream
+
+
+def check_counts(network: Network, train: Dataset, counts: Stats) -> None:
+    """Raise a DataError if the training rows have nothing to learn, from their `PixelCounts`.
+
+    This is so if all pixels are unknown, if all known pixels are equal, or if a class has no rows.
+    """
     known, ones = float(counts["known"]), float(counts["ones"])
     where = f"{train.url or 'X'} (n_samples = {len(train)}, n_features = {train.n_features})"
     if not known:
@@ -249,19 +274,24 @@ def check_pixels(train: Dataset, counts: Stats) -> None:
         raise DataError(
             f"{where}: all pixels are {int(ones > 0)}: there is nothing to learn; check threshold"
         )
+    if network.has_labels and not counts["labelled"].all():
+        assert network.classes is not None
+        missing = network.classes[int(np.argmin(counts["labelled"]))]
+        raise DataError(
+            f"{train.url or 'y'}: class {missing.item()!r} has no rows here, so its templates cannot be "
+            "learned: give rows of each class (a slice has the classes of its whole dataset)"
+        )
 
 
 def replace_nan(x: Any) -> Any:
-    """Return rows with `UNKNOWN` instead of NaN; arrays that are read in chunks stay lazy."""
+    """Return rows with `UNKNOWN` instead of NaN; the result is a lazy array unless ``x`` is in memory."""
     if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
         return x
-    if is_dask(x):
-        return x.map_blocks(_replace_nan, dtype=x.dtype)
     if is_in_memory(x):
         return _replace_nan(x)
     import dask.array as da
 
-    return da.from_array(x).map_blocks(_replace_nan, dtype=x.dtype)
+    return (x if is_dask(x) else da.from_array(x)).map_blocks(_replace_nan, dtype=x.dtype)
 
 
 def _replace_nan(x: np.ndarray) -> np.ndarray:
@@ -269,7 +299,10 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
 
 
 def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
-    """Return a mask of pixels as bits, uint8 (rows, bytes); raise a DataError if its shape is wrong."""
+    """Return a mask of known pixels as bits, uint8 (rows, bytes): one bit per pixel, 1 if it is known.
+
+    ``known`` is an array or a Dataset with a bool per pixel. Raise a DataError if its shape is wrong.
+    """
     if is_in_memory(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:
@@ -292,7 +325,7 @@ def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 
 
 def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of images per step of online learning, over all tasks of the step."""
+    """Return the number of images that one step of online learning uses, in all its minibatches."""
     return (
         choose_batch_size(model, n_rows)
         * choose_chain_batches(model, n_rows)
@@ -300,65 +333,43 @@ def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     )
 
 
-def make_online_order(
-    model: HierarchicalCompositionalNetwork,
-    n_rows: int,
-    options: Mapping[str, Any],
-    seed: int,
-    *,
-    chains: int,
-) -> RowOrder:
-    """Return the order of images of an online fit.
-
-    A step learns ``chains`` sequences of minibatches in parallel; ``chains=0`` means one minibatch per step.
-    """
-    size = step_rows(model, n_rows) if chains else choose_batch_size(model, n_rows)
-    return RowOrder.choose(n_rows, seed, size, max(chains, 1), options)
-
-
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
     """Return the ranges of images (leaves) that the steps of batch learning update, as a row order.
 
-    Few images are a single range; otherwise a step updates several ranges in parallel.
+    ``image_bytes`` are the bytes of the messages of one image. If the messages of all images are small, there
+    is one range. Otherwise a step updates up to ``n_chains`` ranges in parallel.
     """
-    most_chains = choose_n_chains(model, n_rows)
-    if (rows := options.get("leaf_rows")) is not None:
-        chains = min(most_chains, -(-n_rows // int(rows)))
-        order = _make_fixed_order(n_rows, chains * int(rows), chains)
-        if (least := _count_smallest_leaf_rows(order)) < MIN_LEAF_ROWS and count_leaves(order) > 1:
+    given = options.get("leaf_rows")
+    if given is None:
+        leaves = min(-(-n_rows * image_bytes // LEAF_BYTES), max(1, n_rows // MIN_LEAF_ROWS))
+        rows = -(-n_rows // leaves)
+    else:
+        rows = int(given)
+        leaves = -(-n_rows // rows)
+    chains = min(choose_n_chains(model, n_rows), leaves)
+    while True:
+        order = RowOrder(n_rows, 0, chains * rows, n_chains=chains, shuffle=False)
+        smallest = min(order.chain_rows, order.step_rows(order.n_steps - 1) // order.n_chains)
+        if count_leaves(order) == 1 or smallest >= MIN_LEAF_ROWS:
+            return order
+        if given is not None:
             raise DataError(
-                f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {least}: leaves "
+                f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {smallest}: leaves "
                 f"of fewer than {MIN_LEAF_ROWS} images learn independently of each other; set another "
                 "[engine] leaf_rows, or online=True"
             )
-        return order
-    leaves = min(-(-n_rows * image_bytes // LEAF_BYTES), max(1, n_rows // MIN_LEAF_ROWS))
-    chains = min(most_chains, leaves)
-    rows = -(-n_rows // leaves)
-    order = _make_fixed_order(n_rows, chains * rows, chains)
-    while count_leaves(order) > 1 and _count_smallest_leaf_rows(order) < MIN_LEAF_ROWS:
         rows += 1
         chains = min(chains, -(-n_rows // rows))
-        order = _make_fixed_order(n_rows, chains * rows, chains)
-    return order
-
-
-def _make_fixed_order(n_rows: int, step_rows: int, chains: int) -> RowOrder:
-    return RowOrder(n_rows, 0, step_rows, n_chains=chains, shuffle=False)
-
-
-def _count_smallest_leaf_rows(order: RowOrder) -> int:
-    """Return the number of images of the smallest range of images (leaf)."""
-    return min(order.chain_rows, order.step_rows(order.n_steps - 1) // order.n_chains)
 
 
 def count_passes_per_write(pairs: int, n_rows: int) -> int:
-    """Return the number of passes over all images in memory before their messages are written to disk.
+    """Return the number of passes over ``n_rows`` images before their messages are written to disk.
 
-    The passes take about ``WRITE_SECONDS``, so that writing is a small part of the time.
-    ``pairs`` is the number of pairs (feature position, weight) per image.
+    It applies if the messages of all images are in memory. The passes take about ``WRITE_SECONDS``, so that
+    writing is a small part of the time. ``pairs`` is the number of pairs (feature position, weight) per
+    image.
     """
     return max(1, int(WRITE_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
@@ -371,26 +382,32 @@ def make_fit_order(
     *,
     seed: int = 0,
 ) -> RowOrder:
-    """Return the order in which a fit reads the images: online in minibatches, else in fixed ranges."""
+    """Return the order in which a fit reads the images: online shuffled, otherwise in fixed ranges."""
     if is_online(model, network.has_labels):
-        return make_online_order(model, n_rows, options, seed, chains=choose_n_chains(model, n_rows))
+        size, chains = step_rows(model, n_rows), choose_n_chains(model, n_rows)
+        return RowOrder.choose(n_rows, seed, size, chains, options)
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
 
 def fit_steps(
     model: HierarchicalCompositionalNetwork, network: Network, rows: Mapping[str, MappedRows]
 ) -> Steps:
-    """Yield the steps that the engine runs for a fit; set the learned attributes of the model."""
+    """Yield the steps of a fit, which the engine runs; set the fitted attributes of the model.
+
+    ``rows`` are the rows for training and, if given, for validation.
+    """
     train = rows["train"].dataset
     n = len(train)
     online = is_online(model, network.has_labels)
     info = {"max_iter": choose_n_epochs(model, n, online)}
     if network.classes is not None:
         info["classes"] = len(network.classes)
-    model.seed_, rows = yield StartFit(info, keeps_records=not online, all_rows=WHY_ALL_ROWS)
-    counts = yield SumStatistic("pixels", network.counts(), rows["train"], network.classes)
-    check_pixels(train, counts)
-    network.check_counts(train, counts)
+    why = "the fit shuffles the images itself, so no images can be excluded from the middle of the dataset"
+    model.seed_, rows = yield StartFit(info, keeps_records=not online, all_rows=why)
+    n_classes = len(network.classes) if network.has_labels and network.classes is not None else 0
+    pixels = PixelCounts(network.layer, n_classes)
+    counts = yield SumStatistic("pixels", pixels, rows["train"], network.classes)
+    check_counts(network, train, counts)
     model.batch_size_ = choose_batch_size(model, n if online else None)
     default = choose_batch_size(model)
     if model.batch_size_ < default:
@@ -402,15 +419,20 @@ def fit_steps(
 def first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
-    """Return the first state of the fit; for a warm start, yield the step that stores this state."""
+    """Return the state from which the fit starts: ``state``, or for a warm start that of the last fit.
+
+    For a warm start, yield the step that stores the log odds in the run folder, so that a resumed fit has
+    them. ``restart`` is the number of the fit; only fit 0 starts from the last fit.
+    """
     if restart or not continues_last_fit(model):
         return state
-    before = network.last_state(model)
+    before = last_state(model, network)
     given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
-    # In batch learning, log odds must be multiples of 1/256 nat, as messages are.
-    online = is_online(model, network.has_labels)
-    beliefs = beliefs if online else from_units(to_units(beliefs))
+    if not is_online(model, network.has_labels):
+        # Batch learning adds changes that are multiples of 1/256 nat. Round the log odds to such multiples,
+        # so that sums are exact.
+        beliefs = from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])
 
 
@@ -423,14 +445,18 @@ def learn_epochs(
     seed: int,
     name: str,
 ) -> Generator[Step, Any, LoopResult]:
-    """Yield the steps of the warm-up (one minibatch each), if any, and of the epochs; return the result."""
+    """Yield the steps of the warm-up and of the epochs of a fit; return the result.
+
+    The warm-up learns ``choose_warmup_rows`` images, one minibatch per step. ``seed`` decides the order of
+    the images. ``name`` is the name of the epochs' stage in the run folder: "learn" and perhaps a suffix.
+    """
     online = is_online(model, network.has_labels)
     n, end = len(rows["train"].dataset), name.removeprefix("learn")
     if warm := choose_warmup_rows(model, n, online):
         some = {"train": replace(rows["train"], dataset=rows["train"].dataset[:warm])}
         serial = replace(learner, patience=0)
-        order = partial(make_online_order, model, warm, seed=seed, chains=0)
-        result = yield TrainOnline(f"warmup{end}", serial, state, some, network.classes, order, 1)
+        one_batch = partial(RowOrder.choose, warm, seed, choose_batch_size(model, warm), 1)
+        result = yield TrainOnline(f"warmup{end}", serial, state, some, network.classes, one_batch, 1)
         state = replace(state, beliefs=result.state.beliefs, first=result.state.first)
     order = partial(make_fit_order, model, network, n, seed=seed)
     epochs = choose_n_epochs(model, n, online)
@@ -442,9 +468,9 @@ def learn_epochs(
 
 
 class UniformWeightsWarning(Callback):
-    """Callback that warns once if all weights are off, or all are on.
+    """Callback that warns once in a fit if all weights are off, or if all weights are on.
 
-    It checks after each epoch of online learning, and otherwise at the end of the fit.
+    It checks the weights after each epoch of online learning, or at the end of batch learning.
     """
 
     def __init__(self, model: HierarchicalCompositionalNetwork) -> None:
@@ -454,21 +480,18 @@ class UniformWeightsWarning(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.record = record
         if is_online(self.model):
-            self._check_share()
+            self.on_fit_end({})
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        self._check_share()
-
-    def _check_share(self) -> None:
-        record, share = self.record, self.record.get("share_on")
+        share = self.record.get("share_on")
         if self.has_warned or share not in (0.0, 1.0):
             return
         self.has_warned = True
         now, move = ("off", "raise") if not share else ("on", "lower")
-        # A network with templates has no p_sparsity.
-        templates = has_templates(self.model)
-        more = "" if templates else f" or p_sparsity (now {self.model.p_sparsity:g})"
+        layer, more = "", f" or p_sparsity (now {self.model.p_sparsity:g})"
+        if has_templates(self.model):
+            layer, more = ", of the first layer", ""
         warn_user(
-            f"all weights are {now} after epoch {record['pass']}: {move} p_weight (now "
-            f"{choose_weight_priors(self.model)[0]:g}{', of the first layer' if templates else ''}){more}"
+            f"all weights are {now} after epoch {self.record['pass']}: {move} p_weight (now "
+            f"{choose_weight_priors(self.model)[0]:g}{layer}){more}"
         )

@@ -1,7 +1,8 @@
-"""Fits of networks of several layers with templates on top, which are classes or clusters.
+"""Fits of networks of several layers with templates on top.
 
-A fit may try several seeds, learn clusters first if few rows have labels, and learn the templates again from
-images at the end.
+With labels, each class has a number of templates; without labels, each template is a cluster. A fit may try
+several seeds, learn clusters first if few rows have labels, and at the end learn the templates again from
+images.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from scalelatent.estimators.inputs import check_classes
 from scalelatent.estimators.steps import MappedRows, Step, Steps, SumStatistic
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.units import OFF_IMAGE, from_units
-from scalelatent.models.hcn.model.compression import PixelCounts
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import (
@@ -30,10 +30,8 @@ from scalelatent.models.hcn.model.multi_layer_learning import (
     LayeredState,
     OnlineNetworkLearner,
     row_bytes,
-    stored_bytes,
 )
 from scalelatent.models.hcn.model.templates import (
-    LabelledPixels,
     RowCodes,
     TemplateCounts,
     TemplateEvidence,
@@ -59,18 +57,18 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], float]"
-"""Result of one fit: (network, state, history, share of rows in a wrong class or NaN)."""
+"""Result of one fit: network, state, history, and share of rows in a wrong class (NaN if not measured)."""
 
 UNLABELLED = -1
-# Templates start as images that are chosen among at most this number of random images.
+# Largest number of random images among which a fit chooses the images from which templates start.
 MAX_CANDIDATES = 2**16
-# If all images fit in memory, batch learning takes at most this many passes before it writes the messages to
-# disk and adds a record to the history.
+# Largest number of passes over all images in memory before batch learning writes the messages to disk and
+# adds a record to the history.
 MAX_PASSES_PER_WRITE = 10
 
 
 def known_classes(ds: Dataset) -> np.ndarray:
-    """Return the labels of the classes of a dataset, without the label -1 of rows that have no class."""
+    """Return the labels of the classes of a dataset, without -1, which marks rows without a class."""
     classes = ds.classes
     if classes is None:
         raise DataError(f"{ds.url or 'y'} has too many different labels for classes: give fewer classes")
@@ -80,16 +78,13 @@ def known_classes(ds: Dataset) -> np.ndarray:
 def make_multi_layer(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> MultiLayer:
-    """Return the network of the model's parameters, with the classes of the training rows."""
+    """Return the untrained network that the parameters of the model describe.
+
+    ``image`` is the shape (channels, height, width) of the images. The classes are those of the training
+    rows.
+    """
     assert model.templates is not None
     per_class, classes = int(model.templates), None
-    if not train.has_y:
-        if is_online(model):
-            raise DataError(
-                f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels "
-                "alone: set online=False to learn clusters from stored messages, or give labels"
-            )
-        check_batch_parameters(model)
     if train.has_y:
         check_classes(train, type(model).__name__)
         classes = known_classes(train)
@@ -98,11 +93,18 @@ def make_multi_layer(
                 f"{train.url or 'y'}: all labels are -1, which means no label: remove y (templates are then "
                 "clusters), or label some rows"
             )
+    elif is_online(model):
+        raise DataError(
+            f"{train.url or 'X'}: there are no labels, and online=True learns templates from labels alone: "
+            "set online=False to learn clusters from stored messages, or give labels"
+        )
+    else:
+        check_batch_parameters(model)
     network = build_multi_layer(model, make_feature_layers(model, image), classes, per_class)
-    # True if all rows of the whole dataset have a label. ``train.classes`` are the labels of the whole
-    # dataset, also for a slice, so a label of -1 makes them one more than ``classes``.
-    every = classes is not None and train.classes is not None and len(classes) == len(train.classes)
-    return replace(network, all_labelled=every)
+    # ``train.classes`` are all labels of the whole dataset, even if ``train`` is a slice. If they do not
+    # include -1, which `known_classes` removes, all rows have a label.
+    all_labelled = classes is not None and train.classes is not None and len(classes) == len(train.classes)
+    return replace(network, all_labelled=all_labelled)
 
 
 def build_multi_layer(
@@ -111,7 +113,11 @@ def build_multi_layer(
     classes: np.ndarray | None,
     per_class: int,
 ) -> MultiLayer:
-    """Return a network of templates on top of the layers ``below``, with the parameter ``read_noise``."""
+    """Return a network with templates on top of the layers ``below``.
+
+    The lowest layer has the noise after learning, see :func:`with_read_noise`. ``classes`` are the labels;
+    None: each of the ``per_class`` templates is a cluster.
+    """
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
@@ -134,7 +140,7 @@ def build_multi_layer(
 
 
 def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
-    """Return the lowest layer with the noise that the parameter ``read_noise`` sets for fitted networks."""
+    """Return the lowest layer with the noise of images after learning: ``read_noise``, or p01 and p10."""
     if model.read_noise is None:
         return low
     p01, p10 = map(float, model.read_noise)
@@ -143,19 +149,20 @@ def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) 
 
 @dataclass(frozen=True, eq=False)
 class MultiLayer:
-    """Several layers of features and pools; the features of the last layer are templates.
+    """Network of several layers of features and pools; the features of the last layer are templates.
 
     Attributes
     ----------
     net : Hierarchy
+        Layers, pools and classes of templates.
     labels : ndarray, shape (classes,), or None
         Labels of the classes; None if templates are clusters.
     per_class : int
         Number of templates per class; without classes, number of clusters.
     validated : ndarray or None
-        Classes of the validation rows if templates are clusters.
+        Labels of the classes of the validation rows, which measure the error of clusters.
     all_labelled : bool
-        True if each training row is known to have a label.
+        True if it is known that each training row has a label.
     """
 
     net: Hierarchy
@@ -166,7 +173,7 @@ class MultiLayer:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Sorted labels of the training rows, or else of the validation rows; None if none are read."""
+        """Sorted labels of the training rows, or of the validation rows if templates are clusters."""
         return self.validated if self.labels is None else self.labels
 
     @property
@@ -176,93 +183,40 @@ class MultiLayer:
 
     @property
     def predicted(self) -> np.ndarray:
-        """Labels that the network predicts: classes, or numbers of clusters."""
+        """Labels that `predict` can return: classes, or numbers of clusters."""
         return np.arange(self.net.n_templates) if self.labels is None else self.labels
 
     @property
     def template_classes(self) -> np.ndarray:
-        """Class of each template, as a position in ``predicted``."""
+        """Class of each template, as an index into ``predicted``."""
         return np.arange(self.net.n_templates) if self.net.classes is None else np.array(self.net.classes)
 
     @property
     def layer(self) -> FeatureLayer:
-        """The lowest layer; its images are the rows of the dataset."""
+        """Lowest layer of features; its images are the rows of the dataset."""
         return self.net.layers[0]
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
-        """The layers of features, from the image up, without the templates."""
+        """Layers of features, from the image up, without the templates."""
         return self.net.layers[:-1]
 
     @property
-    def pairs(self) -> int:
-        """Number of pairs (feature position, weight) of one image, summed over all layers."""
-        return sum(layer.pairs for layer in self.net.layers)
-
-    @property
-    def n_weights(self) -> int:
-        """Number of weights of all layers."""
-        return sum(int(np.prod(layer.weights_shape)) for layer in self.net.layers)
-
-    @property
     def image_bytes(self) -> int:
-        """Bytes of the messages of one image in memory."""
+        """Bytes of memory of the messages of one image."""
         return row_bytes(self.net)
 
     @property
     def pools(self) -> list[np.ndarray]:
-        """Log prior, in nats, of each shift by which a pool can move a pixel, for each layer."""
+        """Log priors of the shifts of each pixel of each layer, (shifts, height, width), in nats."""
         return [np.where(prior == OFF_IMAGE, -np.inf, from_units(prior)) for prior in self.net.priors]
-
-    @property
-    def online_bytes(self) -> int:
-        """Bytes of memory that online learning needs per image of a minibatch."""
-        return self.image_bytes
-
-    @property
-    def stored_bytes(self) -> int:
-        """Upper bound of the bytes on disk of the messages of one image, which batch learning stores."""
-        return stored_bytes(self.net, self.all_labelled)
-
-    @property
-    def sweeps_to_decode(self) -> float:
-        """Cost of decoding one image, in sweeps; a sweep updates all pairs of the image once."""
-        return 1.0  # a forward pass
-
-    def final_pass(self) -> tuple[str, TemplateCounts]:
-        """Return the name and the reduction of the last pass of a fit, which counts the best templates."""
-        return "templates", TemplateCounts(self.net, 1 if self.classes is None else len(self.classes))
-
-    def check(self, train: Dataset, validation: Dataset | None) -> None:
-        """Raise a DataError if the network cannot learn from these rows."""
-        if validation is not None:
-            if not validation.has_y:
-                raise DataError(
-                    f"validation{f' ({validation.url})' if validation.url else ''} has no labels, but a "
-                    "network with templates is validated by its errors: give rows with labels"
-                )
-            check_classes(validation, "HierarchicalCompositionalNetwork")
-
-    def counts(self) -> LabelledPixels | PixelCounts:
-        """Return the reduction that counts pixels and labels before learning."""
-        pixels = PixelCounts(self.layer)
-        return pixels if self.labels is None else LabelledPixels(pixels, len(self.labels))
-
-    def check_counts(self, train: Dataset, counts: Stats) -> None:
-        """Raise a DataError if a class has no rows."""
-        if self.labels is not None and not counts["labelled"].all():
-            missing = self.labels[int(np.argmin(counts["labelled"]))]
-            raise DataError(
-                f"{train.url or 'y'}: class {missing.item()!r} has no rows here, so its templates cannot be "
-                "learned: give rows of each class (a slice has the classes of its whole dataset)"
-            )
 
     def learner(
         self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int
     ) -> OnlineNetworkLearner:
-        """Return the learner of a fit of ``n_rows`` images."""
+        """Return the learner for ``n_rows`` training images; ``seed`` decides all its random numbers."""
         low, *above = self.net.layers
-        # Learn with p01 and p10, because read_noise is for images after learning only.
+        # The layer has the noise for images after learning, `read_noise`. Learning uses p01 and p10.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
@@ -277,25 +231,14 @@ class MultiLayer:
         if online:
             return OnlineNetworkLearner(net, **how)
         how |= {
-            "single_leaf_passes": min(MAX_PASSES_PER_WRITE, count_passes_per_write(self.pairs, n_rows)),
+            "single_leaf_passes": min(MAX_PASSES_PER_WRITE, count_passes_per_write(self.net.pairs, n_rows)),
             "max_passes": choose_n_epochs(model, n_rows, online),
             "all_labelled": self.all_labelled,
         }
         return BatchNetworkLearner(net, **how, n_rows=n_rows)
 
-    def last_state(self, model: HierarchicalCompositionalNetwork) -> LayeredState:
-        """Return the state of the last fit, for a warm start; raise a ValueError if its network differs."""
-        before = model._network
-        if not isinstance(before, MultiLayer) or before.describe() != self.describe():
-            raise ValueError(
-                f"the last fit was of {before.describe()}, and these are {self.describe()}: set layers, "
-                "templates and classes back, or start again (warm_start=False)"
-            )
-        assert isinstance(model._stream, LayeredState)
-        return model._stream
-
     def describe(self) -> str:
-        """Return words for the layers and their sizes, for messages to the user."""
+        """Return a description of the layers, their sizes and the first ten classes, for messages."""
         *below, top = self.net.layers
         parts = [
             f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
@@ -309,7 +252,11 @@ class MultiLayer:
         return [to_features(part) for part in self.net.split(values)]
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
-        """Return the position in ``predicted`` of each label, -1 for no label; raise an error for others."""
+        """Return for each label ``y`` its index into ``predicted``, or -1 for the label -1.
+
+        One label stands for ``n_rows`` equal labels. Raise a DataError for labels that the network does not
+        know, and for a wrong number of labels.
+        """
         if y is None:
             return None
         labels = np.broadcast_to(y, n_rows) if np.ndim(y) == 0 else np.asarray(y)
@@ -321,12 +268,14 @@ class MultiLayer:
 
     @property
     def labelled_net(self) -> Hierarchy:
-        """The network with a class for each template; without labels, the class is the template's number."""
-        codes = tuple(self.template_classes.tolist())
-        return replace(self.net, classes=codes)
+        """Network with a class for each template; without labels, each template is a class of its own."""
+        return replace(self.net, classes=tuple(self.template_classes.tolist()))
 
     def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """Return the reduction that counts rows by class and best template, and the labels of the classes."""
+        """Return the reduction that counts rows by class and best template, and the labels of the classes.
+
+        ``beliefs`` are the log odds of the weights. Raise a DataError if the rows have no labels.
+        """
         if not ds.has_y:
             raise DataError(
                 f"{ds.url or 'X'} has no labels to compare with: pass y, or a dataset with labels"
@@ -338,7 +287,10 @@ class MultiLayer:
     def fit_steps(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], counts: Stats
     ) -> Steps:
-        """Yield the steps of a fit after the pass that counts pixels; set learned attributes of the model."""
+        """Yield the steps of a fit after the pass that counts pixels; set fitted attributes of the model.
+
+        ``counts`` is the result of that pass, see `PixelCounts`.
+        """
         online = is_online(model, self.has_labels)
         sides = choose_pools(model, online)
         if len(sides) > 1 and continues_last_fit(model):
@@ -348,14 +300,13 @@ class MultiLayer:
             network = replace(self, net=replace(self.net, side=side))
             fits.append((yield from network._fit_once(model, rows, counts, number, len(sides) > 1)))
         network, state, history, _ = min(fits, key=lambda fit: fit[-1])
-        used = [np.any(part, axis=(1, 2, 3)) for part in network.features(state.beliefs > 0)]
-        model._keep(network, state, used, history)
-        if choose_template_passes(model, online) and not used[-1].all():
-            empty, p_weight = int((~used[-1]).sum()), choose_weight_priors(model, online)[-1]
+        model._keep(network, state, history)
+        if choose_template_passes(model, online) and (empty := int((~model.used_[-1]).sum())):
+            p_weight = choose_weight_priors(model, online)[-1]
             warn_user(
-                f"{empty} of {network.net.n_templates} templates have no weights: no image came to them, or "
-                "the evidence of their images is smaller than the cost of a weight by p_weight (of templates "
-                f"now {p_weight:g}): give fewer templates or more images, or raise p_weight"
+                f"{empty} of {network.net.n_templates} templates have no weights: no image was assigned to "
+                "them, or the evidence of their images is smaller than the cost of a weight by p_weight (of "
+                f"templates now {p_weight:g}): give fewer templates or more images, or raise p_weight"
             )
         if not online and history[-1].get("weights_changed"):
             warn_user(
@@ -371,10 +322,13 @@ class MultiLayer:
         number: int,
         measures: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``number``; return its result, with the share of errors if ``measures``."""
+        """Yield the steps of fit ``number``, which has one side of pools; return its result.
+
+        If ``measures``, the result has the share of rows in a wrong class.
+        """
         online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
-        # If few rows have labels, learn templates as clusters first. Then give each the class of most of its
-        # rows.
+        # If fewer than half of the rows have labels, first learn templates as clusters. Then assign to each
+        # template the class of most of its rows, and learn with these classes.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         network = replace(self, net=replace(self.net, classes=None)) if few else self
         network, result, history = yield from network._fit_until_settled(model, rows, number)
@@ -405,7 +359,11 @@ class MultiLayer:
     def _learn_templates_again(
         self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, end: str
     ) -> Generator[Step, Any, np.ndarray]:
-        """Yield the passes that learn the templates again; return the log odds of weights of all layers."""
+        """Yield the passes that learn the templates again; return the log odds of weights of all layers.
+
+        `.model.templates` describes the algorithm. ``beliefs`` and ``first`` are the present and the initial
+        log odds, and ``end`` is the suffix of the names of the passes.
+        """
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
         numbers = rng.choice(n, min(n, MAX_CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
@@ -414,9 +372,8 @@ class MultiLayer:
             stats = yield SumStatistic(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
         # Start from the initial log odds of the templates; the first pass assigns one image to each template.
-        learned = np.concatenate(
-            [beliefs[: -self.net.split(first)[-1].size], self.net.split(first)[-1].ravel()]
-        )
+        size = self.net.layers[-1].n_weights
+        learned = np.concatenate([beliefs[:-size], first[-size:]])
         images = choose_first_images(self.net, numbers, codes)
         for number in range(passes):
             evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
@@ -427,17 +384,18 @@ class MultiLayer:
     def _fit_until_settled(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
-        """Yield the steps of fits from different seeds until one converges; return its network and records.
+        """Yield the steps of fits from different seeds until one converges.
 
-        The first seed is ``seed_`` plus ``number``, so that fits with different ``number`` have other seeds.
+        The first seed is ``seed_`` plus ``number``. Return the network and the result of the last fit, and
+        the history of all fits.
         """
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
-        on = continues_last_fit(model)
-        most = 1 if on else count_max_fits(model, is_online(model, self.has_labels))
+        is_warm = continues_last_fit(model)
+        most = 1 if is_warm else count_max_fits(model, is_online(model, self.has_labels))
         for restart in range(number, number + most):
-            # The seed decides the priors of the shifts in pools. The weights of the last fit depend on these
-            # priors, so a warm start needs the seed of the last fit.
-            seed = model._multi_layer("net").net.seed if on else model.seed_ + restart
+            # The seed decides the priors of the shifts in pools, and the weights of a fit depend on these
+            # priors. Therefore a warm start needs the seed of the last fit.
+            seed = model._multi_layer("net").net.seed if is_warm else model.seed_ + restart
             network = replace(self, net=replace(self.net, seed=seed))
             learner = network.learner(model, n, seed)
             state = yield from first_state(model, network, learner.start(), restart)

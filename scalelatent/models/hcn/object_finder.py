@@ -16,7 +16,6 @@ from scalelatent.engine.backend import make_backend
 from scalelatent.engine.threads import single_threaded
 from scalelatent.errors import DataError
 from scalelatent.estimators.inputs import check_finite
-from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from scalelatent.models.hcn.model.multi_layer_maps import FixedNetwork
 from scalelatent.models.hcn.model.object_search import choose_places, enlarge
 
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ObjectFinder:
-    """Finder of several objects in images that are larger than those of the fit.
+    """Finder of several objects in one image, which may be larger than the images of the fit.
 
-    It is a fitted network with another class layer.
-    :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns it; nothing is learned again.
+    :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns a finder. It uses the fitted
+    network with another class layer, and learns nothing.
 
     Attributes
     ----------
@@ -43,19 +42,19 @@ class ObjectFinder:
     image_shape : (int, int)
         Height and width of the images.
     frame : (int, int)
-        Height and width of an object: those of the images of the fit.
+        Height and width of the frame of an object; they are those of the images of the fit.
     network : FixedNetwork
-        The fitted network, enlarged to ``image_shape``.
+        The fitted network, for images of ``image_shape``.
     device : str
         Device of the forward pass: "auto", "cpu" or "gpu".
 
     Notes
     -----
-    Each template may be at each position with equal probability, if its frame is inside the image. Frames of
-    two objects do not overlap. One forward pass gives the scores of templates at all positions. ``predict``
-    returns the set of objects with the largest sum of scores; the score of an object must be larger than the
-    log of the number of templates and positions. The search ends after 2,000 examined sets; ``exact`` is True
-    if it proved the best set before.
+    All templates and all positions inside the image have equal prior probabilities. The frames of two objects
+    do not overlap. One forward pass gives the scores of all templates at all positions. ``predict`` returns
+    the set of objects with the largest sum of gains. The gain of an object is its score minus log(number of
+    templates x number of positions), and must be positive. The search in an image ends after 2,000 sets;
+    ``exact`` is True if it ended earlier, with a proof that no set is better.
 
     References
     ----------
@@ -79,7 +78,15 @@ class ObjectFinder:
         n_objects: int,
         device: str,
     ) -> ObjectFinder:
-        """Return the finder for a fitted network; raise an error for images smaller than in the fit."""
+        """Return the finder for a fitted network and images of ``image_shape``.
+
+        Raises
+        ------
+        DataError
+            If ``image_shape`` is smaller than the images of the fit.
+        ValueError
+            If ``n_objects`` is below 1.
+        """
         own = network.layer.image[1:]
         sides = tuple(int(side) for side in image_shape)
         if len(sides) != 2 or sides[0] < own[0] or sides[1] < own[1]:
@@ -89,8 +96,7 @@ class ObjectFinder:
             )
         if n_objects < 1:
             raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
-        net = enlarge(network.labelled_net, *sides)
-        fixed = FixedNetwork(net, beliefs, network.template_classes)
+        fixed = FixedNetwork(enlarge(network.labelled_net, *sides), beliefs)
         return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, fixed, device)
 
     @property
@@ -99,7 +105,7 @@ class ObjectFinder:
         return self.network.net.layers[-1].places[:2]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return the score of each class at each position: the score of its best template.
+        """Return the score of each class at each position: the score of the best template of the class.
 
         Parameters
         ----------
@@ -108,14 +114,16 @@ class ObjectFinder:
         Returns
         -------
         ndarray of float64, shape (n, rows, columns, classes)
-            Scores in nats relative to an empty position, in memory.
+            Log probability ratio, in nats, of a template at the position and no template there. The array is
+            in memory.
 
         Raises
         ------
         DataError
-            If images have another shape, or pixels other values than those of the fit.
+            If images do not have the shape ``image_shape``, or if pixels have values that the fit does not
+            accept.
         """
-        return np.concatenate([part for _, part in self._iterate_scores(X)])
+        return np.concatenate(list(self._iterate_scores(X)))
 
     def predict(self, X: Any) -> FoundObjects:
         """Find the objects in images and their positions.
@@ -123,12 +131,12 @@ class ObjectFinder:
         Parameters
         ----------
         X : Dataset or array-like, shape (n, h, w) or (n, channels, h, w)
-            Read in blocks, in this process.
+            Images, which are read in blocks in this process.
 
         Returns
         -------
         FoundObjects
-            Labels, positions and scores.
+            Labels, positions and scores of the objects.
 
         Raises
         ------
@@ -137,8 +145,8 @@ class ObjectFinder:
         """
         cost = math.log(math.prod(self.places) * self.network.net.n_templates)
         codes, positions, scores, exact = [], [], [], []
-        for n_rows, found in self._iterate_scores(X):
-            code = np.full((n_rows, self.n_objects), -1)
+        for found in self._iterate_scores(X):
+            code = np.full((len(found), self.n_objects), -1)
             position, score = np.full((*code.shape, 2), -1), np.zeros(code.shape)
             for row, at_places in enumerate(found):
                 best = at_places.max(axis=2)
@@ -155,19 +163,15 @@ class ObjectFinder:
         labels = np.where(code < 0, none, self.classes_[code])
         return FoundObjects(labels, np.concatenate(positions), np.concatenate(scores), np.array(exact))
 
-    def _iterate_scores(self, X: Any) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (number of images, their class scores at each position) for each block of images."""
-        ds, net = self._open_images(X), self.network.net
-        backend, size = make_backend(self.device), self.network.requirements.block_rows or 1
+    def _iterate_scores(self, X: Any) -> Iterator[np.ndarray]:
+        """Yield the class scores at each position for each block of images, see `decision_function`."""
+        ds, backend = self._open_images(X), make_backend(self.device)
+        size = self.network.requirements.block_rows or 1
         with single_threaded():
             for start in range(0, len(ds), size):
                 x = ds.read_x(start, min(start + size, len(ds)))
                 check_finite(x, "X", start)
-                pixels = net.layers[0].read_evidence(Block(x, None, None, start))
-                scores = net.forward(self.network.weights, pixels, backend)[-1][1] / UNITS_PER_NAT
-                of = self.network.template_codes
-                best = [scores[:, of == code].max(axis=1) for code in range(len(self.classes_))]
-                yield len(x), np.stack(best, axis=3)
+                yield self.network.class_scores(backend, Block(x, None, None, start))
 
     def _open_images(self, X: Any) -> Dataset:
         """Return images as a dataset; raise a DataError if their shape is not ``image_shape``."""

@@ -1,4 +1,4 @@
-"""Results that a fitted network returns: log odds of positions, and found objects."""
+"""Results of the methods of a fitted network: log odds of feature positions, and objects in images."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PlaceBeliefs:
-    """Log odds of features at all positions, and the convergence of the images.
+    """Log odds of features at all positions of images, and convergence of belief propagation.
 
     Attributes
     ----------
     places : ndarray of float32, shape (n, HS, WS, features)
-        Log odds, in nats, of each feature at each position.
+        Log odds, in nats, of each feature at each of HS x WS positions.
     share_at_rest : ndarray of float32, shape (n,)
-        Share of pixels whose messages did not change in the last update (sweep) of all pixels.
+        Share of the pixels of an image whose messages did not change in the last sweep, which updates the
+        messages of all pixels once.
     converged : ndarray of bool, shape (n,)
-        True if no message changed in the last sweep.
+        True if no message of the image changed in the last sweep.
     """
 
     places: np.ndarray
@@ -28,19 +29,22 @@ class PlaceBeliefs:
 
 @dataclass(frozen=True)
 class FoundObjects:
-    """Objects in some images and their positions; the objects of an image are sorted by column, then row.
+    """Objects in images and their positions; the objects of an image are sorted by column, then row.
+
+    An image with fewer than ``objects`` objects has fill values after its last object.
 
     Attributes
     ----------
     labels : ndarray, shape (n, objects)
-        Class of each object; -1, or "" for names, if fewer objects were found.
+        Class of each object. The fill value is -1, or "" if classes are strings.
     positions : ndarray of int, shape (n, objects, 2)
-        Row and column of the upper left corner of each object's frame, which has the size of the images of
-        the fit; -1 if fewer objects were found.
+        Row and column of the upper left corner of the frame of each object, which has the size of the images
+        of the fit. The fill value is -1.
     scores : ndarray of float64, shape (n, objects)
-        Log probability ratio of the best template and noise, in nats; 0 if fewer objects were found.
+        Log probability ratio, in nats, of the best template of the class and no template. The fill value is
+        0.
     exact : ndarray of bool, shape (n,)
-        True if no choice of objects has a larger sum of scores; False if the search ended before a proof.
+        True if it is proved that no other set of objects is better; False if the search ended before a proof.
     """
 
     labels: np.ndarray

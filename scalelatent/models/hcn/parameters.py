@@ -30,8 +30,8 @@ N_FEATURES = 32
 FEATURE_SIZE = (8, 6)
 # Default number of images per minibatch.
 BATCH_SIZE = 5
-# An online fit of at least this many images learns several chains per step in parallel. A chain is a sequence
-# of minibatches that one task learns.
+# Number of training images from which on an online fit learns several chains per step in parallel by default.
+# A chain is a sequence of minibatches that one task learns.
 MANY_ROWS = 10_000
 # Default number of chains (sequences of minibatches, learned in parallel) per step, from MANY_ROWS images on.
 CHAINS = 8
@@ -40,36 +40,38 @@ CHAIN_BATCHES = 10
 # Default number of images of the warm-up: a fit learns them one minibatch after the other, before it learns
 # several chains of minibatches in parallel.
 WARMUP_ROWS = 4_000
-# If n_epochs is None, an online fit takes as many epochs as show at least this many images.
+# Smallest number of images that an online fit without templates reads in all its epochs, if n_epochs is None.
 MIN_ROWS_SEEN = 3_000
-# If n_epochs is None, an online fit with templates takes as many epochs as show at least this many images.
+# Smallest number of images that an online fit with templates reads in all its epochs, if n_epochs is None.
 MIN_LAYERED_ROWS_SEEN = 1_000
-# If n_epochs is None, a fit of one layer with stored messages (online=False) updates all pixels at most this
-# many times.
+# Largest number of sweeps of a fit of one layer with stored messages (online=False), if n_epochs is None. A
+# sweep updates the messages of all pixels once.
 MAX_SWEEPS = 60
-# If n_epochs is None, a fit of templates with stored messages (online=False) takes at most this many passes
-# over the images per attempt.
+# Largest number of passes over the images in one attempt of a fit of templates with stored messages
+# (online=False), if n_epochs is None.
 MAX_PASSES = 300
-# A fit of templates with stored messages (online=False) starts again from another seed until it converges, up
-# to this number of attempts.
+# Largest number of attempts of a fit of templates with stored messages (online=False). An attempt that has
+# not converged is followed by one from another seed.
 MAX_ATTEMPTS = 5
-# Prior probability of a weight of a single layer if p_weight is None.
+# Prior probability that a weight of a single layer is on, if p_weight is None.
 P_WEIGHT = 0.3
-# Prior probability of a weight in networks with templates if p_weight is None.
+# Prior probability that a weight is on in networks with templates, if p_weight is None.
 LAYERED_P_WEIGHT = 0.25
-# Prior probability of a weight of a template if p_weight is None and the fit stores messages (online=False).
+# Prior probability that a weight of a template is on in fits with stored messages (online=False), if p_weight
+# is None.
 STORED_TEMPLATES_P_WEIGHT = 1e-20
-# Default number of features of the layer below templates. More or larger features do not lower the error of
+# Default number of features of the layer below templates. More or larger features did not lower the error of
 # binary digits.
 LAYERED_FEATURES = 8
 # Default (height, width) of a feature of the layer below templates, in pixels.
 LAYERED_FEATURE_SIZE = (3, 3)
-# If template_passes is None, an online fit ends with this many passes that learn the templates again. The
-# error of binary digits does not fall after three passes.
+# Number of passes at the end of an online fit that learn the templates again, if template_passes is None.
+# More passes did not lower the error of binary digits.
 TEMPLATE_PASSES = 3
-# Sides of pools, in pixels, that a fit tries if pool is None; it chooses the side with the smaller error. A
-# pool of side 3 lets a pixel shift by one place, and side 1 allows no shift. With shifts, digits of 8 x 8
-# pixels get similar scores in all classes. Without shifts, lines at new places are not recognised.
+# Sides of pools, in pixels, that a fit tries if pool is None; the fit with the smaller error is the result. A
+# pool shifts pixels of templates: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
+# parts of an object vary in position, but make the classes of very small images (digits of 8 x 8 pixels) too
+# similar.
 POOL_SIDES = (3, 1)
 # Weight of a new message in the average of the new and the old message, in a network with templates, if
 # damping is None; 1 means no damping.
@@ -95,22 +97,17 @@ def is_shape(value: Any) -> bool:
 
 
 def is_pixel(value: Any) -> bool:
-    """Return True for None or a number, including NaN: values of the parameter ``missing``."""
+    """Return True for None or a number, also NaN; these are the values of the parameter ``missing``."""
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
 def is_pool(value: Any) -> bool:
-    """Return True for an odd whole number, because a pool or filter must have a middle pixel."""
+    """Return True for the side of a pool or filter: an odd number, so that one pixel is in the middle."""
     return is_whole(value) and value % 2 == 1
 
 
-def is_optional_pool(value: Any) -> bool:
-    """Return True for None or the side of a pool."""
-    return value is None or is_pool(value)
-
-
 def is_filters(value: Any) -> bool:
-    """Return True for None or an even number of directions, because each direction needs its opposite."""
+    """Return True for None or an even number of filters: each direction needs a filter of its opposite."""
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
 
 
@@ -124,20 +121,18 @@ def is_noise_pair(value: Any) -> bool:
 def default_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return the default list of layers, which has one layer, for images (channels, height, width).
+    """Return the default of ``layers``, a list of one layer, for images (channels, height, width).
 
     With templates, features have 3 x 3 pixels, or fewer in smaller images. Without templates, features have
-    8 x 6 pixels. In images lower than 8 pixels, features are as high as the images, and wider instead.
+    8 x 6 pixels. For images of fewer than 8 lines, features are as high as the image, and wider so that they
+    have up to 48 pixels.
     """
+    _, height, width = image
     if has_templates(model):
-        return [
-            (
-                LAYERED_FEATURES,
-                (min(LAYERED_FEATURE_SIZE[0], image[1]), min(LAYERED_FEATURE_SIZE[1], image[2])),
-            )
-        ]
-    height = min(FEATURE_SIZE[0], image[1])
-    return [(N_FEATURES, (height, min(FEATURE_SIZE[0] * FEATURE_SIZE[1] // height, image[2])))]
+        h, w = LAYERED_FEATURE_SIZE
+        return [(LAYERED_FEATURES, (min(h, height), min(w, width)))]
+    high = min(FEATURE_SIZE[0], height)
+    return [(N_FEATURES, (high, min(FEATURE_SIZE[0] * FEATURE_SIZE[1] // high, width)))]
 
 
 def choose_layer_sizes(
@@ -162,20 +157,21 @@ def has_templates(model: HierarchicalCompositionalNetwork) -> bool:
 def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False) -> bool:
     """Return True if learning is online: the parameter ``online``, or its default.
 
-    By default learning is online, except for templates without labels, which become clusters of images.
+    By default learning is online, except if there are templates but no labels: then templates are clusters,
+    which are learned from stored messages.
     """
     return has_labels or not has_templates(model) if model.online is None else bool(model.online)
 
 
 def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple[int, ...]:
-    """Return the sides of pools that a fit tries: the parameter ``pool``, or its default."""
+    """Return the sides of pools, in pixels, that a fit tries: the parameter ``pool``, or its default."""
     if model.pool is not None:
         return (int(model.pool),)
     return POOL_SIDES if has_templates(model) and online and model.filters is None else POOL_SIDES[:1]
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the number of final passes that learn templates again: ``template_passes``, or its default."""
+    """Return the number of last passes that learn templates again: ``template_passes``, or its default."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
@@ -194,7 +190,7 @@ def count_layers(model: HierarchicalCompositionalNetwork) -> int:
 
 
 def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool = True) -> tuple[float, ...]:
-    """Return the prior probability of a weight for each layer; the templates are last."""
+    """Return for each layer the prior probability that a weight is on; the templates are last."""
     given: Any = model.p_weight
     n = count_layers(model) + has_templates(model)
     if given is None:
@@ -205,10 +201,9 @@ def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool =
 
 
 def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the parameter ``n_chains``, or its default: 1, or 8 for many images.
+    """Return the number of chains (sequences of minibatches) that a step learns in parallel: ``n_chains``.
 
-    It is the number of chains (sequences of minibatches) that a step learns in parallel. In batch learning it
-    is the number of ranges of images that a step updates in parallel.
+    By default it is 1, or 8 for many images. In batch learning a chain is a range of images.
     """
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
@@ -246,7 +241,7 @@ def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, onl
 
 
 def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the number of epochs, or of passes in batch learning: ``n_epochs``, or its default."""
+    """Return the largest number of epochs, or of passes in batch learning: ``n_epochs``, or its default."""
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if online:
@@ -257,7 +252,10 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
 
 
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the largest number of fits: ``n_restarts``, or attempts until one with templates converges."""
+    """Return the largest number of fits from different seeds.
+
+    It is ``n_restarts``. Fits of templates from stored messages have several attempts, until one converges.
+    """
     if has_templates(model) and not online and model.n_epochs is None:
         return MAX_ATTEMPTS
     return int(model.n_restarts)
@@ -279,8 +277,8 @@ def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
         )
 
 
-def _check_used(model: HierarchicalCompositionalNetwork) -> None:
-    """Raise a ValueError for a parameter that has no effect with the other parameters."""
+def _check_combinations(model: HierarchicalCompositionalNetwork) -> None:
+    """Raise a ValueError for a parameter that is set but has no effect with the other parameters."""
     several, online = has_templates(model), is_online(model, has_labels=True)
     if online and not several and model.damping not in (None, 1):
         raise ValueError(
@@ -351,7 +349,8 @@ PARAMETERS = Parameters(
             later=True,
         ),
         Parameter(
-            "pool", None, Satisfies(is_optional_pool, "give an odd number of at least 1, or None"),
+            "pool", None,
+            Satisfies(lambda v: v is None or is_pool(v), "give an odd number of at least 1, or None"),
             "side of the pools between layers in pixels, odd; None: 3, online without filters 3 or 1, "
             "whichever has fewer errors", later=True,
         ),
@@ -366,8 +365,8 @@ PARAMETERS = Parameters(
                 one=True,
                 also=(None,),
             ),
-            "prior probability of a weight; None: 0.3; with templates 0.25, and 1e-20 for templates of "
-            "stored messages",
+            "prior probability that a weight is on; None: 0.3; with templates 0.25, and 1e-20 for templates "
+            "of stored messages",
         ),
         _make_probability("p_sparsity", 1e-4, "prior probability of a feature at a place, without templates"),
         Parameter(
@@ -381,7 +380,7 @@ PARAMETERS = Parameters(
             "forgetting",
             0.98,
             Number("give a number in (0, 1]; 1 forgets nothing", above=0, most=1),
-            "share of the earlier evidence that remains after a minibatch",
+            "share of the evidence of earlier images that remains after a minibatch",
         ),
         _make_optional("batch_size", "images per minibatch; None: 5, or fewer for few images"),
         _make_optional(
@@ -400,7 +399,8 @@ PARAMETERS = Parameters(
                 most=1,
                 also=(None,),
             ),
-            "weight of new messages, of stored messages and between layers; None: 1, with templates 0.2",
+            "weight of a new message in the average of the new and the old message; None: 1, with templates "
+            "0.2",
         ),
         Parameter(
             "inner_iterations", 5, Whole(), "passes over a minibatch, with templates", later=True
@@ -412,12 +412,16 @@ PARAMETERS = Parameters(
         ),
         Parameter(
             "read_noise", None, Satisfies(is_noise_pair, "give (p01, p10), both in (0, 0.5), or None"),
-            "(p01, p10) for images after learning, with templates; None: p01 and p10", later=True,
+            "with templates, p01 and p10 after learning; None: p01 and p10", later=True,
         ),
         Parameter("n_restarts", 1, Whole(), "number of fits; the one with the smallest compression is kept"),
         _make_optional("n_chains", "chains of minibatches per step; None: 1, or 8 from 10,000 images on"),
         _make_optional("chain_batches", "minibatches per chain; None: 1, or 10 from 10,000 images on"),
-        _make_optional("warmup_rows", "warm-up images, one minibatch per step; None: 4,000 before chains", 0),
+        _make_optional(
+            "warmup_rows",
+            "images that one chain learns before several chains learn in parallel; None: 4,000",
+            0,
+        ),
         Parameter(
             "threshold", None, Number("give a number, or None for pixels of 0 and 1", also=(None,)),
             "pixels above it are 1; with filters: smallest step in grey levels, None: 64",
@@ -437,14 +441,14 @@ PARAMETERS = Parameters(
             "image_shape",
             None,
             Satisfies(is_shape, "give (height, width) or (channels, height, width), or None"),
-            "shape of the images that flat rows hold",
+            "shape of the images if rows are flat",
         ),
-        _make_optional("patience", "end after this many epochs without better validation rows"),
+        _make_optional("patience", "end after this many epochs without a better validation result"),
         WARM_START,
         RANDOM_STATE,
         DEVICE,
         N_JOBS,
     ),
-    rules=(_check_layers, _check_used),
+    rules=(_check_layers, _check_combinations),
     removed={"pool_spread": 0.9, "inner_rounds": 5, "n_candidates": 0},
 )  # fmt: skip

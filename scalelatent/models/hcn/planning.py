@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scalelatent.contract.learners import Block, OnlineLearner, StoredRangeLearner
+from scalelatent.contract.learners import Block, OnlineLearner, Reduction, StoredRangeLearner
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.checkpoints import KEEP_STATES
 from scalelatent.engine.incremental import count_leaves
 from scalelatent.engine.order import RowOrder
 from scalelatent.engine.plan import Forecast
+from scalelatent.models.hcn.model.compression import DescriptionLength
+from scalelatent.models.hcn.model.decode import DECODE_SWEEPS, Decoder
 from scalelatent.models.hcn.model.filters import GREY_LEVELS
-from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR
-from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner
+from scalelatent.models.hcn.model.hierarchy import Hierarchy
+from scalelatent.models.hcn.model.layer import FLOPS_PER_PAIR, FeatureLayer
+from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, stored_bytes
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner
-from scalelatent.models.hcn.model.templates import TemplateEvidence
+from scalelatent.models.hcn.model.templates import TemplateCounts, TemplateEvidence
 
 from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, make_fit_order
 from .multi_layer import MultiLayer
@@ -36,14 +40,14 @@ from .single_layer import MEASURED_ROWS
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# A plan measures the speed of learning with random images that have this share of pixels of 1.
+# Share of the pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# In batch learning, the measurement of the speed updates all pixels this many times.
+# Number of times that the measurement of the speed of batch learning updates the messages of all pixels.
 PROBE_SWEEPS = 4
 # Bytes of the names and shapes of arrays in the file that stores the messages of a range of images (a leaf).
 LEAF_HEAD = 2**14
-# Speed of one thread that a plan assumes before it measures the speed: updates of the messages of a pair
-# (feature position, weight) per second.
+# Speed of online learning in one thread that a plan assumes before it measures the speed: updates per second
+# of the two messages of a pixel to a feature position and a weight (a pair).
 PAIRS_PER_SECOND = 2e9
 
 
@@ -58,9 +62,19 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     remedy = f"{smaller}, or n_chains"
     if not online:
         remedy = f"set [engine] leaf_rows to {max(MIN_LEAF_ROWS, order.chain_rows // 4)}, or online=True"
-    state = 16 * network.n_weights
+    if isinstance(network, MultiLayer):
+        net: FeatureLayer | Hierarchy = network.net
+        n_classes = 1 if network.classes is None else len(network.classes)
+        name, reduction = "templates", cast("Reduction", TemplateCounts(network.net, n_classes))
+        image_bytes = network.image_bytes if online else stored_bytes(network.net, network.all_labelled)
+        decoding_sweeps = 1  # a forward pass takes about the time of a sweep
+    else:
+        net, nothing = network.layer, np.zeros(network.layer.weights_shape, bool)
+        name, reduction = "compression", DescriptionLength(Decoder(network.layer, nothing))
+        image_bytes = 4 * math.prod(network.layer.places) if online else network.image_bytes
+        decoding_sweeps = DECODE_SWEEPS
+    state = 16 * net.n_weights
     forecast.add_steps("learn", learner, order, 0, state, remedy, n_epochs=epochs, keeps_leaves=not online)
-    name, reduction = network.final_pass()
     forecast.add_stage(name, {"train" if validation is None else "validation": reduction}, state, smaller)
     template_passes = choose_template_passes(model, online)
     if template_passes and isinstance(network, MultiLayer):
@@ -69,9 +83,10 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
             "templates-from-images", {"train": evidence}, state, f"{smaller}, templates or n_jobs"
         )
     row = _row_seconds(network, forecast, learner, order, online)
-    # Decoding runs the kernels of online learning.
-    sweep = network.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
-    decoding = network.sweeps_to_decode * sweep
+    # Seconds of one sweep, which updates the messages of all pixels of an image once. Decoding an image runs
+    # the kernels of online learning.
+    sweep = net.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
+    decoding = decoding_sweeps * sweep
     decoding *= 1 if online else PAIRS_WITH_MESSAGES / PAIRS_PER_SECOND
     one, each = forecast.epoch_seconds(order, row, 0.0), decoding / forecast.resources.slots
     restarts, warm = int(model.n_restarts) * len(choose_pools(model, online)), warmup_rows * row
@@ -87,17 +102,18 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     forecast.add_seconds(name, 2 * restarts * (n_held or min(n, 2 * MEASURED_ROWS)) * each)
     if template_passes:
         forecast.add_seconds("templates-from-images", restarts * template_passes * n * each)
-    forecast.out["pairs_per_second"] = network.pairs / row
+    forecast.out["pairs_per_second"] = net.pairs / row
     forecast.set_passes(one, fewest, epochs)
-    forecast.out["bytes_per_image"] = network.online_bytes if online else network.stored_bytes
+    forecast.out["bytes_per_image"] = image_bytes
     shorter = "lower n_epochs, n_restarts or the features of layers"
     if online:
         return forecast.finish_plan(shorter, checkpoint=state, predicting=decoding)
-    # The file of a range of images (leaf) also holds the last change of the log odds of weights. Files that
-    # no checkpoint needs are deleted one epoch later, when the next checkpoint is written.
-    leaves = n * network.stored_bytes + count_leaves(order) * (5 * network.n_weights + LEAF_HEAD)
+    # The file of a range of images (leaf) also stores the last change of the log odds of weights. The files
+    # of an old checkpoint are deleted one epoch later, when the next checkpoint is written.
+    leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEAD)
     leaves *= min(epochs, KEEP_STATES + 2)
-    # Zero messages are not stored, and a plan cannot know their number: the disk size is an upper bound.
+    # Networks of several layers do not store messages of 0, and a plan does not know their number, so the
+    # bytes on disk are an upper bound.
     bound = isinstance(network, MultiLayer)
     return forecast.finish_plan(
         shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding
@@ -107,7 +123,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
 def _row_seconds(
     network: Network, forecast: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
 ) -> float:
-    """Return the seconds in which one thread learns from one image once."""
+    """Return the seconds of one thread per image and epoch, or in batch learning per image and sweep."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBE_SWEEPS
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
@@ -115,16 +131,22 @@ def _row_seconds(
         drawn = np.random.default_rng(0).random((size, math.prod(layer.input_shape)))
         x = (drawn < PROBE_SHARE_OF_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
-        # Labelled images have fewer messages: those for templates of their own class only.
+        # A labelled image has fewer messages, because only the templates of its class get messages.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        # OnlineLearner and StoredRangeLearner accept the states of networks of one and of several layers.
+        # The type of the state differs between networks of one and of several layers; `OnlineLearner` and
+        # `StoredRangeLearner` without type arguments accept both.
         chains: OnlineLearner = learner
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:
             return lambda: chains.run_chain(prepared, block, Stats.zeros(learner.layout()))
-        assert isinstance(learner, (BatchFeatureLearner, BatchNetworkLearner))
-        kept: StoredRangeLearner = learner.make_single_leaf_learner(size, PROBE_SWEEPS)
+        kept: StoredRangeLearner
+        if isinstance(learner, BatchNetworkLearner):
+            most = max(PROBE_SWEEPS, learner.max_passes)
+            kept = replace(learner, n_rows=size, single_leaf_passes=PROBE_SWEEPS, max_passes=most)
+        else:
+            assert isinstance(learner, BatchFeatureLearner)
+            kept = replace(learner, n_rows=size, single_leaf_sweeps=PROBE_SWEEPS)
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.describe()} {size} {labelled}"

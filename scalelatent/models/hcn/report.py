@@ -1,4 +1,4 @@
-"""Report of a network of one layer: images with their features, all features, learning curve."""
+"""Section of a report on a network of one layer: images with their features, all features, learning curve."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
-from scalelatent.engine.grid import space_ranges
 from scalelatent.engine.threads import single_threaded
 from scalelatent.models.hcn.model.compression import DescriptionLength, compression
 from scalelatent.models.hcn.model.decode import reconstruct
 from scalelatent.report.interpretation import usage_snippet
 from scalelatent.report.page import Picture, Section, count
-from scalelatent.report.runfiles import RunFiles, check_features
+from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
 from .parameters import has_templates, is_online
@@ -27,7 +26,6 @@ from .report_figures import plot_parts
 from .report_multi_layer import layers_section
 from .report_shared import (
     N_COMPLETED,
-    N_RANGES,
     FilledImages,
     count_shown_images,
     count_warmup_images,
@@ -36,16 +34,32 @@ from .report_shared import (
     learning_pictures,
     make_mask,
     read_last_restart,
+    read_spaced_rows,
 )
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# The figures decode at most as many images as need this number of updates of pairs (feature position,
-# weight); this takes a few seconds on one core.
+# A report decodes about as many images as it can with this number of updates of the messages of a pair
+# (feature position, weight). They take a few seconds on one core.
 MAX_PAIR_UPDATES = 4e9
-# Smallest and largest number of images that the figures decode.
+# Smallest and largest number of images that a report decodes.
 LEAST_ROWS, MOST_ROWS = 20, 1000
+# (name, explanation) of numbers in the report.
+EXPLANATIONS = [
+    (
+        "Bits sent",
+        "Bits of a description of the images by features, over the bits of their pixels. The description "
+        "holds the features (once for all images), their places, and the pixels that differ from the "
+        "reconstruction. Each part counts N times the entropy of its share of ones. 100 % means that no "
+        "features were found. Noise cannot be compressed, so even the true features need some bits.",
+    ),
+    (
+        "Features used",
+        "A feature is used if it saves more bits than it costs. Unused features have no places. Give more "
+        "features than you expect: unused features cost nothing.",
+    ),
+]
 
 
 def section(
@@ -55,38 +69,33 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of a network in a report; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a report about a network; see `scalelatent.contract.kinds.Kind.report`."""
     if has_templates(model):
         return layers_section(model, data, run, rows)
     collect = partial(collect_parts, model, progress=progress)
-    evidence = run.collect(data, "those that features are placed in are left out", collect, "images")
+    evidence = run.collect(data, "the figure of images and their features is missing", collect, "images")
     head, table = parts_numbers(run, model, evidence, rows)
     snippet = usage_snippet(run, model, verb="transform", gives="places of the features, uint8")
-    return Section(
-        parts_subtitle(model),
-        head,
-        table,
-        parts_pictures(run, model, evidence, rows),
-        explain_numbers(),
-        snippet,
-    )
+    pictures = _make_pictures(run, model, evidence, rows)
+    return Section(_make_subtitle(model), head, table, pictures, EXPLANATIONS, snippet)
 
 
 @dataclass(frozen=True)
 class PartsEvidence:
-    """Images, and the features that the model finds in them, for the figures.
+    """Images of a dataset and the features that the model finds in them, for the numbers and figures.
 
     Attributes
     ----------
     n_rows : int
         Number of rows of the dataset.
     stats : Stats
-        Counts of `DescriptionLength` for the sampled images.
+        Counts of a `DescriptionLength` for a sample of the images.
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
-        Pixels, reconstructions and unknown pixels of the images that are drawn.
+        Pixels, reconstructed pixels and unknown pixels of the n images of the figure.
     places : ndarray of uint8, shape (n, HS, WS, F)
-        1 at each position of each of the F features.
+        1 if one of the F features is at a position in these images, else 0.
     filled : FilledImages
+        Images with hidden pixels, and their completions.
     """
 
     n_rows: int
@@ -110,15 +119,16 @@ def collect_parts(
     sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartsEvidence:
-    """Decode evenly spaced images of a dataset with a fitted network; return the data of the figures."""
-    check_features(data, model)
+    """Decode evenly spaced images of a dataset with a fitted network; return the data of the report.
+
+    ``sample_rows`` is the number of these images; None: as many as take a few seconds. ``progress`` is called
+    with the numbers of decoded images and of all these images.
+    """
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
-    pieces = space_ranges(
-        len(data), _count_sample_rows(layer.pairs) if sample_rows is None else sample_rows, N_RANGES
-    )
-    numbers = np.concatenate([np.arange(a, b) for a, b in pieces])
-    x = np.concatenate([data.read_x(a, b) for a, b in pieces])
+    if sample_rows is None:
+        sample_rows = int(np.clip(MAX_PAIR_UPDATES / (10 * layer.pairs), LEAST_ROWS, MOST_ROWS))
+    numbers, x = read_spaced_rows(model, data, sample_rows)
     stats = Stats.zeros(length.layout())
     with single_threaded():
         for a in range(0, len(x), decoder.block_rows):
@@ -128,7 +138,7 @@ def collect_parts(
                 progress(min(a + len(block.x), len(x)), len(x))
         some = np.linspace(0, len(x) - 1, min(count_shown_images(layer.image), len(x))).astype(int)
         evidence = layer.compute_evidence(x[some])
-        places = decoder.places(evidence, numbers[some], backend)
+        places = decoder.decode(evidence, numbers[some], backend)[0]
         half = np.linspace(0, len(x) - 1, min(N_COMPLETED, len(x))).astype(int)
         whole = layer.compute_evidence(x[half])
         hidden, given = make_mask(whole.shape, layer.window[0])
@@ -144,13 +154,9 @@ def collect_parts(
     )
 
 
-def _count_sample_rows(pairs: int) -> int:
-    return int(np.clip(MAX_PAIR_UPDATES / (10 * pairs), LEAST_ROWS, MOST_ROWS))
-
-
-def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
-    """Return the subtitle of the report: sizes of features and images, and the way of learning."""
-    layer = model._layer
+def _make_subtitle(model: HierarchicalCompositionalNetwork) -> str:
+    """Return the subtitle of the section: sizes of features and images, and the way of learning."""
+    layer = model._network.layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]
     how = "online" if is_online(model) else "with stored messages"
@@ -163,7 +169,7 @@ def parts_subtitle(model: HierarchicalCompositionalNetwork) -> str:
 def parts_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the headline and the table of numbers of the report, as (name, value) pairs."""
+    """Return the numbers of the headline and of the table, each as (name, value) pairs."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     weights, used = model.weights_[0], model.used_[0]
@@ -173,8 +179,8 @@ def parts_numbers(
         if evidence.sampled < evidence.n_rows:
             part = f" of {count(evidence.sampled, 'image')}"
             table.append(("of these decoded here", f"{evidence.sampled:,}, evenly spaced"))
-        found, of = compression(model._layer, model._decoder().weights, evidence.stats), part
-        # Prefer the compression of all test images, if the run measured it, to that of the decoded images.
+        found, of = compression(model._network.layer, model._decoder().weights, evidence.stats), part
+        # If the run measured the compression of all test images, the report has this number.
         if part and rows == "test" and "test_compression" in run.event("scored"):
             found, of = run.event("scored")["test_compression"], ""
         head.append((f"bits sent{of}", percent(found)))
@@ -205,25 +211,10 @@ def parts_numbers(
     return head, table
 
 
-def explain_numbers() -> list[tuple[str, str]]:
-    """Return (name, explanation) of the numbers in the report."""
-    bits_text = (
-        "Bits of a description of the images by features, over the bits of their pixels. The description "
-        "holds the features (once for all images), their places, and the pixels that differ from the "
-        "reconstruction. Each part counts N times the entropy of its share of ones. 100 % means that no "
-        "features were found. Noise cannot be compressed, so even the true features need some bits."
-    )
-    used = (
-        "A feature is used if it saves more bits than it costs. Unused features have no places. Give more "
-        "features than you expect: unused features cost nothing."
-    )
-    return [("Bits sent", bits_text), ("Features used", used)]
-
-
-def parts_pictures(
+def _make_pictures(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> list[Picture]:
-    """Return all figures of the report, in the order of the page."""
+    """Return all figures of the section, in the order of the page."""
     found = []
     if evidence is not None:
         found.append(_parts_picture(model, evidence, rows))

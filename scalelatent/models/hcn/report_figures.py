@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Largest number of features of the figure of features, and of features in one line of it.
+# Largest number of features in the figure of features, and in one line of this figure.
 MOST_FEATURES, ACROSS = 144, 16
-# Largest number of lines and of columns of the figure of templates.
+# Largest number of lines and of columns in the figure of templates.
 MOST_LINES = 12
-# Largest number of classes of the figure of samples.
+# Largest number of classes in the figure of samples.
 MOST_CLASSES = 10
-# Label the features of an image by their numbers if there are at most this many of them; else draw dots.
+# Largest number of features of an image that are drawn as numbers at their positions; more are drawn as dots.
 NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
 _HIDDEN = np.array(to_rgb("#e9dcc3"))
 
 
 def color_of(feature: int) -> str:
-    """Return the colour of the feature with this number; it is the same in all figures of a report."""
+    """Return the colour of the feature with this number, the same in all figures of a report."""
     return COLORS[feature % len(COLORS)]
 
 
 def direction_colors(n: int) -> np.ndarray:
-    """Return the colours of n oriented filters around a full turn, (n, 3)."""
+    """Return a colour (red, green, blue) for each of ``n`` edge directions, (n, 3)."""
     return hsv_to_rgb([(k / n, 0.85, 0.85) for k in range(n)])
 
 
@@ -49,16 +49,9 @@ def plot_parts(
 ) -> Figure:
     """Plot images, their features, the positions of the features, and reconstructions.
 
-    See Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016).
-
-    Parameters
-    ----------
-    images, made, unknown : ndarray of bool, shape (n, channels, height, width)
-        Images, reconstructions and unknown pixels.
-    places : ndarray of uint8, shape (n, HS, WS, F)
-        1 at each position of each of the F features.
-    weights : ndarray of bool, shape (F, channels, h, w)
-        Features.
+    See Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016). ``images``, the reconstructions ``made`` and the
+    masks ``unknown`` are bool (n, channels, height, width). ``places`` (n, HS, WS, F) is 1 if one of the F
+    features is at a position, else 0. ``weights`` are the features, bool (F, channels, h, w).
     """
     shape, places_of = images.shape[1:], [np.argwhere(found) for found in places]
     pairs = list(zip(images, made, unknown, strict=True))
@@ -78,9 +71,9 @@ def plot_parts(
 def _plot_lines(
     lines: Sequence[tuple[str, Sequence[np.ndarray]]], room: float = 0.1
 ) -> tuple[Figure, np.ndarray]:
-    """Plot named lines of colour images (height, width, 3) of one size; return the figure and its axes.
+    """Plot lines of colour images (height, width, 3) of equal size; return the figure and its axes.
 
-    ``room`` is the height of titles in inches.
+    ``lines`` are (name, images), and ``room`` is the height of titles in inches.
     """
     n = len(lines[0][1])
     if not n:
@@ -114,7 +107,11 @@ def _color_image(
     ink: np.ndarray = _INK,
     colors: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the colours of an image (channels, h, w): ``ink``, or the mean colour of its channels."""
+    """Return a binary image (channels, height, width) in colours, (height, width, 3).
+
+    A pixel that is on has the colour ``ink``, or with several channels the mean colour of the channels that
+    are on: ``colors`` (channels, 3), or the colours of features if it is None.
+    """
     out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
     on = image.any(axis=0)
     if len(image) == 1:
@@ -128,7 +125,10 @@ def _color_image(
 
 
 def _paint_features(places_of: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return an image of the features in their colours, (height, width, 3); overlapping colours mix."""
+    """Return an image of features in their colours, (height, width, 3); the colours of overlaps are mixed.
+
+    ``places_of`` are the (row, column, feature) of the features, and ``shape`` is that of the image.
+    """
     total, hits = np.zeros((*shape[1:], 3)), np.zeros(tuple(shape[1:]))
     _, _, h, w = weights.shape
     for r, c, f in places_of:
@@ -154,7 +154,7 @@ def _draw_places(axes: Axes, places_of: np.ndarray, features: tuple[int, ...], s
 
 
 def _mark_differences(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.ndarray:
-    """Return the reconstruction ``made`` in colours: missing pixels are blue, and extra pixels are red."""
+    """Return the reconstructed image ``made`` in colours: missing pixels are blue, extra pixels are red."""
     out = _color_image(made)
     missed, added = ((a & ~b & ~unknown).any(axis=0) for a, b in ((image, made), (made, image)))
     out[missed], out[added] = to_rgb(ACCENT), to_rgb(WARN)
@@ -167,17 +167,12 @@ def plot_features(
     often: np.ndarray | None = None,
     colors: np.ndarray | None = None,
 ) -> Figure:
-    """Plot all features, the used ones in dark colours, with their mean number of positions per image.
+    """Plot all features with their numbers; the features that the model uses are dark.
 
-    Parameters
-    ----------
-    weights : ndarray of bool, shape (F, channels, h, w)
-    used : ndarray of bool, shape (F,)
-        True for features that the model uses.
-    often : ndarray of float, shape (F,), or None
-        Mean number of positions per image of each feature.
-    colors : ndarray of float, shape (channels, 3), or None
-        Colours of channels; None: the colours of features.
+    ``weights`` are the features, bool (F, channels, h, w), and ``used`` (F,) is True for those that the model
+    uses. ``often`` (F,) is the mean number of positions of each feature per image, which is written below the
+    feature. ``colors`` (channels, 3) are the colours of the channels; None: the colours of the features of
+    the layer below.
     """
     shown = np.arange(len(weights))
     if len(weights) > MOST_FEATURES:  # show the most frequent features
@@ -204,10 +199,10 @@ def plot_features(
 
 
 def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figure:
-    """Plot weights that are on and that change sign against images, and compression below.
+    """Plot against the images seen: weights that are on, weights that change sign, and compression.
 
-    See Figure 6 of Lázaro-Gredilla et al. (2016). ``before`` is the number of images before the epoch of the
-    first record.
+    See Figure 6 of Lázaro-Gredilla et al. (2016). ``records`` are those of a history, and ``before`` is the
+    number of images that were seen before them, in the warm-up.
     """
     known = [record for record in records if record.get("weights_on") is not None]
     if not known:
@@ -233,7 +228,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
 
 
 def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Return the weights that changed sign per 100 images since the previous record."""
+    """Return for each record the weights that changed sign since the last record, per 100 images."""
     out, before = [], (None, 0.0, 0.0)
     for epoch, changed, seen in zip(
         *(read_column(records, name) for name in ("pass", "weights_changed", "rows_seen")), strict=True
@@ -245,7 +240,7 @@ def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
 
 
 def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Figure:
-    """Plot images, their given pixels and their completions; arrays are (n, channels, height, width)."""
+    """Plot images, their ``known`` pixels, and the completed images; all are (n, channels, height, width)."""
     return _plot_lines(
         [
             ("image", [_color_image(image) for image in images]),
@@ -258,13 +253,9 @@ def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Fi
 def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figure:
     """Plot grey images, their edges in the colours of their directions, and reconstructed edges.
 
-    Parameters
-    ----------
-    images : ndarray of uint8, shape (n, height, width)
-        The first image is a key to the colours.
-    edges : ndarray of bool, shape (n, filters, height, width)
-    made : ndarray of bool, shape (n - 1, filters, height, width)
-        Reconstructed edges of all images but the first.
+    ``images`` are uint8 (n, height, width); the first image is the key to the colours. ``edges`` are bool
+    (n, filters, height, width), True for the filter that is on at a pixel. ``made`` are the reconstructed
+    edges of all images but the first.
     """
     colors = direction_colors(edges.shape[1])
     figure, axes = _plot_lines(
@@ -280,13 +271,10 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
 
 
 def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, tuple[int, int]]:
-    """Plot templates (lines) by features (columns); return the figure and its numbers of lines and columns.
+    """Plot the positions of features (columns) in templates (lines), at most `MOST_LINES` of each.
 
-    Parameters
-    ----------
-    weights : ndarray of bool, shape (templates, F, HS, WS)
-    names : sequence of str
-        Names of the templates.
+    ``weights`` is bool (templates, F, HS, WS), True if a template has one of the F features at a position.
+    ``names`` are the names of the templates. Return the figure and its numbers of lines and columns.
     """
     counts = weights.sum(axis=(2, 3))
     lines, columns = (_find_largest(counts.sum(axis=1 - axis), MOST_LINES) for axis in (0, 1))
@@ -308,11 +296,14 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
 
 
 def _find_largest(counts: np.ndarray, n: int) -> np.ndarray:
-    """Return the positions of the n largest numbers of ``counts``, in ascending order of position."""
+    """Return the indices of the ``n`` largest numbers of ``counts``, in ascending order."""
     return np.sort(np.argsort(-counts, kind="stable")[:n])
 
 
 def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
-    """Plot images, bool (lines, n, channels, height, width), each line with its name."""
+    """Plot lines of images, bool (lines, n, channels, height, width), with the name of each line.
+
+    ``colors`` are the colours of the channels, see :func:`plot_features`.
+    """
     found = ([_color_image(image, colors=colors) for image in line] for line in images)
     return _plot_lines(list(zip(names, found, strict=True)))[0]

@@ -1,30 +1,29 @@
-"""Report of a network with templates: features, templates, samples, completed images or edges."""
+"""Section of a report on a network with templates: features, templates, samples, completed images."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from scalelatent.data import Dataset
 from scalelatent.data.feature_names import without_names
-from scalelatent.engine.grid import space_ranges
-from scalelatent.errors import ScalelatentError
 from scalelatent.report.interpretation import usage_snippet
 from scalelatent.report.page import Picture, Section, count
-from scalelatent.report.runfiles import RunFiles, check_features
+from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
 from .report_figures import MOST_CLASSES, direction_colors, plot_edges, plot_samples, plot_templates
 from .report_shared import (
     N_COMPLETED,
-    N_RANGES,
     FilledImages,
     count_shown_images,
     features_picture,
     filled_picture,
     learning_pictures,
     make_mask,
+    read_spaced_rows,
 )
 
 if TYPE_CHECKING:
@@ -32,67 +31,63 @@ if TYPE_CHECKING:
 
 # Number of random images per class that the report draws from the model.
 SAMPLES_PER_CLASS = 6
+# (name, explanation) of numbers in the report.
+EXPLANATIONS = [
+    (
+        "Templates",
+        "An image has one template. Each weight of the template puts a feature near a place; a pool shifts "
+        "the feature by up to half the side of the pool. Further pools shift the pixels of the feature. "
+        "Without labels, templates are numbered clusters.",
+    )
+]
 
 
 def layers_section(
     model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
 ) -> Section:
-    """Return the section of a report about a network with templates: numbers, figures, explanations."""
+    """Return the section of a report about a network with templates: numbers, figures, explanations.
+
+    ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test".
+    """
     filled = edges = None
-    if data is None:
-        what = "edges" if model.filters is not None else "completed images"
-        run.notes.append(f"The report was made without images, so the figure of {what} is missing.")
+    if model.filters is None:
+        fill = partial(fill_halves, model)
+        filled = run.collect(data, "the figure of completed images is missing", fill, "images")
     else:
-        try:
-            if model.filters is None:
-                filled = fill_halves(model, data)
-            else:
-                edges = find_edges(model, data)
-        except ScalelatentError as error:
-            run.notes.append(f"The images could not be used, so their figure is missing: {error}")
+        edges = run.collect(data, "the figure of edges is missing", partial(find_edges, model), "images")
     head, table = _collect_numbers(run, model, filled)
     subtitle = f"Hierarchical compositional network, {model._network.describe()}"
     snippet = usage_snippet(run, model, gives="the class of each image, or its cluster")
-    return Section(
-        subtitle, head, table, _make_pictures(run, model, filled, edges, rows), _explain_numbers(), snippet
-    )
+    pictures = _make_pictures(run, model, filled, edges, rows)
+    return Section(subtitle, head, table, pictures, EXPLANATIONS, snippet)
 
 
 def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
-    """Hide pixels of evenly spaced images of a dataset, and return their completions by a fitted network."""
-    check_features(data, model)
-    pieces, layer = space_ranges(len(data), N_COMPLETED, N_RANGES), model._network.layer
-    x = np.concatenate([data.read_x(a, b) for a, b in pieces])
+    """Hide pixels of evenly spaced images of a dataset, and complete the images by the fitted network."""
+    layer, (_, x) = model._network.layer, read_spaced_rows(model, data, N_COMPLETED)
     whole = layer.compute_evidence(x)
     hidden, given = make_mask(whole.shape, layer.window[0])
     made = model.inpaint(x, given)
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
 
 
-# Arrays that `find_edges` returns: grey images, their edges, and the edges of the best templates.
+# Arrays that `find_edges` returns: grey images, edges of the images, and edges of their best templates.
 EdgeImages: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
     """Return evenly spaced images of a dataset, their edges, and the edges of their best templates.
 
-    The first of the images is a bright disc, whose edges have all directions; it has no template.
-
-    Returns
-    -------
-    images : ndarray of uint8, shape (n, height, width)
-    edges : ndarray of bool, shape (n, filters, height, width)
-    made : ndarray of bool, shape (n - 1, filters, height, width)
+    The first image is not from the dataset: it is a bright disc, which has edges of all directions and no
+    template. The images are uint8 (n, height, width). Edges are bool (images, filters, height, width), True
+    for the filter that is on at a pixel.
     """
-    check_features(data, model)
     layer = model._network.layer
     assert layer.filters is not None
     size = layer.image[1:]
-    pieces = space_ranges(len(data), count_shown_images(layer.image) - 1, N_RANGES)
-    x = np.concatenate([data.read_x(a, b) for a, b in pieces])
-    made = (
-        without_names(model).reconstruct(x) > 0
-    )  # `reconstruct` raises an error for images that are not grey
+    _, x = read_spaced_rows(model, data, count_shown_images(layer.image) - 1)
+    # `reconstruct` raises an error for images that are not grey.
+    made = without_names(model).reconstruct(x) > 0
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
     disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
     images = np.concatenate([disc[None], x.reshape(-1, *size)]).astype(np.uint8)
@@ -102,7 +97,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
 def _collect_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the headline and the table of numbers of the report, as (name, value) pairs."""
+    """Return the numbers of the headline and of the table, each as (name, value) pairs."""
     head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
     table = [("records of passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
     for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
@@ -119,16 +114,6 @@ def _collect_numbers(
     return head, table
 
 
-def _explain_numbers() -> list[tuple[str, str]]:
-    """Return (name, explanation) of the numbers in the report."""
-    templates = (
-        "An image has one template. Each weight of the template puts a feature near a place; a pool shifts "
-        "the feature by up to half the side of the pool. Further pools shift the pixels of the feature. "
-        "Without labels, templates are numbered clusters."
-    )
-    return [("Templates", templates)]
-
-
 def _make_pictures(
     run: RunFiles,
     model: HierarchicalCompositionalNetwork,
@@ -136,7 +121,7 @@ def _make_pictures(
     edges: EdgeImages | None,
     rows: str,
 ) -> list[Picture]:
-    """Return all figures of the report, in the order of the page."""
+    """Return all figures of the section, in the order of the page."""
     found = [] if edges is None else [_edges_picture(model, edges, rows)]
     of_edges = model.filters is not None
     for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
@@ -185,16 +170,8 @@ def _templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
 
 def _samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     classes, kind = model.classes_[:MOST_CLASSES], _class_word(model)
-    n = len(classes)
-    made = (
-        model.sample(
-            SAMPLES_PER_CLASS * n,
-            np.repeat(classes, SAMPLES_PER_CLASS),
-            noise=False,
-            random_state=model.seed_,
-        )
-        > 0
-    )
+    n, y = len(classes), np.repeat(classes, SAMPLES_PER_CLASS)
+    made = model.sample(len(y), y, noise=False, random_state=model.seed_) > 0
     words = f"Images of each {kind} (lines), drawn from the model without noise; pools shift their parts."
     if n < len(model.classes_):
         words += f" The figure shows the first {n} of {len(model.classes_)}."

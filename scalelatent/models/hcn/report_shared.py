@@ -1,25 +1,30 @@
-"""Figures in reports of all networks: completed images, features, learning curves."""
+"""Rows and figures of reports on networks with and without templates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelatent.data import Dataset
+from scalelatent.engine.grid import space_ranges
 from scalelatent.report.page import Picture, count, join_words
-from scalelatent.report.runfiles import RunFiles
+from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
 from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
 
-# A report hides some pixels of this many images and completes them.
+if TYPE_CHECKING:
+    from .estimator import HierarchicalCompositionalNetwork
+
+# Number of images of which a report hides some pixels, to let the model complete them.
 N_COMPLETED = 100
-# Number of evenly spaced ranges of the dataset from which the images of a report are read.
+# Largest number of evenly spaced ranges of the dataset from which the images of a report are read.
 N_RANGES = 50
 # Largest number of images side by side in a figure.
 MAX_SHOWN = 8
-# Largest total width of the images side by side, in pixels of the images.
+# Largest sum of the widths of images side by side in a figure, in pixels of the images.
 MAX_WIDTH = 320
 
 
@@ -30,9 +35,9 @@ class FilledImages:
     Attributes
     ----------
     images, given, made : ndarray of bool, shape (n, channels, height, width)
-        The images, the pixels that were given (or are unknown anyway), and the completed images.
+        Images; True for pixels that were not hidden; completed images.
     hidden : str
-        Description of the hidden pixels.
+        Words that describe the hidden pixels, for the caption.
     """
 
     images: np.ndarray
@@ -42,18 +47,35 @@ class FilledImages:
 
     @property
     def has_hidden_pixels(self) -> bool:
-        """True if a known pixel was hidden."""
+        """True if at least one known pixel was hidden."""
         return not bool(self.given.all())
 
     @property
     def wrong(self) -> tuple[float, float]:
-        """Share of hidden pixels that the completion gets wrong, and the share if it were 0 everywhere."""
+        """Share of hidden pixels with a wrong value in the completed images, and in images that are all 0."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
 
 
+def read_spaced_rows(
+    model: HierarchicalCompositionalNetwork, data: Dataset, n_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return about ``n_rows`` evenly spaced rows of a dataset: their row numbers, and their pixels.
+
+    Raise an error if the rows do not have the features of the model.
+    """
+    check_features(data, model)
+    ranges = space_ranges(len(data), n_rows, N_RANGES)
+    numbers = np.concatenate([np.arange(a, b) for a, b in ranges])
+    return numbers, np.concatenate([data.read_x(a, b) for a, b in ranges])
+
+
 def make_mask(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
-    """Return a description of the hidden pixels of images, and a mask that is True for the other pixels."""
+    """Return a description of the hidden pixels of images, and a mask that is True for all other pixels.
+
+    ``shape`` is (n, channels, height, width), and ``window`` is the height of a feature: the lower half of
+    small images is hidden, and bands of half the height of a feature in larger images.
+    """
     height = shape[2]
     if height <= 4 * window:
         words, lines = "the lower half was hidden", np.arange(height) >= height // 2
@@ -72,15 +94,13 @@ def count_shown_images(image: tuple[int, ...]) -> int:
 
 
 def read_last_restart(run: RunFiles) -> list[dict[str, Any]]:
-    """Return the history of the last fit if there were several restarts, without its warm-up."""
+    """Return the records of the last of the ``n_restarts`` fits of a run, without those of its warm-up."""
     found = [record for record in run.history if record.get("weights_on") is not None]
-    if not found:
-        return []
     return [record for record in found if record.get("stage") == found[-1].get("stage")]
 
 
 def count_warmup_images(run: RunFiles) -> int:
-    """Return the number of images in the warm-up of the last of several restarts."""
+    """Return the number of images that the last fit of a run learned in its warm-up, or 0."""
     stages = [record for record in run.history if "_warmup" in str(record.get("stage"))]
     return int(stages[-1].get("rows_seen") or 0) if stages else 0
 
@@ -92,7 +112,12 @@ def features_picture(
     layer: int = 1,
     of_edges: bool = False,
 ) -> Picture:
-    """Return the figure of the features of a layer, with their mean number of places per image."""
+    """Return the figure of the features of a layer.
+
+    ``used`` is True for features that the model uses, ``often`` the mean number of positions of each feature
+    per image, and ``layer`` the number of the layer from the image up. ``of_edges`` is True if the channels
+    of the features are the directions of edges.
+    """
     words = "All features with their numbers; used features are dark with a frame in their colour."
     words += "" if often is None else " The number below a feature is its mean number of places per image."
     if len(weights[0]) > 1:
@@ -111,7 +136,7 @@ def features_picture(
 
 
 def learning_pictures(run: RunFiles) -> list[Picture]:
-    """Return the learning curve, weights against images seen; return no figure for fewer than two records."""
+    """Return the figure of weights against images seen, or no figure for fewer than two records."""
     history, before = read_last_restart(run), count_warmup_images(run)
     if len(history) < 2:
         return []
@@ -129,7 +154,10 @@ def learning_pictures(run: RunFiles) -> list[Picture]:
 
 
 def filled_picture(filled: FilledImages, rows: str, by: str) -> Picture:
-    """Return the figure of images, their given pixels and their completions; ``by`` names the method."""
+    """Return the figure of images, their given pixels, and the completed images.
+
+    ``rows`` names the data split, such as "test", and ``by`` names what completed the images.
+    """
     wrong, base = filled.wrong
     n = len(filled.images)
     some = np.linspace(0, n - 1, min(count_shown_images(filled.images.shape[1:]), n)).astype(int)

@@ -1,4 +1,4 @@
-"""Fits of one layer of features: restarts, selection of useful features, compression of the images."""
+"""Fits of a network of one layer: restarts, selection of useful features, compression of the images."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from scalelatent.contract.stats import Stats
-from scalelatent.data import Dataset
 from scalelatent.errors import warn_user
 from scalelatent.estimators.steps import MappedRows, Step, Steps, SumStatistic
-from scalelatent.models.hcn.model.compression import (
-    DescriptionLength,
-    PixelCounts,
-    compression,
-    find_paying_features,
-)
+from scalelatent.models.hcn.model.compression import DescriptionLength, compression, find_paying_features
 from scalelatent.models.hcn.model.decode import DECODE_SWEEPS, Decoder
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
@@ -29,16 +23,17 @@ from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_o
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Warn if the messages of more than this share of the pixels changed in the last sweep (update of all pixels).
+# A fit warns if the messages of more than this share of the pixels changed in the last sweep, which updates
+# the messages of all pixels once.
 MAX_MOVED_SHARE = 0.9
-# Warn that no image converged only if at least this many images were decoded.
+# A fit warns that no image converged only if it decoded at least this many images.
 MIN_ROWS_TO_WARN = 20
-# Number of training images on which compression is measured if there are no validation images.
+# Approximate number of training images on which a fit without validation images measures compression.
 MEASURED_ROWS = 1_000
 
 
 class SingleLayerFit(NamedTuple):
-    """Result of one of the ``n_restarts`` fits from different first weights."""
+    """Result of one of the ``n_restarts`` fits, which start from different random weights."""
 
     state: EvidenceState
     history: list[dict[str, Any]]
@@ -50,7 +45,7 @@ class SingleLayerFit(NamedTuple):
 
 @dataclass(frozen=True)
 class SingleLayer:
-    """One layer of features, with the properties and methods of `.multi_layer.MultiLayer`."""
+    """Network of one layer; `.multi_layer.MultiLayer` documents its properties and methods."""
 
     layer: FeatureLayer
     classes: None = None
@@ -61,41 +56,8 @@ class SingleLayer:
         return (self.layer,)
 
     @property
-    def pairs(self) -> int:
-        return self.layer.pairs
-
-    @property
-    def n_weights(self) -> int:
-        return int(np.prod(self.layer.weights_shape))
-
-    @property
     def image_bytes(self) -> int:
         return leaf_bytes(self.layer, 1)
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.image_bytes
-
-    @property
-    def online_bytes(self) -> int:
-        return 4 * int(np.prod(self.layer.places))
-
-    @property
-    def sweeps_to_decode(self) -> float:
-        return DECODE_SWEEPS
-
-    def final_pass(self) -> tuple[str, DescriptionLength]:
-        nothing = np.zeros(self.layer.weights_shape, bool)
-        return "compression", DescriptionLength(Decoder(self.layer, nothing))
-
-    def check(self, train: Dataset, validation: Dataset | None) -> None:
-        """Do nothing, because one layer has no labels to check."""
-
-    def counts(self) -> PixelCounts:
-        return PixelCounts(self.layer)
-
-    def check_counts(self, train: Dataset, counts: Stats) -> None:
-        """Do nothing, because one layer has no labels to check."""
 
     def learner(
         self, model: HierarchicalCompositionalNetwork, n_rows: int, seed: int
@@ -110,21 +72,8 @@ class SingleLayer:
         )
         if is_online(model):
             return OnlineFeatureLearner(*common)
-        sweeps, epochs = (
-            count_passes_per_write(layer.pairs, n_rows),
-            choose_n_epochs(model, n_rows, online=False),
-        )
-        return BatchFeatureLearner(*common, choose_damping(model), n_rows, sweeps, epochs)
-
-    def last_state(self, model: HierarchicalCompositionalNetwork) -> EvidenceState:
-        before = model._network
-        if not isinstance(before, SingleLayer) or before.layer.weights_shape != self.layer.weights_shape:
-            raise ValueError(
-                f"the last fit was of {before.describe()}, and these are {self.describe()}: set layers back, "
-                "or start again (warm_start=False)"
-            )
-        assert isinstance(model._stream, EvidenceState)
-        return model._stream
+        sweeps, most = count_passes_per_write(layer.pairs, n_rows), choose_n_epochs(model, n_rows, False)
+        return BatchFeatureLearner(*common, choose_damping(model), n_rows, sweeps, most)
 
     def describe(self) -> str:
         h, w = self.layer.window
@@ -144,13 +93,16 @@ class SingleLayer:
         assert best is not None
         state = best.state
         kept = EvidenceState(state.beliefs, state.first, iteration=state.iteration)
-        model._keep(self, kept, [best.used], best.history, best.compression)
+        model._keep(self, kept, best.history, [best.used], best.compression)
         warn_unsettled(best, self.layer, len(rows["train"].dataset))
 
     def _fit_once(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], restart: int
     ) -> Generator[Step, Any, SingleLayerFit]:
-        """Yield the steps of fit number ``restart``, which has its own order of rows; return its result."""
+        """Yield the steps of fit number ``restart``; return the result of this fit.
+
+        Each fit has other initial weights and another order of the rows.
+        """
         n, seed = len(rows["train"].dataset), model.seed_ + restart
         end, layer = f"-{restart}" if restart else "", self.layer
         learner = self.learner(model, n, seed)
@@ -172,7 +124,7 @@ class SingleLayer:
 
 
 def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> None:
-    """Warn if most messages still changed at the end of learning, or if no image converged."""
+    """Warn the user if most messages still changed at the end of learning, or if no image converged."""
     state = found.state
     moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
     if moved > MAX_MOVED_SHARE:

@@ -114,8 +114,8 @@ def test_leaves_may_have_several_images() -> None:
 
 
 def test_partial_fit_of_pieces_equals_a_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    order = fitting.make_online_order
-    monkeypatch.setattr(fitting, "make_online_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
+    order = fitting.make_fit_order
+    monkeypatch.setattr(fitting, "make_fit_order", lambda *a, **k: replace(order(*a, **k), shuffle=False))
     whole = network(n_epochs=1).fit(X)
     m = network()
     for first in range(0, 60, 20):
@@ -332,7 +332,7 @@ def test_messages_that_do_not_converge_give_a_warning() -> None:
         m = network(online=False, n_epochs=1).fit(X)
     found = single_layer.SingleLayerFit(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
     with pytest.warns(UserWarning, match="none of 30 images came to rest in 10 sweeps"):
-        single_layer.warn_unsettled(found, m._layer, 60)
+        single_layer.warn_unsettled(found, m._network.layer, 60)
 
 
 def test_ignored_labels_give_a_warning() -> None:

@@ -1,4 +1,4 @@
-"""Table of kernels: for each name its implementations in numpy, numba and CuPy, which give identical bits."""
+"""Table of the kernels: for each name the functions in numpy, numba and CuPy, which return identical bits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ KERNELS = {
     f"hcn_{name}": {
         "reference": f"{_HERE}.reference:{name}",
         "numba": f"{_HERE}.cpu.{module}:{name}",
-        # Only the kernels in sweeps have a version for GPUs. The kernels in pools and placements run on the
-        # host.
+        # Only the kernels of the module `sweeps` have a version for GPUs. With a GPU, the kernels of `pools`
+        # and `placements` run on the CPU.
         "cupy": f"{_HERE}.gpu:{name}" if module == "sweeps" else f"{_HERE}.cpu.{module}:{name}",
     }
     for name, module in _MODULES.items()

@@ -1,23 +1,25 @@
-// Sweeps over the AND-OR trees of hierarchical compositional networks. gpu.py compiles this text and launches
-// it; reference.py defines the results.
+// Sweeps of hierarchical compositional networks on a GPU: message updates of the AND-OR trees of all pixels.
+// gpu.py compiles this file and launches the kernels; reference.py defines the results.
 //
-// A thread block updates the trees of a chain (a sequence of minibatches that one task learns), or of a row, one
-// after the other; its threads share the pairs of a tree. All numbers are whole, so sums have one value in any order: the bits are identical to those of a CPU.
-// cpu/trees.py explains the message rule by the sign of the evidence.
+// A tree is the OR of the pairs (feature position, weight) that can turn on one pixel. A thread block updates the
+// trees of one chain (a sequence of minibatches that one task learns), or of one image, one after another. The
+// threads of a block share the pairs of a tree. All numbers are whole numbers, whose sums are identical in any
+// order, so the results are identical to those of a CPU. cpu/trees.py explains the formulas for the messages.
 //
-// tests/gpu/emulator.hpp defines the CUDA keywords for a C++ compiler, so that tests run this text on a CPU.
+// tests/gpu/emulator.hpp defines the CUDA keywords for a C++ compiler, so that tests run this file on a CPU.
 
-constexpr int THREADS = 256;  // of a thread block; gpu.py launches with the same number
+constexpr int THREADS = 256;  // number of threads of a thread block, the same as in gpu.py
 constexpr int WARPS = THREADS / 32;
-constexpr int LEAST = -(1 << 30);  // below every message of a pair, in units of 1/256 nat
+constexpr int LEAST = -(1 << 30);  // a number below all messages of pairs, in units of 1/256 nat
 constexpr unsigned EVERY_LANE = 0xffffffffu;
-constexpr int W_SHARED = 1, S_SHARED = 2;  // bits: log odds that a thread block holds in shared memory
+// Bits of the code that gpu.py passes: which log odds, of weights or of positions, to copy to shared memory.
+constexpr int W_SHARED = 1, S_SHARED = 2;
 
-#ifndef DYNAMIC_SHARED  // the emulator defines it itself
+#ifndef DYNAMIC_SHARED  // the emulator of the tests has another definition
 #define DYNAMIC_SHARED(name) extern __shared__ float name[]
 #endif
 
-// Shared memory whose size the launch gives.
+// Returns the shared memory whose size gpu.py chooses at the launch.
 __device__ __forceinline__ int* dynamic_memory() {
     DYNAMIC_SHARED(memory);
     return reinterpret_cast<int*>(memory);
@@ -30,8 +32,8 @@ struct Shape {
     int channels, height, width, high, wide, h, w, features;
 };
 
-// The pairs of a pixel: `rows` lines of `run` pairs. s_step and w_step are the elements between two lines in S and
-// W; s and w are the indices of the first place and the first weight.
+// Pairs of a pixel: `rows` lines of `run` pairs each. s_step and w_step are the numbers of elements from one line to
+// the next in S and in W; s and w are the indices of the first position in S and of the first weight in W.
 struct Tree {
     int rows, run, s_step, w_step, s, w;
 };
@@ -50,7 +52,7 @@ __device__ __forceinline__ Tree tree_of(const Shape& shape, int channel, int y, 
     return tree;
 }
 
-// Returns the sum of `total` over a thread block to all its threads.
+// Returns to each thread the sum of `total` over all threads of the thread block.
 __device__ __forceinline__ int add_up(int total) {
     __shared__ int sums[WARPS];
 #pragma unroll
@@ -60,10 +62,10 @@ __device__ __forceinline__ int add_up(int total) {
     total = 0;
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) total += sums[warp];
-    return total;  // another barrier comes before the next write to the array
+    return total;  // the caller has a barrier before the next call writes to `sums`
 }
 
-// Writes the largest and the second largest value of a thread block to all its threads.
+// Gives each thread the largest and the second largest value of all threads of the thread block.
 __device__ __forceinline__ void largest_two(int& first, int& second) {
     __shared__ int firsts[WARPS], seconds[WARPS];
 #pragma unroll
@@ -87,19 +89,20 @@ __device__ __forceinline__ void largest_two(int& first, int& second) {
     }
 }
 
-// Returns the message to one input of a pair, from the other input and the message g of the OR to the pair.
+// Returns the message to the position of a pair from the log odds of the weight, or the reverse. g is the message of
+// the OR to the pair.
 __device__ __forceinline__ int message(int other, int g) {
     return larger(0, other + g) - larger(0, other);
 }
 
-// Sends the messages of a tree to the pairs of this thread. KEPT is the number of stored messages per pair, of type
-// M; if KEPT is 1, weights are fixed. b is the evidence of the pixel. `held` gets 1 for each line with nonzero
-// messages to weights. Returns whether a stored message has changed.
+// Updates the messages of a tree to the pairs of this thread. KEPT is the number of stored messages per pair, and M is
+// the type of a stored message; if KEPT is 1, the weights are fixed and get no messages. b is the log odds of the
+// pixel. `held` gets 1 for each line with nonzero messages to weights. Returns true if a stored message changed.
 template <int KEPT, class M>
 __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, M* to_s, M* to_w,
                                        unsigned char* held, float damping) {
     const int pairs = tree.rows * tree.run;
-    if (KEPT == 2)  // set after the barrier of the sum
+    if (KEPT == 2)  // lines with nonzero messages are set to 1 below, after the barrier in add_up or largest_two
         for (int row = threadIdx.x; row < tree.rows; row += THREADS) held[row] = 0;
     int total = 0, first = LEAST, second = LEAST;
     for (int k = threadIdx.x; k < pairs; k += THREADS) {
@@ -115,7 +118,7 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
         }
     }
     if (b <= 0)
-        total = add_up(smaller(total, -2 * b));  // larger sums have the same effect; this keeps sums within int
+        total = add_up(smaller(total, -2 * b));  // a larger sum has the same effect, but could overflow int
     else
         largest_two(first, second);
     const int rest = smaller(b, larger(0, -first)), top = smaller(b, larger(0, -second));
@@ -148,7 +151,8 @@ __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, 
     return changed;
 }
 
-// Updates the trees of the images of one thread block in order; returns the number of changed trees.
+// Updates the trees of one thread block in the given order of pixels; returns the number of trees with a changed
+// message.
 template <int KEPT, class M>
 __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, const int* order, int pixels, int* s,
                                     int* w, M* to_s, M* to_w, unsigned char* held, int room, const int* begins,
@@ -156,9 +160,9 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
     const int plane = shape.height * shape.width, places = shape.high * shape.wide * shape.features;
     int moved = 0;
     for (int p = 0; p < pixels; ++p) {
-        const int index = order[p], pixel = index % plane, layer = index / plane;  // image and channel
+        const int index = order[p], pixel = index % plane, layer = index / plane;  // layer: image and channel
         const int b = evidence[index];
-        if (b == 0 && KEPT != 2) continue;  // stored messages may come from other evidence
+        if (b == 0 && KEPT != 2) continue;  // an unknown pixel sends messages of 0, which may replace stored ones
         const int image = layer / shape.channels, channel = layer % shape.channels;
         const Tree tree = tree_of(shape, channel, pixel / shape.width, pixel % shape.width);
         const size_t kept = KEPT ? static_cast<size_t>(layer) * room + begins[pixel] : 0;
@@ -166,15 +170,15 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
                                           to_w + (KEPT == 2 ? kept : 0),
                                           held + (KEPT == 2 ? static_cast<size_t>(index) * shape.h : 0), damping);
         if (KEPT)
-            moved += __syncthreads_count(changed) != 0;  // also a barrier: all log odds are written
+            moved += __syncthreads_count(changed) != 0;  // also a barrier, after which all log odds are written
         else
             __syncthreads();
     }
     return moved;
 }
 
-// Log odds (beliefs) of a thread block. The bits of `held` name the log odds that are in shared memory until
-// `put_back`; the others stay in global memory.
+// Log odds (beliefs) of positions s and of weights w of a thread block. The constructor copies those that `held` names
+// (bits W_SHARED and S_SHARED) to shared memory, and `put_back` copies them back to global memory.
 struct Beliefs {
     int *s, *w;
 
@@ -192,7 +196,7 @@ struct Beliefs {
         __syncthreads();
     }
 
-    // The last update of a walk ends at a barrier, so every belief is written.
+    // No barrier is needed here, because `walk` ends with a barrier.
     __device__ __forceinline__ void put_back(int* s, int* w, size_t places, int weights, int held) const {
         if (held & W_SHARED)
             for (int k = threadIdx.x; k < weights; k += THREADS) w[k] = this->w[k];
@@ -215,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     beliefs.put_back(s, weights, places, count, held);
 }
 
-// Updates all trees of a chain once with stored messages of type M.
+// Updates all trees of a chain once; the stored messages have the type M.
 template <class M>
 __device__ __forceinline__ void sweep_messages(const int* evidence, const int* order, int pixels, int images,
                                                int channels, int height, int width, int h, int w, int features,
@@ -270,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) moved[row] = count;
 }
 
-// Philox 4x64-10, see ../../../kernels/philox.py.
+// Random numbers of Philox 4x64-10, identical to those of ../../../kernels/philox.py.
 struct Words {
     unsigned long long a, b, c, d;
 };
@@ -291,7 +295,7 @@ __device__ __forceinline__ Words philox(unsigned long long c0, unsigned long lon
     return {c0, c1, c2, c3};
 }
 
-// Orders of 0 to n - 1, one per thread: Fisher-Yates shuffle, see pixel_order.py.
+// Each thread writes one random permutation of 0 to n - 1 by a Fisher-Yates shuffle; pixel_order.py defines it.
 extern "C" __global__ void __launch_bounds__(THREADS)
     hcn_shuffle(unsigned long long seed, unsigned long long word, unsigned long long epoch, const long long* rows,
                 int count, int n, int* out) {

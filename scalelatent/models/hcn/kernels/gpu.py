@@ -1,8 +1,9 @@
-"""Message updates of all pixels in CuPy: launches of the kernels of ``gpu.cu``.
+"""Message updates of all pixels in CuPy: launches of the CUDA kernels in ``gpu.cu``.
 
-One thread block updates one chain (a sequence of minibatches that one task learns), or decodes one row.
-Arrays stay on the device; only the numbers of changed pixels return to the host. A thread block holds its log
-odds in shared memory if they fit, because the update of a pixel waits for the pixel before it.
+One thread block updates the messages of one chain (a sequence of minibatches that one task learns), or
+decodes one image. Arrays stay on the device; only the numbers of changed pixels return to the host. A thread
+block holds its log odds in shared memory if they fit: it updates one pixel after another, so the time of a
+memory access adds to each update.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from scalelatent.kernels.cuda import Kernels, current_device
 from scalelatent.kernels.streams import stage_word
 
 from .units import FIXED_WEIGHT
-from .windows import MESSAGE_ROOM, message_starts
+from .windows import message_room, message_starts
 
 _launch = Kernels(__package__, 256).launch
 
@@ -25,10 +26,8 @@ def _to_int32(*numbers: int) -> tuple[np.int32, ...]:
     return tuple(np.int32(n) for n in numbers)
 
 
-def _find_message_starts(
-    image: tuple[int, ...], window: tuple[int, ...], n_features: int
-) -> tuple[cupy.ndarray, int]:
-    """Return the index of the first message of each pixel, on the device, and the number of messages."""
+def _find_message_starts(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> cupy.ndarray:
+    """Return the index of the first message of each pixel, on the device; `message_starts` defines it."""
     # The stream is part of the cache key, because CuPy may reuse memory only in the stream that used it
     # before.
     return _copy_message_starts(
@@ -39,30 +38,29 @@ def _find_message_starts(
 @lru_cache(maxsize=64)
 def _copy_message_starts(
     device: int, stream: int, image: tuple[int, ...], window: tuple[int, ...], n_features: int
-) -> tuple[cupy.ndarray, int]:
-    begins = message_starts(image, window, n_features)
-    return cupy.asarray(begins.astype(np.int32)), int(begins[-1])
+) -> cupy.ndarray:
+    return cupy.asarray(message_starts(image, window, n_features).astype(np.int32))
 
 
 # Bytes of shared memory that a thread block uses in addition to the log odds of positions and weights.
 _STATIC_BYTES = 1024
-# Codes of the log odds that a thread block copies to shared memory: none, those of weights (W), or those of
-# weights and positions (S). gpu.cu uses the same codes.
+# Codes of the log odds that a kernel copies to shared memory: none, those of weights (W), or those of
+# weights and positions (S). In gpu.cu, W_SHARED (1) and S_SHARED (2) are the bits of these codes.
 _NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3
 
 
 @cache
 def _read_device_limits(device: int) -> tuple[int, int]:
-    """Return the bytes of shared memory per thread block for log odds, and the number of multiprocessors."""
+    """Return two limits of a device: bytes of shared memory per thread block, number of multiprocessors."""
     properties = cupy.cuda.runtime.getDeviceProperties(device)
     return int(properties["sharedMemPerBlockOptin"]) - _STATIC_BYTES, int(properties["multiProcessorCount"])
 
 
 def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, int]:
-    """Return which log odds a thread block holds in shared memory, and their size in bytes.
+    """Return the code of the log odds that a thread block copies to shared memory, and their bytes.
 
-    The positions (S) are in shared memory only if all thread blocks can still run at the same time.
-    ``places`` and ``weights`` are the numbers of positions and of weights of one thread block.
+    The log odds of positions (S) are copied only if all ``blocks`` thread blocks can still run at the same
+    time. ``places`` and ``weights`` are the numbers of positions and of weights of one thread block.
     """
     room, processors = _read_device_limits(current_device())
     both, alone = 4 * (places + weights), 4 * weights
@@ -72,7 +70,7 @@ def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, in
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
-    """Return a random permutation of 0 to n - 1 per row on the device, int32 (rows, n); see `pixel_order`."""
+    """Return for each row number a random permutation on the device; `pixel_order.shuffled` defines it."""
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
     numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))
@@ -81,7 +79,10 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> c
 
 
 def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray) -> None:
-    """Update all pixels once; no messages are stored. `reference.sweep` describes the device arrays."""
+    """Update the messages of all pixels once, without storing them; `reference.sweep` describes the arrays.
+
+    The arrays are on the device.
+    """
     images = evidence.shape[1:]
     sizes = _to_int32(order.shape[1], *images, *w.shape[2:])
     held, size = _choose_shared(len(order), s[0].size, w[0].size)
@@ -97,7 +98,7 @@ def sweep_messages(
     The arrays are on the device; `reference.sweep_messages` describes them.
     """
     sizes = _to_int32(order.shape[1], *evidence.shape[1:], *w.shape[2:])
-    begins, _ = _find_message_starts(evidence.shape[3:], w.shape[2:4], w.shape[4])
+    begins = _find_message_starts(evidence.shape[3:], w.shape[2:4], w.shape[4])
     moved = cupy.empty(len(order), dtype=np.int32)
     messages = (to_s, to_w, held, np.int32(to_s.shape[3]), begins, np.float32(damping))
     name = "hcn_sweep_messages" if to_s.dtype == np.int16 else "hcn_sweep_wide_messages"
@@ -109,12 +110,12 @@ def sweep_messages(
 def decode_images(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Write log odds of feature positions for fixed weights to ``s``; return the changed pixels of each row.
+    """Write log odds of feature positions to ``s``; return the number of changed pixels of each row.
 
     ``w`` is on the host, and the other arrays are on the device; `reference.decode_images` describes them.
     """
-    begins, pairs = _find_message_starts(evidence.shape[2:], w.shape[1:3], w.shape[3])
-    room = pairs + MESSAGE_ROOM
+    layout = evidence.shape[2:], w.shape[1:3], w.shape[3]
+    begins, room = _find_message_starts(*layout), message_room(*layout)
     messages = cupy.zeros((*evidence.shape[:2], room), dtype=np.int16)
     hard = cupy.asarray(np.where(w, np.int32(FIXED_WEIGHT), np.int32(-FIXED_WEIGHT)))
     moved = cupy.empty(len(order), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Random orders in which pixels are updated; an order is a function of (seed, purpose, epoch, row)."""
+"""Random orders in which pixels are updated, as functions of (seed, purpose, epoch, row number)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
             out[k, i] = i
         for step in range(n - 1):
             if step % 4 == 0:
-                counter += _U1  # numpy too increments the Philox counter before it draws four words
+                counter += _U1  # as in numpy, the counter increases before four random words are drawn
                 a, b, c, d = philox(counter, _U0, np.uint64(rows[k]), epoch, seed, word)
             drawn = a if step % 4 == 0 else b if step % 4 == 1 else c if step % 4 == 2 else d
             i = n - 1 - step
@@ -30,10 +30,10 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
-    """Return a random permutation of 0 to n - 1 for each row number, int32 (rows, n).
+    """Return for each row number a random permutation of 0 to n - 1, int32 (rows, n).
 
-    It is a Fisher-Yates shuffle with Philox random numbers, whose key and counter are made of ``seed``,
-    ``purpose``, ``epoch`` and the row number.
+    A Fisher-Yates shuffle draws it with Philox random numbers. Their key and counter contain ``seed``,
+    ``purpose``, ``epoch`` and the row number, so that each permutation is a function of these four.
     """
     out = np.empty((len(rows), n), np.int32)
     rows = np.ascontiguousarray(rows, np.int64)

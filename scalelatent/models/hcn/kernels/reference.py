@@ -1,11 +1,12 @@
 """Max-product belief propagation of AND, OR and POOL factors in numpy: the definition of all kernels.
 
-A message m about a binary variable is one number, log m(1) - log m(0). The reconstruction of an image, R =
-min(1, conv(S, W)), has one AND-OR tree per pixel. The tree is an OR over pairs of a feature position (S) and
-a weight (W); each pair is an AND. Messages "up" lead from the pixel to the positions and weights, and
+The factors are those of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016). A
+message m about a binary variable is one number, log m(1) - log m(0). The reconstruction of an image, R =
+min(1, conv(S, W)), has one AND-OR tree per pixel. The tree is an OR over pairs, and a pair is the AND of a
+feature position (S) and a weight (W). Messages "up" lead from the pixel to the positions and weights, and
 messages "down" lead to the pixel. Arrays are S (image, HS, WS, F) and W (channel, h, w, F), with F features
-of h x w pixels. Both window axes of W are flipped, so that the pairs of a pixel are the same window of S and
-W.
+of h x w pixels. The axes h and w of W are reversed, so that the pairs of a pixel are the elements of a window
+of S and of a window of W in the same order.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from .windows import message_starts, shifts, window
 
 
 def pass_and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
-    """Return the message to one input of an AND, from the messages of its other input and of its output."""
+    """Return the message to one input of an AND, from the message of the other input and of the output."""
     return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
 def pass_and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the message to the output of an AND, from the messages ``a`` and ``b`` of its two inputs."""
+    """Return the message to the output of an AND, from the messages ``a`` and ``b`` of the two inputs."""
     return np.minimum(a + b, np.minimum(a, b))
 
 
 def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """Return the messages to the inputs of an OR, from messages of its inputs (``t``) and its output."""
+    """Return the messages to the inputs of an OR, from messages of the inputs ``t`` and the output."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     best = np.full(len(t), t[top])
@@ -36,15 +37,15 @@ def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
 
 
 def pass_or_down(t: np.ndarray) -> float:
-    """Return the message to the output of an OR, from the messages ``t`` (M,) of its inputs."""
+    """Return the message to the output of an OR, from the messages ``t`` of the inputs."""
     top = int(t.argmax())
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
 
 def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the messages of a pixel to the positions and to the weights of its M pairs, each (M,).
+    """Return the messages of a pixel to the positions, and to the weights, of its M pairs, each (M,).
 
-    ``s`` and ``w`` (M,) are the log odds of positions and weights, and ``below`` those of the pixel.
+    ``s`` and ``w`` (M,) are the log odds of the positions and weights, and ``below`` is that of the pixel.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
@@ -53,7 +54,10 @@ def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.nda
 def windows(
     index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the log odds of a pixel, and views of the positions and weights that can turn it on."""
+    """Return the log odds of a pixel, and views of the log odds of its pairs: positions, and weights.
+
+    ``index`` is the index of the pixel in the flattened ``evidence``.
+    """
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
         window(int(y), w.shape[1], s.shape[1]), window(int(x), w.shape[2], s.shape[2]), strict=True
@@ -62,7 +66,7 @@ def windows(
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the messages of each pixel once, in the given order; none is stored between two sweeps.
+    """Update the messages of each pixel once, in the given order, without storing them.
 
     Parameters
     ----------
@@ -73,9 +77,9 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
         Order in which a chain updates its pixels: indices into the flattened evidence of the chain.
     s : array of int32, shape (chains, images, HS, WS, F)
     w : array of int32, shape (chains, channels, h, w, F)
-        Log odds of positions and weights in units of 1/256 nat, changed in place. The window axes of w are
-        flipped. HS and WS are the numbers of positions along the height and the width, and F is the number of
-        features of h x w pixels.
+        Log odds of positions and weights in units of 1/256 nat, changed in place. The axes h and w are
+        reversed. HS and WS are the numbers of positions along the height and the width, and F is the number
+        of features of h x w pixels.
     """
     for k in range(len(order)):
         for index in order[k]:
@@ -90,18 +94,19 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update the messages of each pixel once, in the given order, from the messages of the last sweep.
+    """Update the stored messages of each pixel once, in the given order.
 
     Parameters
     ----------
     evidence, order, s, w
         See :func:`sweep`.
-    to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, pairs)
+    to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, messages)
         Messages of pixels to positions and to weights in units of 1/256 nat, changed in place. Messages of
         one pixel are contiguous, see :func:`~.windows.message_starts`.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
-        1 for each line of a pixel's window with a nonzero message in ``to_w``, else 0; changed in place. Few
-        lines have such a message, and kernels skip the other lines.
+        Flags of the h lines of weights that can turn on a pixel: 1 for a line with a nonzero message of the
+        pixel in ``to_w``, else 0; changed in place. Few lines have such a message, and kernels skip the other
+        lines.
     damping : float
         Weight of a new message in the average of the new and the old message.
 
@@ -137,7 +142,7 @@ def sweep_messages(
 
 
 def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
-    """Return old + damping (new - old), in whole units of 1/256 nat; the product is computed in float32."""
+    """Return ``old`` + ``damping`` (``new`` - ``old``), rounded to whole numbers, with a float32 product."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
@@ -152,13 +157,13 @@ def decode_images(
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in units of 1/256 nat.
     order : ndarray of int32, shape (rows, pixels)
-        Order in which the pixels of a row are updated; it is the same in each sweep.
+        Order in which each sweep updates the pixels of a row.
     s : array of int32, shape (rows, HS, WS, F)
-        Prior log odds of positions in units of 1/256 nat, changed in place.
+        Prior log odds of positions in units of 1/256 nat, to which the messages are added in place.
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the window axes are flipped.
+        Weights; the axes h and w are reversed.
     n_sweeps : int
-        Upper bound of the sweeps.
+        Upper bound of the number of sweeps; a sweep updates the messages of all pixels once.
 
     Returns
     -------
@@ -185,17 +190,10 @@ def decode_images(
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the number of features that cover each pixel.
+    """Return the number of features that cover each pixel, int32 (rows, channels, height, width).
 
-    Parameters
-    ----------
-    s : ndarray of uint8, shape (rows, HS, WS, F)
-    w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the window axes are flipped.
-
-    Returns
-    -------
-    ndarray of int32, shape (rows, channels, height, width)
+    ``s`` is uint8 (rows, HS, WS, F), 1 if a feature is at a position, else 0. ``w`` are the weights, bool
+    (channels, h, w, F); the axes h and w are reversed.
     """
     rows, high, wide, _ = s.shape
     n_channels, h, width, _ = w.shape
@@ -208,22 +206,18 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
     """Add or remove the feature with the largest gain until no gain is positive; return the positions.
 
-    Adding a feature gains the log odds of the pixels that no other feature covers, minus the cost. Among
-    equal gains, a removal is chosen before an addition, and then the first position of the array.
+    The gain of adding a feature is the sum of the log odds of the pixels that no other feature covers, minus
+    the cost. The gain of a removal is the negative of this number. Among equal gains, removals come before
+    additions, and then the first position of the array comes first.
 
     Parameters
     ----------
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in whole units of 1/256 nat.
-    s : ndarray of uint8, shape (rows, HS, WS, F)
-    w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the window axes are flipped.
+    s, w
+        Positions at the start, and weights; see :func:`cover`. The result is a changed copy of ``s``.
     cost : float
-        Cost of a feature in units of 1/256 nat.
-
-    Returns
-    -------
-    ndarray of uint8, shape (rows, HS, WS, F)
+        Cost of a feature at a position in units of 1/256 nat: minus the prior log odds.
     """
     out, (_, h, width, _) = s.copy(), w.shape
     for n in range(len(s)):
@@ -245,9 +239,10 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 
 
 def move_to_targets(messages: np.ndarray) -> np.ndarray:
-    """Move messages of pools, (…, shifts, H, W), from the index of each pool to that of the shifted pixel.
+    """Move the message of each pool for each shift from the index of the pool to that of the shifted pixel.
 
-    Pixels that no pool reaches get the value ``OFF_IMAGE``.
+    ``messages`` and the result have the shape (…, shifts, H, W). A pixel that no pool reaches by a shift gets
+    the value ``OFF_IMAGE``.
     """
     out, (height, width) = np.full(messages.shape, OFF_IMAGE, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
@@ -260,17 +255,16 @@ def move_to_targets(messages: np.ndarray) -> np.ndarray:
 
 
 def move_to_sources(messages: np.ndarray) -> np.ndarray:
-    """Move messages to pools, (…, shifts, H, W), from the index of the shifted pixel to that of the pool."""
+    """Move messages from the index of the shifted pixel to that of the pool; see `move_to_targets`."""
     return move_to_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
 
 
 def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the messages from the OR of each pixel up to the pools that can shift into it.
+    """Return the messages from the OR of each pixel up to the pools that can shift into the pixel.
 
-    The result is int64 (…, shifts, H, W): a message for each shift of each pool.
-
-    ``down`` are the messages of the pools to the ORs, and ``below`` (…, H, W) are the log odds of the pixels.
-    Shifts that leave the image get the value ``OFF_IMAGE``.
+    The result is int64 (…, shifts, H, W), a message for each shift of each pool; it is ``OFF_IMAGE`` for a
+    shift that leaves the image. ``down`` are the messages of the pools to the ORs, and ``below`` (…, H, W)
+    are the log odds of the pixels.
     """
     t = move_to_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
@@ -286,18 +280,19 @@ def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages from the pixels up through the pools of a layer to its features.
+    """Pass messages from shifted pixels up through the pools of a layer to the pixels of its features.
 
     Parameters
     ----------
     below : ndarray of int32, shape (images, channels, H, W)
-        Log odds of the pixels, or of the positions of the layer below, in units of 1/256 nat.
+        Log odds of the shifted pixels, in units of 1/256 nat: the pixels of the image, or the messages to the
+        positions of the layer below.
     prior : ndarray of int32, shape (shifts, H, W)
         Log prior of each shift in units of 1/256 nat; OFF_IMAGE for a shift that leaves the image.
     down : ndarray of int32, shape (images, channels, shifts, H, W)
-        Messages of pools to ORs.
+        Messages of pools to the ORs of shifted pixels.
     evidence : array of int32, shape (images, channels, H, W)
-        Messages of pools to the features, changed in place.
+        Messages of pools to the pixels of features, changed in place.
     damping : float
         Weight of the new message in the average of the new and the old message.
     """
@@ -309,9 +304,10 @@ def pass_pools_up(
 def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Pass messages from the features down through the pools of a layer to the pixels.
+    """Pass messages from the pixels of features down through the pools of a layer to the shifted pixels.
 
-    Pools and the ORs of pixels exchange messages for some rounds; then the ORs send messages to the pixels.
+    Pools and the ORs of shifted pixels exchange messages ``rounds`` times after the first messages of the
+    pools; then the ORs send messages to the shifted pixels.
 
     Parameters
     ----------
@@ -322,12 +318,12 @@ def pass_pools_down(
     down : array of int32, shape (images, channels, shifts, H, W)
         Messages of pools to ORs, changed in place.
     rounds : int
-        Number of rounds of messages between pools and ORs.
+        Number of further exchanges of messages between pools and ORs.
 
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
-        Messages of ORs to the pixels.
+        Messages of ORs to the shifted pixels.
     """
     for _ in range(rounds + 1):
         up = pass_ors_up(down, below)
@@ -344,15 +340,15 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees down to their pixels, for the weights of a fit.
+    """Return the messages of AND-OR trees down to their pixels, for the uncertain weights of a fit.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
     w : ndarray of int32, shape (channels, h, w, F)
-        Log odds of positions and of weights in units of 1/256 nat; the window axes of w are flipped.
-    to_s, to_w : ndarray, shape (images, channels, pairs and room)
-        Messages of the trees to positions and to weights, followed by unused elements.
+        Log odds of positions and of weights in units of 1/256 nat; the axes h and w are reversed.
+    to_s, to_w : ndarray of int32, shape (images, channels, messages)
+        Messages of the trees to positions and to weights, in units of 1/256 nat.
 
     Returns
     -------
@@ -383,7 +379,7 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
     s : ndarray of int32, shape (images, F, HS, WS)
         Log odds of positions in units of 1/256 nat.
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the window axes are flipped.
+        Weights; the axes h and w are reversed.
     evidence : ndarray of int32, shape (images, channels, H, W)
         Log odds of the pixels in the pass up, in units of 1/256 nat.
 
@@ -404,13 +400,15 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
 
 
 def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.ndarray) -> None:
-    """Mark the filter with the largest response at each pixel; images are 0 beyond their border.
+    """Write to ``out`` which filter is on at each pixel: the one with the largest response.
 
     Parameters
     ----------
     images : ndarray of uint8, shape (images, H, W)
+        Grey images; pixels outside of an image count as 0.
     weights : ndarray of int32, shape (filters / 2, side, side)
-        Filters of half of the directions; the others are their opposites.
+        Filters of the first half of the directions. The filter of an opposite direction has the opposite
+        sign.
     least : int
         Smallest response that turns a filter on.
     out : ndarray of uint8, shape (images, filters, H, W)

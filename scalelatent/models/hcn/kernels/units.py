@@ -1,4 +1,7 @@
-"""Fixed-point unit of all log odds, 1/256 nat: sums of whole numbers are exact in any order."""
+"""Unit of all log odds in kernels, 1/256 nat, and limits of log odds in this unit.
+
+Log odds are whole numbers of this unit, because sums of whole numbers are exact in any order.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,31 @@ import numpy as np
 import numpy.typing as npt
 
 UNITS_PER_NAT = 256
-"""Number of fixed-point units per nat."""
+"""Number of units per nat."""
 MESSAGE_LIMIT = 2**15 - 1
-"""Upper bound of the log odds of one pixel, in units of 1/256 nat; it fits int16.
+"""Upper bound of the absolute value of the log odds of a pixel of an image, in units of 1/256 nat.
 
-A message of belief propagation from a pixel is never larger than the log odds of the pixel.
+A message from a pixel is never larger than the log odds of the pixel, so messages fit int16.
 """
 BELIEF_LIMIT = 2**28
-"""Upper bound of the log odds of a weight, in units of 1/256 nat; int32 sums of smaller ones are exact."""
+"""Limit of the log odds of a weight, in units of 1/256 nat; int32 sums of smaller ones cannot overflow."""
 FIXED_WEIGHT = 2**28
-"""Log odds of a fixed weight that is on, in units of 1/256 nat; a weight that is off has the negative."""
+"""Log odds of a fixed weight that is on, in units of 1/256 nat; those of a weight that is off are -2**28."""
 
 POOL_FLOOR = 10_000 * UNITS_PER_NAT
 """Upper bound of the absolute value of a message between two layers, in units of 1/256 nat."""
 CLASS_FLOOR = 2**28
-"""Upper bound of a message from the class layer to a template, in units of 1/256 nat.
+"""Upper bound of the absolute value of a message from the class layer to a template, in units of 1/256 nat.
 
-It exceeds the log odds of all pixels of an image together, except in the first passes of large networks. The
-class layer can therefore turn off all templates but one.
+The sum of the log odds of all pixels of an image is smaller, except in the first passes of large networks.
+Therefore the class layer can turn off all templates but one.
 """
 OFF_IMAGE = -(2**29)
-"""Log prior of a shift that leaves the image, in units of 1/256 nat; it represents minus infinity."""
+"""Log prior of a shift that leaves the image, in units of 1/256 nat; it stands for minus infinity."""
 
 
 def to_units(nats: npt.ArrayLike) -> np.ndarray:
-    """Convert nats to units of 1/256 nat, rounded to whole numbers, int32."""
+    """Convert nats to whole units of 1/256 nat, rounded, int32."""
     return np.rint(np.asarray(nats, np.float64) * UNITS_PER_NAT).astype(np.int32)
 
 

@@ -1,6 +1,7 @@
-"""Positions and weights of features that can turn a pixel on, and the memory layout of their messages.
+"""Positions and weights of features that can turn on a pixel, and the memory layout of their messages.
 
-A feature position and a weight that together turn a pixel on are a pair of the pixel.
+A pair of a pixel is a feature position and a weight of the feature that together turn on the pixel. The pixel
+sends a message to the position and a message to the weight.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import numpy as np
 
 
 def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
-    """Return two slices along one axis: the positions of features that cover pixel ``at``, and the weights.
+    """Return the slices of the feature positions and of the weights that can turn on pixel ``at`` of an axis.
 
     ``feature`` is the length of a feature in pixels, and ``places`` the number of positions along the axis.
-    Weights are stored in flipped order, so that position i and weight i of the slices belong together.
+    The weights of a feature are stored in reverse order, so that position i of the first slice and weight i
+    of the second slice are a pair.
     """
     first, last = max(0, at - feature + 1), min(places - 1, at)
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
 
 
 def shifts(n: int) -> list[tuple[int, int]]:
-    """Return the offsets (rows, columns) of the n shifts by which a square pool can move a pixel."""
+    """Return the offsets (rows, columns) of the ``n`` shifts by which a square pool can move a pixel."""
     reach = round(n**0.5) // 2
     return [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)]
 
 
 def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return the index of the first message of each pixel in the array of a channel, int64 (pixels + 1,).
+    """Return the index of the first message of each pixel in a message array, int64 (pixels + 1,).
 
-    The last entry is the number of messages of the channel. ``image`` and ``feature`` are (height, width).
+    The array has the messages of all pixels of one channel of an image to positions, or those to weights.
+    The last entry is the number of messages. ``image`` and ``feature`` are (height, width) in pixels.
     """
     counts = [
         [at.stop - at.start for at, _ in (window(i, f, n - f + 1) for i in range(n))]
@@ -41,16 +44,16 @@ def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features:
 
 @functools.lru_cache(maxsize=16)
 def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return the memory layout of the pairs of each pixel: int64 (pixels, 5), read-only.
+    """Return where kernels find the pairs of each pixel in memory: int64 (pixels, 5), read-only.
 
-    A pair is a feature position (array S) and a weight (array W) that together turn the pixel on. The pairs
-    of a pixel are a few contiguous lines of equal length. The columns are:
+    A pair is a feature position (array S) and a weight (array W) that together turn on the pixel. The pairs
+    of a pixel are a few lines of equal length; each line is contiguous in S and in W. The columns are:
 
     - 0: number of lines of pairs,
     - 1: number of pairs per line,
     - 2: byte offset of the first position in the int32 array S of an image,
     - 3: byte offset of the first weight in the int32 array W of a channel,
-    - 4: byte offset of the first message in the int16 messages of a channel of an image.
+    - 4: byte offset of the first message in an int16 message array of one channel of an image.
     """
     (height, width), (h, w) = image, feature
     begins, out = message_starts(image, feature, n_features), np.empty((height, width, 5), np.int64)
@@ -65,15 +68,15 @@ def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_featur
 
 
 def count_pairs(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the number of pairs (feature position, weight) that can turn on the pixels of one channel."""
+    """Return the number of pairs (feature position, weight) of all pixels of one channel of an image."""
     (height, width), (h, w) = image, feature
     return (height - h + 1) * h * (width - w + 1) * w * n_features
 
 
 MESSAGE_ROOM = 32
-"""Unused entries at the end of a message array, because kernels read and write whole SIMD vectors."""
+"""Number of unused entries at the end of a message array; kernels read and write whole SIMD vectors there."""
 
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the length of the message array of a channel of an image, including `MESSAGE_ROOM`."""
+    """Return the length of the message array of one channel of an image, with the unused `MESSAGE_ROOM`."""
     return count_pairs(image, feature, n_features) + MESSAGE_ROOM

@@ -1,1 +1,1 @@
-"""Learning and using binary features of binary images."""
+"""Learning and inference of hierarchical compositional networks."""

@@ -1,21 +1,21 @@
-r"""Compression: length of a description of images by features, relative to the images.
+r"""Compression: bits of a description of images by features, divided by the bits of the images.
 
 The definition is from section 4.1 of Lázaro-Gredilla et al., "Hierarchical compositional feature
 learning" (2016).
 
-The description of the images X consists of the positions S of features, the features W, and the pixels that
-differ from the reconstruction R:
+The description of the images X consists of the positions S of features, the weights W of the features, and
+the pixels that differ from the reconstruction R. The compression is
 
-.. math:: (E(S) + E(W) + E(X - R)) / E(X), \qquad E = N H(\text{share of ones})
+.. math:: (E(S) + E(W) + E(X - R)) / E(X), \qquad E = N H(\text{share of ones}).
 
-Here N is the number of elements of an array, and H is the entropy of one element in bits. Features that no
-image uses are not in the description.
+Here E is the number of bits of a binary array with N elements, and H is the entropy of one element in bits.
+Features that no image uses are not in the description.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -44,29 +44,28 @@ def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 class DescriptionLength:
     """Counts for the description length of images (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    The counts use the features of the learner's state, or those of the decoder if the state is None.
+    The features are those of the learner's state, or those of the decoder if there is no learner.
     """
 
     decoder: Decoder
-    every: int = 1  # use every n-th row of the dataset
+    every: int = 1  # use only the rows whose number is a multiple of this number
 
     @property
     def requirements(self) -> BlockRequirements:
         return self.decoder.requirements
 
     def layout(self) -> Layout:
-        """Return the layout of the counts.
+        """Return the names and shapes of the counts.
 
         The counts are: rows, rows whose messages converged, known pixels, pixels that are 1, and pixels that
-        differ from the reconstruction. Two more counts per feature are its positions and the pixels that it
-        explains.
+        differ from the reconstruction. Two more counts for each feature are its positions in the images, and
+        the pixels that it explains, see :func:`add_counts`.
         """
         n = (self.decoder.layer.n_features,)
         names = ("rows", "at_rest", "known", "ones", "errors")
         return Layout((*((name, ()) for name in names), ("placed", n), ("explained", n)))
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per row."""
         return FLOPS_PER_PAIR * self.decoder.layer.pairs * self.decoder.n_sweeps / self.every
 
     def prepare(self, state: EvidenceState | None, backend: Backend) -> tuple[Decoder, Backend]:
@@ -85,13 +84,21 @@ class DescriptionLength:
 
 @dataclass(frozen=True)
 class PixelCounts:
-    """Counts of known pixels and of pixels of 1 (a :class:`~scalelatent.contract.learners.Reduction`)."""
+    """Counts of known pixels and of pixels of 1 (a :class:`~scalelatent.contract.learners.Reduction`).
+
+    If ``n_classes`` is above 0, also counts of the rows, and of the labelled rows of each class.
+    """
 
     layer: FeatureLayer
-    requirements: ClassVar[BlockRequirements] = BlockRequirements()
+    n_classes: int = 0
+
+    @property
+    def requirements(self) -> BlockRequirements:
+        return BlockRequirements(unlabelled=self.n_classes > 0)
 
     def layout(self) -> Layout:
-        return Layout((("known", ()), ("ones", ())))
+        rows = (("labelled", (self.n_classes,)), ("rows", ())) if self.n_classes else ()
+        return Layout((("known", ()), ("ones", ()), *rows))
 
     def flops_per_row(self) -> float:
         return 4.0 * self.layer.n_pixels
@@ -103,13 +110,18 @@ class PixelCounts:
         evidence = self.layer.read_evidence(block)
         stats["known"][...] += (evidence != 0).sum()
         stats["ones"][...] += (evidence > 0).sum()
+        if self.n_classes:
+            stats["rows"][...] += len(block.x)
+            if block.y is not None:
+                stats["labelled"][...] += np.bincount(block.y[block.y >= 0], minlength=self.n_classes)
 
 
 def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: Backend, stats: Stats) -> None:
     """Add to ``stats`` the counts of some images, whose features are at the positions ``s``.
 
-    The count ``explained`` of a feature is the number of pixels that would be wrong without the feature,
-    minus the number of pixels that would be right without it.
+    ``evidence`` are the log odds of the pixels; their sign is the observed pixel, and 0 means unknown. The
+    count ``explained`` of a feature is the number of pixels that only this feature covers and that are 1,
+    minus the number of those that are 0.
     """
     layers = decoder.cover_counts(s, backend)
     known, on = evidence != 0, evidence > 0
@@ -126,9 +138,10 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
 
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
-    """Return the length of the description in bits: positions, features and wrong pixels.
+    """Return the bits of a description of images: positions, features, and pixels that differ.
 
-    It contains the ``used`` features, or if this is None, all features with a position.
+    ``stats`` are the counts of a `DescriptionLength`. The description has the features for which ``used`` is
+    True; None: the features that have a position in an image.
     """
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
@@ -143,16 +156,17 @@ def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndar
 
 
 def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float:
-    """Return the description length divided by the bits of the images; NaN if all pixels are equal."""
+    """Return the bits of the description divided by the bits of the images; NaN if all pixels are equal."""
     whole = float(bits(stats["ones"], stats["known"]))
     return length(layer, weights, stats) / whole if whole else float("nan")
 
 
 def find_paying_features(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray:
-    """Return which features shorten the description of the images, bool (F,).
+    """Return True for each feature that shortens the description of the images, bool (F,).
 
-    Features that cost more bits than they save are removed one by one, the worst first. ``stats`` are counts
-    of images that all features explain, so the caller must infer the positions of the remaining ones again.
+    Features that cost more bits than they save are removed one by one, the worst first. The positions of
+    features in ``stats`` were inferred with all features, so the caller must infer the positions again with
+    the remaining features.
     """
     used = stats["placed"] > 0
     best = length(layer, weights, stats, used)
@@ -166,5 +180,5 @@ def find_paying_features(layer: FeatureLayer, weights: np.ndarray, stats: Stats)
         if least >= best:
             break
         best, used[f] = least, False
-    # Removing all features may help even if removing a single one does not.
+    # A description without features may be the shortest even if no feature can be removed alone.
     return used if best < length(layer, weights, stats, np.zeros_like(used)) else np.zeros_like(used)

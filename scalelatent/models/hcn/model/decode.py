@@ -1,4 +1,4 @@
-"""Inference of the positions S of fixed features; S gives images without noise, and unknown pixels."""
+"""Inference of the positions of the features in images, and reconstruction of the images from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from scalelatent.models.hcn.kernels.units import from_units
 
 from .layer import FeatureLayer, hide_unknown, row_numbers
 
-# By default, decoding updates the messages of all pixels of an image at most this many times (sweeps).
+# Default upper bound of the number of sweeps that decode an image. A sweep updates the messages of all pixels
+# of the image once.
 DECODE_SWEEPS = 10
 # Upper bound of the working memory, in bytes, for one block of rows.
 PART_BYTES = 2**25
@@ -21,17 +22,17 @@ PART_BYTES = 2**25
 
 @dataclass(frozen=True)
 class Decoder:
-    """Inference of the positions of fixed features, for each image separately.
+    """Inference of the positions of features with fixed weights, for each image separately.
 
     Attributes
     ----------
     layer : FeatureLayer
     weights : ndarray of bool, shape (channels, h, w, F)
-        Weights in the memory layout of kernels.
+        Weights of the F features; the axes h and w are reversed, as kernels expect.
     seed : int
         Seed of the random orders in which pixels are updated.
     n_sweeps : int
-        Upper bound of the updates of each pixel.
+        Upper bound of the number of updates of the messages of each pixel.
     """
 
     layer: FeatureLayer
@@ -57,10 +58,11 @@ class Decoder:
     def beliefs(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log odds of feature positions, and the pixels of each row that did not converge.
+        """Return log odds of feature positions, and the number of pixels of each row that did not converge.
 
         The log odds are int32 (rows, HS, WS, F), for HS x WS positions of F features, in units of 1/256 nat.
-        A pixel has not converged if one of its messages changed in the last sweep.
+        A pixel has not converged if one of its messages changed in the last sweep. ``evidence`` are the log
+        odds of the pixels, and ``rows`` the row numbers of the images, which decide the orders of pixels.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
@@ -68,26 +70,21 @@ class Decoder:
         moved = backend.kernel("hcn_decode_images")(*messages, s, self.weights, self.n_sweeps)
         return backend.to_host(s), backend.to_host(moved)
 
-    def places(self, evidence: np.ndarray, rows: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return 1 at each position with a feature, else 0: uint8, of the shape (rows, *layer.places)."""
-        return self.decode(evidence, rows, backend)[0]
-
     def decode(
         self, evidence: np.ndarray, rows: np.ndarray, backend: Backend
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of features, and the number of pixels per row that did not converge.
 
-        The positions are uint8 (rows, HS, WS, F): 1 at each of HS x WS positions with one of the F features.
-        An entry starts as 1 at positions with positive log odds. Then features are added or removed one by
-        one as long as the log posterior grows. A pixel has not converged if one of its messages changed in
-        the last sweep.
+        The positions are uint8 (rows, HS, WS, F): 1 if feature f is at this position, else 0. First, features
+        are at all positions with positive log odds, see :meth:`beliefs`. Then features are added or removed
+        one by one as long as the posterior probability of the image increases.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
             part = slice(a, a + self.block_rows)
             beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
             s[part] = beliefs > 0
-        improve = backend.kernel("hcn_improve")  # this kernel runs on the host for all devices
+        improve = backend.kernel("hcn_improve")  # runs on the host for all devices
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
     def cover_counts(self, s: np.ndarray, backend: Backend) -> np.ndarray:
@@ -119,7 +116,7 @@ class PlaceMap(DecoderMap):
         return self.decoder.layer.places, "uint8"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        return self.decoder.places(self.decoder.layer.read_evidence(block), row_numbers(block), prepared)
+        return self.decoder.decode(self.decoder.layer.read_evidence(block), row_numbers(block), prepared)[0]
 
 
 @dataclass(frozen=True)
@@ -129,9 +126,9 @@ class ReconstructionMap(DecoderMap):
     Attributes
     ----------
     fills : bool
-        Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
+        True: known pixels stay as observed, and only unknown pixels are reconstructed. False: all pixels are.
     known : ndarray of uint8, shape (rows, bytes), or None
-        One bit per pixel, 1 if the pixel is known; None: the pixels that are not missing.
+        One bit per pixel, 1 if the pixel is known; None: only pixels with the value ``missing`` are unknown.
     """
 
     fills: bool = False
@@ -149,7 +146,10 @@ class ReconstructionMap(DecoderMap):
 
 @dataclass(frozen=True)
 class BeliefMap(DecoderMap):
-    """Log odds of positions in nats, followed by the share of pixels that converged: float32 per row."""
+    """Log odds of the feature positions of each row, in nats, and last the share of converged pixels.
+
+    A pixel has converged if none of its messages changed in the last sweep.
+    """
 
     output_name: str = "beliefs"
 
@@ -166,11 +166,12 @@ class BeliefMap(DecoderMap):
 def reconstruct(
     decoder: Decoder, evidence: np.ndarray, rows: np.ndarray, backend: Backend, fills: bool = False
 ) -> np.ndarray:
-    """Return images without noise from log odds of pixels, uint8 0 or 1 (rows, channels, height, width).
+    """Return the pixels under the inferred features, uint8 0 or 1 (rows, channels, height, width).
 
-    If ``fills``, the known pixels stay as they are, and only unknown pixels are reconstructed.
+    ``evidence`` are the log odds of the observed pixels; 0 for unknown pixels. If ``fills``, the known pixels
+    stay as observed, and only unknown pixels are reconstructed.
     """
-    made = decoder.cover_counts(decoder.places(evidence, rows, backend), backend) > 0
+    made = decoder.cover_counts(decoder.decode(evidence, rows, backend)[0], backend) > 0
     if fills:
         made = np.where(evidence != 0, evidence > 0, made)
     return made.astype(np.uint8)

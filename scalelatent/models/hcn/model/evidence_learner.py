@@ -1,80 +1,152 @@
-r"""Online learning of one layer of features: each pixel is updated once per image, without stored messages.
+r"""Online learning of one layer of features: each image updates the weights once, and no message is stored.
 
-A chain is a sequence of minibatches that one task learns, with its own copy w of the log odds b of the
-weights W. For each minibatch the task updates the messages of all pixels once, in a random order, and then
-forgets: :math:`w \leftarrow \lambda w + (1 - \lambda) b_0` with the initial log odds :math:`b_0` and the
-parameter ``forgetting`` as :math:`\lambda`. After m minibatches the task returns the evidence of the chain
+A chain is a sequence of minibatches that one task learns. The task has its own copy w of the log odds b of
+the weights W. For each minibatch, it computes the belief-propagation messages of all pixels once, in a random
+order, and then forgets: :math:`w \leftarrow \lambda w + (1 - \lambda) b_0`. Here :math:`b_0` are the initial
+log odds and :math:`\lambda` is the parameter ``forgetting``. After m minibatches the task returns the
+evidence of the chain, which is the change of w beyond forgetting:
 
 .. math:: e = w - (\lambda^m b + (1 - \lambda^m) b_0).
 
-The chains of a step have n minibatches in total, and chain k has m_k. The step sets
+A step learns several chains in parallel. They have n minibatches in total, and chain k has m_k. The step sets
 
 .. math:: b \leftarrow \lambda^n b + (1 - \lambda^n) b_0 + c \sum e, \qquad
     c = \frac{1 - \lambda^n}{\sum_k (1 - \lambda^{m_k})}.
 
 The factor c gives n minibatches in parallel chains the weight of n minibatches in one chain. Without c,
-chains of ten minibatches make log odds three times as large and lose features. One chain (c = 1) of one
-minibatch is the rule in section 4.2 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning"
-(2016).
+chains of ten minibatches made the log odds three times as large, and features were lost. With one chain of
+one minibatch (c = 1) the step is the rule in section 4.2 of Lázaro-Gredilla et al., "Hierarchical
+compositional feature learning" (2016).
 
-Every 20 minibatches each feature is moved to the middle of its window. Moving W and S together leaves the
-images unchanged. Without the move, a feature that starts at the edge of its window stays cut off: this
-happened to one letter in a tenth of the fits with five letters.
+Every 20 minibatches, `center_features` moves each feature to the middle of its window of h x w weights. The
+model describes the same images if a feature and its positions S move together. Without this move, a feature
+that starts at the edge of its window stays incomplete: this happened to one letter in a tenth of the fits
+with five letters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 
 from .compression import DescriptionLength, compression
 from .decode import Decoder
 from .layer import FLOPS_PER_PAIR, FeatureLayer, row_numbers
 
-# Each feature is moved to the middle of its window (h x w pixels) after this many minibatches.
+# Number of minibatches after which a fit moves each feature to the middle of its window.
 CENTER_EVERY = 20
 
 
 @dataclass(frozen=True)
-class EvidenceState:
-    """Log odds of the weights W between two steps of a fit, and its progress.
+class LearnerState:
+    """State of a fit between two steps: log odds of the weights, and counts of the progress.
 
     Attributes
     ----------
-    beliefs, first : ndarray of float64, shape (channels, h, w, F)
-        Log odds now, and before any image; in nats. h x w is the size of a feature, F the number of features.
+    beliefs, first : ndarray of float64
+        Log odds of the weights in nats: now, and before the first image.
     changed, last_changed : int
-        Number of weights that changed sign: in this epoch so far, and in the epoch before.
-    compression, best : float
-        Compression of the validation rows: the last and the smallest one; NaN and infinity before the first
-        validation.
-    rest : float
-        Share of validation rows whose messages converged; NaN before the first validation.
+        Number of changes of the sign of a weight: in this epoch so far, and in the last complete epoch.
+    best : float
+        Smallest compression, or with templates smallest error, of the validation rows after any epoch;
+        infinity before the first validation.
     iteration, steps, rows, stale : int
-        Number of epochs, of steps, of rows in this epoch, and of epochs since the smallest compression.
+        Number of epochs, of steps, of training rows read in this epoch, and of epochs since ``best``.
     """
 
     beliefs: np.ndarray
     first: np.ndarray
     changed: int = 0
     last_changed: int = 0
-    compression: float = float("nan")
     best: float = float("inf")
-    rest: float = float("nan")
     iteration: int = 0
     steps: int = 0
     rows: int = 0
     stale: int = 0
+
+    def after_step(self, beliefs: np.ndarray, n_rows: int) -> Self:
+        """Return the state after a step over ``n_rows`` images that gave the log odds ``beliefs``."""
+        changed = self.changed + int(((beliefs > 0) != (self.beliefs > 0)).sum())
+        return replace(self, beliefs=beliefs, changed=changed, steps=self.steps + 1, rows=self.rows + n_rows)
+
+
+State = TypeVar("State", bound=LearnerState)
+
+
+class EvidenceLearner(Generic[State]):
+    """Base class of the learners of one and of several layers: steps, epochs, and the end of learning.
+
+    Attributes
+    ----------
+    forgetting : float
+        Share of the earlier evidence that remains after a minibatch.
+    batch_rows : int
+        Number of images of a minibatch.
+    patience : int
+        Learning ends after this number of epochs without a smaller ``best`` of the state; 0: it runs all
+        epochs.
+    """
+
+    forgetting: float
+    batch_rows: int
+    patience: int
+
+    def prepare(self, state: State, backend: Backend) -> tuple[State, Backend]:
+        return state, backend
+
+    def add_chain(self, state: State, beliefs: np.ndarray, n_rows: int, stats: Stats) -> None:
+        """Add to ``stats`` the evidence of a chain: ``n_rows`` images in a sequence of minibatches.
+
+        The chain started from the log odds of ``state``, and ``beliefs`` are the log odds at its end.
+        """
+        n = -(-n_rows // self.batch_rows)
+        share = self.forgetting**n
+        stats["evidence"][...] += beliefs - forget(state.beliefs, state.first, share)
+        stats["minibatches"][...] += n
+        stats["weight"][...] += 1 - share
+
+    def step(self, state: State, stats: Stats, n_rows: int) -> State:
+        """Return the state after a step: forget, and add the evidence of all minibatches to the log odds."""
+        decay = self.forgetting ** int(stats["minibatches"])
+        scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
+        beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
+        return state.after_step(beliefs, n_rows)
+
+    def end_epoch(self, state: State) -> State:
+        """Return the state at the end of an epoch: the counts of this epoch become those of the last one."""
+        state = replace(state, changed=0, last_changed=state.changed, rows=0)
+        return replace(state, iteration=state.iteration + 1, stale=state.stale + 1)
+
+    def is_done(self, state: State) -> bool:
+        """Return True after ``patience`` epochs without a better validation result."""
+        return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
+
+
+@dataclass(frozen=True)
+class EvidenceState(LearnerState):
+    """State of a fit of one layer; ``beliefs`` and ``first`` have the shape (channels, h, w, F).
+
+    F is the number of features, and h x w is their size in pixels.
+
+    Attributes
+    ----------
+    compression : float
+        Compression of the rows in the last validation; NaN before the first validation.
+    rest : float
+        Share of these rows whose messages converged; NaN before the first validation.
+    """
+
+    compression: float = float("nan")
+    rest: float = float("nan")
 
 
 PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
@@ -82,20 +154,16 @@ PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
 
 
 @dataclass(frozen=True)
-class OnlineFeatureLearner:
+class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
     """Online learning of one layer of features (an :class:`~scalelatent.contract.learners.OnlineLearner`).
+
+    :class:`EvidenceLearner` describes ``forgetting``, ``batch_rows`` and ``patience``.
 
     Attributes
     ----------
     layer : FeatureLayer
-    forgetting : float
-        Share of the earlier evidence that remains after a minibatch.
-    batch_rows : int
-        Number of images of a minibatch.
     seed : int
-    patience : int
-        Learning ends after this number of epochs without a smaller compression of the validation rows; 0: it
-        runs all epochs.
+        Seed of the initial log odds and of the random orders of pixels.
     """
 
     layer: FeatureLayer
@@ -109,15 +177,10 @@ class OnlineFeatureLearner:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
         # Bytes per image of a task: log odds and random orders of the pixels, and intermediate arrays.
         each = 20 * self.layer.n_pixels
-        return BlockRequirements(scratch=(images + 64 * int(np.prod(self.layer.weights_shape)), each))
+        return BlockRequirements(scratch=(images + 64 * self.layer.n_weights, each))
 
     def layout(self) -> Layout:
-        """Return the fields of the statistic of a step.
-
-        They are the evidence for each weight in nats, the number of minibatches, and their weight: the sum
-        over all chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
-        """
-        return Layout((("evidence", self.layer.weights_shape), ("minibatches", ()), ("weight", ())))
+        return make_evidence_layout(self.layer.weights_shape)
 
     def flops_per_row(self) -> float:
         """Return the number of floating-point operations per image."""
@@ -128,9 +191,6 @@ class OnlineFeatureLearner:
         first = self.layer.first_beliefs(self.seed, restart)
         return EvidenceState(first, first)
 
-    def prepare(self, state: EvidenceState, backend: Backend) -> PreparedEvidence:
-        return state, backend
-
     def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
         """Learn the minibatches of a block one after another; add their evidence for weights to ``stats``."""
         self.run_chains(prepared, [block], [stats])
@@ -138,7 +198,7 @@ class OnlineFeatureLearner:
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
         """Learn several blocks in parallel, each a sequence of minibatches (a chain); see :meth:`run_chain`.
 
-        One kernel launch updates the messages of one minibatch of each block.
+        One kernel call updates the messages of one minibatch of each block.
 
         Raises
         ------
@@ -148,29 +208,23 @@ class OnlineFeatureLearner:
         state, backend = prepared
         for rows in sorted({len(block.x) for block in blocks}):
             which = [k for k, block in enumerate(blocks) if len(block.x) == rows]
-            n = -(-rows // self.batch_rows)
-            left = self.forgetting**n
-            before = forget(state.beliefs, state.first, left)
-            for k, beliefs in zip(
-                which, self._chains(state, backend, [blocks[k] for k in which]), strict=True
-            ):
-                stats[k]["evidence"][...] += beliefs - before
-                stats[k]["minibatches"][...] += n
-                stats[k]["weight"][...] += 1 - left
+            learned = self._learn_chains(state, backend, [blocks[k] for k in which])
+            for k, beliefs in zip(which, learned, strict=True):
+                self.add_chain(state, beliefs, rows, stats[k])
 
-    def _chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
-        """Learn chains (sequences of minibatches, one per block); return the log odds of W after each chain.
+    def _learn_chains(self, state: EvidenceState, backend: Backend, blocks: Sequence[Block]) -> np.ndarray:
+        """Return the log odds of the weights after each chain (the minibatches of a block, in sequence).
 
         All blocks have equal numbers of images. The result is in nats, (blocks, channels, h, w, F): F is the
-        number of features, and h x w is their size.
+        number of features, and h x w is their size in pixels.
         """
         layer, xp, rows = self.layer, backend.xp, len(blocks[0].x)
-        sweep, orders = backend.kernel("hcn_sweep"), self._orders(blocks, backend.kernel("hcn_shuffled"))
+        sweep = backend.kernel("hcn_sweep")
+        orders = self._shuffle_pixels(blocks, backend.kernel("hcn_shuffled"))
         # All arrays stay on the device from one minibatch to the next.
         beliefs = backend.asarray(np.stack([state.beliefs] * len(blocks)), np.float64)
-        first, worst = backend.asarray(state.first, np.float64), 0
+        first, largest = backend.asarray(state.first, np.float64), 0
         evidence = xp.asarray(np.stack([layer.read_evidence(block) for block in blocks]))
-        faded = (1 - self.forgetting) * first
         for a, order in zip(range(0, rows, self.batch_rows), orders, strict=True):
             part = xp.ascontiguousarray(evidence[:, a : a + self.batch_rows])
             n_images = part.shape[1]
@@ -179,15 +233,18 @@ class OnlineFeatureLearner:
             s[...] = int(layer.prior)
             w = before.copy()
             sweep(part, order, s, w)
-            worst = xp.maximum(abs(w), worst)
-            beliefs = self.forgetting * (beliefs + (w - before) / UNITS_PER_NAT) + faded  # as forget does
-        largest = backend.to_host(worst).max(axis=(0, 1, 2, 3))
-        if not layer.is_exact(largest):
-            raise self._overflow(largest)
+            largest = xp.maximum(abs(w), largest)
+            beliefs = forget(beliefs + (w - before) / UNITS_PER_NAT, first, self.forgetting)
+        remedy = f"forgetting (now {self.forgetting}) or batch_size (now {self.batch_rows})"
+        layer.check_exact(backend.to_host(largest).max(axis=0), 1, f"{remedy}, or raise p01 and p10")
         return backend.to_host(beliefs)
 
-    def _orders(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
-        """Return the random order of the pixels of each block for each minibatch: arrays (blocks, pixels)."""
+    def _shuffle_pixels(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
+        """Return a random order of pixels for each minibatch of each block: arrays (blocks, pixels).
+
+        One call of ``shuffle`` draws the orders of all minibatches with ``batch_rows`` images, and another
+        call draws those of the last minibatch if it has fewer images.
+        """
         rows, size, out = len(blocks[0].x), self.batch_rows, []
         firsts = np.stack([row_numbers(block)[::size] for block in blocks], axis=1)
         whole = rows // size
@@ -199,40 +256,19 @@ class OnlineFeatureLearner:
                 out += [found[k] for k in range(len(some))]
         return out
 
-    def _overflow(self, largest: np.ndarray) -> DivergenceError:
-        feature, limit = int(largest.argmax()), BELIEF_LIMIT / UNITS_PER_NAT
-        return DivergenceError(
-            f"layer 1: beliefs in the weights of feature {feature} have reached "
-            f"{largest[feature] / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is {limit:,.0f}: lower "
-            f"forgetting (now {self.forgetting}) or batch_size (now {self.batch_rows}), or raise p01 and p10"
-        )
-
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
-        """Return the state after a step: forget, and add the evidence of all minibatches to the log odds."""
-        n = int(stats["minibatches"])
-        beliefs = add_evidence(state.beliefs, state.first, self.forgetting, stats)
-        changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
-        if (state.steps + 1) % max(1, CENTER_EVERY // max(1, n)) == 0:
-            beliefs = center_features(beliefs, state.first)
-        return replace(
-            state,
-            beliefs=beliefs,
-            changed=state.changed + changed,
-            steps=state.steps + 1,
-            rows=state.rows + n_rows,
-        )
-
-    def end_epoch(self, state: EvidenceState) -> EvidenceState:
-        """Return the state at the end of an epoch: the counts of the epoch are 0 again."""
-        fresh = replace(state, changed=0, last_changed=state.changed, rows=0)
-        return replace(fresh, iteration=state.iteration + 1, stale=state.stale + 1)
+        """Return the state after a step; move features to the middle of their windows every few steps."""
+        state = super().step(state, stats, n_rows)
+        if state.steps % max(1, CENTER_EVERY // max(1, int(stats["minibatches"]))) == 0:
+            state = replace(state, beliefs=center_features(state.beliefs, state.first))
+        return state
 
     def validation(self) -> DescriptionLength:
-        """Return the reduction that counts what the compression of the validation rows needs."""
+        """Return the reduction of the validation rows, whose counts `validated` converts to compression."""
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Return the state with the compression of the validation rows, from their counts ``stats``."""
+        """Return the state with the compression of the validation rows; ``stats`` are their counts."""
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state
@@ -250,9 +286,14 @@ class OnlineFeatureLearner:
             "rows_at_rest": None if np.isnan(state.rest) else state.rest,
         }
 
-    def is_done(self, state: EvidenceState) -> bool:
-        """Return True after ``patience`` epochs without a smaller compression."""
-        return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
+
+def make_evidence_layout(weights_shape: tuple[int, ...]) -> Layout:
+    """Return the fields of the statistic of a step of online learning, for weights of this shape.
+
+    They are the evidence for each weight in nats, the number of minibatches, and the sum over all chains of
+    1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
+    """
+    return Layout((("evidence", weights_shape), ("minibatches", ()), ("weight", ())))
 
 
 def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
@@ -260,21 +301,16 @@ def forget(beliefs: np.ndarray, first: np.ndarray, share: float) -> np.ndarray:
     return share * beliefs + (1 - share) * first
 
 
-def add_evidence(beliefs: np.ndarray, first: np.ndarray, forgetting: float, stats: Stats) -> np.ndarray:
-    """Return the log odds of weights after a step: forget, then add the evidence in ``stats``."""
-    decay = forgetting ** int(stats["minibatches"])
-    scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
-    return forget(beliefs, first, decay) + scale * stats["evidence"]
-
-
 def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the log odds of weights with each feature moved to the middle of its window.
+    """Return the log odds of weights after each feature is moved to the middle of its window.
 
-    The region of the window that a moved feature no longer covers gets the initial log odds ``first``.
+    Both arrays have the shape (channels, h, w, F): F features in windows of h x w weights. A moved feature
+    leaves a margin of its window, whose weights get their initial log odds ``first``.
     """
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]
-    # A feature moves by half of the difference of its margins; a feature without weights does not move.
+    # Move a feature by half of the difference between its two opposite margins, which are the lines of the
+    # window without a weight that is on. A feature without such weights stays where it is.
     down, right = (((a[::-1].argmax(axis=0) - a.argmax(axis=0)) / 2).astype(int) for a in lines)
     if not (down.any() or right.any()):
         return beliefs

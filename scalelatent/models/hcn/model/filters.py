@@ -13,21 +13,22 @@ import numpy as np
 GREY_LEVELS = 256
 MIN_STEP = 64
 """Default of the smallest difference between two sides of an edge, in grey levels, that turns a filter on."""
-# Response of a filter to an edge of one grey level. It is a whole number, because sums of whole numbers are
-# identical in any order.
+# Response of a filter to an edge between two grey levels that differ by 1. All weights of filters are whole
+# numbers, because sums of whole numbers are identical in any order.
 STEP_ANSWER = 2**12
 
 
 @dataclass(frozen=True)
 class OrientedFilters:
-    """Edge filters of ``n`` directions; at each pixel the filter with the largest response is on.
+    """Edge filters of ``n`` directions; at each pixel the filter with the largest response can be on.
 
-    A line has two edges of opposite directions, one on its dark side and one on its bright side.
+    The direction of an edge leads from its dark side to its bright side.
 
     Attributes
     ----------
     n : int
-        Number of directions over a full turn. It is even, because opposite directions share their sums.
+        Number of directions over a full turn. It is even, because the response of a filter is minus the
+        response of the filter of the opposite direction.
     size : int
         Side of a filter in pixels, odd.
     threshold : float
@@ -43,7 +44,7 @@ class OrientedFilters:
         """Filters of the first half of the directions, int32 (n / 2, size, size): derivatives of a Gaussian.
 
         The filter of an opposite direction has the opposite sign. The response of the first filter to an edge
-        of one grey level is ``STEP_ANSWER``.
+        between two grey levels that differ by 1 is ``STEP_ANSWER``.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2
         angles = 2 * np.pi * np.arange(self.n // 2)[:, None, None] / self.n
@@ -53,11 +54,10 @@ class OrientedFilters:
         return np.rint(slope / slope[0].clip(0).sum() * STEP_ANSWER).astype(np.int32)
 
     def find_edges(self, images: np.ndarray) -> np.ndarray:
-        """Return which of the n filters is on at each pixel of uint8 images (images, height, width).
+        """Return True for the filter that is on at each pixel, bool (images, n, height, width).
 
-        Returns
-        -------
-        ndarray of bool, shape (images, n, height, width)
+        ``images`` are uint8 (images, height, width). No filter is on at a pixel where all responses are below
+        ``threshold``.
         """
         from scalelatent.models.hcn.kernels.cpu.filters import oriented_edges
 

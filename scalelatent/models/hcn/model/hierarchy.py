@@ -2,14 +2,16 @@
 
 The model is from section 2.3 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 
-The generative model works from the top down. The class layer turns on one template. Each pixel of the
-template, shifted by a pool of its own, is the position of a feature of the layer below, and so on down to
-the image. Learning alternates two passes of belief propagation: a pass up from the pixels, which changes the
-log odds of the weights W, and a pass down from the class layer (Algorithm 1 of the paper).
+The generative model works from the top down. The class layer turns on one template, which is an array of
+pixels with one channel per feature of the layer below. Each pixel that is on has a pool, which shifts the
+pixel at random. The shifted pixel puts the feature of its channel at its position. The features are arrays of
+pixels again, and so on down to the image. Learning alternates two passes of belief propagation (Algorithm 1
+of the paper): a pass up from the pixels, which changes the log odds of the weights W, and a pass down from
+the class layer.
 
 Arrays of pixels have the shape (images, channels, height, width). Arrays of feature positions have the shape
-(images, HS, WS, F), as kernels expect. The positions of a layer are the shifted pixels of the layer above it,
-so the two arrays hold the same values with the channels first or last.
+(images, HS, WS, F): F features at HS x WS positions. The channels of the pixels of one layer are the features
+of the layer below, so `channels_last` converts an array of pixels to an array of positions.
 """
 
 from __future__ import annotations
@@ -29,17 +31,19 @@ from scalelatent.models.hcn.kernels.windows import message_room, shifts
 
 from .layer import FeatureLayer, convolve
 
-# In each pass down, the pools of a layer and the pixels below them exchange messages this many times. A pixel
-# is the OR of the pools that shift into it, so the messages form loops.
+# Number of times that the pools of a layer and the pixels into which they shift exchange messages in a pass
+# down. One exchange is not enough, because a pixel is the OR of several pools, and each pool can shift into
+# several pixels.
 INNER_ROUNDS = 5
 
 
 def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, level: int = 0) -> np.ndarray:
     """Return the log prior of each shift of each pixel: int32 (side * side, height, width), in 1/256 nat.
 
-    The shift by 0 pixels has weight 1. Each other shift has weight 1 - spread u, with u uniform from 0 to 1,
-    because messages prefer no direction if all weights are equal. Shifts that leave the image have the prior
-    ``OFF_IMAGE``, and the weights of the remaining shifts are normalized.
+    The shift by 0 pixels has weight 1. Each other shift has weight 1 - ``spread`` times a random number
+    between 0 and 1, because messages cannot choose between shifts of equal weights. The prior is the weight
+    divided by the sum of the weights of all shifts that stay in the image. Shifts that leave the image have
+    the log prior ``OFF_IMAGE``.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
     weights[side * side // 2] = 1
@@ -65,17 +69,18 @@ class LayerMessages:
     Attributes
     ----------
     s : ndarray, shape (images, HS, WS, F)
-        Log odds of feature positions: messages from the layer above plus messages of the pixels.
+        Log odds of F features at HS x WS positions: ``above`` plus all messages of pixels to a position.
     above : ndarray, shape (images, HS, WS, F)
         Messages from the layer above to the positions.
-    to_s, to_w : ndarray, shape (images, channels, pairs and room)
-        Messages of the pixels to positions and weights, followed by `MESSAGE_ROOM` unused entries.
+    to_s, to_w : ndarray, shape (images, channels, messages)
+        Messages of the pixels to positions and to weights W. The last `MESSAGE_ROOM` entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        1 for each line of a pixel's window that has a nonzero message to W.
+        Flags of the h lines of weights that can turn on a pixel: 1 for a line with a nonzero message of the
+        pixel, else 0.
     evidence : ndarray, shape (images, channels, height, width)
-        Messages of the pools to the pixels of this layer: their log odds.
+        Log odds of the pixels of this layer: messages of their pools, which lead up from the layer below.
     down : ndarray, shape (images, channels, shifts, height, width)
-        Messages of each pool to the pixels to which its shifts lead.
+        Message of the pool of each pixel to the shifted pixel, for each shift.
     """
 
     s: np.ndarray
@@ -88,7 +93,7 @@ class LayerMessages:
 
     @property
     def from_below(self) -> np.ndarray:
-        """Messages of the pixels to the positions, (images, F, HS, WS): HS x WS positions of F features."""
+        """Sum of the messages of the pixels to each position, (images, F, HS, WS), for F features."""
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
@@ -98,19 +103,19 @@ class LayerMessages:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A network of layers of features and pools under a class layer.
+    """Network of several layers, with a pool for each pixel of each layer, under a class layer.
 
     Attributes
     ----------
     layers : tuple of FeatureLayer
-        From the image up. The features of the last layer are the templates. A template has the size of the
-        whole array of positions below it, so it has one possible position.
+        Layers from the image up. The features of the last layer are the templates. A template is as large as
+        the array of positions below it, so it has only one position.
     classes : tuple of int, or None
         Class of each template; None if templates are clusters.
     side : int
-        Side of a pool in pixels; 3 allows shifts by one pixel.
+        Side of a pool in pixels; a pool of side 3 shifts a pixel by at most one pixel.
     spread : float
-        Unevenness of the pools, see :func:`shift_priors`.
+        Largest difference between the prior weights of the shifts of a pool, see :func:`shift_priors`.
     damping : float
         Weight of a new message of a pool in the average of the new and the old message.
     seed : int
@@ -134,7 +139,7 @@ class Hierarchy:
 
     @property
     def forward_bytes(self) -> int:
-        """Bytes of memory per image of a pass up and a pass down with fixed weights."""
+        """Bytes of memory that a pass up and a pass down with fixed weights need per image."""
         values = sum(layer.n_pixels + int(np.prod(layer.places)) for layer in self.layers)
         return 8 * values + 4 * self.side**2 * max(layer.n_pixels for layer in self.layers)
 
@@ -149,46 +154,43 @@ class Hierarchy:
         return self.n_templates if self.classes is None else self.classes.count(0)
 
     def templates_of(self, code: int) -> np.ndarray:
-        """Return the numbers of the templates of a class."""
+        """Return the numbers of the templates of class ``code``."""
         assert self.classes is not None
         return np.flatnonzero(np.array(self.classes) == code)
 
-    @cached_property
-    def _weight_ends(self) -> np.ndarray:
-        return np.cumsum([int(np.prod(layer.weights_shape)) for layer in self.layers])
+    @property
+    def n_weights(self) -> int:
+        """Number of weights of all layers."""
+        return sum(layer.n_weights for layer in self.layers)
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs (feature position, weight) of one image, summed over all layers."""
+        return sum(layer.pairs for layer in self.layers)
 
     def split(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return the weights of each layer as views of one vector of all weights."""
-        parts = np.split(flat, self._weight_ends[:-1])
+        """Return the weights of each layer as views of one vector of the weights of all layers."""
+        parts = np.split(flat, np.cumsum([layer.n_weights for layer in self.layers[:-1]]))
         return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
 
     def first_beliefs(self, restart: int = 0) -> np.ndarray:
-        """Return the initial log odds of all weights, in nats, as one vector."""
-        return np.concatenate(
-            [
-                layer.first_beliefs(self.seed, restart, level).ravel()
-                for level, layer in enumerate(self.layers)
-            ]
-        )
+        """Return the initial log odds of the weights of all layers, in nats, as one vector."""
+        layers = enumerate(self.layers)
+        return np.concatenate([one.first_beliefs(self.seed, restart, level).ravel() for level, one in layers])
 
     def start(self, n_rows: int, own_class_only: bool = False) -> list[LayerMessages]:
         """Return the initial messages of ``n_rows`` images for each layer.
 
-        With ``own_class_only`` the top layer has messages for the templates of each image's own class only.
-        """
-        layers = self.message_layers(own_class_only)
-        floors = *(POOL_FLOOR for _ in layers[1:]), CLASS_FLOOR
-        return [self._start_layer(*one, n_rows) for one in zip(layers, floors, strict=True)]
-
-    def message_layers(self, own_class_only: bool) -> tuple[FeatureLayer, ...]:
-        """Return copies of the layers with the number of features that have messages for one image.
-
-        If ``own_class_only``, the top layer has only the templates of one class.
+        If ``own_class_only``, the top layer has messages only for the templates of each image's own class.
         """
         *below, top = self.layers
-        return *below, replace(top, n_features=self.per_class) if own_class_only else top
+        if own_class_only:
+            top = replace(top, n_features=self.per_class)
+        started = [self._start_layer(layer, POOL_FLOOR, n_rows) for layer in below]
+        return [*started, self._start_layer(top, CLASS_FLOOR, n_rows)]
 
     def _start_layer(self, layer: FeatureLayer, floor: int, n_rows: int) -> LayerMessages:
+        """Return initial messages: -``floor`` from the layer above to positions, and 0 from the pixels."""
         (channels, *image), places = layer.image, (n_rows, *layer.places)
         room = message_room((image[0], image[1]), layer.window, layer.n_features)
         evidence = np.zeros((n_rows, channels, *image), np.int32)
@@ -222,20 +224,21 @@ class Hierarchy:
         messages : list of LayerMessages
             Messages of each layer for these images.
         weights : list of ndarray of int32, shape (channels, h, w, F)
-            Log odds of weights, in units of 1/256 nat.
+            Log odds of the weights of each layer, in units of 1/256 nat.
         pixels : ndarray of int32, shape (images, channels, height, width)
-            Log odds of the pixels in units of 1/256 nat.
+            Log odds of the pixels of the images, in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
             Class of each image; below 0 if unknown. If the top layer has messages only for the templates of
             each image's own class, the images must be sorted by class.
         orders : (int, int)
-            Row number of the first image, and number of the pass; the random order of the pixels is a
-            function of both.
+            Row number of the first image, and number of the pass. The random order in which pixels are
+            updated is a function of these two numbers and the seed.
         first : bool
             True in the first pass over these images, in which messages of pools are not damped.
         ranks : ndarray of int, shape (images,), or None
-            Index of each image after the images were sorted by class. The pixels are updated in one random
-            order, drawn for the unsorted images. None: a random order is drawn for each class.
+            If the images were sorted by class: for each image in the original order, its index in the sorted
+            order. Then one random order of the pixels of all images is drawn in the original order. None: a
+            random order is drawn for each class.
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
         pass_pools_up, sweep = backend.kernel("hcn_pass_pools_up"), backend.kernel("hcn_sweep_messages")
@@ -264,15 +267,16 @@ class Hierarchy:
         messages[-1] = top.with_above(above.reshape(top.s.shape))
 
     def is_own_class_only(self, top: LayerMessages) -> bool:
-        """Return True if the top layer has messages for the templates of each image's own class only."""
+        """Return True if ``top`` has messages only for the templates of the class of each image."""
         return top.s.shape[-1] < self.n_templates
 
     def _groups(
         self, level: int, m: LayerMessages, w: np.ndarray, labels: np.ndarray | None
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
-        """Yield (class, messages, log odds of weights) for each group of images with messages for one class.
+        """Yield (class, messages, log odds of weights) of one layer for each group of images.
 
-        Below the top layer, or with messages for all templates, all images are one group of class None.
+        In the top layer, the images of a class are a group if they have messages only for the templates of
+        their own class. Otherwise all images are one group, with None for the class.
         """
         if level < len(self.layers) - 1 or not self.is_own_class_only(m):
             yield None, m, w
@@ -293,8 +297,8 @@ class Hierarchy:
     ) -> None:
         """Run the pass down of Algorithm 1 of Lázaro-Gredilla et al. (2016): from the classes to the pixels.
 
-        The pass changes the messages in place, but not the log odds of weights. :meth:`pass_up` describes the
-        parameters.
+        The pass changes the messages in place, but not the log odds of weights. The parameters are those of
+        :meth:`pass_up`.
         """
         pass_trees_down = backend.kernel("hcn_pass_trees_down")
         pass_pools_down = backend.kernel("hcn_pass_pools_down")
@@ -308,19 +312,12 @@ class Hierarchy:
                 messages[level - 1] = messages[level - 1].with_above(channels_last(to_places))
 
     def class_messages(self, scores: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-        """Return the messages of the class layer to the templates.
+        """Return the messages of the class layer to the templates, int32 (images, templates).
 
-        An image has exactly one template, and a labelled image has a template of its class.
-
-        Parameters
-        ----------
-        scores : ndarray of int32, shape (images, templates)
-            Messages from the layer below, in units of 1/256 nat.
-        labels : ndarray of int, shape (images,), or None
-
-        Returns
-        -------
-        ndarray of int32, shape (images, templates)
+        An image has exactly one template, and a labelled image has a template of its class. ``scores`` are
+        the messages of the templates to the class layer; all messages are in units of 1/256 nat. ``labels``
+        are the classes of the images, below 0 if unknown. A template that the label allows gets minus the
+        largest score of the other allowed templates, and all other templates get -``CLASS_FLOOR``.
         """
         allowed = np.ones(scores.shape, bool)
         if labels is not None and self.classes is not None:
@@ -341,19 +338,21 @@ class Hierarchy:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Run a pass up with fixed weights, which is the forward pass of a convolutional network.
 
-        It is described in section 3.4 of Lázaro-Gredilla et al. (2016).
+        See section 3.4 of Lázaro-Gredilla et al. (2016).
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
+            Weights of each layer.
         pixels : ndarray of int32, shape (images, channels, height, width)
-            Log odds of the pixels, in units of 1/256 nat.
+            Log odds of the pixels of the images, in units of 1/256 nat.
 
         Returns
         -------
         list of (ndarray, ndarray)
-            For each layer the log odds of its pixels, after the pools, and the messages to its positions,
-            shape (images, F, HS, WS). The messages to the positions of the last layer are template scores.
+            For each layer the messages of the pools to its pixels, (images, channels, height, width), and the
+            messages of these pixels to the positions of its features, (images, F, HS, WS). The messages to
+            the templates, which are the features of the last layer, are the template scores.
         """
         found, below = [], pixels
         for layer, prior, w in zip(self.layers, self.priors, weights, strict=True):
@@ -364,7 +363,10 @@ class Hierarchy:
         return found
 
     def _start_pools(self, below: np.ndarray) -> np.ndarray:
-        """Return the first messages of the pools of a layer to the pixels ``below``: all are the smallest."""
+        """Return the first messages of pools down to the pixels ``below``: the lower bound -``POOL_FLOOR``.
+
+        Their shape is (images, channels, shifts, height, width).
+        """
         shape = *below.shape[:2], self.side**2, *below.shape[2:]
         return np.full(shape, -POOL_FLOOR, np.int32)
 
@@ -378,10 +380,11 @@ class Hierarchy:
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
+            Weights of each layer.
         pixels : ndarray of int32, shape (images, channels, height, width)
             Log odds of the pixels in units of 1/256 nat; 0 for an unknown pixel.
         labels : ndarray of int, shape (images,), or None
-            Class of each image; below 0 if unknown.
+            Class of each image; below 0 if unknown. None: all classes are unknown.
         """
         found = self.forward(weights, pixels, backend)
         pass_features_down = backend.kernel("hcn_pass_features_down")
@@ -400,14 +403,17 @@ class Hierarchy:
     ) -> np.ndarray:
         """Draw random images from the model, without noise: bool (images, channels, height, width).
 
-        Templates without a weight are never drawn; a class with no other template gives empty images.
+        A template whose weights are all off is drawn only if its class has no other template; the image is
+        then empty.
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
+            Weights of each layer.
         n_rows : int
+            Number of images.
         labels : ndarray of int, shape (n_rows,), or None
-            Class of each image; below 0 for a random class.
+            Class of each image; below 0 for a random class. None: all classes are random.
         seed : int
         """
         out = np.empty((n_rows, *self.layers[0].image), bool)
@@ -429,7 +435,11 @@ class Hierarchy:
 
 
 def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the pixels that features at the positions ``places`` turn on: bool (channels, height, width)."""
+    """Return the pixels that features turn on, bool (channels, height, width).
+
+    ``places`` is bool (F, HS, WS), True at the positions of each feature. ``w`` are the weights of the F
+    features, bool (channels, h, w, F).
+    """
     (_, high, wide), (channels, h, width, _) = places.shape, w.shape
     out = np.zeros((channels, high + h - 1, wide + width - 1), bool)
     for f, r, c in np.argwhere(places):
@@ -438,9 +448,9 @@ def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Move each pixel that is on by a random shift of its pool; return the new pixels, bool.
+    """Return ``pixels``, bool (channels, height, width), after each pixel that is on moved by a random shift.
 
-    ``prior`` are the log priors of the shifts in units of 1/256 nat; the result has the shape of ``pixels``.
+    ``prior`` has the log prior of each shift of each pixel, (shifts, height, width), in units of 1/256 nat.
     """
     out, ways = np.zeros_like(pixels), shifts(len(prior))
     for channel, y, x in np.argwhere(pixels):
@@ -451,7 +461,7 @@ def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator
 
 
 def reorder_images(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
-    """Return an order of pixels of all images, int32, for images of which image i moved to ``ranks[i]``."""
+    """Return an order of the pixels of all images, int32, after image i has moved to index ``ranks[i]``."""
     image, pixel = np.divmod(order, np.int32(n_pixels))
     return ranks.astype(np.int32)[image] * np.int32(n_pixels) + pixel
 
@@ -479,7 +489,7 @@ def update_images(
     key: int | None = None,
     ranks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Update the messages of some images by a pass down and a pass up; return the change of the weights.
+    """Update the messages of some images by a pass down and a pass up; return the change of log odds.
 
     Parameters
     ----------
@@ -487,12 +497,15 @@ def update_images(
         Messages of each layer, changed in place.
     beliefs : ndarray of int32, shape (weights,)
         Log odds of the weights of all layers, in units of 1/256 nat.
-    number : int
-        Number of passes over these images before this one; 0 skips the pass down.
-    key : int or None
-        Key of the random orders of pixels, in addition to the first row. None: ``number`` is the key.
-    ranks : ndarray of int, shape (images,), or None
+    pixels, labels, ranks
         See :meth:`Hierarchy.pass_up`.
+    first_row : int
+        Row number of the first image.
+    number : int
+        Number of earlier passes down and up over these images. The first one (0) skips the pass down.
+    key : int or None
+        Number of the pass in the whole fit, of which the random orders of pixels are a function, in addition
+        to ``first_row``. None: ``number``.
 
     Returns
     -------

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 
 from scalelatent.contract.learners import Block
-from scalelatent.errors import DataError
+from scalelatent.errors import DataError, DivergenceError
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, MESSAGE_LIMIT, UNITS_PER_NAT, to_units
 from scalelatent.models.hcn.kernels.windows import count_pairs
@@ -21,31 +20,23 @@ from scalelatent.models.hcn.kernels.windows import count_pairs
 from .filters import GREY_LEVELS, OrientedFilters
 
 FLOPS_PER_PAIR = 27.0
-"""Floating-point operations per pair (position, weight) when the messages of a pixel are updated once."""
+"""Number of floating-point operations that update the two messages of a pixel to a position and a weight."""
 
 # Upper bound, in bytes, of the image windows that :func:`convolve` copies at a time.
 WINDOW_BYTES = 2**26
 
 UNKNOWN = -65504.0
-"""Value that replaces NaN in datasets, which hold finite numbers only; float16 can represent it."""
+"""Value of an unknown pixel that was NaN: datasets hold finite numbers only, and float16 can represent it."""
 
 
-@overload
-def log_odds(p: float) -> np.float64: ...
-
-
-@overload
-def log_odds(p: np.ndarray) -> np.ndarray: ...
-
-
-def log_odds(p: float | np.ndarray) -> np.float64 | np.ndarray:
-    """Return the log odds log p - log(1 - p), in nats, of probabilities ``p``."""
+def log_odds(p: float | np.ndarray) -> np.ndarray:
+    """Return the log odds log(p) - log(1 - p), in nats, of probabilities ``p``."""
     return np.log(p) - np.log1p(-np.asarray(p, np.float64))
 
 
 @dataclass(frozen=True)
 class FeatureLayer:
-    """Features of one size that are placed on binary images, joined by OR and observed through noise.
+    """One layer: binary features that are placed on images, joined by OR, and observed through noise.
 
     Attributes
     ----------
@@ -60,11 +51,12 @@ class FeatureLayer:
     p_weight, p_sparsity : float
         Prior probability that a weight is on, and that a feature is at a position.
     threshold : float or None
-        Pixels above it are 1; None: pixels are 0 and 1.
+        Pixels with values above the threshold count as 1, others as 0. None: pixels are 0 and 1.
     missing : float or None
-        Value of an unknown pixel. If it is NaN, `UNKNOWN` also marks unknown pixels.
+        Value of an unknown pixel; None: all pixels are known. If it is NaN, `UNKNOWN` also marks unknown
+        pixels.
     filters : OrientedFilters or None
-        Filters whose edges of grey images are the channels.
+        Edge filters that make the channels of the image from a grey image; None: rows are binary images.
     """
 
     image: tuple[int, int, int]
@@ -80,19 +72,24 @@ class FeatureLayer:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Shape of the images in the rows of a dataset: (channels, height, width), before filters."""
+        """Shape (channels, height, width) of the images in a dataset; grey images have one channel."""
         return self.image if self.filters is None else (1, *self.image[1:])
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """Shape of the array of feature positions of an image: (vertical HS, horizontal WS, features F)."""
+        """Shape (HS, WS, F) of an array of feature positions: HS x WS positions of F features in an image."""
         (_, height, width), (h, w) = self.image, self.window
         return height - h + 1, width - w + 1, self.n_features
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the weights in kernels: (channels, h, w, features), with h and w in reverse order."""
+        """Shape of the weights in kernels: (channels, h, w, features); the axes h and w are reversed."""
         return self.image[0], *self.window, self.n_features
+
+    @property
+    def n_weights(self) -> int:
+        """Number of weights of all features."""
+        return math.prod(self.weights_shape)
 
     @property
     def n_pixels(self) -> int:
@@ -101,14 +98,14 @@ class FeatureLayer:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs (feature position, weight) of an image, each of which can turn on one pixel."""
+        """Number of pairs (feature position, weight) of an image; each pair can turn on one pixel."""
         return self.image[0] * count_pairs(self.image[1:], self.window, self.n_features)
 
     @cached_property
     def evidence_values(self) -> tuple[np.int32, np.int32]:
-        """Log odds of an observed 0 and of an observed 1, in units of 1/256 nat.
+        """Log odds that a feature covers a pixel, for a pixel of 0 and a pixel of 1, in units of 1/256 nat.
 
-        They are log p(observed pixel | covered by a feature) - log p(observed pixel | not covered).
+        They are log P(pixel | a feature covers it) - log P(pixel | no feature covers it).
         """
         off, on = (
             to_units(np.clip(nats, -MESSAGE_LIMIT / UNITS_PER_NAT, MESSAGE_LIMIT / UNITS_PER_NAT))
@@ -122,16 +119,17 @@ class FeatureLayer:
         return np.int32(to_units(log_odds(self.p_sparsity)))
 
     def prior_beliefs(self, n_rows: int) -> np.ndarray:
-        """Return the prior log odds of features at all positions, in units of 1/256 nat.
+        """Return the prior log odds of features at all positions of images, in units of 1/256 nat.
 
-        They are int32 (rows, HS, WS, F): vertical positions, horizontal positions, features.
+        The result is int32 (rows, HS, WS, F): vertical positions, horizontal positions, features.
         """
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
     def compute_evidence(self, x: np.ndarray) -> np.ndarray:
-        """Return the log odds of pixels, see `evidence_values`; 0 for unknown pixels.
+        """Return the log odds that a feature covers each pixel, see `evidence_values`; 0 for unknown pixels.
 
-        ``x`` are rows of a dataset. The result is int32 (rows, channels, height, width).
+        ``x`` are rows of a dataset. The result is int32 (rows, channels, height, width), in units of 1/256
+        nat.
         """
         off, on = self.evidence_values
         if self.filters is not None:
@@ -144,12 +142,13 @@ class FeatureLayer:
         return np.ascontiguousarray(out.reshape(len(x), *self.image))
 
     def read_evidence(self, block: Block) -> np.ndarray:
-        """Check the pixels of a block of rows, and return their log odds, see :meth:`compute_evidence`.
+        """Check the values of the pixels of a block, and return :meth:`compute_evidence` of its rows.
 
         Raises
         ------
         DataError
-            If a pixel is neither 0 nor 1 nor unknown, or with filters not a whole number from 0 to 255.
+            If a pixel is neither 0 nor 1 nor unknown; with ``filters``, if a pixel is not a whole number from
+            0 to 255, or if all pixels are 0 and 1.
         """
         x = block.x
         if self.filters is not None:
@@ -187,22 +186,36 @@ class FeatureLayer:
         return np.isnan(x) | (x == UNKNOWN) if math.isnan(self.missing) else x == self.missing
 
     def first_beliefs(self, seed: int, restart: int = 0, level: int = 0) -> np.ndarray:
-        """Return the random initial log odds of weights, in nats.
+        """Return the random initial log odds of the weights, in nats.
 
-        Their probabilities are uniform from 0.9 ``p_weight`` to ``p_weight``.
+        The probabilities of the weights are uniform between 0.9 ``p_weight`` and ``p_weight``. ``level`` is
+        the number of the layer from the image up, and ``restart`` the number of the fit.
         """
         drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
-    def is_exact(self, w: np.ndarray) -> bool:
-        """Return True if int32 sums of log odds ``w`` of weights, in units of 1/256 nat, cannot overflow."""
-        return bool(np.abs(w).max(initial=0) < BELIEF_LIMIT)
+    def check_exact(self, w: np.ndarray, level: int, remedy: str) -> None:
+        """Raise a DivergenceError if int32 sums of log odds ``w`` of weights could overflow.
+
+        ``w`` has the shape `weights_shape`, in units of 1/256 nat. The message names the layer by its number
+        ``level``, and advises to lower ``remedy``.
+        """
+        largest = np.abs(w).max(axis=(0, 1, 2))
+        feature = int(largest.argmax())
+        if largest[feature] >= BELIEF_LIMIT:
+            raise DivergenceError(
+                f"layer {level}: beliefs in the weights of feature {feature} have reached "
+                f"{largest[feature] / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is "
+                f"{BELIEF_LIMIT / UNITS_PER_NAT:,.0f}: lower {remedy}"
+            )
 
 
 def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarray:
-    """Return the sum of the values of ``pixels`` under each feature ``w`` at each position.
+    """Return the sum of the values of the pixels under each feature at each position.
 
-    The result is int32 (images, HS, WS, F). The sums are exact.
+    ``pixels`` are int32 (images, channels, height, width), and ``w`` are the weights of the features, bool,
+    of the shape ``layer.weights_shape``. The result is int32 (images, HS, WS, F): F features at HS x WS
+    positions.
     """
     high, wide, n_features = layer.places
     flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
@@ -217,33 +230,30 @@ def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarr
 
 
 def to_features(w: np.ndarray) -> np.ndarray:
-    """Convert weights from the memory layout of kernels to features (F, channels, h, w)."""
+    """Convert weights of the shape (channels, h, w, F), as kernels use, to features (F, channels, h, w).
+
+    The axes h and w are reversed.
+    """
     return np.ascontiguousarray(np.moveaxis(w[:, ::-1, ::-1], -1, 0))
 
 
 def from_features(features: np.ndarray) -> np.ndarray:
-    """Convert features (F, channels, h, w) to the memory layout of kernels, see `weights_shape`."""
+    """Convert features (F, channels, h, w) to weights (channels, h, w, F); the inverse of `to_features`."""
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
 
 
 def row_numbers(block: Block) -> np.ndarray:
-    """Return the index of each row of a block in the dataset."""
+    """Return for each row of a block its row number in the dataset."""
     if block.rows is not None:
         return block.rows
     return np.arange(block.start, block.start + len(block.x))
 
 
 def hide_unknown(evidence: np.ndarray, known: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
-    """Return the log odds of pixels, with 0 for unknown pixels.
+    """Return the log odds ``evidence`` of pixels, with 0 for pixels that the mask ``known`` hides.
 
-    Parameters
-    ----------
-    evidence : ndarray of int32, shape (rows, channels, height, width)
-        Log odds of the pixels.
-    known : ndarray of uint8, shape (all rows, bytes), or None
-        One bit per pixel, 1 if the pixel is known; None: all pixels are known.
-    rows : ndarray of int, shape (rows,)
-        Indices of the rows in ``known``.
+    The mask is uint8 (images, bytes), with one bit per pixel: 1 if the pixel is known. None: all pixels are
+    known. Row i of ``evidence`` (rows, channels, height, width) belongs to the image ``rows[i]`` of the mask.
     """
     if known is None:
         return evidence

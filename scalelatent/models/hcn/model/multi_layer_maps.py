@@ -1,4 +1,4 @@
-"""Maps from rows to template scores, class scores or completed images, by a network of several layers."""
+"""Row maps of a network of several layers: template scores, class scores, and reconstructed images."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from .hierarchy import Hierarchy
 from .layer import hide_unknown, row_numbers
 
-# A forward pass over one block of rows needs at most this much memory, in bytes.
+# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
 PART_BYTES = 2**25
 
 
 @dataclass(frozen=True, eq=False)
 class FixedNetwork:
-    """A trained network of several layers; a weight is on if its log odds are positive.
+    """Trained network of several layers; a weight is on if its log odds are positive.
 
     Attributes
     ----------
     net : Hierarchy
+        Network with a class for each template. If templates are clusters, each one is a class of its own.
     beliefs : ndarray of float64, shape (weights,)
         Log odds of the weights of all layers.
-    template_codes : ndarray of int, shape (templates,)
-        Class of each template; without classes, the number of the template itself.
     """
 
     net: Hierarchy
     beliefs: np.ndarray
-    template_codes: np.ndarray
 
     @cached_property
     def weights(self) -> list[np.ndarray]:
         """Weights of each layer, bool (channels, h, w, F)."""
         return [part > 0 for part in self.net.split(self.beliefs)]
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, or of clusters."""
+        assert self.net.classes is not None
+        return max(self.net.classes) + 1
 
     @property
     def requirements(self) -> BlockRequirements:
@@ -47,11 +51,18 @@ class FixedNetwork:
         return BlockRequirements(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
-        """Return the scores of the templates in nats, float64 (rows, templates)."""
-        return (
-            self.net.template_scores(self.weights, self.net.layers[0].read_evidence(block), backend)
-            / UNITS_PER_NAT
-        )
+        """Return the score of each template at each position, float64 (rows, templates, HS, WS), in nats.
+
+        In images of the size of the fit, a template has one position: HS = WS = 1.
+        """
+        pixels = self.net.layers[0].read_evidence(block)
+        return self.net.forward(self.weights, pixels, backend)[-1][1] / UNITS_PER_NAT
+
+    def class_scores(self, backend: Backend, block: Block) -> np.ndarray:
+        """Return the score of the best template of each class at each position, (rows, HS, WS, classes)."""
+        scores = self.scores(backend, block)
+        best = [scores[:, self.net.templates_of(code)].max(axis=1) for code in range(self.n_classes)]
+        return np.stack(best, axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +89,14 @@ class ScoreMap(NetworkMap):
         return (self.network.net.n_templates,), "float64"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        return self.network.scores(prepared, block)
+        return self.network.scores(prepared, block)[:, :, 0, 0]
 
 
 @dataclass(frozen=True, eq=False)
 class ClassMap(NetworkMap):
     """Class scores of each row (a LabelMap): the score of a class is the score of its best template.
 
-    If ``labelled``, the map also gives each row the label of its best class.
+    If ``labelled``, the map also returns the class of each row, which is the one with the largest score.
     """
 
     labelled: bool = False
@@ -96,30 +107,25 @@ class ClassMap(NetworkMap):
         return replace(self.network.requirements, labels=self.labelled)
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        return (int(self.network.template_codes.max()) + 1,), "float64"
+        return (self.network.n_classes,), "float64"
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        scores = self.network.scores(prepared, block)
-        codes = range(self.output()[0][0])
-        return np.stack(
-            [scores[:, self.network.template_codes == code].max(axis=1) for code in codes], axis=1
-        )
+        return self.network.class_scores(prepared, block)[:, 0, 0]
 
     def labels(self, out: np.ndarray) -> np.ndarray:
-        """Return the number of the best class of each row."""
         return out.argmax(axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class CompletionMap(NetworkMap):
-    """Images after a pass up and a pass down (a :class:`~scalelatent.contract.learners.RowMap`).
+    """Images reconstructed by a pass up and a pass down (a :class:`~scalelatent.contract.learners.RowMap`).
 
     Attributes
     ----------
     fills : bool
-        Keep the known pixels, and replace only the unknown ones. False: replace all pixels.
+        True: known pixels stay as observed, and only unknown pixels are reconstructed. False: all pixels are.
     known : ndarray of uint8, shape (rows, bytes), or None
-        One bit per pixel, 1 if the pixel is known; None: the pixels that are not missing.
+        One bit per pixel, 1 if the pixel is known; None: only pixels with the value ``missing`` are unknown.
     codes : ndarray of int, shape (rows,), or None
         Class of each row; below 0 for an unknown class. None: all classes are unknown.
     """

@@ -1,8 +1,10 @@
-"""Search for several templates in one image, see section 2.4 of Lázaro-Gredilla et al. (2016).
+"""Search for several objects in one image with a network that was fitted on images of one object.
 
-In an image that is larger than a template, the template has several possible positions. The class layer of
-the fit allows one template per image. The search replaces it by a class layer that allows several templates,
-whose frames (rectangles of the size of a template) do not overlap. The other layers stay unchanged.
+See section 2.4 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+
+The frame of an object is the rectangle that its template covers. In an image that is larger than the images
+of the fit, a frame has several possible positions. The search chooses several frames that do not overlap; the
+network of the fit, in contrast, has exactly one template per image.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from .hierarchy import Hierarchy
 # Position of a frame: row and column of its upper left corner.
 Place = tuple[int, int]
 
-# The search in one image ends after it has examined this many sets of frames.
+# Largest number of sets of frames that the search in one image examines.
 MAX_CHOICES = 2000
 
 
 def enlarge(net: Hierarchy, height: int, width: int) -> Hierarchy:
-    """Return a network for images of ``height`` x ``width``: its features have more possible positions."""
+    """Return a copy of a network for larger images, ``height`` x ``width``, with features of the same size.
+
+    The features, and also the templates, have more possible positions in larger images.
+    """
     layers, channels = [], net.layers[0].image[0]
     for layer in net.layers:
         layers.append(replace(layer, image=(channels, height, width)))
@@ -30,25 +35,12 @@ def enlarge(net: Hierarchy, height: int, width: int) -> Hierarchy:
 
 
 def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple[list[Place], bool]:
-    """Return positions of up to ``most`` frames that do not overlap, with the largest sum of gains.
+    """Return the positions of up to ``most`` frames that do not overlap, with the largest sum of gains.
 
-    Parameters
-    ----------
-    gains : ndarray of float64, shape (rows, columns)
-        Gain of a frame with its upper left corner at each position; a position with a gain of 0 or less is
-        never chosen.
-    frame : (int, int)
-        Height and width of a frame.
-    most : int
-        Largest number of frames.
-
-    Returns
-    -------
-    places : list of (int, int)
-        Row and column of each frame, sorted by column, then row.
-    exact : bool
-        True if no other set of frames has a larger sum. False if the search ended after `MAX_CHOICES` sets
-        and returns the best of them.
+    ``gains`` (rows, columns) has the gain of a frame at each position of its upper left corner, and ``frame``
+    is the (height, width) of a frame. Positions with a gain of 0 or less are never chosen. The positions in
+    the result are sorted by column, then row. The second result is True if no other set of frames has a
+    larger sum of gains, and False if the search ended after `MAX_CHOICES` sets.
     """
     search = _Search(frame)
     search.add_places(np.maximum(gains, 0), most, 0.0, [])
@@ -57,7 +49,11 @@ def choose_places(gains: np.ndarray, frame: tuple[int, int], most: int) -> tuple
 
 @dataclass
 class _Search:
-    """Branch-and-bound search: the best frames so far, their sum of gains, the number of examined sets."""
+    """Branch-and-bound search for the frames with the largest sum of gains.
+
+    ``frame`` is the (height, width) of a frame. ``places`` are the best frames so far, ``best_gain`` is the
+    sum of their gains, and ``n_choices`` is the number of examined sets of frames.
+    """
 
     frame: tuple[int, int]
     best_gain: float = 0.0
@@ -67,8 +63,10 @@ class _Search:
     def add_places(self, gains: np.ndarray, most: int, gain: float, chosen: list[Place]) -> None:
         """Try to add up to ``most`` frames to the frames ``chosen``, whose sum of gains is ``gain``.
 
-        ``gains`` is 0 at positions that overlap a chosen frame. At least one best set contains the frame with
-        the largest gain, or a frame that overlaps it. Only these are tried next, in the order of their gains.
+        ``gains`` is 0 at positions whose frame would overlap a chosen frame. One of the best sets contains
+        the frame with the largest gain, or a frame that overlaps it: otherwise this frame could be added, or
+        could replace another one without a loss. The search therefore branches over these frames only, in
+        descending order of their gains.
         """
         if gain > self.best_gain:
             self.best_gain, self.places = gain, chosen
@@ -88,17 +86,17 @@ class _Search:
             self.add_places(left, most - 1, more, [*chosen, place])
 
     def _find_overlapping(self, place: tuple[np.intp | int, ...]) -> tuple[slice, slice]:
-        """Return the positions (rows, columns) of all frames that overlap the frame at ``place``."""
+        """Return the slices (rows, columns) of the positions of all frames that overlap one at ``place``."""
         (row, column), (height, width) = (int(i) for i in place), self.frame
         return slice(max(0, row - height + 1), row + height), slice(
             max(0, column - width + 1), column + width
         )
 
     def _bound_gain(self, gains: np.ndarray, most: int) -> float:
-        """Return an upper bound of the sum of gains of ``most`` frames.
+        """Return an upper bound of the sum of gains of ``most`` frames that do not overlap.
 
-        Two frames whose corners are in one cell of the size of a frame overlap, so a set has at most one
-        frame per cell.
+        The positions are divided into cells of the size of a frame. Two frames with positions in one cell
+        overlap, so a set has at most one frame per cell.
         """
         (height, width), (rows, columns) = self.frame, gains.shape
         cells = np.maximum.reduceat(gains, range(0, rows, height), axis=0)

@@ -1,4 +1,4 @@
-"""Random images from a model of one layer, and noise of images."""
+"""Random images from a network of one layer, and noise that flips pixels of images."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .layer import FeatureLayer
 def draw_images(
     decoder: Decoder, seed: int, start: int, stop: int, backend: Backend, noise: bool = True
 ) -> np.ndarray:
-    """Draw the images ``start`` to ``stop`` - 1 from the model: uint8 (images, channels, height, width).
+    """Draw the images number ``start`` to ``stop`` - 1: uint8 (images, channels, height, width).
 
-    Image i depends only on ``seed`` and i. ``noise`` flips pixels with the probabilities p01 and p10.
+    Image number i is a function of ``seed`` and i only. If ``noise``, pixels are flipped with the
+    probabilities p01 and p10 of the layer.
     """
     layer = decoder.layer
     s = np.empty((stop - start, *layer.places), np.uint8)
@@ -32,7 +33,7 @@ def draw_images(
 
 
 def add_noise(layer: FeatureLayer, images: np.ndarray, seed: int) -> np.ndarray:
-    """Return images, uint8, whose pixels are flipped with the probabilities p01 and p10 of the layer."""
+    """Return ``images`` as uint8 after pixels are flipped with the probabilities p01 and p10 of ``layer``."""
     out = np.empty(images.shape, np.uint8)
     for row, made in enumerate(images):
         drawn = stream(seed, "hcn noise", 0, row).random(made.shape)

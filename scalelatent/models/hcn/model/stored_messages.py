@@ -1,15 +1,17 @@
-"""Batch learning of one layer of features, with stored messages of all images.
+"""Batch learning of one layer of features; the messages of all images are stored in the run folder.
 
-It is Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+The algorithm is Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 
-A leaf is a fixed, contiguous range of images, and its file stores the last messages of all its pixels. A
-visit updates the messages of one leaf once or a few times, starting from the log odds of the weights W of the
-previous step. It returns the change of the messages from the leaf to W. A step adds the changes of the leaves
-that it visits to the log odds.
+A leaf is a fixed, contiguous range of images. One file per leaf stores the last belief-propagation messages
+of the pixels of its images. A visit loads the messages of one leaf, updates them once or a few times, and
+stores them. It starts from the log odds of the weights W at the end of the last step, and returns by how much
+the messages of the leaf change these log odds. A step visits several leaves in parallel, and adds their
+changes to the log odds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,15 +22,15 @@ import numpy as np
 from scalelatent.contract.block_requirements import BlockRequirements
 from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
-from scalelatent.errors import DivergenceError
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
-from scalelatent.models.hcn.kernels.units import from_units, to_units
+from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT, from_units, to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 
 from .evidence_learner import EvidenceState, OnlineFeatureLearner, PreparedEvidence
 from .layer import FeatureLayer, row_numbers
 
-# One kernel call updates ranges of images (leaves) of at most this many bytes. The host holds them twice.
+# One kernel call updates the messages of several ranges of images (leaves), of at most this many bytes in
+# total. The host needs twice this memory, for the old and the new messages.
 KERNEL_CALL_BYTES = 2**31
 
 
@@ -39,12 +41,13 @@ class LeafMessages:
     Attributes
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
-        Log odds of feature positions in units of 1/256 nat: the prior plus all messages to positions.
-    to_s, to_w : ndarray of int16, shape (images, channels, pairs and room)
-        Messages of the pixels to positions and to weights, in units of 1/256 nat, followed by `MESSAGE_ROOM`
-        unused entries.
+        Log odds of F features at HS x WS positions, in units of 1/256 nat: the prior plus all messages of
+        pixels to a position.
+    to_s, to_w : ndarray of int16, shape (images, channels, messages)
+        Messages of the pixels to positions and to weights W, in units of 1/256 nat. The last `MESSAGE_ROOM`
+        entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        1 for each line of a pixel's window that has a nonzero message to W, else 0.
+        1 for each line of weights to which the pixel has a nonzero message, else 0.
     sweeps : int
         Number of sweeps so far.
     moved : int
@@ -60,7 +63,7 @@ class LeafMessages:
 
 
 def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
-    """Return the messages of a leaf (range) of ``n_rows`` images before their first update: all are 0."""
+    """Return the first messages of a leaf, which is a range of ``n_rows`` images: all messages are 0."""
     channels, height, width = layer.image
     room = message_room((height, width), layer.window, layer.n_features)
     to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
@@ -69,11 +72,10 @@ def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
 
 
 def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
-    """Return the size in bytes of the messages of a leaf (range) of ``n_rows`` images."""
-    channels, height, width = layer.image
-    room = message_room((height, width), layer.window, layer.n_features)
-    held = layer.n_pixels * layer.window[0]
-    return n_rows * (4 * channels * room + 4 * int(np.prod(layer.places)) + held)
+    """Return the bytes of the messages of a leaf, which is a range of ``n_rows`` images."""
+    leaf = start_leaf(layer, 0)
+    arrays = leaf.s, leaf.to_s, leaf.to_w, leaf.held
+    return n_rows * sum(math.prod(a.shape[1:]) * a.itemsize for a in arrays)
 
 
 def visit_leaves(
@@ -86,27 +88,30 @@ def visit_leaves(
     damping: float,
     backend: Backend,
 ) -> list[tuple[LeafMessages, np.ndarray]]:
-    """Update the messages of several leaves until no message changes, at most ``n_sweeps`` times.
+    """Return updated messages of several leaves (ranges of images), after at most ``n_sweeps`` sweeps.
 
-    A leaf is a range of images; all ``leaves`` have equal numbers of images and of earlier sweeps. They stay
-    unchanged. They share the kernel calls, and the result of each leaf is that of a call for it alone.
+    A sweep updates the messages of all pixels once; the sweeps end early if no message changes. The leaves
+    share the kernel calls, and each leaf gets the same result as in a call for this leaf alone.
 
     Parameters
     ----------
+    leaves : sequence of LeafMessages
+        Messages of each leaf, which stay unchanged. All leaves have equal numbers of images and of earlier
+        sweeps.
     evidence : ndarray of int32, shape (leaves, images, channels, height, width)
         Log odds of the pixels, in units of 1/256 nat.
     beliefs : ndarray of int32, shape (channels, h, w, F)
         Log odds of the weights W in units of 1/256 nat, including the messages of these leaves.
     first_rows : sequence of int
-        Row number of the first image of each leaf. Seed, sweep and this number decide the order of the
-        pixels.
+        Row number of the first image of each leaf. The order of the pixels is a function of the seed, the
+        number of the sweep and this row number.
     damping : float
         Weight of a new message in the average of the new and the old message.
 
     Returns
     -------
     list of (LeafMessages, ndarray of int32)
-        New messages of each leaf, and the change of the sum of its messages to W, shape (channels, h, w, F).
+        For each leaf the new messages, and the change of the log odds of the weights, (channels, h, w, F).
     """
     xp, before, rows = backend.xp, leaves[0].sweeps, np.array(first_rows)
     evidence, w = xp.asarray(evidence), xp.asarray(np.stack([beliefs] * len(leaves)))
@@ -130,18 +135,17 @@ def visit_leaves(
 
 @dataclass(frozen=True)
 class LeafState(EvidenceState):
-    """Log odds of the weights W, including the messages of all images, and progress of the leaves.
+    """State of a fit with stored messages; its log odds are multiples of 1/256 nat.
 
-    The log odds are multiples of 1/256 nat. A leaf is a fixed range of images, and a sweep updates the
-    messages of all its pixels once.
+    A leaf is a fixed range of images. A sweep updates the messages of all pixels of a leaf once.
 
     Attributes
     ----------
     moved, last_moved : int
-        Number of pixels that changed a message in the last sweep over their leaf: in this epoch so far, and
-        in the epoch before.
+        Number of pixels with a changed message in the last sweep over their leaf, summed over the leaves that
+        were visited in this epoch so far, and in the last complete epoch; -1 before the first epoch ends.
     left, last_left : int
-        Number of leaves with fewer than ``max_sweeps`` sweeps: in this epoch so far, and in the epoch before.
+        Number of these leaves that have had fewer than ``max_sweeps`` sweeps, for the same two epochs.
     """
 
     moved: int = 0
@@ -151,7 +155,10 @@ class LeafState(EvidenceState):
 
 
 class StoredFeatureLeaf(TypedDict):
-    """Stored data of a leaf (range of images): its `LeafMessages` as a dict, and its last change of W."""
+    """Stored data of a leaf (range of images): the fields of its `LeafMessages`, and its last change of W.
+
+    The change has the shape (channels, h, w, F), int32 in units of 1/256 nat.
+    """
 
     messages: dict[str, Any]
     change: np.ndarray
@@ -161,8 +168,9 @@ class StoredFeatureLeaf(TypedDict):
 class BatchFeatureLearner(OnlineFeatureLearner):
     """Batch learning of one layer (a :class:`~scalelatent.contract.learners.StoredRangeLearner`).
 
-    It is Algorithm 1 of Lázaro-Gredilla et al. (2016). A leaf is a fixed range of images. A sweep updates the
-    messages of all its pixels once. A visit loads the stored messages of a leaf, sweeps, and stores them.
+    The algorithm is Algorithm 1 of Lázaro-Gredilla et al. (2016). A leaf is a fixed range of images. A sweep
+    updates the messages of all pixels of a leaf once. A visit loads the stored messages of a leaf, runs one
+    or several sweeps, and stores the new messages.
 
     Attributes
     ----------
@@ -172,9 +180,9 @@ class BatchFeatureLearner(OnlineFeatureLearner):
         Number of images in all leaves.
     single_leaf_sweeps : int
         Number of sweeps per visit if a single leaf holds all images. With several leaves a visit has one
-        sweep, because the other leaves also change the log odds of W.
+        sweep, because the other leaves also change the log odds of the weights.
     max_sweeps : int
-        Upper bound of the sweeps over a leaf in all visits.
+        Upper bound of the number of sweeps over a leaf, summed over all visits.
     """
 
     damping: float = 1.0
@@ -184,17 +192,13 @@ class BatchFeatureLearner(OnlineFeatureLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        fixed = 48 * int(np.prod(self.layer.weights_shape))
-        # An update needs memory for the old and the new messages, the bytes read from disk, and the bytes to
-        # write, for which the arrays are joined; in addition for the orders of the pixels.
-        return BlockRequirements(scratch=(fixed, 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels))
+        # A visit holds the messages of a leaf up to five times: as read from disk, old, new, and twice as
+        # bytes to write. It also holds random orders of the pixels.
+        each = 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels
+        return BlockRequirements(scratch=(48 * self.layer.n_weights, each))
 
     def layout(self) -> Layout:
         return Layout((("evidence", self.layer.weights_shape), ("moved", ()), ("left", ())))
-
-    def make_single_leaf_learner(self, n_rows: int, sweeps: int) -> BatchFeatureLearner:
-        """Return the learner for one range (leaf) of ``n_rows`` images, with ``sweeps`` sweeps per update."""
-        return replace(self, n_rows=n_rows, single_leaf_sweeps=sweeps)
 
     def start(self, restart: int = 0) -> LeafState:
         first = self.layer.first_beliefs(self.seed, restart)
@@ -203,10 +207,10 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     def visit(
         self, prepared: PreparedEvidence, block: Block, kept: StoredFeatureLeaf | None
     ) -> StoredFeatureLeaf:
-        """Update the messages of one leaf (a fixed range of images) once, and return the data to store.
+        """Update the messages of one leaf (a fixed range of images), and return the data to store.
 
-        ``kept`` is the data that the last update returned, or None before the first update. ``block`` has the
-        images. A single leaf of all images is updated ``single_leaf_sweeps`` times.
+        ``block`` has the images, and ``kept`` is the data that the last visit stored; None in the first
+        visit.
         """
         return self.visit_leaves(prepared, [block], [kept])[0]
 
@@ -215,8 +219,8 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     ) -> list[StoredFeatureLeaf]:
         """Update the messages of several leaves (ranges of images), and return the data to store for each.
 
-        Leaves with equal numbers of images and of earlier sweeps share kernel calls. A leaf that has had
-        ``max_sweeps`` sweeps stays unchanged.
+        Leaves with equal numbers of images and of earlier sweeps share kernel calls. The messages of a leaf
+        stay unchanged after ``max_sweeps`` sweeps.
         """
         state, backend = prepared
         beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)
@@ -253,23 +257,10 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> LeafState:
         assert isinstance(state, LeafState)
         beliefs = state.beliefs + stats["evidence"]
-        if not self.layer.is_exact(to_units(np.clip(beliefs, -(2.0**22), 2.0**22))):
-            feature = int(np.abs(beliefs).max(axis=(0, 1, 2)).argmax())
-            raise DivergenceError(
-                f"layer 1: beliefs in the weights of feature {feature} have reached "
-                f"{np.abs(beliefs).max():,.0f} nats, too large for exact sums: lower damping, raise p01 and "
-                "p10, or set online=True"
-            )
-        changed = int(((beliefs > 0) != (state.beliefs > 0)).sum())
-        return replace(
-            state,
-            beliefs=beliefs,
-            changed=state.changed + changed,
-            moved=state.moved + int(stats["moved"]),
-            left=state.left + int(stats["left"]),
-            steps=state.steps + 1,
-            rows=state.rows + n_rows,
-        )
+        units = np.clip(beliefs, -(2.0**22), 2.0**22) * UNITS_PER_NAT
+        self.layer.check_exact(units, 1, "damping, raise p01 and p10, or set online=True")
+        moved, left = state.moved + int(stats["moved"]), state.left + int(stats["left"])
+        return replace(state, moved=moved, left=left).after_step(beliefs, n_rows)
 
     def end_epoch(self, state: EvidenceState) -> EvidenceState:
         assert isinstance(state, LeafState)

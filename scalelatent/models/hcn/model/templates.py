@@ -1,13 +1,13 @@
-"""Classes of templates, counts of labelled rows, and learning of templates from images at the end of a fit.
+"""Classes of templates, counts of rows by template, and learning of templates from images after a fit.
 
-Learning from images changes only the templates (the features of the top layer). If the template of an image
-is certain, the message of the image to a weight of this template is the log odds of the pixel under the
-weight. Here a pixel is a feature position of the layer below. The steps are:
+The last passes of a fit learn the templates (the features of the top layer) again, and leave all other
+features as they are. A forward pass converts each image to an array of log odds: one for each pixel of the
+top layer, which is a feature at a position of the layer below. The steps are:
 
-1. Each template starts as the log odds of one image of its class after a forward pass. The features below
-   stay fixed.
+1. Each template starts as the log odds of one image of its class.
 2. In each pass, every image is assigned to its best template, among those of its class if it has a label.
-3. The log odds of a weight become its prior plus the log odds of the pixel in all images of the template.
+3. The log odds of a weight of a template become the prior log odds plus the sum, over the images that were
+   assigned to the template, of the log odds of the pixel under the weight.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.models.hcn.kernels.units import BELIEF_LIMIT, UNITS_PER_NAT
 
-from .compression import PixelCounts
 from .hierarchy import Hierarchy
 from .layer import row_numbers
 
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# A forward pass over one block of rows needs at most this much memory, in bytes.
+# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
 BLOCK_BYTES = 2**25
-# Requirement of reductions: the engine also passes rows without a class, with label -1.
-SOME_LABELS = BlockRequirements(unlabelled=True)
-# Score that replaces the score of a template to which an image must not be assigned; it is below all scores.
+# Score of a template to which an image must not be assigned; it is below all other scores.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
@@ -41,16 +38,16 @@ FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
 
 
 def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
-    """Return the class of each template; the templates of a class are contiguous."""
+    """Return the class of each template; the ``per_class`` templates of a class have consecutive numbers."""
     return tuple(code for code in range(n_classes) for _ in range(per_class))
 
 
 def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
-    """Return the class of each template.
+    """Return the class of each template, so that each class has at most ``per_class`` templates.
 
-    Entry (class, template) of ``counts`` is the number of rows of the class whose best template this is. A
-    template gets the class with the largest count that has fewer than ``per_class`` templates; the largest
-    counts of all templates are assigned first.
+    ``counts`` (classes, templates) has the number of rows of each class whose best template is this one.
+    Pairs of class and template are tried from the largest count to the smallest. A pair assigns its class to
+    its template if the template has no class yet and the class has room for one more template.
     """
     classes, room = np.full(counts.shape[1], -1), np.full(len(counts), per_class)
     for at in np.argsort(-counts, axis=None, kind="stable"):
@@ -59,30 +56,6 @@ def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
             classes[template] = code
             room[code] -= 1
     return tuple(classes.tolist())
-
-
-@dataclass(frozen=True)
-class LabelledPixels:
-    """Counts of pixels, rows, and rows by class (a :class:`~scalelatent.contract.learners.Reduction`)."""
-
-    pixels: PixelCounts
-    n_classes: int
-    requirements: ClassVar[BlockRequirements] = SOME_LABELS
-
-    def layout(self) -> Layout:
-        return Layout((*self.pixels.layout().fields, ("labelled", (self.n_classes,)), ("rows", ())))
-
-    def flops_per_row(self) -> float:
-        return self.pixels.flops_per_row()
-
-    def prepare(self, state: object, backend: Backend) -> None:
-        return None
-
-    def accumulate(self, prepared: None, block: Block, stats: Stats) -> None:
-        self.pixels.accumulate(prepared, block, stats)
-        stats["rows"][...] += len(row_numbers(block))
-        if block.y is not None:
-            stats["labelled"][...] += np.bincount(block.y[block.y >= 0], minlength=self.n_classes)
 
 
 @dataclass(frozen=True)
@@ -98,15 +71,15 @@ class ForwardReduction:
         return BlockRequirements(block_rows=rows, scratch=(0, 3 * row), unlabelled=True)
 
     def flops_per_row(self) -> float:
-        return 2.0 * sum(layer.pairs for layer in self.net.layers)
+        return 2.0 * self.net.pairs
 
 
 @dataclass(frozen=True)
 class TemplateCounts(ForwardReduction):
     """Counts of rows by class and best template (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    Rows without a class are not counted. The weights are those of the learner's state; if the state is None,
-    those of ``beliefs``.
+    Rows without a class are not counted. The weights that are on have positive log odds in the learner's
+    state, or in ``beliefs`` if there is no learner.
     """
 
     n_classes: int
@@ -128,7 +101,10 @@ class TemplateCounts(ForwardReduction):
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
 
     def error(self, stats: Stats) -> float:
-        """Return the share of rows in a wrong class; the class of a cluster is that of most of its rows."""
+        """Return the share of rows whose best template has another class, from the counts ``stats``.
+
+        Without classes, each template gets the class of most of its rows.
+        """
         counts, classes = stats["templates"], self.net.classes
         right = counts.max(axis=0) if classes is None else counts[classes, range(len(classes))]
         return 1 - float(right.sum() / counts.sum()) if counts.any() else float("nan")
@@ -136,14 +112,14 @@ class TemplateCounts(ForwardReduction):
 
 @dataclass(frozen=True, eq=False)
 class RowCodes:
-    """Collection of class codes of some rows (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Class codes of the rows ``numbers`` (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    ``numbers`` are the sorted indices of these rows. The statistic holds the class code plus 1 of each row,
-    and 0 for a row without a class.
+    ``numbers`` are sorted row numbers. The statistic has for each of these rows its class code plus 1, or 0
+    for a row without a class.
     """
 
     numbers: np.ndarray
-    requirements: ClassVar[BlockRequirements] = SOME_LABELS
+    requirements: ClassVar[BlockRequirements] = BlockRequirements(unlabelled=True)
 
     def layout(self) -> Layout:
         return Layout((("codes", (len(self.numbers),)),))
@@ -162,17 +138,17 @@ class RowCodes:
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence(ForwardReduction):
-    """Sum of the log odds at the top layer of the images that are assigned to each template (a Reduction).
+    """Sums over the images of each template of the log odds of the pixels of the top layer (a Reduction).
 
     The sums are multiples of 1/256 nat, so they are identical in any order of the rows.
 
     Attributes
     ----------
     beliefs : ndarray of float64, shape (weights,)
-        Log odds of the weights of all layers.
+        Log odds of the weights of all layers, in nats.
     numbers, templates : ndarray of int, shape (images,), or None
-        Sorted row numbers, and the template that each of these rows is assigned to; other rows are not used.
-        None: each row is assigned to the best template that has a weight, among those of its class if its
+        Sorted row numbers, and the template to which each of these rows is assigned; other rows are not used.
+        None: each row is assigned to its best template that has a weight, among those of its class if its
         class is known.
     """
 
@@ -187,7 +163,7 @@ class TemplateEvidence(ForwardReduction):
         return [part > 0 for part in self.net.split(self.beliefs)], backend
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
-        """Add the log odds of the block's images to the sums of their templates."""
+        """Assign the images of the block to templates; add the log odds of the images to their templates."""
         pixels, (weights, backend) = self.net.layers[0].read_evidence(block), prepared
         templates: np.ndarray | None = None
         if self.numbers is None or self.templates is None:
@@ -204,17 +180,11 @@ class TemplateEvidence(ForwardReduction):
             stats["evidence"][template] += one / UNITS_PER_NAT
 
     def _find_allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return which templates each row may be assigned to.
+        """Return the templates to which each row of a block may be assigned.
 
-        A template is allowed if it is in use (has a weight) and, for a labelled row, belongs to the row's
-        class.
-
-        Returns
-        -------
-        among : ndarray of int, shape (found,)
-            Indices of the rows of the block with at least one allowed template.
-        allowed : ndarray of bool, shape (found, templates)
-            True for the allowed templates of these rows.
+        A template is allowed if it has a weight and, for a labelled row, if its class is the class of the
+        row. The first result has the indices of the rows with at least one allowed template. The second
+        result is True for each allowed template of these rows, bool (rows, templates).
         """
         used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
         allowed = np.broadcast_to(used, (n_rows, self.net.n_templates))
@@ -225,10 +195,10 @@ class TemplateEvidence(ForwardReduction):
         return among, allowed[among]
 
     def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the log odds of all weights in nats, with new log odds of the templates.
+        """Return the log odds of the weights of all layers in nats, after the templates have changed.
 
-        The log odds of a template are its initial ones, from ``first``, plus the evidence in ``stats``. A
-        template that would lose all weights keeps its earlier log odds.
+        The new log odds of a template are its initial log odds in ``first`` plus its sums in ``stats``. A
+        template without any positive log odds would be unused, so it keeps its earlier log odds.
         """
         priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]
@@ -239,7 +209,10 @@ class TemplateEvidence(ForwardReduction):
 
 
 def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the common values in the sorted ``numbers`` and in ``rows``, as two arrays."""
+    """Return the indices in ``numbers``, and in ``rows``, of the row numbers that are in both arrays.
+
+    ``numbers`` are sorted.
+    """
     if not len(numbers):
         return np.empty(0, int), np.empty(0, int)
     where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
@@ -250,12 +223,10 @@ def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def choose_first_images(
     net: Hierarchy, numbers: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted row numbers of the images as which templates start, and the template of each image.
+    """Return the sorted row numbers of the images from which templates start, and the template of each image.
 
-    Parameters
-    ----------
-    numbers, codes : ndarray of int, shape (rows,)
-        Row numbers and their classes, below 0 for no class; the first rows of each class are chosen.
+    ``numbers`` are row numbers in random order, and ``codes`` are the classes of these rows, below 0 for no
+    class. The first rows of each class are chosen; without classes, the first rows.
     """
     if net.classes is None:
         chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))

@@ -1,4 +1,4 @@
-"""Greedy addition and removal of features in numba; `kernels/reference.py` defines the results."""
+"""Addition and removal of features in images in numba; `kernels/reference.py` defines the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def _add_count(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count:
 def _sum_evidence(
     evidence: np.ndarray, layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
 ) -> float:
-    """Return the sum of the log odds of those pixels of a feature that exactly ``count`` features cover."""
+    """Return the sum of ``evidence`` over the pixels of feature ``f`` that ``count`` features cover.
+
+    ``layers`` is the number of features that cover each pixel; feature ``f`` is at the position (r, c).
+    """
     n_channels, h, width, _ = w.shape
     total = 0.0
     for a in range(n_channels):
@@ -35,7 +38,10 @@ def _sum_evidence(
 
 @subkernel
 def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
-    """Add ``value`` to the gain of every feature at every position at which it would cover pixel (y, x)."""
+    """Add ``value`` to the gains of all features at all positions where they would cover pixel (y, x).
+
+    ``a`` is the channel of the pixel.
+    """
     _, h, width, n_features = w.shape
     high, wide, _ = gains.shape
     for r in range(max(0, y - h + 1), min(high - 1, y) + 1):
@@ -50,7 +56,11 @@ def _toggle(
     evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
     count: int,
 ) -> None:  # fmt: skip
-    """Add feature f at position (r, c) if ``count`` is 1, or remove it if -1; update the gains of others."""
+    """Add feature ``f`` at the position (r, c) if ``count`` is 1, or remove it if ``count`` is -1.
+
+    ``layers`` is the number of features that cover each pixel. Update the gains of features that would cover
+    a pixel of this feature.
+    """
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for y in range(r, r + h):
@@ -119,7 +129,7 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Return the positions ``s`` after adding or removing features, the largest gain first."""
+    """Return the positions of features after features were added to ``s`` or removed, one by one."""
     out = s.copy()
     _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

@@ -28,20 +28,12 @@ def _clip(x: np.int32) -> np.int32:
 
 
 @subkernel
-def _find_pool_side(n: int) -> int:
-    """Return the side of a pool with n shifts."""
-    side = 1
-    while side * side < n:
-        side += 1
-    return side
-
-
-@subkernel
 def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return the pools of an image whose shift number ``d`` moves a pixel into row ``y``.
+    """Return where the pools are whose shift number ``d`` moves a pixel into row ``y`` of an image.
 
-    The four numbers are the row of these pools, the column of the first pool, the column of the pixel to
-    which this pool shifts, and the number of pools, which is 0 if the row is outside of the image.
+    The result has four numbers: the row of these pools, the column of the first pool, the column into which
+    shift ``d`` of the first pool moves, and the number of pools. The number is 0 if the row is outside of the
+    image.
     """
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
@@ -51,9 +43,10 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
 def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Summarize the messages that pools send to each pixel of row ``y``.
+    """Summarize the messages ``down`` that pools send to each pixel of row ``y``.
 
-    Write the sum of the positive messages to ``total``, and the two largest ones to ``first`` and ``second``.
+    For each pixel, write the sum of the positive messages to ``total``, and the two largest messages to
+    ``first`` and ``second``.
     """
     total[:], first[:], second[:] = _0, _OFF_IMAGE, _OFF_IMAGE
     for d in range(down.shape[0]):
@@ -87,7 +80,7 @@ def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray,
 def _find_best_shifts(
     up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write the largest two values of message plus log prior over the shifts of each pool of row ``y``."""
+    """Write the two largest values of message plus log prior over all shifts, for each pool of row ``y``."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -106,7 +99,7 @@ def _pass_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: np.float32,
     up: np.ndarray, rows: np.ndarray,
 ) -> None:  # fmt: skip
-    side = _find_pool_side(down.shape[2])
+    side = np.int64(np.sqrt(down.shape[2]))
     for n in range(down.shape[0]):
         for a in range(down.shape[1]):
             _pass_ors_up(below[n, a], down[n, a], side, up, rows)
@@ -126,7 +119,7 @@ def _pass_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int, up: np.ndarray,
     rows: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    side, total, first, second = _find_pool_side(down.shape[2]), rows[0], rows[1], rows[2]
+    side, total, first, second = np.int64(np.sqrt(down.shape[2])), rows[0], rows[1], rows[2]
     for n in range(down.shape[0]):
         for a in range(down.shape[1]):
             for _ in range(rounds + 1):
@@ -169,7 +162,7 @@ def _pass_trees_down(
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
                 total = _summarize_off(tree, (_MOST,), _ALL)
-                # If no pair is on, the sum of positive messages is 0, and the largest message is the result.
+                # The sum of positive messages is 0 if no pair is on; the result is then the largest message.
                 if total == _0:
                     total = _summarize_on(tree, (_MOST,), _ALL)[0]
                 flat[pixel] = _clip(total)
@@ -199,21 +192,21 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages from the pixels up through the pools; write the messages to features to ``evidence``."""
+    """Update ``evidence``, the messages of pools to the pixels of features, from the log odds ``below``."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
 def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Return the messages from pools down to the pixels; update ``down``, the messages of pools to ORs."""
+    """Return the messages down to the pixels; update ``down``, the messages of pools to the ORs of pixels."""
     out = np.empty_like(below)
     _pass_down(below, prior, above, down, rounds, *_scratch(down), out)
     return out
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages from features down to the pixels, int32 (images, channels, height, width)."""
+    """Return the messages of features down to pixels, for the uncertain weights of a fit."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
@@ -222,7 +215,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
 
 
 def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages from features with fixed weights down to the pixels, after one pass up."""
+    """Return the messages of features down to pixels, for fixed weights and after one pass up."""
     first, total = np.full(evidence.shape, _OFF_IMAGE), np.zeros(evidence.shape, np.int32)
     _pass_features_down(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))

@@ -18,19 +18,20 @@ _summarize_off, _summarize_on, _send_off, _send_on = make_passes(0)
 _summarize_off_1, _summarize_on_1, _send_off_1, _send_on_1 = make_passes(1)
 
 _0, _ALL = np.int32(0), np.float32(1)
-# Prefetch the messages of a pixel into the CPU cache if it has at least this many pairs (position, weight).
+# Smallest number of pairs (feature position, weight) of a pixel for which its stored messages are prefetched
+# into the CPU cache.
 LARGE_TREE_PAIRS = 512
-# Number of bytes to prefetch; the processor itself prefetches the bytes that follow.
+# Number of bytes of these messages to prefetch; the processor itself prefetches the bytes that follow.
 PREFETCH_BYTES = 1024
 
 
 @subkernel
-def _bound_messages(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
-    """Return upper bounds of the messages from a pixel with log odds b > 0 to its pairs.
+def _find_messages(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
+    """Return the two messages of a pixel with log odds ``b`` > 0 to its pairs, in units of 1/256 nat.
 
-    A pair is a feature position and a weight, which send a message (the value of the pair) to the pixel. The
-    second bound is for the pair with the largest value ``first``; the first bound is for all other pairs.
-    ``second`` is the second largest value. All numbers are in units of 1/256 nat.
+    A pixel is the OR of pairs of a feature position and a weight, and each pair sends a message, its value,
+    to the OR. ``first`` and ``second`` are the two largest values. The second result is the message to the
+    pair with the largest value, and the first result is the message to all other pairs.
     """
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
@@ -56,13 +57,13 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
                     _send_off(tree, (-b - total, -b, _0), _ALL)
             elif b > _0:
                 first, second = _summarize_on(tree, (b,), _ALL)
-                rest, top = _bound_messages(first, second, b)
+                rest, top = _find_messages(first, second, b)
                 if top > _0:
                     _send_on(tree, (rest, top, first), _ALL)
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the messages of each pixel once; no message is stored between two sweeps."""
+    """Update the messages of each pixel once, without storing them."""
     _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
@@ -78,7 +79,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-        # Many messages of a pixel do not stay in the CPU cache from sweep to sweep, so prefetch them.
+        # The messages of pixels with many pairs do not stay in the CPU cache from one sweep to the next.
         far = w.shape[2] * w.shape[3] * w.shape[4] >= LARGE_TREE_PAIRS
         for k in range(order.shape[0]):
             pixels = evidence[k].ravel()
@@ -93,18 +94,18 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                # Prefetch the first messages of the next pixel; the processor prefetches the others itself.
+                # Prefetch the first messages of the next pixel.
                 if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
-                # An unknown pixel (b = 0) sends messages of 0, which replace its stored messages.
+                # An unknown pixel (b = 0) sends messages of 0; they replace its stored messages.
                 if b <= _0:
                     total = summarize_off(tree, (-b,), _ALL)
                     change = send_off(tree, (-b - total, -b, _0), damping)
                 else:
                     first, second = summarize_on(tree, (b,), _ALL)
-                    rest, top = _bound_messages(first, second, b)
+                    rest, top = _find_messages(first, second, b)
                     change = send_on(tree, (rest, top, first), damping)
                 moved[k] += change
 
@@ -182,7 +183,7 @@ def _decode(
                     change = _send_off_1(tree, (-b - total, -b, _0), _ALL)
                 elif b > _0:
                     first, second = _summarize_on_1(tree, (b,), _ALL)
-                    rest, top = _bound_messages(first, second, b)
+                    rest, top = _find_messages(first, second, b)
                     change = _send_on_1(tree, (rest, top, first), _ALL)
                 moved[n] += change
             if moved[n] == 0:
@@ -192,7 +193,7 @@ def _decode(
 def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Write log odds of feature positions for fixed weights to ``s``; return the changed pixels per row."""
+    """Write log odds of feature positions to ``s``; return the number of changed pixels of each row."""
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
     messages = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)

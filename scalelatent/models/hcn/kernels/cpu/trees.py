@@ -1,19 +1,22 @@
 """Message updates of the AND-OR tree of one pixel, as LLVM vector instructions.
 
-The inputs of a tree are pairs of a feature position (array S) and a weight (array W), in a few contiguous
-lines of equal length. A pair sends a message, its value, to the OR of the tree, and the OR sends the message
-g back. If the sign of the log odds b of the pixel is known, g needs half of the work of the general rule:
+A pixel is the OR of its pairs, and a pair is the AND of a feature position (array S) and a weight (array W).
+The pairs of a pixel are in a few contiguous lines of equal length. Each pair sends a message to the OR, which
+is called the value of the pair, and the OR sends the message g back to the pair. The sign of the log odds b
+of the pixel decides which of two simple formulas gives g:
 
-- b < 0: g = min(0, b + sum of the values of the other pairs). Each pair adds at most |b| to the sum, so the
-  int32 sum is exact for trees of any size.
+- b < 0: g = min(0, b + sum of the positive values of the other pairs). A value adds at most |b| to the sum,
+  so the int32 sum is exact for trees of any size.
 - b > 0: g = min(b, max(0, -largest value of the other pairs)).
 
-The first pass over the pairs computes the sum, or the largest two values. The second pass sends the messages.
+The first pass over the pairs computes the sum, or the largest two values. The second pass computes g for each
+pair, and from g the messages to the position and to the weight of the pair.
 
-Most lines are quiet: none of their positions has log odds above 0 (above -b if b > 0). A quiet line adds
-nothing to the sum or to the largest two values, all its pairs get the same g, and its weights get the message
-0. Therefore the first pass reads only its positions and the second only its weights. One byte per line
-records whether the line is live (not quiet) and whether it has nonzero messages to weights.
+Most lines are quiet: no position of the line has log odds above 0 (or above -b if b > 0). A quiet line adds
+nothing to the sum and does not change the result of the largest two values. All its pairs get the same g, and
+its weights get the message 0. Therefore the first pass reads only the positions of a quiet line, and the
+second pass reads only its weights. One byte per line has two flags: the line is live (not quiet), and the
+line has nonzero messages to weights.
 """
 
 from __future__ import annotations
@@ -33,17 +36,19 @@ if TYPE_CHECKING:
     from numba.core.typing.context import BaseContext as TypingContext
     from numba.core.typing.templates import Signature
 
-_BITS = ir.IntType(LANES)  # an integer with one bit per SIMD lane
-BELIEF_OUTSIDE = -(2**29)  # log odds of lanes beyond the last pair; the sum of two fits int32
-HELD, LIVE = 1, 2  # flags of a line: it has nonzero messages to weights; it has a position above the limit
+_BITS = ir.IntType(LANES)  # type of an integer with one bit per SIMD lane
+# Log odds of SIMD lanes beyond the last pair of a line, in units of 1/256 nat; the sum of two fits int32.
+BELIEF_OUTSIDE = -(2**29)
+# Flags of a line of pairs: it has nonzero messages to weights; it is live (see the module docstring).
+HELD, LIVE = 1, 2
 
 Values = list[ir.Value]
 
 
 class _VectorCode(Vectors):
-    """Emitter of the vector instructions that the two passes over the pairs of a pixel share.
+    """Emitter of the vector instructions that both passes over the pairs of a pixel use.
 
-    Messages in memory are int16, or int32 if ``wide``.
+    Stored messages are int16, or int32 if ``wide``.
     """
 
     def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
@@ -52,31 +57,31 @@ class _VectorCode(Vectors):
         self.stored_bytes = 4 if wide else 2
 
     def widen(self, raw: ir.Value) -> ir.Value:
-        """Convert messages in memory to int32."""
+        """Convert stored messages to int32."""
         return raw if self.wide else self.b.sext(raw, self.ints)
 
     def narrow(self, messages: ir.Value) -> ir.Value:
-        """Convert int32 messages to their type in memory."""
+        """Convert int32 messages to the type of stored messages."""
         return messages if self.wide else self.b.trunc(messages, self.stored_type)
 
     def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the larger of two values in each lane."""
+        """Return the larger of two values in each SIMD lane."""
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
     def min(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the smaller of two values in each lane."""
+        """Return the smaller of two values in each SIMD lane."""
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
     def pair_message(self, s: ir.Value, w: ir.Value) -> ir.Value:
-        """Return the messages of pairs to the OR, from the log odds of their positions and weights."""
+        """Return the messages of pairs to the OR, from log odds ``s`` of positions and ``w`` of weights."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
     def lanes_of(self, mask: ir.Value) -> ir.Value:
-        """Convert a mask of lanes to an integer with one bit per lane."""
+        """Convert a vector of booleans, one per SIMD lane, to an integer with one bit per lane."""
         return self.b.bitcast(mask, _BITS)
 
     def any(self, bits: ir.Value) -> ir.Value:
-        """Return whether at least one bit of ``bits`` is set."""
+        """Return true if at least one bit of the integer ``bits`` is set."""
         return self.b.icmp_signed("!=", bits, _BITS(0))
 
     def where(
@@ -86,7 +91,10 @@ class _VectorCode(Vectors):
         other: Callable[[], Values] | None = None,
         before: Sequence[ir.Value] = (),
     ) -> Values:
-        """Emit code that yields body() if ``condition`` is true, else other(), or else ``before``."""
+        """Emit a branch: the values are those of body() if ``condition`` is true, else those of other().
+
+        Without ``other``, the values are ``before`` if the condition is false.
+        """
         b = self.b
         entry, inside, done = b.block, b.append_basic_block("some"), b.append_basic_block("all")
         outside = b.append_basic_block("none") if other else done
@@ -107,7 +115,12 @@ class _VectorCode(Vectors):
 
 
 class _Pairs:
-    """One SIMD vector of pairs (feature position, weight): their log odds and stored messages."""
+    """One SIMD vector of pairs (feature position, weight): their log odds and stored messages.
+
+    In all methods, ``which`` is 0 for the positions of the pairs, and 1 for the weights. ``spots`` are the
+    addresses of a line: its positions, its weights, and the stored messages to both. ``i`` is the index of
+    the first pair of the vector in the line. ``mask`` is true for the lanes with a pair; None: all lanes.
+    """
 
     def __init__(
         self,
@@ -125,7 +138,7 @@ class _Pairs:
         self._found: dict[int, ir.Value] = {}
 
     def belief(self, which: int) -> ir.Value:
-        """Load the log odds of the positions (``which`` = 0) or of the weights (1) of the pairs."""
+        """Load the log odds of the positions or weights of the pairs."""
         if which not in self._found:
             code = self.code
             if self.mask is None:
@@ -137,7 +150,7 @@ class _Pairs:
         return self._found[which]
 
     def old_messages(self, which: int) -> ir.Value | None:
-        """Load the messages of the last update of the pixel; None if messages are not stored."""
+        """Load the messages of the last update of the pixel; return None if messages are not stored."""
         if 2 + which >= len(self._spots):
             return None
         return self.code.widen(self._load_stored(which))
@@ -148,14 +161,15 @@ class _Pairs:
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Return the log odds of positions (0) or weights (1) minus the stored messages of this pixel."""
+        """Return the log odds of positions or weights without the stored messages of this pixel to them."""
         belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
-        """Add new messages to the log odds of positions (0) and weights (1), and store them.
+        """Replace the messages of the pixel by ``new`` (a vector for each ``which``), also in the log odds.
 
-        Return one bit per pair with a changed message, and one bit per weight with a nonzero message.
+        Return two integers with one bit per lane: 1 for each pair with a changed message, and 1 for each
+        weight with a nonzero message.
         """
         code, b = self.code, self.code.b
         if self.old_messages(0) is None:
@@ -176,7 +190,7 @@ class _Pairs:
                 moved = b.or_(moved, self._unlike_zero(change))
             return [moved, held()]
 
-        # After some updates of all pixels few messages change, so most vectors need no write to memory.
+        # After some updates of all pixels few messages change, so most vectors need no writes to memory.
         bits = functools.reduce(b.or_, (self._unlike_zero(change) for change in changes.values()))
         return code.where(code.any(bits), write, before=[_BITS(0), held()])
 
@@ -207,10 +221,11 @@ class _Pairs:
 
 
 class _Tree:
-    """Loops over the lines of pairs of one pixel in generated code.
+    """Emitter of loops over the lines of pairs of one pixel.
 
-    ``tree`` lists LLVM values: the number of lines, the pairs per line, the bytes between two lines of S and
-    of W, and the addresses of S, of W, of the stored messages and of the flag bytes of the lines.
+    ``tree`` has LLVM values: the number of lines, the pairs per line, the bytes from one line to the next in
+    S and in W, and the addresses of the first position, the first weight, the first stored messages, and the
+    flag byte of the first line.
     """
 
     def __init__(self, code: _VectorCode, tree: Values) -> None:
@@ -227,7 +242,10 @@ class _Tree:
         )
 
     def walk(self, start: Values, body: Callable[[Values, ir.Value, Values], Values]) -> Values:
-        """Loop over lines: values = body(addresses, flags of the line, values). Return the last values."""
+        """Emit a loop over lines: values = body(addresses, address of the flags, values); return the values.
+
+        The addresses are those of the line, and the values before the first line are ``start``.
+        """
         code, b, n = self.code, self.code.b, len(self.spots)
 
         def run(_: ir.Value, values: Values) -> Values:
@@ -244,7 +262,10 @@ class _Tree:
         body: Callable[[_Pairs, Values], Values],
         damping: ir.Value | None = None,
     ) -> Values:
-        """Loop over vectors of pairs of a line: values = body(pairs, values). Return the last values."""
+        """Emit a loop over the vectors of pairs of a line: values = body(pairs, values); return the values.
+
+        ``spots`` are the addresses of the line, and the values before the first vector are ``start``.
+        """
         code = self.code
 
         def part(i: ir.Value, mask: ir.Value | None, carried: Values) -> Values:
@@ -257,10 +278,11 @@ class _Tree:
 
 
 CodeOf: TypeAlias = Callable[[_VectorCode, _Tree, Values, ir.Value], "ir.Value | Values | None"]
-"""Function that emits the instructions of a pass and returns its results."""
+"""Function that emits the instructions of a pass over the pairs, and returns the results of the pass."""
 Passes: TypeAlias = tuple[
     Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
 ]
+"""Functions that :func:`make_passes` returns."""
 
 
 def _inline(
@@ -268,7 +290,8 @@ def _inline(
 ) -> Callable[..., Any]:
     """Return a numba function whose body is the LLVM code that ``code_of`` emits.
 
-    The function takes a tree (see `_Tree`), ``n_numbers`` int32 numbers and the damping (float32).
+    The arguments of the function are a tuple of addresses and sizes (see `_Tree`), a tuple of ``n_numbers``
+    int32 numbers, and the damping (float32). ``n_stored`` is the number of stored messages per pair.
     """
     n_tree = 7 + n_stored
     arguments = (
@@ -299,10 +322,10 @@ def _inline(
 
 
 def _first_pass(on: bool, n_stored: int) -> CodeOf:
-    """Return the code of the first pass, which skips quiet lines.
+    """Return the function that emits the first pass over the pairs, which skips quiet lines.
 
-    The pass returns the sum of the values of the pairs, or if ``on`` (log odds of the pixel above 0) the two
-    largest values. ``n_stored`` is the number of stored messages per pair.
+    The pass returns the sum of the positive values of the pairs, or if ``on`` (log odds of the pixel above 0)
+    the two largest values. ``n_stored`` is the number of stored messages per pair.
     """
 
     def code_of(code: _VectorCode, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
@@ -326,7 +349,8 @@ def _first_pass(on: bool, n_stored: int) -> CodeOf:
             return found
 
         if not on:
-            # A sum above 2 |b| has the same effect as 2 |b|. The limit keeps the sum over lanes within int32.
+            # A sum above 2 |b| has the same effect as 2 |b|. With this limit per lane, the sum over all lanes
+            # fits int32.
             return code.fold(code.min(tree.walk([zero], run)[0], b.add(most, most)), b.add)
 
         def join(x: Values, y: Values) -> Values:
@@ -339,24 +363,23 @@ def _first_pass(on: bool, n_stored: int) -> CodeOf:
 
 
 def _second_pass(on: bool, n_stored: int) -> CodeOf:
-    """Return the code of the second pass, which sends messages to all pairs.
+    """Return the function that emits the second pass over the pairs, which sends messages to all pairs.
 
-    The pass returns whether a stored message changed. ``n_stored`` is the number of stored messages per pair.
+    The pass returns true if a stored message changed. ``n_stored`` is the number of stored messages per pair.
     If it is 1, the weights are fixed and only positions get messages.
     """
 
     def code_of(code: _VectorCode, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        # The pass computes the message g of the OR to each pair (see the module docstring), and from g the
-        # messages to the position and the weight of the pair. The three numbers give g:
-        # If ``on`` (log odds b of the pixel above 0), g is y for pairs with the largest value z, else x.
-        # If not ``on``, x is -(b + sum of the values of all pairs) and y is -b.
+        # The three numbers give the message g of the OR to a pair (see the module docstring). If ``on``, g is
+        # y for the pairs with the largest value z, and x for all other pairs. If not ``on``, x is -(b + sum
+        # of the positive values of all pairs) and y is -b; then g is -max(0, x + min(max(value, 0), y)).
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_stored == 2 else None
 
         def message(other: ir.Value, size: ir.Value) -> ir.Value:
-            """Return the message to one input of a pair from the other input and the size |g| of g."""
+            """Return the message to the position from the weight, or the reverse; ``size`` is |g|."""
             if on:
                 return code.min(code.max(b.add(other, size), zero), size)
             return b.sub(zero, code.min(code.max(other, zero), size))
@@ -397,7 +420,7 @@ def _second_pass(on: bool, n_stored: int) -> CodeOf:
 
 @instructions()
 def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
-    """Load ``size`` bytes that start at ``address`` into the CPU cache in advance."""
+    """Load the ``size`` bytes from ``address`` on into the CPU cache before they are needed."""
 
     def line(i: ir.Value, _: ir.Value) -> Values:
         code.fetch(address, i)
@@ -407,12 +430,13 @@ def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
 
 
 def make_passes(n_stored: int, wide: bool = False) -> Passes:
-    """Return four functions for numba that update the AND-OR tree of one pixel.
+    """Return four numba functions that together update the AND-OR tree of one pixel.
 
-    They are, in this order: the first pass (sum or largest values of the pairs) for pixels with log odds of 0
-    or less, and above 0; the second pass (messages to the pairs) for the same two cases. ``n_stored`` is the
-    number of stored messages per pair: 0, 1 (to the position) or 2 (also to the weight). Stored messages are
-    int16, or int32 if ``wide``.
+    The first two run the first pass over the pairs of a pixel: for log odds of the pixel of 0 or less (the
+    pass returns a sum), and above 0 (it returns the largest two values). The last two run the second pass,
+    which sends messages to the pairs, for the same two cases. ``n_stored`` is the number of stored messages
+    per pair: 0, 1 (to the position) or 2 (also to the weight). Stored messages are int16, or int32 if
+    ``wide``.
     """
     result = types.boolean if n_stored else types.void
     return (
