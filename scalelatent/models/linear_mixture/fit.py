@@ -30,7 +30,7 @@ from scalelatent.estimators.steps import (
     TrainBatch,
     TrainOnline,
 )
-from scalelatent.models.linear_mixture.kernels.reference import smoothing_taps
+from scalelatent.models.linear_mixture.kernels.reference import make_axis_smoothing_matrix
 from scalelatent.models.linear_mixture.model.components import (
     DENSITY_LIKELIHOODS,
     LEAST_FLOOR,
@@ -98,12 +98,12 @@ BATCH_ROWS = 1024
 ROWS_PER_COMPONENT = 20
 # Number of parts (chains) of a step that are computed independently. Another number changes the rounding.
 N_CHAINS = 4
-# Reason why stepwise EM cannot skip rows that cannot be read.
+# Error message of stepwise EM if some rows cannot be read.
 ALL_ROWS = "stepwise EM needs an order of all rows: set algorithm='em', or remove the bad rows before the fit"
 # Smallest mean variance of features, apart from 0, that a fit accepts; squares of smaller features are near
 # the smallest float32, 1e-38.
 LEAST_VARIANCE = 1e-30
-# Advice in a refusal if a fit needs too much memory.
+# Advice in the error message of a fit that needs too much memory.
 REMEDY = "lower n_components or n_dims"
 
 
@@ -168,7 +168,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, MappedRows], classes: np.nda
         result = yield TrainBatch("em", em, state, {"train": rows["train"]}, classes, predictor)
         end, history = result.state, result.history
     else:
-        if not remembered:  # steps need components that have converged to some degree
+        if not remembered:  # passes over the sample give the components from which the steps start
             state = yield ComputeValue(_fit_sample, (em, state, x, codes, counts, model.device))
         end, history = yield from stepwise_steps(model, em, state, rows, classes, counts, predictor)
     fitted = FittedMixture.from_state(settings, end, None, spec)
@@ -230,7 +230,7 @@ def smooth_steps(
     """Return the matrix that smooths the rows, or None, and the smoothed rows."""
     if not model.smoothing or shape is None:
         return None, rows
-    # All candidates of a search share a derived value, and the rows that are smoothed with it.
+    # Candidates of a search share the matrix, because it is a `ComputeValue` step, and the smoothed rows.
     matrix = yield ComputeValue(make_smoothing_matrix, (shape, float(model.smoothing)))
     smoothed = {}
     for name, part in rows.items():
@@ -240,9 +240,7 @@ def smooth_steps(
 
 def make_smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarray:
     """Return the matrix (p, p) by which rows are multiplied to smooth images; ``smoothing`` is in pixels."""
-    taps = smoothing_taps(smoothing)
-    bands = [sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps)) for size in shape]
-    return np.kron(*bands)
+    return np.kron(*(make_axis_smoothing_matrix(size, smoothing) for size in shape))
 
 
 def apply_recognition(model: AnyMixture, fitted: FittedMixture) -> FittedMixture:
@@ -336,7 +334,7 @@ def stepwise_steps(
 def _fit_sample(
     em: MixtureEM, state: MixtureState, x: np.ndarray, codes: np.ndarray, counts: np.ndarray, device: str
 ) -> MixtureState:
-    """Return the state after EM passes over the sample; the size of a class weights its rows."""
+    """Return the state after EM passes over the sample, in which classes weigh as in the training rows."""
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)
