@@ -1,7 +1,4 @@
-"""Search that fits its candidates one after the other.
-
-It serves models whose fits cannot share passes over the rows, and cross-validation folds that are not contiguous.
-"""
+"""Search that fits its candidates one after the other, because they cannot share passes over the rows."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ def fit_separately(
     n_jobs: int | None,
     engine: Mapping[str, Any] | None,
 ) -> dict[str, float]:
-    """Fit and score the candidates one by one; return scores by candidate key.
-
-    Results that an interrupted search stored in the run folder are reused.
-    """
+    """Fit and score candidates one by one, or read their stored results; return scores by candidate key."""
     scores: dict[str, float] = {}
     best: Candidate | None = None
     notify = session.callbacks.on_event
@@ -58,13 +52,8 @@ def fit_separately(
         if stored is None:
             rows = {"rows": len(one.rows["train"].dataset)}
             session.callbacks.on_stage({"stage": f"search: fit {position + 1} of {len(candidates)}", **rows})
-            notify(
-                {
-                    "event": "candidate",
-                    **about,
-                    "params": _describe_candidate(one.model, one.number, candidates),
-                }
-            )
+            params = _describe_candidate(one.model, one.number, candidates)
+            notify({"event": "candidate", **about, "params": params})
             _fit_and_score(one, location, keeps_best, options, scoring, scores)
             stored = {
                 "score": scores.get(one.key, float("nan")),
@@ -96,10 +85,7 @@ def fit_separately(
 def _describe_candidate(
     model: StreamedEstimator, number: int, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
-    """Return the parameters of a candidate that differ between candidates, for the log.
-
-    Values that are not numbers, strings or None are replaced by their ``repr``.
-    """
+    """Return the parameters that differ between candidates; objects are replaced by their ``repr``."""
     described = {}
     for name, value in model.get_params(deep=False).items():
         others = (one.model.get_params(deep=False)[name] for one in candidates if one.number != number)

@@ -209,11 +209,8 @@ def make_separate_candidates(
         for k, (rows, scored) in enumerate(sets):
             key = f"{number:03d}" if splits is None else f"{number:03d}-f{k}"
             assert scored is not None
-            out.append(
-                Candidate(
-                    key, number, clone(model), _no_steps(), {"train": MappedRows(rows)}, MappedRows(scored)
-                )
-            )
+            train_rows, scored_rows = {"train": MappedRows(rows)}, MappedRows(scored)
+            out.append(Candidate(key, number, clone(model), _no_steps(), train_rows, scored_rows))
     return out
 
 
@@ -224,7 +221,7 @@ def _no_steps() -> Steps:
 def check_candidate(
     one: Candidate, params: Mapping[str, Any], derive: Callable[[ComputeValue], object]
 ) -> StartFit:
-    """Run the input checks of a candidate; return the first step of its fit. Errors name candidate and fold."""
+    """Run the input checks of a candidate; return the first step of its fit. Errors name the fold."""
     try:
         return first_step(one.steps, derive)
     except (ValueError, DataError) as error:

@@ -47,7 +47,7 @@ class MemberReduction:
     block_rows: int = 0
 
     def blocks(self, block: Block) -> Iterator[Block]:
-        """Yield the rows of a joint block in the blocks that the member would receive in a pass of its own."""
+        """Yield the rows of a joint block in the blocks that the member alone would receive."""
         step, n = self.block_rows or len(block.x), len(block.x)
         for a in range(0, n, step):
             own = block if n <= step else _slice_block(block, a, min(a + step, n))
@@ -235,7 +235,7 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """Return True at pass ``until``, or if a member has ended; a new stage then trains the other members."""
+        """Return True at pass ``until``, or if a member has ended; a new stage trains the others."""
         return bool(self.find_ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 

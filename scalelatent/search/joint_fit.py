@@ -94,10 +94,7 @@ class SharedFit:
     # -- steps -------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
-        """Run the fits of all candidates.
-
-        ``answers`` has the seed and the rows of each fit, by candidate key.
-        """
+        """Run the fits of all candidates; ``answers`` has the seed and the rows of each fit by candidate key."""
         for one in candidates:
             self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
@@ -148,12 +145,10 @@ class SharedFit:
                 if isinstance(one.step, StoreArrays):
                     # A candidate continues no earlier fit, so it starts with the arrays of a new run.
                     answer = one.step.value()
+                elif isinstance(one.step, ComputeValue):
+                    answer = self.memo(one.step)
                 else:
-                    answer = (
-                        self.memo(one.step)
-                        if isinstance(one.step, ComputeValue)
-                        else self._add_row_map(one.step)
-                    )
+                    answer = self.session.add_map(self._name_pass(one.step), one.step)
                 one.step = one.steps.send(answer)
         except StopIteration:
             one.step = None
@@ -168,9 +163,6 @@ class SharedFit:
         # A map is applied to all rows, so its key does not contain the mask of the candidate.
         key = *rows, step.rows.mask if isinstance(step, SumStatistic) else None, make_key(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
-
-    def _add_row_map(self, step: AddRowMap) -> MappedRows:
-        return self.session.add_map(self._name_pass(step), step)
 
     def _select_rows(self, rows: MappedRows) -> MemberRows:
         return MemberRows(self.session.apply_maps(rows), rows.mask)
@@ -223,7 +215,7 @@ class SharedFit:
         return groups
 
     def scores(self, candidates: Sequence[Candidate], name: str, maps: Mapping[str, Any]) -> dict[str, float]:
-        """Return the scores of candidates on their held-out rows, by key; ``maps`` predict class probabilities."""
+        """Return scores on held-out rows by candidate key; ``maps`` predict the class probabilities."""
         wanted = {}
         for one in candidates:
             classes = one.validation.classes

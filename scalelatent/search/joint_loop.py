@@ -95,7 +95,9 @@ def fit_joint(
             outcomes[key] = Outcome(
                 state.members[key], _select_member_records(history, key), state.failed.get(key), key in ended
             )
-            _store_outcome(store, name, key, outcomes[key])
+            if store is not None:
+                tree = {k: getattr(outcomes[key], k) for k in ("state", "history", "error", "done")}
+                store.save_result(f"{name}-member-{key}", tree)
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
     if store is not None:
@@ -115,16 +117,10 @@ def load_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[st
     return out
 
 
-def _store_outcome(store: EngineStore | None, name: str, key: str, outcome: Outcome) -> None:
-    if store is not None:
-        tree = {k: getattr(outcome, k) for k in ("state", "history", "error", "done")}
-        store.save_result(f"{name}-member-{key}", tree)
-
-
 def _resume(
     store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
 ) -> tuple[str, JointState, list[dict[str, Any]]]:
-    """Return (stage, state, history) of an interrupted loop, from its last stage, which has the fewest members."""
+    """Return (stage, state, history) of an interrupted loop, from its stage with the fewest members."""
     if not state.members:
         return "", state, []
     stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]
@@ -176,7 +172,7 @@ def estimate_peak_bytes(stage: Stage, resources: Resources, constants: int) -> d
     """Return the peak bytes of a worker in a joint pass, by purpose.
 
     A pass reads several sets of rows, such as training and validation rows. Statistics that wait until they
-    are merged exist for all sets at once, so their bytes are added. Other bytes are the maximum over the sets.
+    are merged exist for all sets at once, so their bytes are added. Of other bytes the maximum counts.
     """
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():

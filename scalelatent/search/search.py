@@ -342,7 +342,16 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 rungs,
                 memo,
             )
-            self._fit_candidates(shared, candidates, visible)
+            answers = {}
+            for one in candidates:
+                one.rows = {
+                    name: MappedRows(visible[name], mask=rows.mask) for name, rows in one.rows.items()
+                }
+                mask = one.validation.mask
+                one.validation = MappedRows(visible["validation" if mask is None else "train"], mask=mask)
+                own = one.model.random_state
+                answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
+            shared.run(candidates, answers)
             scores = self._score_candidates(shared, candidates, scoring)
             session.remove_leftovers()
         self.n_passes_ = shared.n_passes
@@ -438,18 +447,6 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             "estimator": of_base,
             "candidates": params,
         }
-
-    def _fit_candidates(
-        self, shared: SharedFit, candidates: Sequence[Candidate], visible: Mapping[str, Dataset]
-    ) -> None:
-        answers = {}
-        for one in candidates:
-            one.rows = {name: MappedRows(visible[name], mask=rows.mask) for name, rows in one.rows.items()}
-            mask = one.validation.mask
-            one.validation = MappedRows(visible["validation" if mask is None else "train"], mask=mask)
-            own = one.model.random_state
-            answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
-        shared.run(candidates, answers)
 
     def _score_candidates(
         self, shared: SharedFit, candidates: Sequence[Candidate], scoring: Scoring

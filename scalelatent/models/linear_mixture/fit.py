@@ -52,11 +52,7 @@ from scalelatent.models.linear_mixture.model.recognition import (
     TemperaturePass,
 )
 from scalelatent.models.linear_mixture.model.start import LEAST_ROWS, SAMPLE_ROWS, start_components
-from scalelatent.models.linear_mixture.model.stepwise import (
-    StepwiseMixture,
-    StepwiseState,
-    initial_stepwise_state,
-)
+from scalelatent.models.linear_mixture.model.stepwise import StepwiseMixture, initial_stepwise_state
 from scalelatent.reductions.moments import Projection
 from scalelatent.reductions.temperature import choose_temperature
 
@@ -322,7 +318,10 @@ def stepwise_steps(
         return choose_row_order(model, settings.n_components, n, options, seed)
 
     result = yield TrainOnline("stepwise", learner, start, train, classes, order, int(model.n_epochs))
-    end, history = _end_stepwise(result.state, float(counts.sum())), result.history
+    online, history = result.state, result.history
+    # The shares of the rows that belong to each component, scaled to the number of training rows.
+    row_counts = online.mass * (float(counts.sum()) / max(float(online.mass.sum()), LEAST_FLOOR))
+    end = replace(online.mixture, counts=row_counts, objective=online.objective, iteration=online.epoch)
     if settings.tangent_spec is not None:
         last = replace(em, finish_passes=TANGENT_PASSES)
         start_last = replace(end, phase=FINISH, assigned_by=end.components)
@@ -354,15 +353,6 @@ def choose_row_order(
     if batch is None:
         batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_PER_COMPONENT * k)), 1)
     return RowOrder.choose(n_rows, seed, -(-int(batch) // N_CHAINS) * N_CHAINS, N_CHAINS, options)
-
-
-def _end_stepwise(state: StepwiseState, rows: float) -> MixtureState:
-    """Return the mixture at the end of stepwise EM, with estimated counts of rows.
-
-    The counts are the running shares of the components, multiplied by the number ``rows`` of training rows.
-    """
-    counts = state.mass * (rows / max(float(state.mass.sum()), LEAST_FLOOR))
-    return replace(state.mixture, counts=counts, objective=state.objective, iteration=state.epoch)
 
 
 # -- the forecast ------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class MixtureRowMap:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirements on the engine: for "classes", it writes the predicted classes as labels of the output."""
+        """Requirements: for the output "classes", the engine writes predicted classes as labels."""
         return BlockRequirements(labels=self.output_name == "classes", reads_on_gpu=True)
 
     def output(self) -> tuple[tuple[int, ...], str]:

@@ -187,7 +187,7 @@ def _pack_groups(
 
 @subkernel
 def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
-    """Write the panels (operands of register tiles) of ``rows`` to ``to``, one range of features at a time."""
+    """Write the panels (operands of register tiles) of ``rows`` to ``to``, range by range of features."""
     n, p = rows.shape
     at = 0
     for begin in range(0, p, piece):

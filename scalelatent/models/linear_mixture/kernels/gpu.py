@@ -348,12 +348,11 @@ def add_tangent_scatter(
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Parameters of tangent-distance scores: columns W and b (K, width, p); ``own``: d is (K, p)."""
+    """Parameters of tangent-distance scores: columns W and b (K, width, p), d (K,) or (K, p), c and centre."""
 
     columns: cupy.ndarray
     width: int
     d: cupy.ndarray
-    own: bool
     c: cupy.ndarray
     centre: cupy.ndarray
 
@@ -361,11 +360,8 @@ class PackedTangentScores:
 def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
     """Copy ``scores``, the parameters of all components, to the device for :func:`tangent_distance`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
-    moved = (_to_device(a) for a in (scores.d, scores.c, scores.centre))
-    d, c, centre = moved
-    return PackedTangentScores(
-        _to_device(np.swapaxes(columns, 1, 2)), columns.shape[2], d, scores.d.ndim == 2, c, centre
-    )
+    d, c, centre = (_to_device(a) for a in (scores.d, scores.c, scores.centre))
+    return PackedTangentScores(_to_device(np.swapaxes(columns, 1, 2)), columns.shape[2], d, c, centre)
 
 
 def tangent_distance(
@@ -377,16 +373,13 @@ def tangent_distance(
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]
     for a in range(0, len(out) if some else 0, max(PAIRS // max(some, 1), 1)):
         part = slice(a, a + max(PAIRS // some, 1))
-        rows, moved, chosen = (
-            _copy_rows(x[part]),
-            _copy_rows(tangents[part]),
-            _to_device(candidates[part], "i4"),
-        )
+        rows, moved = _copy_rows(x[part]), _copy_rows(tangents[part])
+        chosen = _to_device(candidates[part], "i4")
         (n, t, p), pairs = moved.shape, len(rows) * some
         z, width = _subtract_means(rows, _NULL_POINTER, _NULL_POINTER, scores.centre, n, p), scores.width
         each = (t + 1) * (width + t + 1)
         products, found = cupy.empty((pairs, each), dtype=np.float32), cupy.empty(pairs, dtype=np.float32)
-        sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, scores.own))
+        sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, scores.d.ndim == 2))
         grid = (_grid_size(each), pairs)
         _launch("lm_products", grid, z, moved, chosen, scores.columns, scores.d, *sizes, products)
         few = np.int32(pairs), np.int32(t), np.int32(width)

@@ -67,7 +67,7 @@ def shrinkage(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
 def code_cost_scores(
     means: np.ndarray, bases: np.ndarray, values: np.ndarray, noise: float, centre: np.ndarray
 ) -> Scores:
-    """Return scores that are the reconstruction error plus the cost of the code (coordinates in the plane)."""
+    """Return scores that are the reconstruction error plus the cost of the code; ``noise`` is common."""
     k = len(means)
     root = np.sqrt(shrinkage(values, np.full(k, noise)))
     return _expand_scores(np.ones(k), bases * root[:, None, :], means, np.zeros(k), centre)

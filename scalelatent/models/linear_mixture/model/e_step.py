@@ -186,7 +186,7 @@ def assignment_rule(settings: MixtureSettings, state: MixtureState) -> Assignmen
 
 @dataclass(frozen=True)
 class PreparedPass:
-    """Bases of the components and parameters of their scores, packed for the kernels of a backend in one pass."""
+    """Bases and score parameters of the components in one pass, packed for the kernels of a backend."""
 
     backend: Backend
     scorer: AnyScorer
@@ -285,7 +285,7 @@ class MixturePass:
         self.close_leaf(prepared, stats, sums)
 
     def open_leaf(self, prepared: PreparedPass, stats: Stats) -> Iterable[Array]:
-        """Return the arrays to which blocks add the large sums (scatter and others) of a leaf, a group of blocks.
+        """Return the arrays for the large sums (scatter and others) of a leaf, which is a group of blocks.
 
         On a GPU the arrays stay in its memory until :meth:`close_leaf`.
         """
@@ -364,8 +364,10 @@ class MixturePass:
         """
         nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
         parts, total = [nothing], 0.0
+        score = prepared.backend.kernel("linear_mixture_all_scores")
         for c, own in _split_classes(order, edges):
-            scores = self._score_rows(prepared, x, own, c)
+            part = x if len(own) == len(x) else prepared.backend.take(x, own, "class")
+            scores = np.asarray(score(prepared.scorer, part, c, c + 1), dtype=np.float64)
             r, log_sums = responsibilities(scores, prepared.temperature)
             total -= float(weight[own] @ log_sums)
             rows, members = np.nonzero(r)
@@ -376,12 +378,6 @@ class MixturePass:
         rows, members, shares, errors = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         by_member, starts = sort_by_code(members, self.settings.n_components)
         return Groups(starts, rows[by_member], shares[by_member]), errors[by_member], total
-
-    def _score_rows(self, prepared: PreparedPass, x: Array, rows: np.ndarray, c: int) -> np.ndarray:
-        """Return the scores of some rows under all components of class c, float64 (rows, components)."""
-        part = x if len(rows) == len(x) else prepared.backend.take(x, rows, "class")
-        score = prepared.backend.kernel("linear_mixture_all_scores")
-        return np.asarray(score(prepared.scorer, part, c, c + 1), dtype=np.float64)
 
 
 def _split_classes(order: np.ndarray, edges: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -45,8 +45,8 @@ def add_rows(
         n, m = counts[q], shares.sum()
         centre = (shares / m) @ rows
         shift, residuals = centre - means[q], np.sqrt(shares)[:, None] * (rows - centre)
-        # The scatter of n old and m new rows about their common mean is the scatter of the old rows, plus that
-        # of the new rows, plus n m / (n + m) times the squared shift between the two means.
+        # The scatter of n old and m new rows about their common mean is the sum of both scatters, plus
+        # n m / (n + m) times the squared shift between the two means.
         between = n * m / (n + m)
         total = n * (values[q][:h].sum() + (p - h) * noise[q]) + (residuals**2).sum()
         total += between * (shift @ shift)

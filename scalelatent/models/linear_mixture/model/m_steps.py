@@ -1,4 +1,4 @@
-"""M-steps: new bases, variances and noise of components, from the scatter S of their rows times their bases B."""
+"""M-steps: new bases, variances and noise of the components, from their scatter times their bases."""
 
 from __future__ import annotations
 
@@ -162,9 +162,9 @@ def factor_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Take one EM step of factor analysis; return loadings (K, p, h) and noise (K, p).
 
-    ``posterior`` (K, p, h) is beta', where beta maps a centred row to the posterior means of its factors.
-    ``projected`` is S beta' with the covariance S of the rows. Z. Ghahramani, G. Hinton, "The EM algorithm for
-    mixtures of factor analyzers" (1996), equations 5 and 6.
+    ``posterior`` is beta', where beta maps a centred row to the posterior means of its factors.
+    ``projected`` is S beta', with the covariance S of the rows. Z. Ghahramani, G. Hinton, "The EM algorithm
+    for mixtures of factor analyzers" (1996), equations 5 and 6.
     """
     h = loadings.shape[2]
     if not h:

@@ -186,8 +186,8 @@ class StepwiseMixture:
         self, old: Components, stats: Stats, share: np.ndarray, shift: np.ndarray
     ) -> np.ndarray:
         """Return the average mean squares of components and batch, about the new means."""
-        before, n, squares = model_mean_square(old, self.settings.likelihood), stats["count"], shift * shift
-        n = np.maximum(n, TINY)
+        before, squares = model_mean_square(old, self.settings.likelihood), shift * shift
+        n = np.maximum(stats["count"], TINY)
         if before.ndim == 2:
             share, n = share[:, None], n[:, None]
         else:
