@@ -94,7 +94,7 @@ class SharedFit:
     # -- steps -------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
-        """Run the fits of all candidates; ``answers`` has the seed and the rows of each fit by candidate key."""
+        """Run the fits of all candidates; ``answers`` has the seed and rows of each fit by candidate key."""
         for one in candidates:
             self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:

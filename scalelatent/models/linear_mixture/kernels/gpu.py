@@ -348,7 +348,7 @@ def add_tangent_scatter(
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Parameters of tangent-distance scores: columns W and b (K, width, p), d (K,) or (K, p), c and centre."""
+    """Parameters of tangent-distance scores: columns W and b (K, width, p), d (K,) or (K, p), c, centre."""
 
     columns: cupy.ndarray
     width: int
