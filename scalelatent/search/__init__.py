@@ -1,1 +1,1 @@
-"""Searches over parameters whose candidates share each pass over the rows."""
+"""Hyperparameter search whose candidates share each pass over the rows."""

@@ -1,4 +1,4 @@
-"""Search that fits candidates one by one: for models that cannot share passes, and non-contiguous folds."""
+"""Search that fits its candidates one after the other, because they cannot share passes over the rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .candidates import Candidate
 from .criterion import Scoring
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from distributed import Client
@@ -37,7 +36,7 @@ def fit_separately(
     n_jobs: int | None,
     engine: Mapping[str, Any] | None,
 ) -> dict[str, float]:
-    """Fit and score the candidates one by one; return scores by candidate key. Stored results are reused."""
+    """Fit and score candidates one by one, or read their stored results; return scores by candidate key."""
     scores: dict[str, float] = {}
     best: Candidate | None = None
     notify = session.callbacks.on_event
@@ -53,14 +52,9 @@ def fit_separately(
         if stored is None:
             rows = {"rows": len(one.rows["train"].dataset)}
             session.callbacks.on_stage({"stage": f"search: fit {position + 1} of {len(candidates)}", **rows})
-            notify(
-                {
-                    "event": "candidate",
-                    **about,
-                    "params": _describe_candidate(one.model, one.number, candidates),
-                }
-            )
-            _fit(one, location, keeps_best, options, scoring, scores)
+            params = _describe_candidate(one.model, one.number, candidates)
+            notify({"event": "candidate", **about, "params": params})
+            _fit_and_score(one, location, keeps_best, options, scoring, scores)
             stored = {
                 "score": scores.get(one.key, float("nan")),
                 "error": one.error,
@@ -81,7 +75,8 @@ def fit_separately(
             best, loser = one, best
         if loser is not None:
             _discard_model(loser, run_dir)
-    if best is not None and not best.model.__sklearn_is_fitted__():  # resumed search: read the stored fit
+    if best is not None and not best.model.__sklearn_is_fitted__():
+        # The interrupted search has fitted the best candidate, so its model is loaded from the run folder.
         assert run_dir is not None
         _fit_model(best, locate(run_dir).at("candidates").at(best.key), keeps_best, options)
     return scores
@@ -90,7 +85,7 @@ def fit_separately(
 def _describe_candidate(
     model: StreamedEstimator, number: int, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
-    """Return the parameters that differ between candidates; values except numbers and strings as ``repr``."""
+    """Return the parameters that differ between candidates; objects are replaced by their ``repr``."""
     described = {}
     for name, value in model.get_params(deep=False).items():
         others = (one.model.get_params(deep=False)[name] for one in candidates if one.number != number)
@@ -99,7 +94,7 @@ def _describe_candidate(
     return described
 
 
-def _fit(
+def _fit_and_score(
     one: Candidate,
     location: Location | None,
     validates: bool,
@@ -133,7 +128,7 @@ def _fit_model(
 
 
 def _discard_model(one: Candidate, run_dir: str | Path | None) -> None:
-    """Discard the fitted model of a candidate that is not the best, and remove its folder."""
+    """Discard the fitted model of a candidate that is not the best, and delete the run folder of its fit."""
     one.model = clone(one.model)
     if run_dir is not None:
         locate(run_dir).at("candidates").at(one.key).clear()

@@ -42,14 +42,14 @@ class Candidate:
     key: str  # name in stored results: number of the parameters and of the fold, such as "003-f1"
     number: int  # index of the parameters in the grid
     model: StreamedEstimator
-    steps: Steps
+    steps: Steps  # generator that yields the steps of the fit and receives their results
     rows: Mapping[str, MappedRows]  # rows of the fit: "train", and "validation" if they are given
-    validation: MappedRows  # rows of the score
-    step: Any = None  # step of the fit that waits for its answer; None at the end of the fit
+    validation: MappedRows  # rows on which the fitted model is scored
+    step: Any = None  # step of the fit that is to be executed next; None after the end of the fit
     passes: int = 0  # passes or epochs of the fit
-    error: str | None = None  # message of a fit that diverged
-    seconds: float = 0.0  # seconds of the fit; shared passes are divided among their candidates
-    score_seconds: float = 0.0
+    error: str | None = None  # error message of the fit if it diverged
+    seconds: float = 0.0  # duration of the fit; a shared pass counts in equal parts for its candidates
+    score_seconds: float = 0.0  # duration of the scoring of the fitted model
 
 
 def check_estimator(estimator: object) -> None:
@@ -86,9 +86,11 @@ def expand_param_grid(
 def find_folds(
     cv: Any, rows: Dataset, groups: npt.ArrayLike | None, *, shared: bool
 ) -> tuple[list[Split] | None, list[tuple[int, int]] | None]:
-    """Return (row numbers, None), or (None, ranges) if ``shared`` is set and all folds are contiguous.
+    """Return the folds of a cross-validation: (row numbers, None) or (None, ranges).
 
-    Row numbers are pairs (train, test) per fold. Ranges are (start, stop) of the test rows of each fold.
+    Row numbers are one pair (train, test) per fold. Ranges are (start, stop) of the test rows of each fold;
+    they are returned if ``shared`` is True (candidates share passes) and the test rows of each fold are
+    contiguous.
     """
     n_rows, n = len(rows), 5 if cv is None else cv
     plain = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
@@ -98,7 +100,7 @@ def find_folds(
             f"cv={cv!r}: give a number of folds from 2 to the number of rows (n_samples = {n_rows}), a "
             "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
         )
-    if plain and shared:  # without an array of row numbers for each fold
+    if plain and shared:  # these ranges need no array of all row numbers
         return None, _split_evenly(int(n), n_rows)
     splits = _split_rows(KFold(int(n)) if plain else n, rows, groups)
     runs = _find_contiguous_folds(splits, n_rows) if shared else None
@@ -106,7 +108,7 @@ def find_folds(
 
 
 def _split_evenly(n_folds: int, n_rows: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of each fold of ``KFold(n_folds)``."""
+    """Return the (start, stop) range of the test rows of each fold of scikit-learn's ``KFold(n_folds)``."""
     size, longer = divmod(n_rows, n_folds)
     return list(pairwise(k * size + min(k, longer) for k in range(n_folds + 1)))
 
@@ -139,9 +141,9 @@ def _to_row_numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
 
 
 def _find_contiguous_folds(splits: Sequence[Split], n_rows: int) -> list[tuple[int, int]] | None:
-    """Return (start, stop) of the test rows of each fold; None unless all folds are contiguous ranges.
+    """Return (start, stop) of the test rows of each fold, or None if a fold is not contiguous.
 
-    The training rows of such a fold must be all other rows.
+    A fold is contiguous if its test rows are one range, and its training rows are all other rows.
     """
     runs = []
     for train, test in splits:
@@ -159,10 +161,10 @@ def make_candidates(
     watched: Mapping[str, Dataset],
     folds: Sequence[tuple[int, int]] | None,
 ) -> list[Candidate]:
-    """Return one candidate for each set of parameters and each fold; folds of one set follow each other."""
+    """Return one candidate for each set of parameters and each fold, sorted by set of parameters."""
     out = []
-    # All candidates of a fold have the same `MappedRows` objects, so that they share results derived from the
-    # rows.
+    # All candidates of a fold get the same `MappedRows` objects. Values that are computed from these objects
+    # are cached by identity, so the candidates share them.
     whole = {name: MappedRows(ds) for name, ds in watched.items()}
     sets: list[tuple[dict[str, MappedRows], MappedRows]] = (
         [(whole, whole["validation"])]
@@ -207,11 +209,8 @@ def make_separate_candidates(
         for k, (rows, scored) in enumerate(sets):
             key = f"{number:03d}" if splits is None else f"{number:03d}-f{k}"
             assert scored is not None
-            out.append(
-                Candidate(
-                    key, number, clone(model), _no_steps(), {"train": MappedRows(rows)}, MappedRows(scored)
-                )
-            )
+            train_rows, scored_rows = {"train": MappedRows(rows)}, MappedRows(scored)
+            out.append(Candidate(key, number, clone(model), _no_steps(), train_rows, scored_rows))
     return out
 
 
@@ -222,7 +221,7 @@ def _no_steps() -> Steps:
 def check_candidate(
     one: Candidate, params: Mapping[str, Any], derive: Callable[[ComputeValue], object]
 ) -> StartFit:
-    """Run the input checks of a candidate; return its first step. Errors name the candidate and the fold."""
+    """Run the input checks of a candidate; return the first step of its fit. Errors name the fold."""
     try:
         return first_step(one.steps, derive)
     except (ValueError, DataError) as error:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Scoring:
-    """Scorer for a kind of estimator, given by a name or a function."""
+    """Score of fitted models of one estimator class, selected by the parameter ``scoring`` of a search."""
 
     def __init__(self, estimator: StreamedEstimator, scoring: str | Callable[..., float] | None) -> None:
-        self.shared: str | None = None  # name of a score that one pass computes for all candidates
+        self.shared: str | None = None  # name of a score that one pass can compute for all candidates
         self.clusters = False  # whether the score compares clusters with labels
         if is_classifier(estimator):
             self.given = "accuracy" if scoring is None else scoring
@@ -60,7 +60,7 @@ class Scoring:
             )
 
     def check(self, rows: Dataset) -> None:
-        """Raise DataError for rows that cannot be scored, before any work."""
+        """Raise a DataError if the score compares clusters with labels, and ``rows`` have no labels."""
         if self.clusters and (not rows.has_y or rows.y_kind != "labels"):
             raise DataError(
                 f"{rows.url or 'the rows'}: scoring={self.given!r} compares clusters with labels, and there "
@@ -91,7 +91,7 @@ def _score_on_arrays(scorer: Callable[..., float]) -> Callable[[StreamedEstimato
             raise DataError(
                 f"{rows.url or 'the rows'}: scikit-learn's scorer takes them as an array of "
                 f"{needed / 2**30:.1f} GiB: give fewer rows to score on, or scoring=a function of (model, "
-                "dataset), which may read a run at a time"
+                "dataset), which may read a few rows at a time"
             )
         x, model = rows.read_x(0, n), without_names(model)
         if not rows.has_y and not rows.has_targets:

@@ -20,18 +20,17 @@ from scalelatent.kernels.sparse_rows import CsrRows
 if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
-# Type codes of numpy whose numbers float32 represents exactly. Rows of these types are converted to float32
-# once for all members.
+# Codes of the numpy types whose values float32 represents exactly. Rows of these types are converted to
+# float32 once for all members.
 _EXACT = ("?", "b", "B", "h", "H", "e")
-
-
-# Largest bytes of the sums of all members that a GPU keeps until the end of a leaf (a group of blocks).
+# Upper bound, in bytes, of the sums of all members that a GPU keeps in its memory until the end of a leaf (a
+# group of blocks of rows).
 LEAF_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class MemberRows:
-    """Rows that one learner uses for one purpose, such as "train": a dataset, and a mask for a fold."""
+    """Rows that one learner uses for one purpose, such as "train": a dataset, and the mask of a fold."""
 
     dataset: Dataset
     mask: RowMask | None = None
@@ -48,16 +47,16 @@ class MemberReduction:
     block_rows: int = 0
 
     def blocks(self, block: Block) -> Iterator[Block]:
-        """Yield the blocks that the member would receive alone from the rows of a joint block."""
+        """Yield the rows of a joint block in the blocks that the member alone would receive."""
         step, n = self.block_rows or len(block.x), len(block.x)
         for a in range(0, n, step):
-            own = block if n <= step else _rows_of(block, a, min(a + step, n))
+            own = block if n <= step else _slice_block(block, a, min(a + step, n))
             visible = own if self.mask is None else self.mask.apply(own)
             if visible is not None:
                 yield visible
 
 
-def _rows_of(block: Block, a: int, b: int) -> Block:
+def _slice_block(block: Block, a: int, b: int) -> Block:
     y, weight = block.y, block.weight
     return replace(
         block,
@@ -95,9 +94,10 @@ class JointReduction:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirements of the joint pass: the common contents of blocks, and the largest scratch memory.
+        """Requirements of the joint pass: contents of blocks, and the largest scratch memory of a member.
 
-        GPUs keep rows if all members accept rows on a GPU.
+        The contents of blocks, such as labels, are equal for all members. Rows stay in the memory of a GPU if
+        all members accept rows on a GPU.
         """
         requirements = [slot.reduction.requirements for slot in self.slots]
         on_gpu = all(one.reads_on_gpu for one in requirements)
@@ -123,9 +123,10 @@ class JointReduction:
         self.add_block(prepared, block, stats, [None] * len(self.slots))
 
     def open_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats) -> list[Any]:
-        """Return sums that members keep during a leaf (a group of blocks); None for a member without sums.
+        """Return the arrays to which each member adds its sums during a leaf (a group of blocks of rows).
 
-        The sums of all members together have at most ``LEAF_BYTES``.
+        The entry of a member is None if it adds to its statistic directly, because its reduction has no such
+        arrays, or the arrays of all members would exceed ``LEAF_BYTES``.
         """
         sums, room = [], LEAF_BYTES
         for slot, own, (layout, span) in zip(self.slots, prepared[1], self._layouts, strict=True):
@@ -157,7 +158,7 @@ class JointReduction:
                     reduction.accumulate(own, visible, own_stats)
 
     def close_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
-        """Add the sums that members kept during a leaf (a group of blocks) to their statistics."""
+        """Add ``sums``, the arrays from :meth:`open_leaf`, to the statistics of the members."""
         for slot, own, (layout, span), kept in zip(self.slots, prepared[1], self._layouts, sums, strict=True):
             if kept is not None and isinstance(slot.reduction, LeafReduction):
                 slot.reduction.close_leaf(own, Stats(layout, stats.vector[span]), kept)
@@ -181,7 +182,8 @@ class JointLearner:
     """Batch learner that trains several batch learners, its members, in the same passes."""
 
     members: dict[str, Any]
-    # Name of shared rows -> reductions over them: (member, "train" or "validation", mask, rows of a block)
+    # For each set of shared rows, by name, the reductions over these rows: tuples (member, "train" or
+    # "validation", mask of a fold or None, rows per block)
     parts: dict[str, tuple[tuple[str, str, RowMask | None, int], ...]]
     until: int = 0  # pass after which the learner stops; 0: no limit
 
@@ -233,12 +235,12 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """Return True at pass ``until``, or if a member has ended; other members continue in a new stage."""
+        """Return True at pass ``until``, or if a member has ended; a new stage trains the others."""
         return bool(self.find_ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
 def watched_error(summary: Mapping[str, Any]) -> float:
-    """Return the error of a member from its summary, infinity if it has none; lower is better."""
+    """Return the error by which members are compared, from the summary of a member; infinity without one."""
     value = summary.get("best_error", summary.get("objective"))
     return float(value) if value is not None and np.isfinite(value) else float("inf")
 
@@ -250,10 +252,10 @@ def _make_own_grids(
     device: str,
     grid: Mapping[str, Any],
 ) -> dict[str, RowGrid]:
-    """Return how a member alone would divide each set of rows into blocks, and blocks into leaves (groups).
+    """Return the grid of each set of rows of a member: blocks of rows, and leaves (groups of blocks).
 
-    A held-out fold is a mask of the training dataset, so it is divided like the training rows. The argument
-    ``grid`` has the options of the division.
+    The grids are those of a pass for this member alone, with the options ``grid``. A held-out fold is a mask
+    of the training dataset, so it has the grid of the training rows.
     """
     made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids
     for part, chosen in rows.items():
@@ -263,7 +265,7 @@ def _make_own_grids(
 
 
 class _SharedRows:
-    """Rows that a joint pass reads once for all members with equal dataset, leaf size and block contents."""
+    """Sets of rows that a joint pass reads once for all members with equal dataset and leaf size."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}
@@ -271,11 +273,12 @@ class _SharedRows:
         self.grids: dict[str, RowGrid] = {}
 
     def find_or_add(self, wanted: str, dataset: Dataset, grid: RowGrid, reduction: Reduction) -> str:
-        """Return the name of the shared rows of a reduction; add new shared rows if none are suitable.
+        """Return the name of the shared rows over which a joint pass can sum ``reduction``.
 
-        New shared rows are named ``wanted``, with a number appended if this name is in use.
+        If no shared rows have this dataset, equal leaves (groups of blocks) and equal block contents, add new
+        ones. Their name is ``wanted``, followed by a number if this name is in use.
         """
-        # With a single leaf (group of blocks), grids of different leaf sizes are equal.
+        # If all rows are in one leaf, the leaf size has no effect.
         key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requirements.form
         for name in self._names.setdefault(key, []):
             small, large = sorted((grid, self.grids[name]), key=lambda one: one.block_rows)
@@ -300,7 +303,7 @@ def make_joint_stage(
     until: int = 0,
     **grid: Any,
 ) -> Stage:
-    """Return a stage whose learner is a :class:`JointLearner` of all members."""
+    """Return a stage (passes over rows) that trains all members with one :class:`JointLearner`."""
     found, parts = _SharedRows(), {}  # type: ignore[var-annotated]
     for key, (learner, rows) in members.items():
         own, reductions = _make_own_grids(name, learner, rows, device, grid), learner.reductions()

@@ -1,4 +1,4 @@
-"""Joint fit of the candidates of a search: requests of several candidates for a pass share one pass."""
+"""Joint fit of the candidates of a search: one pass over the rows serves all candidates that need one."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from scalelatent.engine.passes import Stage
     from scalelatent.engine.rowsets import StoredSets
 
+# Advice in errors about candidates, or sums over rows, that do not fit into memory.
 SMALLER, NARROWER = "search over smaller candidates", "set projection lower"
 
 
@@ -55,7 +56,11 @@ class ComputedValues:
 
 
 def make_key(value: object) -> Hashable:
-    """Return a key that is equal for equal plain values, and for one array only as long as it exists."""
+    """Return a hashable key; values with equal keys are interchangeable.
+
+    Numbers, strings, small arrays, and dataclasses or sequences of these have equal keys if they are equal.
+    A large array, or another object, has a key of its own, which is valid as long as the object exists.
+    """
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -89,7 +94,7 @@ class SharedFit:
     # -- steps -------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], answers: Mapping[str, Any]) -> None:
-        """Run all fits to their ends; ``answers`` has the answer to `StartFit` by candidate key."""
+        """Run the fits of all candidates; ``answers`` has the seed and rows of each fit by candidate key."""
         for one in candidates:
             self._advance(one, answers[one.key])
         while waiting := [one for one in candidates if one.step is not None]:
@@ -140,12 +145,10 @@ class SharedFit:
                 if isinstance(one.step, StoreArrays):
                     # A candidate continues no earlier fit, so it starts with the arrays of a new run.
                     answer = one.step.value()
+                elif isinstance(one.step, ComputeValue):
+                    answer = self.memo(one.step)
                 else:
-                    answer = (
-                        self.memo(one.step)
-                        if isinstance(one.step, ComputeValue)
-                        else self._add_row_map(one.step)
-                    )
+                    answer = self.session.add_map(self._name_pass(one.step), one.step)
                 one.step = one.steps.send(answer)
         except StopIteration:
             one.step = None
@@ -160,9 +163,6 @@ class SharedFit:
         # A map is applied to all rows, so its key does not contain the mask of the candidate.
         key = *rows, step.rows.mask if isinstance(step, SumStatistic) else None, make_key(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
-
-    def _add_row_map(self, step: AddRowMap) -> MappedRows:
-        return self.session.add_map(self._name_pass(step), step)
 
     def _select_rows(self, rows: MappedRows) -> MemberRows:
         return MemberRows(self.session.apply_maps(rows), rows.mask)
@@ -215,7 +215,7 @@ class SharedFit:
         return groups
 
     def scores(self, candidates: Sequence[Candidate], name: str, maps: Mapping[str, Any]) -> dict[str, float]:
-        """Return scores by key, from row maps of class probabilities on the held-out rows of candidates."""
+        """Return scores on held-out rows by candidate key; ``maps`` predict the class probabilities."""
         wanted = {}
         for one in candidates:
             classes = one.validation.classes
@@ -272,7 +272,11 @@ class SharedFit:
     def _run_rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
-        """Run passes ``first`` to ``until`` for ``running``; return results, also added to ``outcomes``."""
+        """Run the passes of one rung (comparison) of halving; return outcomes by candidate key.
+
+        The passes are those after number ``first`` up to ``until``, or to the end of the fits if ``until`` is
+        0. The outcomes are also added to ``outcomes``.
+        """
         steps: dict[str, TrainBatch] = {one.key: one.step for one in running}
         session, store = self.session, self.session.store
         stored = store.load_result(f"{name}-groups") if store else None
@@ -280,7 +284,8 @@ class SharedFit:
         if store and stored:
             for part_of, keys in _name_groups(name, stored["groups"]):
                 out.update(load_outcomes(store, part_of, keys))
-        if len(out) < len(steps):  # if all candidates are done, the rows need not be projected again
+        # If all outcomes are stored, a resumed search does not map (for example, project) the rows again.
+        if len(out) < len(steps):
             members = {
                 key: Member(
                     step.learner,
@@ -294,7 +299,8 @@ class SharedFit:
                 if stored is None
                 else stored["groups"]
             )
-            if store and stored is None:  # stored, so that a resume on another machine uses the same groups
+            # A resumed search uses the stored groups, because another machine may have other memory.
+            if store and stored is None:
                 store.save_result(f"{name}-groups", {"groups": groups})
             for part_of, keys in _name_groups(name, groups):
                 found = fit_joint(

@@ -1,4 +1,4 @@
-"""Training loop of several learners: when one is done, the others continue with a smaller statistic."""
+"""Training loop of several learners in shared passes: when one is done, the others continue without it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one member: last state, records of its passes, error message or None, and if it was done."""
+    """Result of one member: last state, records of its passes, error message or None, and if it has ended."""
 
     state: object
     history: list[dict[str, Any]]
@@ -57,7 +57,11 @@ def fit_joint(
     grid: Mapping[str, Any] | None = None,
     **checkpoint: Any,
 ) -> dict[str, Outcome]:
-    """Run batch learners jointly, each until it is done; return their outcomes by key."""
+    """Run batch learners jointly, each until it is done; return their outcomes by key.
+
+    ``first`` is the number of passes that the members have had. ``until``, unless it is 0, is the pass after
+    which all members stop.
+    """
     outcomes = {} if store is None else load_outcomes(store, name, members)
     state = JointState({k: m.state for k, m in members.items() if k not in outcomes}, {}, first)
     history, stage_name = [], ""  # type: ignore[var-annotated]
@@ -91,10 +95,13 @@ def fit_joint(
             outcomes[key] = Outcome(
                 state.members[key], _select_member_records(history, key), state.failed.get(key), key in ended
             )
-            _store_outcome(store, name, key, outcomes[key])
+            if store is not None:
+                tree = {k: getattr(outcomes[key], k) for k in ("state", "history", "error", "done")}
+                store.save_result(f"{name}-member-{key}", tree)
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
-    if store is not None:  # remove also the stages of an interrupted run
+    if store is not None:
+        # Remove the stored states of all stages, also those that an interrupted run has left.
         for n in range(1, len(members) + 1):
             store.drop_stage(f"{name}-{n}_estep")
     return {key: outcomes[key] for key in members}
@@ -110,16 +117,10 @@ def load_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[st
     return out
 
 
-def _store_outcome(store: EngineStore | None, name: str, key: str, outcome: Outcome) -> None:
-    if store is not None:
-        tree = {k: getattr(outcome, k) for k in ("state", "history", "error", "done")}
-        store.save_result(f"{name}-member-{key}", tree)
-
-
 def _resume(
     store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
 ) -> tuple[str, JointState, list[dict[str, Any]]]:
-    """Return (stage, state, history) of an interrupted loop, from its last stage: that of fewest members."""
+    """Return (stage, state, history) of an interrupted loop, from its stage with the fewest members."""
     if not state.members:
         return "", state, []
     stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]
@@ -171,7 +172,7 @@ def estimate_peak_bytes(stage: Stage, resources: Resources, constants: int) -> d
     """Return the peak bytes of a worker in a joint pass, by purpose.
 
     A pass reads several sets of rows, such as training and validation rows. Statistics that wait until they
-    are merged exist for all sets at once, so their bytes are added. The rest is the maximum over the sets.
+    are merged exist for all sets at once, so their bytes are added. Of other bytes the maximum counts.
     """
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():

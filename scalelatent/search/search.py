@@ -1,4 +1,4 @@
-"""Search over parameters whose candidates share each pass over the rows."""
+"""Hyperparameter search whose candidates share each pass over the rows."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from .candidates import CrossValidation
 
+# Attributes that a fit sets. A new fit first removes those of an earlier fit.
 _LEARNED = (
     "cv_results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
     "seed_", "scoring_", "n_features_in_", "feature_names_in_", "refit_time_",
@@ -61,13 +62,8 @@ _LEARNED = (
 
 
 def _estimator_has(name: str) -> Callable[[Search], bool]:
-    """Return a check, for ``available_if``, that the estimator of a search has the method ``name``."""
-
-    def check(search: Search) -> bool:
-        getattr(search.estimator, name)  # raises AttributeError if it has no such method
-        return True
-
-    return check
+    """Return a check, for ``available_if``, whether the estimator of a search has the method ``name``."""
+    return lambda search: hasattr(search.estimator, name)
 
 
 class Search(MetaEstimatorMixin, BaseEstimator):
@@ -261,7 +257,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         call: FitCall,
         callbacks: Callback,
     ) -> Search:
-        for name in _LEARNED:  # remove the results of an earlier search
+        for name in _LEARNED:
             self.__dict__.pop(name, None)
         if isinstance(self.error_score, str) and self.error_score != "raise":
             raise ValueError(f"error_score={self.error_score!r}: give 'raise' or a number")
@@ -334,7 +330,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         ) as session:
             self.seed_, visible = session.start_fit(
                 begins,
-                self._random_state(base),
+                self._choose_random_state(base),
                 self._deciding_parameters(base, params),
                 watched,
                 candidates=len(params),
@@ -347,8 +343,17 @@ class Search(MetaEstimatorMixin, BaseEstimator):
                 rungs,
                 memo,
             )
-            self._fit_candidates(shared, candidates, visible)
-            scores = self._scores(shared, candidates, scoring)
+            answers = {}
+            for one in candidates:
+                one.rows = {
+                    name: MappedRows(visible[name], mask=rows.mask) for name, rows in one.rows.items()
+                }
+                mask = one.validation.mask
+                one.validation = MappedRows(visible["validation" if mask is None else "train"], mask=mask)
+                own = one.model.random_state
+                answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
+            shared.run(candidates, answers)
+            scores = self._score_candidates(shared, candidates, scoring)
             session.remove_leftovers()
         self.n_passes_ = shared.n_passes
         return candidates, scores
@@ -387,7 +392,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             defaults={"estimator": base._parameters.defaults_of_other_versions()},
             **own,
         ) as session:
-            self.seed_ = session.begin(self._random_state(base), decides, watched)
+            self.seed_ = session.begin(self._choose_random_state(base), decides, watched)
             session.notify_start(
                 watched["train"], candidates=len(params), splits=self.n_splits_, seed=self.seed_
             )
@@ -406,7 +411,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         self.n_passes_ = sum(one.passes for one in candidates)
         return candidates, scores
 
-    def _random_state(self, base: StreamedEstimator) -> RandomState:
+    def _choose_random_state(self, base: StreamedEstimator) -> RandomState:
         return base.random_state if self.random_state is None else self.random_state
 
     def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit: Any) -> Any:
@@ -438,7 +443,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     def _deciding_parameters(
         self, base: StreamedEstimator, params: Sequence[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Return the settings that a resumed search must share with the search that began."""
+        """Return the settings that must be equal in an interrupted search and the search that resumes it."""
         own = {name: getattr(self, name) for name in ("halving", "min_passes", "error_score")}
         scoring = getattr(self.scoring_, "__qualname__", self.scoring_)
         of_base = base._deciding_parameters()
@@ -450,19 +455,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             "candidates": params,
         }
 
-    def _fit_candidates(
-        self, shared: SharedFit, candidates: Sequence[Candidate], visible: Mapping[str, Dataset]
-    ) -> None:
-        answers = {}
-        for one in candidates:
-            one.rows = {name: MappedRows(visible[name], mask=rows.mask) for name, rows in one.rows.items()}
-            mask = one.validation.mask
-            one.validation = MappedRows(visible["validation" if mask is None else "train"], mask=mask)
-            own = one.model.random_state
-            answers[one.key] = (self.seed_ if own is None else resolve_seed(own), one.rows)
-        shared.run(candidates, answers)
-
-    def _scores(
+    def _score_candidates(
         self, shared: SharedFit, candidates: Sequence[Candidate], scoring: Scoring
     ) -> dict[str, float]:
         sound, began = [one for one in candidates if one.error is None], time.perf_counter()
@@ -498,7 +491,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
 
     # -- the best candidate ----------------------------------------------------------------------------------
 
-    def _best(self) -> Any:
+    def _require_best_estimator(self) -> Any:
         check_is_fitted(self, "cv_results_")
         if not hasattr(self, "best_estimator_"):
             raise AttributeError("the search has no best_estimator_: fit it with refit=True")
@@ -512,7 +505,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
     @property
     def classes_(self) -> np.ndarray:
         """Classes of the best estimator."""
-        return self._best().classes_
+        return self._require_best_estimator().classes_
 
     @available_if(_estimator_has("predict"))
     def predict(self, X: RowsLike, **where: Any) -> Any:
@@ -522,7 +515,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        return self._best().predict(X, **where)
+        return self._require_best_estimator().predict(X, **where)
 
     @available_if(_estimator_has("predict_proba"))
     def predict_proba(self, X: RowsLike, **where: Any) -> Any:
@@ -532,7 +525,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        return self._best().predict_proba(X, **where)
+        return self._require_best_estimator().predict_proba(X, **where)
 
     @available_if(_estimator_has("transform"))
     def transform(self, X: RowsLike, **where: Any) -> Any:
@@ -542,7 +535,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        return self._best().transform(X, **where)
+        return self._require_best_estimator().transform(X, **where)
 
     def score(
         self, X: RowsLike, y: LabelsLike | None = None, sample_weight: WeightsLike | None = None
@@ -567,7 +560,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
         --------
         See the class.
         """
-        best = self._best()
+        best = self._require_best_estimator()
         rows = best._scored_rows(X, y, sample_weight)
         scoring = Scoring(best, self.scoring)
         scoring.check(rows)

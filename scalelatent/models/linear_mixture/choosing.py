@@ -29,8 +29,8 @@ from .settings import (
 if TYPE_CHECKING:
     from .settings import AnyMixture
 
-# A candidate (a model with one of the likelihoods) leaves the comparison after a fold if it classifies more
-# rows wrongly than the best candidate, by more than this many standard errors of the difference.
+# The comparison of likelihoods drops a candidate after a fold if its number of wrong rows exceeds that of the
+# best candidate by more than this many standard errors of the difference.
 BEHIND_ERRORS = 2.0
 
 
@@ -38,7 +38,7 @@ def choose_n_dims(x: np.ndarray, codes: np.ndarray, most: int, seed: int) -> int
     """Return the number of directions, at most ``most``, with the fewest errors in cross-validation."""
     if not most:
         return 0
-    is_finite = np.isfinite(x).all(axis=1)  # the first pass refuses the other rows
+    is_finite = np.isfinite(x).all(axis=1)  # the first pass raises an error for other rows
     return int(count_wrong(x[is_finite], codes[is_finite], most, seed).argmin())
 
 

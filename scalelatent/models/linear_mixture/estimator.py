@@ -47,7 +47,7 @@ COMPLETION_BLOCK_ROWS = 4096
 # Number of rows that `partial_fit` adds to the components at a time.
 PARTIAL_FIT_BLOCK_ROWS = 4096
 
-# Paragraphs that the docstrings of both classes have in common; `_share_docs` inserts them.
+# Paragraphs of the docstrings of both classes; `_share_docs` inserts each in place of its name in brackets.
 _SHARED_DOCS = {
     "parameters": """\
 n_dims : int or None
@@ -112,7 +112,7 @@ means_ : ndarray of float64, shape (K, p)
     basis_ : ndarray of float64, shape (p, p), or None
         Matrix by which rows are multiplied to smooth them.
     n_iter_ : int
-        Passes.
+        Passes over the training rows.
     history_ : list of dict
         One record per pass: ``objective`` (mean score of a row, or -log-likelihood in nats), ``phase``
         ("k-means", "settle", "em", "finish"), components ``starved`` in the pass, components ``refilled`` and
@@ -261,7 +261,7 @@ class _LinearMixtures(StreamedEstimator):
         ds = self._training_rows(X, y, sample_weight, reset=False)
         check_any_weight(ds.read_weight(0, len(ds)))
         fitted, classes = self._fitted, getattr(self, "classes_", None)
-        if len(ds) > PARTIAL_FIT_BLOCK_ROWS:  # an error in a later part must leave the components as they are
+        if len(ds) > PARTIAL_FIT_BLOCK_ROWS:  # copy arrays, so that an error in a later part changes nothing
             fitted = replace(fitted, owns_arrays=False)
         for first in range(0, len(ds), PARTIAL_FIT_BLOCK_ROWS):
             stop = min(first + PARTIAL_FIT_BLOCK_ROWS, len(ds))

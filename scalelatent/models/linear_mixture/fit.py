@@ -30,7 +30,7 @@ from scalelatent.estimators.steps import (
     TrainBatch,
     TrainOnline,
 )
-from scalelatent.models.linear_mixture.kernels.reference import smoothing_taps
+from scalelatent.models.linear_mixture.kernels.reference import make_axis_smoothing_matrix
 from scalelatent.models.linear_mixture.model.components import (
     DENSITY_LIKELIHOODS,
     LEAST_FLOOR,
@@ -52,11 +52,7 @@ from scalelatent.models.linear_mixture.model.recognition import (
     TemperaturePass,
 )
 from scalelatent.models.linear_mixture.model.start import LEAST_ROWS, SAMPLE_ROWS, start_components
-from scalelatent.models.linear_mixture.model.stepwise import (
-    StepwiseMixture,
-    StepwiseState,
-    initial_stepwise_state,
-)
+from scalelatent.models.linear_mixture.model.stepwise import StepwiseMixture, initial_stepwise_state
 from scalelatent.reductions.moments import Projection
 from scalelatent.reductions.temperature import choose_temperature
 
@@ -98,12 +94,12 @@ BATCH_ROWS = 1024
 ROWS_PER_COMPONENT = 20
 # Number of parts (chains) of a step that are computed independently. Another number changes the rounding.
 N_CHAINS = 4
-# Reason why stepwise EM cannot skip rows that cannot be read.
+# Error message of stepwise EM if some rows cannot be read.
 ALL_ROWS = "stepwise EM needs an order of all rows: set algorithm='em', or remove the bad rows before the fit"
 # Smallest mean variance of features, apart from 0, that a fit accepts; squares of smaller features are near
 # the smallest float32, 1e-38.
 LEAST_VARIANCE = 1e-30
-# Advice in a refusal if a fit needs too much memory.
+# Advice in the error message of a fit that needs too much memory.
 REMEDY = "lower n_components or n_dims"
 
 
@@ -168,7 +164,7 @@ def fit_steps(given: AnyMixture, rows: Mapping[str, MappedRows], classes: np.nda
         result = yield TrainBatch("em", em, state, {"train": rows["train"]}, classes, predictor)
         end, history = result.state, result.history
     else:
-        if not remembered:  # steps need components that have converged to some degree
+        if not remembered:  # passes over the sample give the components from which the steps start
             state = yield ComputeValue(_fit_sample, (em, state, x, codes, counts, model.device))
         end, history = yield from stepwise_steps(model, em, state, rows, classes, counts, predictor)
     fitted = FittedMixture.from_state(settings, end, None, spec)
@@ -230,7 +226,7 @@ def smooth_steps(
     """Return the matrix that smooths the rows, or None, and the smoothed rows."""
     if not model.smoothing or shape is None:
         return None, rows
-    # All candidates of a search share a derived value, and the rows that are smoothed with it.
+    # Candidates of a search share the matrix, because it is a `ComputeValue` step, and the smoothed rows.
     matrix = yield ComputeValue(make_smoothing_matrix, (shape, float(model.smoothing)))
     smoothed = {}
     for name, part in rows.items():
@@ -240,9 +236,7 @@ def smooth_steps(
 
 def make_smoothing_matrix(shape: tuple[int, int], smoothing: float) -> np.ndarray:
     """Return the matrix (p, p) by which rows are multiplied to smooth images; ``smoothing`` is in pixels."""
-    taps = smoothing_taps(smoothing)
-    bands = [sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps)) for size in shape]
-    return np.kron(*bands)
+    return np.kron(*(make_axis_smoothing_matrix(size, smoothing) for size in shape))
 
 
 def apply_recognition(model: AnyMixture, fitted: FittedMixture) -> FittedMixture:
@@ -324,7 +318,10 @@ def stepwise_steps(
         return choose_row_order(model, settings.n_components, n, options, seed)
 
     result = yield TrainOnline("stepwise", learner, start, train, classes, order, int(model.n_epochs))
-    end, history = _end_stepwise(result.state, float(counts.sum())), result.history
+    online, history = result.state, result.history
+    # The shares of the rows that belong to each component, scaled to the number of training rows.
+    row_counts = online.mass * (float(counts.sum()) / max(float(online.mass.sum()), LEAST_FLOOR))
+    end = replace(online.mixture, counts=row_counts, objective=online.objective, iteration=online.epoch)
     if settings.tangent_spec is not None:
         last = replace(em, finish_passes=TANGENT_PASSES)
         start_last = replace(end, phase=FINISH, assigned_by=end.components)
@@ -336,7 +333,7 @@ def stepwise_steps(
 def _fit_sample(
     em: MixtureEM, state: MixtureState, x: np.ndarray, codes: np.ndarray, counts: np.ndarray, device: str
 ) -> MixtureState:
-    """Return the state after EM passes over the sample; the size of a class weights its rows."""
+    """Return the state after EM passes over the sample, in which classes weigh as in the training rows."""
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)
@@ -356,15 +353,6 @@ def choose_row_order(
     if batch is None:
         batch = max(min(n_rows // 8, max(BATCH_ROWS, ROWS_PER_COMPONENT * k)), 1)
     return RowOrder.choose(n_rows, seed, -(-int(batch) // N_CHAINS) * N_CHAINS, N_CHAINS, options)
-
-
-def _end_stepwise(state: StepwiseState, rows: float) -> MixtureState:
-    """Return the mixture at the end of stepwise EM, with estimated counts of rows.
-
-    The counts are the running shares of the components, multiplied by the number ``rows`` of training rows.
-    """
-    counts = state.mass * (rows / max(float(state.mass.sum()), LEAST_FLOOR))
-    return replace(state.mixture, counts=counts, objective=state.objective, iteration=state.epoch)
 
 
 # -- the forecast ------------------------------------------------------------------------------------------

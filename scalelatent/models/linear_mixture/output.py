@@ -31,10 +31,11 @@ from scalelatent.models.linear_mixture.model.recognition import (
 )
 from scalelatent.reductions.moments import NonFiniteError
 
-# Outputs that need the scores of all classes, and outputs that need the best component of a row.
+# Outputs that are computed from the best score of a row in each class.
 CLASS_OUTPUTS = ("probabilities", "classes", "scores", "decisions")
+# Outputs that are computed from the best component of a row.
 COMPONENT_OUTPUTS = ("components", "codes", "reconstructions")
-# Largest number of rows that are scored in numpy, without packing the scores for the kernels.
+# Up to this number of rows `partial_fit` scores rows in numpy, because packing parameters takes longer.
 _FEW_ROWS = 4
 
 
@@ -138,7 +139,7 @@ class FittedMixture:
         before = components.select(touched)
         try:
             counts = add_rows(components, self.counts, x, index, weight, self.floor)
-        except BaseException:  # the arrays change in place: either all rows are learned, or none
+        except BaseException:  # restore the arrays, which `add_rows` has changed in place
             components.overwrite(touched, before)
             raise
         per_class = np.add.reduceat(counts, starts[:-1])
@@ -189,7 +190,7 @@ class MixtureRowMap:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Request to the engine: with the output "classes", the labels of the output are predicted."""
+        """Requirements: for the output "classes", the engine writes predicted classes as labels."""
         return BlockRequirements(labels=self.output_name == "classes", reads_on_gpu=True)
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -287,5 +288,5 @@ class MixtureRowMap:
 
     @staticmethod
     def labels(out: np.ndarray) -> np.ndarray:
-        """Return the class codes of probabilities: the largest, the first of equal ones."""
+        """Return the index of the most probable class of each row; of equal probabilities, the first one."""
         return out.argmax(axis=1)

@@ -39,10 +39,9 @@ class ClassReportData:
     """Data of the figures of a classifier, collected in one pass over rows."""
 
     n_rows: int
-    feature_shape: tuple[int, ...]
     names: list[str]
-    confusion: Confusion | None  # None without labels, as ``reliability``; ``mistakes`` are then empty
-    reliability: Reliability | None
+    confusion: Confusion | None  # None if the rows have no labels
+    reliability: Reliability | None  # None if the rows have no labels
     mistakes: Mistakes
     # One array per block: for each row the certainty of the predicted class, and whether this class is wrong
     certainties: list[np.ndarray] = field(default_factory=list)
@@ -61,7 +60,6 @@ class DensityReportData:
     """Data of the figures of a density, collected in one pass over rows."""
 
     n_rows: int
-    feature_shape: tuple[int, ...]
     log_likelihood: float  # mean, in nats per row
     examples: np.ndarray  # (n, features), evenly spaced rows
     reconstructed: np.ndarray  # the examples as their best components reconstruct them
@@ -87,7 +85,7 @@ def collect_classes(
     m, labelled = len(model.classes_), data.has_y
     names = [str(c) for c in model.classes_.tolist()]
     confusion, reliability = (Confusion.empty(m), Reliability.empty()) if labelled else (None, None)
-    out = ClassReportData(data.n_rows, data.feature_shape, names, confusion, reliability, Mistakes())
+    out = ClassReportData(data.n_rows, names, confusion, reliability, Mistakes())
     backend, rows = make_backend(model.device), model._row_map("scores")
     prepared = rows.prepare(backend)
     first: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
@@ -161,7 +159,6 @@ def collect_density(
     x = np.stack(examples).astype(np.float32)
     return DensityReportData(
         data.n_rows,
-        data.feature_shape,
         total / weighed if weighed else float("nan"),
         x,
         _reconstruct(model, x, -1, backend),

@@ -25,7 +25,10 @@ CODE_BLOCK_ROWS = 2**20
 
 
 def _iterate_codes(rows: MappedRows, classes: np.ndarray | None) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, class of each row) in pieces; rows of weight 0 and masked rows have the class -1."""
+    """Yield (index of the first row, class index of each row) for consecutive ranges of rows.
+
+    Rows of weight 0 and masked rows have the class -1.
+    """
     dataset, mask = rows.dataset, rows.mask
     for first in range(0, len(dataset), CODE_BLOCK_ROWS):
         stop = min(first + CODE_BLOCK_ROWS, len(dataset))

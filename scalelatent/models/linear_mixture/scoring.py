@@ -1,4 +1,4 @@
-"""Metrics of mixtures: errors with rejects of a classifier, likelihood and clusters of a density."""
+"""Metrics of mixtures: errors of a classifier that rejects rows; likelihood and clusters of a density."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .model.recognition import errors_at_rejects, probabilities
 if TYPE_CHECKING:
     from .estimator import LinearMixture, LinearMixtureClassifier
 
-# Metrics that compare the component of each row of a density with the class of the row.
+# Metrics of a density that compare clusters (the best component of each row) with the classes of the rows.
 _CLASS_METRICS = ("nmi", "accuracy", "purity")
 
 
 class RejectScorer(ClassScorer):
-    """Metrics of a classifier; ``reject`` are the errors when 0, 1, 5 and 10 % of the rows are rejected."""
+    """Metrics of a classifier; ``reject`` are the errors without the 0, 1, 5 and 10 % least certain rows."""
 
     metrics = (*ClassScorer.metrics, "reject")
 

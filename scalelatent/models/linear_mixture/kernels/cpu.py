@@ -79,7 +79,7 @@ def _subtract_centre(
 
 @instructions(_SUM_LANES)
 def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> None:
-    """Write the inner product of two vectors of n numbers, summed as in `_subtract_centre`."""
+    """Write the inner product of two vectors of n numbers, from 16 partial sums, to ``out``."""
     b = v.b
     whole = b.mul(b.sdiv(n, I64(_SUM_LANES)), I64(BYTES * _SUM_LANES))
 
@@ -109,9 +109,8 @@ class Scorer:
     c: np.ndarray  # float32 (K,): constant of the score
     centre: np.ndarray  # float32 (p,): subtracted from each row
     width: int  # columns of a component: b and the h columns of W
-    piece: (
-        int  # features of a piece; ``packed`` has all panels of the first piece of a group, then the second
-    )
+    # Features of a piece; ``packed`` has all panels of the first piece of a group, then those of the second.
+    piece: int
 
 
 def piece_size(p: int) -> int:
@@ -188,7 +187,7 @@ def _pack_groups(
 
 @subkernel
 def _pack_pieces(rows: np.ndarray, piece: int, to: np.ndarray) -> None:
-    """Write the panels of ``rows`` to ``to``, one piece (range of features) after the other."""
+    """Write the panels (operands of register tiles) of ``rows`` to ``to``, range by range of features."""
     n, p = rows.shape
     at = 0
     for begin in range(0, p, piece):
@@ -228,7 +227,10 @@ def _multiply_strip(
 
 @subkernel
 def _subtract_squares(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
-    """Write the scores e = start + h[col] - h[col + 1]² - … of rows, summed from left to right."""
+    """Write to ``e`` the scores of a strip of rows under one component: start + h[col] - h[col + 1]² - ….
+
+    The ``width`` lines of ``h`` from ``col`` on are the products of the columns b and W with the rows.
+    """
     first = h[col]
     for i in range(SCAN_ROWS):
         e[i] = start[i] + first[i]
@@ -752,7 +754,7 @@ def add_tangent_scatter(
 def _times_field(
     v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
 ) -> None:
-    """Write eight columns of a basis (n pixels), the line of each pixel times its number in ``field``."""
+    """Write to ``to`` eight columns of a basis (n pixels), each multiplied by ``field``, pixel by pixel."""
 
     def body(_: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
         a, b, c = places
@@ -951,9 +953,10 @@ def tangent_distance(
 
 @subkernel
 def _solve_pivoted(g: np.ndarray, b: np.ndarray, t: int) -> float:
-    """Return b' G^-1 b by Cholesky decomposition, and overwrite g and b with it.
+    """Return b' G^-1 b for t tangents.
 
-    Directions whose pivot is as small as rounding errors are skipped.
+    The Cholesky factor overwrites ``g``, and the solution of its triangular system overwrites ``b``. Tangents
+    whose pivot is as small as rounding errors are skipped.
     """
     total, top = 0.0, 0.0
     for i in range(t):

@@ -25,25 +25,25 @@ _launch, THREADS = _kernels.launch, _kernels.threads
 PRODUCTS = 2**26
 # Upper bound of the pairs (row, candidate component) of a kernel launch.
 PAIRS = 32_768
-# Argument of CUDA kernels that stands for an absent array.
+# Argument that is passed to a CUDA kernel in place of an array that is not given.
 _NULL_POINTER = np.uint64(0)
 
 
-def _blocks(n: int) -> int:
+def _grid_size(n: int) -> int:
     return -(-n // THREADS)
 
 
-def _move(a: np.ndarray, dtype: str = "f4") -> cupy.ndarray:
+def _to_device(a: np.ndarray, dtype: str = "f4") -> cupy.ndarray:
     return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))
 
 
-def _product(a: cupy.ndarray, b: cupy.ndarray) -> cupy.ndarray:
+def _matmul(a: cupy.ndarray, b: cupy.ndarray) -> cupy.ndarray:
     out = cupy.empty((a.shape[0], b.shape[1]), dtype=np.float32)
     multiply(a, b, out)
     return out
 
 
-def _rows(x: Array) -> cupy.ndarray:
+def _copy_rows(x: Array) -> cupy.ndarray:
     return cupy.ascontiguousarray(cupy.asarray(x, dtype=np.float32))
 
 
@@ -71,18 +71,18 @@ def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
     columns = np.concatenate([scores.b[:, :, None], scores.w], axis=2)
     own = scores.d.ndim == 2
     return Scorer(
-        _move(np.swapaxes(columns, 1, 2).reshape(k * (h + 1), p)),
-        _move(scores.d) if own else None,
-        _move(np.zeros(k) if own else scores.d),
-        _move(scores.c),
-        _move(scores.centre),
+        _to_device(np.swapaxes(columns, 1, 2).reshape(k * (h + 1), p)),
+        _to_device(scores.d) if own else None,
+        _to_device(np.zeros(k) if own else scores.d),
+        _to_device(scores.c),
+        _to_device(scores.centre),
         np.asarray(starts, dtype=np.int64),
-        _move(starts, "i4"),
+        _to_device(starts, "i4"),
         h + 1,
     )
 
 
-def _centred(
+def _subtract_means(
     x: cupy.ndarray,
     rows: cupy.ndarray | np.uint64,
     member: cupy.ndarray | np.uint64,
@@ -91,7 +91,7 @@ def _centred(
     p: int,
 ) -> cupy.ndarray:
     z = cupy.empty((n, p), dtype=np.float32)
-    _launch("lm_centre", (_blocks(n * p),), x, rows, member, means, np.int32(n), np.int32(p), z)
+    _launch("lm_centre", (_grid_size(n * p),), x, rows, member, means, np.int32(n), np.int32(p), z)
     return z
 
 
@@ -101,21 +101,23 @@ def _centred_lengths(
     """Return rows minus the centre, and their squared lengths (not computed if each feature has a d)."""
     check_same_width(x.shape[1], scorer.centre.size)
     n, p = x.shape
-    z = _centred(x, rows, _NULL_POINTER, scorer.centre, n, p)
+    z = _subtract_means(x, rows, _NULL_POINTER, scorer.centre, n, p)
     lengths = cupy.empty(n, dtype=np.float32)
     if scorer.own is None:
-        _launch("lm_lengths", (_blocks(n),), z, np.int32(n), np.int32(p), lengths)
+        _launch("lm_lengths", (_grid_size(n),), z, np.int32(n), np.int32(p), lengths)
     return z, lengths
 
 
-def _scores(scorer: Scorer, z: cupy.ndarray, lengths: cupy.ndarray, first: int, stop: int) -> cupy.ndarray:
+def _score_centred(
+    scorer: Scorer, z: cupy.ndarray, lengths: cupy.ndarray, first: int, stop: int
+) -> cupy.ndarray:
     """Return the scores of centred rows ``z`` under the components ``first`` to ``stop`` - 1."""
     n, k = len(z), stop - first
-    products = _product(z, scorer.columns[first * scorer.width : stop * scorer.width].T)
-    own = _NULL_POINTER if scorer.own is None else _product(z * z, scorer.own[first:stop].T)
+    products = _matmul(z, scorer.columns[first * scorer.width : stop * scorer.width].T)
+    own = _NULL_POINTER if scorer.own is None else _matmul(z * z, scorer.own[first:stop].T)
     scores, shape = cupy.empty((n, k), dtype=np.float32), (np.int32(n), np.int32(k), np.int32(scorer.width))
     d, c = scorer.d[first:stop], scorer.c[first:stop]
-    _launch("lm_scores", (_blocks(n * k),), products, own, lengths, d, c, *shape, scores)
+    _launch("lm_scores", (_grid_size(n * k),), products, own, lengths, d, c, *shape, scores)
     return scores
 
 
@@ -128,8 +130,8 @@ def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
     first, end = int(scorer.starts[first]), int(scorer.starts[stop])
     out, tile = np.empty((len(x), end - first), dtype=np.float32), _tile_rows(scorer, first, end)
     for a in range(0, len(x) if out.size else 0, tile):
-        rows = _centred_lengths(scorer, _rows(x[a : a + tile]), _NULL_POINTER)
-        out[a : a + tile] = cupy.asnumpy(_scores(scorer, *rows, first, end))
+        rows = _centred_lengths(scorer, _copy_rows(x[a : a + tile]), _NULL_POINTER)
+        out[a : a + tile] = cupy.asnumpy(_score_centred(scorer, *rows, first, end))
     return out
 
 
@@ -165,8 +167,8 @@ def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray
         return np.full(index.shape, np.inf, dtype=np.float32), index
     found, tile = _Nearest(n, stop - first), _tile_rows(scorer, int(starts[0]), int(starts[-1]))
     for a in range(0, n, tile):
-        rows = _centred_lengths(scorer, _rows(x[a : a + tile]), _NULL_POINTER)
-        scores = _scores(scorer, *rows, int(starts[0]), int(starts[-1]))
+        rows = _centred_lengths(scorer, _copy_rows(x[a : a + tile]), _NULL_POINTER)
+        scores = _score_centred(scorer, *rows, int(starts[0]), int(starts[-1]))
         found.search(scorer, scores, a, first, stop)
     return found.to_host()
 
@@ -179,13 +181,13 @@ def nearest_own(
     if not len(x):
         return best, index
     found = _Nearest(len(x), 1)  # in the order of `rows`
-    z, lengths = _centred_lengths(scorer, _rows(x), _move(rows, "i4"))
+    z, lengths = _centred_lengths(scorer, _copy_rows(x), _to_device(rows, "i4"))
     for c, (first, stop) in enumerate(pairwise(edges.tolist())):
         start, end = int(scorer.starts[c]), int(scorer.starts[c + 1])
         tile = _tile_rows(scorer, start, end)
         for a in range(first, stop if end > start else first, tile):
             part = slice(a, min(a + tile, stop))
-            scores = _scores(scorer, z[part], lengths[part], start, end)
+            scores = _score_centred(scorer, z[part], lengths[part], start, end)
             found.search(scorer, scores, a, c, c + 1)
     values, components = found.to_host()
     best[rows], index[rows] = values[:, 0], components[:, 0]
@@ -207,7 +209,7 @@ class PackedBases:
 
 def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
     """Pack means and bases for :func:`add_scatter` and :func:`add_tangent_scatter`."""
-    return PackedBases(_move(means), _move(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
+    return PackedBases(_to_device(means), _to_device(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
 
 
 @dataclass(frozen=True)
@@ -256,13 +258,13 @@ def _move_groups(groups: Groups, members: np.ndarray) -> _DeviceGroups:
     """Copy the arrays of ``groups`` to the device in one transfer."""
     weights = groups.weights.astype(np.float32).view(np.int32)
     parts = [groups.rows, members, groups.starts, weights]
-    moved = _move(np.concatenate(parts), "i4")
+    moved = _to_device(np.concatenate(parts), "i4")
     edges = [0, *accumulate(len(part) for part in parts)]
     rows, own, starts, shares = (moved[a:b] for a, b in pairwise(edges))
     return _DeviceGroups(rows, own, starts, shares.view(np.float32), np.int32(len(groups.starts) - 1))
 
 
-def _members(groups: Groups) -> np.ndarray:
+def _list_row_components(groups: Groups) -> np.ndarray:
     return np.repeat(np.arange(len(groups.starts) - 1), np.diff(groups.starts))
 
 
@@ -277,12 +279,12 @@ def _add_codes(
     (n, p), q = z.shape, packed.width
     codes, shape = cupy.empty((n, q), dtype=np.float32), (np.int32(n), np.int32(p), np.int32(q))
     if codes.size:
-        _launch("lm_codes", (_blocks(n * q),), z, groups.members, packed.bases, *shape, codes)
+        _launch("lm_codes", (_grid_size(n * q),), z, groups.members, packed.bases, *shape, codes)
     lines = q if totals is None else q + 2
     out = scatter, *(totals or (_NULL_POINTER, _NULL_POINTER))
     sizes = groups.count, np.int32(p), np.int32(q), np.int32(lines)
     if lines:
-        grid = _blocks(lines * p), int(groups.count)
+        grid = _grid_size(lines * p), int(groups.count)
         _launch("lm_scatter", grid, z, codes, groups.weights, groups.starts, *sizes, *out)
     return codes
 
@@ -295,24 +297,24 @@ def add_scatter(
     n, p, q = len(groups.rows), x.shape[1], bases.width
     if not n:
         return
-    moved = _move_groups(groups, _members(groups))
-    z = _centred(_rows(x), moved.rows, moved.members, bases.means, n, p)
+    moved = _move_groups(groups, _list_row_components(groups))
+    z = _subtract_means(_copy_rows(x), moved.rows, moved.members, bases.means, n, p)
     codes = _add_codes(bases, z, moved, scatter, (total, square))
     if gram.size:
-        grid, sizes = (_blocks(q * q), int(moved.count)), (moved.count, np.int32(q))
+        grid, sizes = (_grid_size(q * q), int(moved.count)), (moved.count, np.int32(q))
         _launch("lm_grams", grid, codes, moved.weights, moved.starts, *sizes, gram)
 
 
 def tangent_rows(x: Array, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
     """Return the tangents (n, tangents, p) of images (n, p), as in `reference.py`, in float32."""
-    return cupy.asnumpy(_tangents(_rows(x), shape, names, smoothing))
+    return cupy.asnumpy(_tangents(_copy_rows(x), shape, names, smoothing))
 
 
 def _tangents(
     x: cupy.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float
 ) -> cupy.ndarray:
     (n, p), kinds = x.shape, len(names)
-    along = [_product(x, _move(g.T)) for g in gradients(shape, smoothing)]
+    along = [_matmul(x, _to_device(g.T)) for g in gradients(shape, smoothing)]
     fields = np.full((kinds, 2, p), np.nan, dtype=np.float32)
     for i, name in enumerate(names):
         if name != "thickness":
@@ -320,7 +322,7 @@ def _tangents(
     out = cupy.empty((n, kinds, p), dtype=np.float32)
     sizes = np.int32(n), np.int32(kinds), np.int32(p)
     if n * kinds:
-        _launch("lm_tangents", (_blocks(n * kinds * p),), *along, _move(fields), *sizes, out)
+        _launch("lm_tangents", (_grid_size(n * kinds * p),), *along, _to_device(fields), *sizes, out)
     return out
 
 
@@ -332,12 +334,12 @@ def add_tangent_scatter(
     kinds, p = len(spec.names), x.shape[1]
     if not len(groups.rows) or not kinds:
         return
-    members = _members(groups)
+    members = _list_row_components(groups)
     moved = _move_groups(groups, members)
-    flat = _tangents(_rows(x)[moved.rows], spec.shape, spec.names, spec.smoothing).reshape(-1, p)
+    flat = _tangents(_copy_rows(x)[moved.rows], spec.shape, spec.names, spec.smoothing).reshape(-1, p)
     lengths = cupy.empty(len(flat), dtype=np.float32)
-    _launch("lm_lengths", (_blocks(len(flat)),), flat, np.int32(len(flat)), np.int32(p), lengths)
-    grid, sizes = (_blocks(kinds), int(moved.count)), (moved.count, np.int32(kinds))
+    _launch("lm_lengths", (_grid_size(len(flat)),), flat, np.int32(len(flat)), np.int32(p), lengths)
+    grid, sizes = (_grid_size(kinds), int(moved.count)), (moved.count, np.int32(kinds))
     _launch("lm_traces", grid, lengths, moved.weights, moved.starts, *sizes, trace)
     weights = (groups.weights[:, None] * factors[members]).ravel()
     flat_groups = Groups(groups.starts * kinds, np.zeros(0, dtype=np.int64), weights)
@@ -346,12 +348,11 @@ def add_tangent_scatter(
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Parameters of tangent-distance scores: columns W and b (K, width, p); ``own``: d is (K, p)."""
+    """Parameters of tangent-distance scores: columns W and b (K, width, p), d (K,) or (K, p), c, centre."""
 
     columns: cupy.ndarray
     width: int
     d: cupy.ndarray
-    own: bool
     c: cupy.ndarray
     centre: cupy.ndarray
 
@@ -359,11 +360,8 @@ class PackedTangentScores:
 def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
     """Copy ``scores``, the parameters of all components, to the device for :func:`tangent_distance`."""
     columns = np.concatenate([scores.w, scores.b[:, :, None]], axis=2)
-    moved = (_move(a) for a in (scores.d, scores.c, scores.centre))
-    d, c, centre = moved
-    return PackedTangentScores(
-        _move(np.swapaxes(columns, 1, 2)), columns.shape[2], d, scores.d.ndim == 2, c, centre
-    )
+    d, c, centre = (_to_device(a) for a in (scores.d, scores.c, scores.centre))
+    return PackedTangentScores(_to_device(np.swapaxes(columns, 1, 2)), columns.shape[2], d, c, centre)
 
 
 def tangent_distance(
@@ -375,16 +373,17 @@ def tangent_distance(
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]
     for a in range(0, len(out) if some else 0, max(PAIRS // max(some, 1), 1)):
         part = slice(a, a + max(PAIRS // some, 1))
-        rows, moved, chosen = _rows(x[part]), _rows(tangents[part]), _move(candidates[part], "i4")
+        rows, moved = _copy_rows(x[part]), _copy_rows(tangents[part])
+        chosen = _to_device(candidates[part], "i4")
         (n, t, p), pairs = moved.shape, len(rows) * some
-        z, width = _centred(rows, _NULL_POINTER, _NULL_POINTER, scores.centre, n, p), scores.width
+        z, width = _subtract_means(rows, _NULL_POINTER, _NULL_POINTER, scores.centre, n, p), scores.width
         each = (t + 1) * (width + t + 1)
         products, found = cupy.empty((pairs, each), dtype=np.float32), cupy.empty(pairs, dtype=np.float32)
-        sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, scores.own))
-        grid = (_blocks(each), pairs)
+        sizes = tuple(np.int32(size) for size in (pairs, some, t, p, width, scores.d.ndim == 2))
+        grid = (_grid_size(each), pairs)
         _launch("lm_products", grid, z, moved, chosen, scores.columns, scores.d, *sizes, products)
         few = np.int32(pairs), np.int32(t), np.int32(width)
         numbers = np.float64(gamma), np.float64(PIVOT)
-        _launch("lm_distances", (_blocks(pairs),), products, chosen, scores.c, *few, *numbers, found)
+        _launch("lm_distances", (_grid_size(pairs),), products, chosen, scores.c, *few, *numbers, found)
         out[part] = cupy.asnumpy(found).reshape(n, some)
     return out

@@ -43,7 +43,9 @@ class Scores:
     centre: np.ndarray  # (p,): subtracted from rows, so that differences in float32 lose fewer digits
 
 
-def _scores(d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, centre: np.ndarray) -> Scores:
+def _expand_scores(
+    d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, centre: np.ndarray
+) -> Scores:
     """Return the scores (z - m)' (diag(d) - W W') (z - m) + extra of rows z, with m = mean - centre."""
     m = means - centre
     wide = d if d.ndim == 2 else d[:, None]
@@ -54,21 +56,21 @@ def _scores(d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, 
 def error_scores(means: np.ndarray, bases: np.ndarray, centre: np.ndarray) -> Scores:
     """Return scores that are squared distances from planes; ``bases`` (K, p, h) have orthonormal columns."""
     k = len(means)
-    return _scores(np.ones(k), bases, means, np.zeros(k), centre)
+    return _expand_scores(np.ones(k), bases, means, np.zeros(k), centre)
 
 
 def shrinkage(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Return 1 - noise / variance along each direction, at least 0: (K, h)."""
+    """Return the factors (K, h) that shrink codes: 1 - noise / variance along each direction, at least 0."""
     return np.maximum(1.0 - noise[:, None] / np.maximum(values, np.finfo(float).tiny), 0.0)
 
 
 def code_cost_scores(
     means: np.ndarray, bases: np.ndarray, values: np.ndarray, noise: float, centre: np.ndarray
 ) -> Scores:
-    """Return scores that are the reconstruction error plus the cost of the code, with one common noise."""
+    """Return scores that are the reconstruction error plus the cost of the code; ``noise`` is common."""
     k = len(means)
     root = np.sqrt(shrinkage(values, np.full(k, noise)))
-    return _scores(np.ones(k), bases * root[:, None, :], means, np.zeros(k), centre)
+    return _expand_scores(np.ones(k), bases * root[:, None, :], means, np.zeros(k), centre)
 
 
 def ppca_scores(
@@ -86,7 +88,7 @@ def ppca_scores(
     """
     p = bases.shape[1]
     w = bases * np.sqrt(shrinkage(values, noise) / noise[:, None])[:, None, :]
-    return _scores(1.0 / noise, w, means, ppca_constants(p, values, noise, weights), centre)
+    return _expand_scores(1.0 / noise, w, means, ppca_constants(p, values, noise, weights), centre)
 
 
 def ppca_constants(p: int, values: np.ndarray, noise: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -103,10 +105,11 @@ def factor_scores(
     p, h = loadings.shape[1:]
     scaled = loadings / noise[:, :, None]
     m = np.eye(h) + np.swapaxes(loadings, 1, 2) @ scaled
-    # Psi^-1 L chol(M^-1): with M = C C', M^-1 = C'^-1 C^-1.
+    # With the Cholesky factor C of M, W W' = Psi^-1 L M^-1 L' Psi^-1 is what the inverse covariance subtracts
+    # from the inverse noise Psi^-1 (Woodbury identity).
     w = scaled @ np.swapaxes(np.linalg.inv(np.linalg.cholesky(m)), 1, 2) if h else scaled
     extra = p * LOG_2PI + np.log(noise).sum(axis=1) - 2.0 * np.log(weights)
-    return _scores(1.0 / noise, w, means, extra + (slogdet(m)[1] if h else 0.0), centre)
+    return _expand_scores(1.0 / noise, w, means, extra + (slogdet(m)[1] if h else 0.0), centre)
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Scorer:
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """Return the scores in the form that :func:`nearest`, :func:`nearest_own` and :func:`all_scores` take."""
+    """Return the argument ``scorer`` of :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
     return Scorer(scores, starts)
 
 
@@ -225,7 +228,7 @@ def group_rows(index: np.ndarray, n: int, weights: np.ndarray | None = None) -> 
 
 def sort_by_code(codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return row indices sorted by their codes 0 to n - 1, and the first position of each code (n + 1,)."""
-    # numpy sorts 16-bit integers by radix sort, six times as fast.
+    # numpy sorts 16-bit integers by radix sort, six times as fast as larger integers.
     rows = np.argsort(codes.astype(np.uint16) if n < 2**16 else codes, kind="stable")
     return rows, np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=n))])
 
@@ -287,7 +290,7 @@ def add_tangent_scatter(
         scatter[q] += (flat @ bases.bases[q]).T @ (weights[:, None] * flat)
 
 
-def _make_smoothing_matrix(size: int, smoothing: float) -> np.ndarray:
+def make_axis_smoothing_matrix(size: int, smoothing: float) -> np.ndarray:
     """Return the matrix (size, size) of Gaussian smoothing along one axis; pixels beyond the border are 0."""
     taps = smoothing_taps(smoothing)
     return sum(tap * np.eye(size, k=k - len(taps) // 2) for k, tap in enumerate(taps))
@@ -311,7 +314,7 @@ def _make_difference_matrix(size: int) -> np.ndarray:
 
 def gradients(shape: tuple[int, int], smoothing: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the matrices (p, p) that map an image to its smoothed derivatives in x and in y."""
-    rows, columns = (_make_smoothing_matrix(size, smoothing) for size in shape)
+    rows, columns = (make_axis_smoothing_matrix(size, smoothing) for size in shape)
     along_x = np.kron(rows, _make_difference_matrix(shape[1]) @ columns)
     along_y = np.kron(_make_difference_matrix(shape[0]) @ rows, columns)
     return along_x, along_y
@@ -381,8 +384,9 @@ def tangent_distance(
 ) -> np.ndarray:
     """Return scores (n, c) of rows that may move along their own tangents T (n, t, p).
 
-    ``candidates`` (n, c) are the components to score each row with. The score is the minimum over a of the
-    score of x + T'a plus gamma (T T')_jj a_j² (in units of d).
+    ``candidates`` (n, c) are the components to score each row with. The score is the minimum, over the moves
+    a of the row x along its tangents, of the score of x + T'a plus the sum over j of gamma (T T')_jj a_j² (in
+    units of d).
     """
     out = np.empty(candidates.shape)
     for i in range(len(x)):

@@ -1,6 +1,6 @@
 """Eigenvectors and orthonormal columns for stacks of small matrices; float64, one thread.
 
-For matrices this small a call of LAPACK takes longer than the computation.
+The overhead of a LAPACK call is longer than the computation for such small matrices.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _DEPENDENT_SHARE = 1e-10
 def eigenvectors(matrices: np.ndarray, small: float = _ZERO_SHARE) -> tuple[np.ndarray, np.ndarray]:
     """Return eigenvalues (K, q), decreasing, and eigenvectors as columns (K, q, q) of symmetric matrices.
 
-    Off-diagonal elements below the share ``small`` of the largest diagonal element count as 0; eigenvectors
-    of a diagonal matrix are then unit vectors with positive signs.
+    Off-diagonal elements below the share ``small`` of the largest diagonal element count as 0. The
+    eigenvectors of a diagonal matrix are unit vectors with positive signs.
     """
     k, q = matrices.shape[:2]
     values, turn = np.empty((k, q)), np.empty((k, q, q))
@@ -190,7 +190,7 @@ def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
         scale = max(scale, abs(w[f, j]))
     if not scale > 0.0:
         return False
-    for f in range(len(w)):  # squares then neither underflow nor overflow
+    for f in range(len(w)):  # the largest entry becomes 1, so that squares neither underflow nor overflow
         w[f, j] /= scale
     before, after = _project(w, j, dots)
     first = before

@@ -1,4 +1,4 @@
-"""Choice of n_dims: errors of one linear model per class for each n_dims, in cross-validation of a sample."""
+"""Choice of n_dims, the directions of a component, by cross-validation of one linear model per class."""
 
 from __future__ import annotations
 

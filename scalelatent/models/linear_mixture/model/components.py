@@ -26,7 +26,7 @@ _ARRAYS = ("means", "bases", "values", "noise", "weights")
 
 @dataclass(frozen=True)
 class Components:
-    """K linear models; the components of one class are neighbours.
+    """Parameters of K linear models; the components of one class have consecutive indices.
 
     Attributes
     ----------
@@ -77,14 +77,15 @@ def count_missing_directions(counts: np.ndarray, n_dims: int) -> np.ndarray:
 
     n rows span n - 1 directions; ``counts`` (K,) are the rows of each component.
     """
-    # Sums of weights may be a little below a whole number.
+    # Counts are sums of weights, which rounding may leave slightly below a whole number.
     return np.clip(n_dims - np.maximum(np.floor(counts + 1e-6) - 1, 0), 0, n_dims).astype(np.int64)
 
 
 def remove_missing_directions(components: Components, counts: np.ndarray, likelihood: str) -> Components:
-    """Return components in which directions are 0 that the rows of the component do not span.
+    """Return components with zeros in place of the directions that their rows do not span.
 
-    Components of factor analysis are returned unchanged.
+    ``counts`` (K,) are the rows of each component; n rows span n - 1 directions. Components of factor
+    analysis are returned unchanged.
     """
     h = components.n_dims
     missing = count_missing_directions(counts, h)
@@ -155,7 +156,7 @@ def score_few_rows(components: Components, likelihood: str, x: np.ndarray) -> np
 
 
 def scatter_maps(components: Components, likelihood: str) -> np.ndarray:
-    """Return the matrices B (K, p, q) whose product S B with the scatter S of the rows an M-step needs.
+    """Return matrices B (K, p, q); an M-step needs S B, their products with the scatter S of the rows.
 
     B are the bases. In factor analysis B is beta', where beta maps a centred row to the posterior means of
     its factors.
@@ -176,6 +177,6 @@ def divide_by(wide: np.ndarray, matrices: np.ndarray) -> np.ndarray:
     """
     try:
         inverse = np.linalg.inv(np.linalg.cholesky(matrices))
-    except np.linalg.LinAlgError:  # by rounding, one matrix is not positive definite
+    except np.linalg.LinAlgError:  # rounding has left a matrix that is not positive definite
         return np.swapaxes(np.linalg.solve(matrices, np.swapaxes(wide, 1, 2)), 1, 2)
     return (wide @ np.swapaxes(inverse, 1, 2)) @ inverse

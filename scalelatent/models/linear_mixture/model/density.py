@@ -1,4 +1,4 @@
-"""The Gaussians of a mixture: codes, reconstructions, samples, and rows with hidden features filled in."""
+"""Uses of the Gaussians of a mixture: codes, reconstructions, samples, values of hidden features."""
 
 from __future__ import annotations
 

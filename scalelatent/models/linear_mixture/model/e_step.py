@@ -186,7 +186,7 @@ def assignment_rule(settings: MixtureSettings, state: MixtureState) -> Assignmen
 
 @dataclass(frozen=True)
 class PreparedPass:
-    """Bases and parameters of the scores of a pass, packed for the kernels of a backend."""
+    """Bases and score parameters of the components in one pass, packed for the kernels of a backend."""
 
     backend: Backend
     scorer: AnyScorer
@@ -272,7 +272,7 @@ class MixturePass:
         pack = backend.kernel("linear_mixture_pack_bases")
         maps = scatter_maps(components, s.likelihood if state.phase == MAIN else "error")
         bases = pack(components.means, maps, s.likelihood == "factor-analysis")
-        # Tangents have no mean: their scatter is taken about 0.
+        # The scatter of tangents is taken about 0, so the means that are packed with their bases are 0.
         tangent_bases = None if s.tangent_spec is None else pack(np.zeros_like(components.means), maps, False)
         is_density = rule.likelihood in DENSITY_LIKELIHOODS
         temperature = state.temperature if rule.is_soft and not is_density else 1.0
@@ -285,7 +285,7 @@ class MixturePass:
         self.close_leaf(prepared, stats, sums)
 
     def open_leaf(self, prepared: PreparedPass, stats: Stats) -> Iterable[Array]:
-        """Return arrays for the large sums of a leaf (a group of blocks).
+        """Return the arrays for the large sums (scatter and others) of a leaf, which is a group of blocks.
 
         On a GPU the arrays stay in its memory until :meth:`close_leaf`.
         """
@@ -303,7 +303,7 @@ class MixturePass:
         )
 
     def add_block(self, prepared: PreparedPass, block: Block, stats: Stats, sums: Iterable[Array]) -> None:
-        """Add the sums of a block to ``stats``, and the large ones to ``sums``.
+        """Add the small sums of a block to ``stats``, and the large sums (scatter and others) to ``sums``.
 
         Rows are assigned to components of their own class.
 
@@ -357,14 +357,17 @@ class MixturePass:
     def _assign_softly(
         self, prepared: PreparedPass, x: Array, weight: np.ndarray, order: np.ndarray, edges: np.ndarray
     ) -> tuple[Groups, np.ndarray, float]:
-        """Return what :meth:`_assign` returns, for soft assignment.
+        """Return the rows grouped by component, their weighted scores, and the sum of the objective.
 
-        A row is in the group of each component of its class that has a share of the row.
+        By soft assignment a row is in the groups of all components of its class that have a responsibility
+        above 0 for the row.
         """
         nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
         parts, total = [nothing], 0.0
+        score = prepared.backend.kernel("linear_mixture_all_scores")
         for c, own in _split_classes(order, edges):
-            scores = self._score_rows(prepared, x, own, c)
+            part = x if len(own) == len(x) else prepared.backend.take(x, own, "class")
+            scores = np.asarray(score(prepared.scorer, part, c, c + 1), dtype=np.float64)
             r, log_sums = responsibilities(scores, prepared.temperature)
             total -= float(weight[own] @ log_sums)
             rows, members = np.nonzero(r)
@@ -375,12 +378,6 @@ class MixturePass:
         rows, members, shares, errors = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         by_member, starts = sort_by_code(members, self.settings.n_components)
         return Groups(starts, rows[by_member], shares[by_member]), errors[by_member], total
-
-    def _score_rows(self, prepared: PreparedPass, x: Array, rows: np.ndarray, c: int) -> np.ndarray:
-        """Return the scores of some rows under all components of class c, float64 (rows, components)."""
-        part = x if len(rows) == len(x) else prepared.backend.take(x, rows, "class")
-        score = prepared.backend.kernel("linear_mixture_all_scores")
-        return np.asarray(score(prepared.scorer, part, c, c + 1), dtype=np.float64)
 
 
 def _split_classes(order: np.ndarray, edges: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -85,7 +85,7 @@ class MixtureEM:
     may_refill: bool = True
 
     def reductions(self) -> dict[str, MixturePass]:
-        """Return the E-step over the training rows."""
+        """Return the E-step, the only reduction of a pass; it sums over the training rows."""
         return {"train": MixturePass(self.settings, self.width)}
 
     def is_done(self, state: MixtureState) -> bool:
@@ -120,7 +120,8 @@ class MixtureEM:
         objective = float(train["sums"][0]) / weight
         p, h = self.settings.n_features, state.components.n_dims
         if rule.is_soft and rule.likelihood not in DENSITY_LIKELIHOODS:
-            # exp(-E / 2 sigma²) is a density in the directions outside of the planes.
+            # The objective is -log of a Gaussian with variance sigma² in the p - h directions outside of a
+            # component's plane. This term is the logarithm of its normalising constant.
             objective += 0.5 * (p - h) * float(np.log(2 * np.pi * state.temperature))
         if not np.isfinite(objective):
             raise DivergenceError(

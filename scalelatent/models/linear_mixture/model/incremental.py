@@ -45,8 +45,8 @@ def add_rows(
         n, m = counts[q], shares.sum()
         centre = (shares / m) @ rows
         shift, residuals = centre - means[q], np.sqrt(shares)[:, None] * (rows - centre)
-        # The scatter about the common mean is the sum of both scatters, plus n m / (n + m) times the squared
-        # shift between the means.
+        # The scatter of n old and m new rows about their common mean is the sum of both scatters, plus
+        # n m / (n + m) times the squared shift between the two means.
         between = n * m / (n + m)
         total = n * (values[q][:h].sum() + (p - h) * noise[q]) + (residuals**2).sum()
         total += between * (shift @ shift)
@@ -70,7 +70,7 @@ def _update_svd(basis: np.ndarray, singular: np.ndarray, rows: np.ndarray) -> tu
     if len(rows) == 1 and width < len(basis):
         code = rows[0] @ basis
         rest = rows[0] - basis @ code
-        again = rest @ basis  # a second projection removes what rounding left inside of the basis
+        again = rest @ basis  # a second projection removes rounding errors of the first one
         rest, code = rest - basis @ again, code + again
         length = np.sqrt(rest @ rest)
         if length > _OUTSIDE_SHARE * np.sqrt(code @ code):

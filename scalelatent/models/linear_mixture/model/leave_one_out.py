@@ -89,7 +89,7 @@ class LeaveOneOut:
             out[has_rows] = growth * (z * z / components.noise[index]).sum(axis=1)
             return out
         rows = np.flatnonzero(has_rows)
-        rows = rows[np.argsort(index[rows], kind="stable")]  # one product for all rows of a component
+        rows = rows[np.argsort(index[rows], kind="stable")]  # one matrix product per component
         for a in range(0, len(rows), _BLOCK_ROWS):
             some = rows[a : a + _BLOCK_ROWS]
             out[some] = self._increase_sorted_scores(x[some], index[some], n[some])

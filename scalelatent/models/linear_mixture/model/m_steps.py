@@ -1,4 +1,4 @@
-"""M-steps of all components, from S B: the scatter S of their rows times their bases B."""
+"""M-steps: new bases, variances and noise of the components, from their scatter times their bases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def centre_scatter(
         New mean less old mean.
     mean_square : ndarray, shape of ``square``
     projected : ndarray, shape (K, p, q)
-        S B of the covariance S.
+        S B, with the covariance S of the rows of each component.
     code : ndarray, shape (K, q)
         B' times the shift.
     """
@@ -129,7 +129,8 @@ def ppca_step(
     """Take one EM step of probabilistic PCA; return orthonormal bases, variances along them, and noise.
 
     M. Tipping, C. Bishop, "Mixtures of probabilistic principal component analysers" (1999), equations C.14
-    and C.15, with loadings V diag(scale), so that S W needs S V alone (``projected``).
+    and C.15. The loadings are W = V diag(scale) with the orthonormal ``bases`` V. Therefore S W, with the
+    covariance S of the rows, follows from S V (``projected``).
     """
     p, h = bases.shape[1:]
     if not h:
@@ -161,8 +162,9 @@ def factor_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Take one EM step of factor analysis; return loadings (K, p, h) and noise (K, p).
 
-    ``posterior`` is beta', and ``projected`` is S beta'. Z. Ghahramani, G. Hinton, "The EM algorithm for
-    mixtures of factor analyzers" (1996), equations 5 and 6.
+    ``posterior`` is beta', where beta maps a centred row to the posterior means of its factors.
+    ``projected`` is S beta', with the covariance S of the rows. Z. Ghahramani, G. Hinton, "The EM algorithm
+    for mixtures of factor analyzers" (1996), equations 5 and 6.
     """
     h = loadings.shape[2]
     if not h:

@@ -43,7 +43,7 @@ class PreparedRecogniser(NamedTuple):
 
 @dataclass(frozen=True)
 class Recogniser:
-    """Scores of rows under the best component of each class.
+    """Rule that scores rows under the best component of each class.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class TemperaturePass:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirements to the engine: none."""
+        """Requirements of the pass on blocks of rows: the defaults."""
         return BlockRequirements()
 
     def layout(self) -> Layout:

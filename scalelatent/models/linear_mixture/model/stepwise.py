@@ -112,7 +112,7 @@ class StepwiseMixture:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirement to the engine: bytes of scratch memory for a chain, which is a part of a batch."""
+        """Requirement of a step: bytes of scratch memory for a chain, which is a part of a batch."""
         return BlockRequirements(scratch=self._pass.requirements.scratch)
 
     def layout(self) -> Layout:
@@ -186,8 +186,8 @@ class StepwiseMixture:
         self, old: Components, stats: Stats, share: np.ndarray, shift: np.ndarray
     ) -> np.ndarray:
         """Return the average mean squares of components and batch, about the new means."""
-        before, n, squares = model_mean_square(old, self.settings.likelihood), stats["count"], shift * shift
-        n = np.maximum(n, TINY)
+        before, squares = model_mean_square(old, self.settings.likelihood), shift * shift
+        n = np.maximum(stats["count"], TINY)
         if before.ndim == 2:
             share, n = share[:, None], n[:, None]
         else:
@@ -202,8 +202,8 @@ class StepwiseMixture:
         if self.settings.likelihood == "factor-analysis":
             loadings, noise = factor_step(old.bases, maps, mean_square, projected, floor)
             return loadings, old.values, noise
-        # Probabilistic PCA takes a power step too, because a step with a small eta would hardly change the
-        # bases.
+        # Probabilistic PCA also uses a power step here, because its EM step would hardly change the bases if
+        # the weight eta of a batch is small.
         bases, values = power_step(old.bases, projected)
         noise = np.maximum((mean_square - values[:, :h].sum(axis=1)) / max(p - h, 1), floor)
         return bases, values, noise
