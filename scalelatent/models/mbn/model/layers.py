@@ -188,11 +188,7 @@ class Layer:
         """
         if not isinstance(x, CsrRows):
             return x[rows] if self.number > 1 else np.take(x[rows], self.draw_columns(which), axis=1)
-        taken, inside = x.take(rows), np.zeros(self.width, dtype=bool)
-        inside[self.draw_columns(which)] = True
-        kept = inside[taken.indices]
-        pointers = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[taken.indptr]
-        return CsrRows(taken.data[kept], taken.indices[kept], pointers, taken.shape)
+        return x.take(rows).keep_columns(self.draw_columns(which))
 
     # -- codes ----------------------------------------------------------------------------------------------
 

@@ -1,18 +1,21 @@
 """Nearest centroids of dense rows: a matrix product whose scores stay in the nearest cache.
 
-A tile of 6 rows x 16 centroids (12 x 32 on AVX-512) is summed in registers as in
-:mod:`scalelatent.kernels.tiles`. Its scores are compared with the last score in the list of their row (see
-:mod:`.candidates`), and those above it are inserted. So the scores, k per row, are never stored.
+Each row has a list of the best scores so far (see :mod:`.candidates`). The scores of a tile of 6 rows and 16
+centroids (12 x 32 on AVX-512) are summed in registers as in :mod:`scalelatent.kernels.tiles`. Scores above
+the last one in the list of their row are inserted, and the others are dropped. So the scores of a row with
+all k centroids are never stored.
 
 The steps for a strip of rows:
 
-1. Gather the columns of the clustering as float32, and bound the rounding of each row's scores.
-2. Scan all panels of centroids in float32.
-3. Order each list in float64 where float32 cannot, and take the codes from it.
+1. Copy the columns of the clustering as float32, and bound the rounding errors of the scores of each row.
+2. Compute the scores with all centroids in float32, one panel (a group of centroids) after the other.
+3. Compute scores in the list of a row again in float64 if float32 cannot order them. Take the codes from the
+   sorted list.
 
-So the codes do not depend on the width of vectors, the order of float32 sums or the device. On rows of
-integers Euclidean scores in float64 are exact: ties go to the lowest index. On floats, and under the cosine,
-float64 rounds: of centroids at equal distances up to the last digit any may win, the same one everywhere.
+So the codes do not depend on the width of vectors, the order of float32 sums or the device. For rows of
+integers, Euclidean scores in float64 are exact, and the lowest index wins a tie. For other rows, and for the
+cosine, float64 scores are rounded: of centroids at nearly equal distances any may win, but it is the same one
+on all machines.
 """
 
 from __future__ import annotations
@@ -40,14 +43,15 @@ from .candidates import (
     sort_list,
 )
 
-# Rows and vectors of a tile. Its sums fill three quarters of the registers, and arithmetic takes longer than
-# loads.
+# Rows of a tile, and vectors of centroids per row. The sums fill three quarters of the registers. For this
+# shape the arithmetic, not the loads, limits the speed.
 ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
-# Bytes of a panel that stay in the first-level cache during a strip; wider panels are processed in parts of
-# the columns.
+# Upper bound of the bytes of a panel (PANEL centroids) that stay in the first-level cache during a strip. If
+# a panel is larger, its columns are processed in several parts.
 _PANEL_BYTES = 26_000
-# Number of rows of a strip; with 392 columns they take 190 kB of the second-level cache.
+# Number of rows that are processed together (a strip). With 392 columns they take 190 kB of the second-level
+# cache.
 STRIP = 120
 
 
@@ -55,7 +59,7 @@ STRIP = 120
 class PackedCentroids:
     """Distinct centroids that several clusterings share, in the layout that the tiles read."""
 
-    # Panels of PANEL centroids, (columns, PANEL) each; the last is padded with zeros
+    # float32, flat: panels (groups of PANEL centroids) of shape (columns, PANEL); zeros pad the last panel
     packed: np.ndarray
     # float32 (k rounded up to whole panels,): scale and bias of the scores, see
     # :class:`..reference.ScoredCentroids`; the bias of the padding is -inf
@@ -65,7 +69,7 @@ class PackedCentroids:
     exact: np.ndarray
     # int32 (k, clusterings): see :func:`.candidates.number_centroids`
     codes: np.ndarray
-    length: int  # length of the list of candidates of a row
+    length: int  # number of candidates for the nearest centroid that the list of a row holds
     # Largest Euclidean norm of a row of whole numbers whose scores are exact in float32; -1 if there is none.
     exact_length: float
     # The score of a row x in float32 is wrong by less than ``error[0] * |x| + error[1]``, where |x| is the
@@ -80,7 +84,7 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> Pa
 
 
 def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct centroids and their codes; centroids of whole numbers are not merged."""
+    """Return the distinct centroids and their codes, or all centroids if their values are whole numbers."""
     codes = number_centroids(draws, len(w))
     if is_whole(w):
         return w, codes
@@ -89,7 +93,10 @@ def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.
 
 
 def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedCentroids:
-    """Pack centroids, their codes and the scale and bias of their scores."""
+    """Return centroids ``w`` (k, columns) in the layout of the tiles, from :func:`merge_rows`.
+
+    ``squares`` are the squared lengths of the centroids.
+    """
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
     rows = np.zeros((full, columns), dtype=np.float32)
@@ -110,7 +117,10 @@ def is_whole(w: np.ndarray) -> bool:
 def bound_rounding(
     w: np.ndarray, squares: np.ndarray, exact: np.ndarray, metric: str
 ) -> tuple[float, tuple[float, float]]:
-    """Return ``exact_length`` and ``error`` of a :class:`PackedCentroids`."""
+    """Return the fields ``exact_length`` and ``error`` of :class:`PackedCentroids`.
+
+    ``squares`` are the squared lengths of the centroids ``w``; ``exact`` are the scale and bias of the scores.
+    """
     # The sum of the products, scale, bias and their sum are each rounded by at most 2^-24 of their terms
     # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     rounding = (w.shape[1] + 4) * 2.0**-24
@@ -153,9 +163,10 @@ def _store_scores(
     scores: ir.Value,
     hits: ir.Value,
 ) -> None:
-    """Store the scores of a tile, and a bit for each score above the last score of its row's list.
+    """Store the scores of a tile, and a bit for each score above the last score in the list of its row.
 
-    ``partial`` has sums of earlier columns; ``step`` is the distance of the last scores at ``least``.
+    ``partial`` is the address of the sums over earlier columns. ``least`` is the address of the last score in
+    the list of the first row, and ``step`` is the number of bytes between the lists of two rows.
     """
     b = v.b
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
@@ -179,10 +190,10 @@ def _gather_columns(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles.
+    """Write columns of rows as float32 to ``strip``; pad the strip with rows of zeros to whole tiles.
 
-    ``gaps`` receives a number per row: rounding in float32 cannot exchange two scores that differ by at least
-    this number. It is 0 if the scores of the row are exact.
+    ``gaps`` receives one number per row. Rounding in float32 cannot exchange two scores of the row that differ
+    by this number or more. The number is 0 if the scores of the row are exact.
     """
     for i in range(rows):
         row, out, whole = x[first + i], strip[i], True
@@ -198,16 +209,19 @@ def _gather_columns(
 
 @subkernel
 def bound_length(square: np.float32, n: int) -> float:
-    """Return an upper bound of the length of n float32 numbers, from the sum of their squares in float32.
+    """Return an upper bound of the Euclidean norm of n float32 numbers, from their sum of squares in float32.
 
-    Squares of numbers below 1e-23 underflow in that sum.
+    The bound includes the squares of numbers below 1e-23, which underflow to 0 in the sum.
     """
     return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
 
 
 @subkernel
 def _sum_squares(x: np.ndarray) -> np.float32:
-    """Return the sum of squares in four partial sums, because one sum would wait for each addition."""
+    """Return the sum of squares of a vector.
+
+    Four partial sums are added at the same time, because each addition to one sum would wait for the last one.
+    """
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     whole = len(x) // 4 * 4
     for i in range(0, whole, 4):
@@ -275,7 +289,7 @@ def _exact_score(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, j: int)
     """Return the score of a row and a centroid in float64, summed over the columns in order."""
     at, total = j // PANEL * len(row) * PANEL + j % PANEL, 0.0
     for c in range(len(row)):
-        # np.float64, because float() does not convert a float32 here.
+        # Use np.float64, because numba does not convert float32 to float64 for float().
         total += np.float64(row[c]) * np.float64(packed[at + c * PANEL])
     return total * exact[0, j] + exact[1, j]
 
@@ -317,14 +331,14 @@ def _nearest(
         padded = -(-rows // ROWS) * ROWS
         for i in range(padded):
             for t in range(length):
-                # An infinite last score keeps all scores out of the lists of padding rows.
+                # Infinite scores in the lists of padding rows prevent insertions.
                 best[i, t] = -np.inf if i < rows else np.inf
         _find_best_scores(strip, padded, packed, scale, bias, partial, scores, hits, best, index)
         for i in range(rows):
             for t in range(length):
                 close = is_close(best[i], t, gaps[i])
                 keys[t] = _exact_score(strip[i], packed, exact, index[i, t]) if close else best[i, t]
-            # A centroid outside the list has at most this score.
+            # Upper bound of the scores of the centroids outside the list.
             least = np.float64(best[i, length - 1]) + gaps[i]
             if length == len(codes):
                 least = -np.inf
