@@ -121,7 +121,7 @@ def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
 ) -> Postings:
-    """Copy the entries of centroids to the GPU, sorted by column, see :func:`..reference.make_sparse_bank`."""
+    """Copy CSR centroids to the GPU, sorted by column, see :func:`..reference.make_sparse_bank`."""
     k, p = w.shape
     w = w.keep_columns(columns)
     column, value = w.indices, np.asarray(w.data, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The kernels of a bootstrap network in plain numpy and float64; tests compare the numba and CUDA kernels to it.
+"""The kernels of a bootstrap network in plain numpy and float64, with which tests compare the other kernels.
 
 A clustering is a set of columns and k centroids, which are data rows. The code of a row is the index of its
 nearest centroid on these columns. A larger score means a nearer centroid, and of equal scores the lowest
@@ -39,7 +39,7 @@ def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarra
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":
         return np.ones(len(squares)), -0.5 * squares
-    # Centroids of length 0 get the scale 0: short documents often have no entry in the columns of a clustering.
+    # Centroids of length 0 get the scale 0. Short documents often have no entry in a clustering's columns.
     return 1.0 / np.sqrt(np.where(squares > 0, squares, np.inf)), np.zeros(len(squares))
 
 
@@ -106,11 +106,12 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> UnitLists:
 
 
 def nearest_codes(x: np.ndarray, lists: UnitLists) -> np.ndarray:
-    """Return the centroid that shares most one-hot units with each row in each clustering, the first of equals.
+    """Return the centroid that shares most one-hot units with each row, in each clustering.
 
-    The paper chooses the centroid w with the largest product w.x in upper layers (section 2.2). The product of
-    two one-hot rows is the number of units that they share. If a clustering used all units, this centroid
-    would be the nearest one, because all rows would have the same length.
+    The first of several such centroids is chosen. In upper layers, the paper chooses the centroid w with the
+    largest product w.x (section 2.2). The product of two one-hot rows is the number of units that they share.
+    If a clustering used all units, all rows would have the same length, so this centroid would be the
+    nearest.
     """
     found = np.empty((len(x), len(lists.codes)), dtype=np.int32)
     for s, (codes, units) in enumerate(zip(lists.codes, lists.units, strict=True)):

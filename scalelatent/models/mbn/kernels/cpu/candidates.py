@@ -32,7 +32,7 @@ def number_centroids(draws: np.ndarray | None, k: int) -> np.ndarray:
     """Return the code of each of k centroids in each clustering, int32 (centroids, clusterings).
 
     ``draws``, bool (clusterings, centroids), is true for the centroids of each clustering; None: one
-    clustering has all centroids. The centroids of a clustering are numbered from 0; others have the code NONE.
+    clustering has all centroids. Its centroids are numbered from 0; others have the code NONE.
     """
     draws = np.ones((1, k), dtype=bool) if draws is None else draws
     return np.where(draws, np.cumsum(draws, axis=1, dtype=np.int32) - 1, NONE).T.astype(np.int32, order="C")
@@ -63,7 +63,7 @@ def list_length(codes: np.ndarray) -> int:
 
 @subkernel
 def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> None:
-    """Insert the score of centroid j into a list in falling order, behind equal scores; drop the last entry."""
+    """Insert the score of centroid j into a falling list, behind equal scores; drop the last entry."""
     t = len(best) - 1
     while t > 0 and best[t - 1] < score:
         best[t], index[t] = best[t - 1], index[t - 1]
@@ -73,7 +73,7 @@ def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int)
 
 @subkernel
 def is_close(best: np.ndarray, t: int, gap: float) -> np.bool_ | bool:
-    """Return True if rounding can have exchanged entry t of a list of scores and the entry before or after it.
+    """Return True if rounding can have exchanged score t of a list and the score before or after it.
 
     Rounding cannot exchange scores that differ by ``gap`` or more.
     """

@@ -12,8 +12,8 @@ rounding can have exchanged are computed again in float64, from left to right ov
 the same data have the same codes as dense rows.
 
 Counts are added in int16 without rounding, 128 centroids at a time. Then a column is stored dense if at least
-one of 32 centroids has an entry. If sums of a row may exceed int16, the row is coded in float64. The centroids
-are rows of the same data, so they show whether the rows are counts.
+one of 32 centroids has an entry. If sums of a row may exceed int16, the row is coded in float64. The
+centroids are rows of the same data, so they show whether the rows are counts.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class PackedSparseCentroids:
     columns each entry of a centroid is stored as a posting: the number of the centroid and the value.
     """
 
-    # int32 (p,): for a dense column its index i in a panel; for the column i with postings -2 - i; for a column
-    # in which no centroid has an entry -1
+    # int32 (p,): for a dense column its index i in a panel; for the column i with postings -2 - i; for a
+    # column in which no centroid has an entry -1
     slot: np.ndarray
     # float32 or int16, flat: (panels, dense columns, centroids of a panel); zeros pad the last panel
     panels: np.ndarray
@@ -101,8 +101,8 @@ class PackedSparseCentroids:
     # int32 (k, clusterings): see :func:`.candidates.number_centroids`
     codes: np.ndarray
     length: int  # number of candidates for the nearest centroid that the list of a row holds
-    # The centroids as CSR rows, with only the columns of the clustering: values (float32), columns (int32) and
-    # row pointers (int64)
+    # The centroids as CSR rows, with only the columns of the clustering: values (float32), columns (int32)
+    # and row pointers (int64)
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
     # The score of a row x with e entries is wrong by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; for
     # counts, 4 replaces e + 4
@@ -226,8 +226,8 @@ def _split_entries(
     return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
 
 
-@intrinsic
-def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
+@intrinsic def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type:
+ignore[no-untyped-def]
     """Add the entries of a row in dense columns to its sums with the centroids of a panel; mark good scores.
 
     All arguments except ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places``
