@@ -167,6 +167,6 @@ def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, i
     They are the operations on b and on a (1 transposes), the columns and rows of out, the inner length, and
     the leading dimensions of b, a and out.
     """
-    # out is C-contiguous, so BLAS computes its transpose, out^T = b^T a^T. (a_rows, lda), (b_rows, ldb) =
-    (matrix_layout(m.shape, m.strides, m.itemsize) for m in (a, b))  # type: ignore[misc] return int(not
-    b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]
+    # out is C-contiguous, so BLAS computes its transpose, out^T = b^T a^T.
+    (a_rows, lda), (b_rows, ldb) = (matrix_layout(m.shape, m.strides, m.itemsize) for m in (a, b))  # type: ignore[misc]
+    return int(not b_rows), int(not a_rows), b.shape[1], a.shape[0], a.shape[1], ldb, lda, b.shape[1]

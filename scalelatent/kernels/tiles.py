@@ -135,9 +135,9 @@ def make_tile(
             v, accumulate(v, rows, vecs, a, row_step, k_step, b, b_step, n, ahead, **chosen), *rest, **chosen
         )
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD setattr(tile, "__signature__",
-    inspect.Signature([inspect.Parameter(name, kind) for name in names]))  # noqa: B010 return
-    instructions(dots=dots, **kinds)(tile)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    setattr(tile, "__signature__", inspect.Signature([inspect.Parameter(name, kind) for name in names]))  # noqa: B010
+    return instructions(dots=dots, **kinds)(tile)
 
 
 def add(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:

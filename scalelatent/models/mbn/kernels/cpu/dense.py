@@ -242,7 +242,7 @@ def _gather_bytes(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write columns of rows of bytes to ``strip``, and ``gaps`` and ``starts`` as :func:`_gather_floats` does.
+    """Write columns of bytes to ``strip``, and ``gaps`` and ``starts`` as in :func:`_gather_floats`.
 
     The sums of a row start at 128 times the sum of its values, because 128 is subtracted from centroids.
     """
@@ -260,7 +260,7 @@ def _gather_bytes(
 
 @subkernel
 def bound_length(square: np.float32, n: int) -> float:
-    """Return an upper bound of the Euclidean norm of n float32 numbers, from their sum of squares in float32.
+    """Return an upper bound of the norm of n float32 numbers, from the sum of their squares in float32.
 
     The bound includes the squares of numbers below 1e-23, which underflow to 0 in the sum.
     """

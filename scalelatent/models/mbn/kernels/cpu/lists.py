@@ -209,8 +209,7 @@ def _append_members(
                 over[i], ends[i] = True, begin
             else:
                 for more in range(_COPIED, b - a, _COPIED):
-                    _copy_members(end + size * more, lists + size * (a + more), members)  # type:
-                    ignore[call-arg]
+                    _copy_members(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
 
 
 @subkernel

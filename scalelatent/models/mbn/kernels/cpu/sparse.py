@@ -226,8 +226,8 @@ def _split_entries(
     return dense, posted, -1.0 if fractions or bound > _COUNT_MAX else length
 
 
-@intrinsic def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type:
-ignore[no-untyped-def]
+@intrinsic
+def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
     """Add the entries of a row in dense columns to its sums with the centroids of a panel; mark good scores.
 
     All arguments except ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places``
