@@ -7,7 +7,7 @@ each row. A test compares the numbers of this module with those of numpy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,9 +26,7 @@ _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 
-@intrinsic
-def mulhi(typingctx, a, b):  # type: ignore[no-untyped-def]
-    """Return the high 64 bits of the product of two uint64 numbers."""
+def _mulhi(typingctx: object, a: object, b: object) -> tuple[Signature, Callable[..., ir.Value]]:
     wide = ir.IntType(128)
 
     def generate(
@@ -40,14 +38,18 @@ def mulhi(typingctx, a, b):  # type: ignore[no-untyped-def]
     return types.uint64(types.uint64, types.uint64), generate
 
 
+# mulhi(a, b) returns the high 64 bits of the product of two uint64 numbers.
+mulhi: Callable[..., np.uint64] = intrinsic(_mulhi)
+
+
 @subkernel
 def philox(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """Return four random uint64 numbers from a counter (c0 to c3) and a key (k0, k1)."""
     for _ in range(10):
-        high0, low0 = mulhi(_M0, c0), _M0 * c0  # type: ignore[call-arg]
-        high1, low1 = mulhi(_M1, c2), _M1 * c2  # type: ignore[call-arg]
+        high0, low0 = mulhi(_M0, c0), _M0 * c0
+        high1, low1 = mulhi(_M1, c2), _M1 * c2
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = k0 + _W0, k1 + _W1
     return c0, c1, c2, c3
