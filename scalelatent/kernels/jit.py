@@ -75,10 +75,9 @@ def _sources(family: str) -> list[Path]:
 
 @functools.cache
 def _digest(family: str) -> str:
-    # numba checks only the file in which a kernel is defined. If a function that the kernel calls has changed
-    # in another file, numba would load the old kernel from its cache. So the name of the cache folder
-    # contains this digest of all source files. The digest does not contain their times, so that a package
-    # that is installed again finds its kernels.
+    # numba would load an old kernel if a function that the kernel calls has changed in another file. So the
+    # name of the cache folder contains this digest of all source files. It excludes their times, so that a
+    # package that is installed again finds its kernels.
     digest = hashlib.blake2b(digest_size=5)
     for file in sorted(set(_sources(family))):
         digest.update(repr((str(file.relative_to(_ROOT)), file.read_bytes())).encode())
@@ -173,10 +172,8 @@ def _save_one_at_a_time(dispatcher: Any) -> Any:
     return dispatcher
 
 
-@functools.cache
-def _remove_unused_kernels_once() -> None:
-    """Remove compiled kernels that were not loaded for `KEEP_DAYS`, at most once per process."""
-    remove_unused()
+# Removes compiled kernels that were not loaded for `KEEP_DAYS`, at most once per process.
+_remove_unused_kernels_once = functools.cache(remove_unused)
 
 
 DEFAULTS: dict[str, Any] = {
