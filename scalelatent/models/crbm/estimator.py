@@ -399,9 +399,7 @@ class ConditionalRBM(StreamedEstimator):
     _plan = plan
 
     def _deciding_parameters(self) -> dict[str, Any]:
-        # Earlier versions recorded a parameter ``loss``. Its only value is still recorded, because a fit
-        # resumes a run only if all recorded values are the same.
-        return super()._deciding_parameters() | {"batch_size": choose_batch_size(self), "loss": "hamming"}
+        return super()._deciding_parameters() | {"batch_size": choose_batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
         theta, epoch = learner.best_parameters(state)

@@ -16,7 +16,7 @@ on CuPy's current stream.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import cupy
@@ -88,7 +88,7 @@ def _compute_residuals(
     their residuals to the front of h and returns their positions.
     """
     suffix, n, members, thresholded = _check(h), h.shape[1], len(dims), bool((nu > 0).any())
-    wiring = _get_device_members(dims, labels, nu)
+    wiring, table = _get_device_members(dims, labels, nu), _on_device(table, int(dims[0].sum()))
     y, weight = cupy.asarray(y, dtype=np.int32), cupy.asarray(weight, dtype=np.float64)
     blocks, sums = _ceil(n, THREADS), 3 * members
     partial = cupy.empty((sums, blocks), dtype=np.float64)
@@ -158,7 +158,7 @@ def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None =
     out = cupy.empty((len(dims), n), dtype=np.float64)
     if n:
         wiring = _get_device_members(dims[None], np.zeros((1, 0), dtype=np.int64), np.zeros(1))
-        table = squash_table(total) if table is None else table
+        table = _on_device(squash_table(total) if table is None else table, total)
         shape = (np.int32(n), wiring.dims, np.int32(len(dims)), np.int32(total))
         _launch(
             f"capsule_probabilities_{suffix}", (_ceil(n, THREADS),), h, *shape, *_table_arguments(table), out
@@ -210,10 +210,19 @@ def _copy_members(
     )
 
 
+def _on_device(table: SquashTable, total_dim: int) -> SquashTable:
+    """Return a table on the device; a backend copies its tables once and passes these copies."""
+    if table.scale != total_dim / 2 + 1.0:
+        raise ValueError(
+            f"the table belongs to another dimension than {total_dim}: pass squash_table({total_dim})"
+        )
+    if isinstance(table.coefficients, cupy.ndarray):
+        return table
+    return replace(table, coefficients=cupy.asarray(table.coefficients))
+
+
 def _table_arguments(table: SquashTable) -> tuple[cupy.ndarray, np.int32, np.float64]:
-    """Return the table of lambda0 and lambda1 as arguments of a kernel, copied to the device if necessary."""
-    coefficients = cupy.asarray(table.coefficients)
-    return coefficients, np.int32(len(coefficients)), np.float64(table.scale)
+    return table.coefficients, np.int32(len(table.coefficients)), np.float64(table.scale)
 
 
 def _check(h: cupy.ndarray) -> str:
