@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 from scalelatent import CapsuleRegression, ConditionalRBM, Dataset, MultilayerBootstrapNetwork
 from scalelatent.contract.kinds import find_kind, import_object
-from scalelatent.models.capsule.report import ONE_VS_ALL
+from scalelatent.models.capsule.report import ONE_VS_ALL_NOTE
 from scalelatent.models.capsule.report_figures import plot_history
 from scalelatent.models.crbm.report import RbmEvidence, collect_rbm, rbm_numbers
 from scalelatent.report.build import build_report
@@ -84,7 +84,7 @@ def test_why_errors_differ_names_the_sources(tmp_path: Path) -> None:
 def test_calibration_error_is_defined_and_interpreted(confidence: float, verdict: str) -> None:
     kept = Reliability.empty()
     kept.counts[2], kept.confidence[2], kept.hits[2] = 100, 100 * confidence, 95
-    text = explain_calibration(kept, ONE_VS_ALL)
+    text = explain_calibration(kept, ONE_VS_ALL_NOTE)
     assert f"class is {100 * confidence:.2f} %, and that class is right in 95.00 % of the rows" in text
     assert f"the model is {verdict}" in text
     assert "divided by their sum" in text

@@ -1,4 +1,4 @@
-"""Capsule regression (Saul, 2021): latent vectors of competing length, fitted by EM."""
+"""Capsule regression (Saul, 2021): a classifier with a latent vector per class, fitted by EM."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class CapsuleRegression(StreamedClassifier):
         tenth of the time (benchmarks/choosing.py). "em": batch EM, as in the paper. None: batch EM if
         ``max_iter`` is given, else stepwise EM.
     projection : "auto", None or int
-        Number of principal directions of the training rows to which rows are reduced first. Directions are
-        about the mean, or about the origin without an intercept. "auto": 196 if rows are wider, else None.
+        Number of principal directions of the training rows on which all rows are projected first. With an
+        intercept, the mean is subtracted before. "auto": 196 if rows are wider, else None.
     fit_intercept : bool, default True
         Subtract the mean of the training rows before the cast to float32, and learn a constant b_i of each
         capsule, so that classes on opposite sides of a point differ. The paper has no intercept.
@@ -98,12 +98,12 @@ class CapsuleRegression(StreamedClassifier):
         round.
     ridge : float or None
         rho, added to the diagonal of the second moments of the rows: W <- (W S + Delta)(S + rho I)^-1. None:
-        counts as one more row of independent features (``ridge_``), which only matters for few rows. The
-        paper has 0.
+        a value with the effect of one more row of independent features (``ridge_``), which only matters for
+        few rows. The paper has 0.
     temperature : float or None
         T of the class probabilities: P(y | x) to the power of 1 / T, normalised. None: the one with the
         smallest log-loss on the validation rows, or on at most 20,000 training rows. The probabilities of the
-        paper (T = 1) are far too uncertain. It changes no predicted class.
+        paper (T = 1) are far too uncertain. The temperature changes no predicted class.
     class_weight : dict, "balanced" or None
         Weights of the classes, as in scikit-learn.
     warm_start : bool
@@ -263,7 +263,8 @@ class CapsuleRegression(StreamedClassifier):
     def _deciding_parameters(self) -> dict[str, Any]:
         algorithm = get_algorithm(self)
         unused = ONLINE_PARAMETERS if algorithm == "em" else ("max_iter",)
-        if not self.fit_intercept:  # runs of versions without this parameter can be resumed
+        # Earlier versions had no intercept and did not record this parameter. Their runs can be resumed.
+        if not self.fit_intercept:
             unused = (*unused, "fit_intercept")
         given = {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
         given |= {"algorithm": algorithm}
@@ -304,13 +305,16 @@ class CapsuleRegression(StreamedClassifier):
         self._stream = RunningCapsule(em.members, None, None, row_sums, 0.0, seen, em.ridge)
 
     def _set_weights(self, w: np.ndarray) -> None:
-        """Set ``W_`` and ``intercept_`` from weights (D, p + 1); the last column multiplies the constant."""
+        """Set ``W_`` and ``intercept_`` from the weights of a fit.
+
+        With an intercept, rows have one more column, a constant, and weights have shape (D, p + 1).
+        """
         intercept = self._frame.intercept
         constants = np.zeros(len(w)) if intercept is None else w[:, -1] * intercept.constant
         self._set_fitted_attributes(W_=w if intercept is None else w[:, :-1].copy(), intercept_=constants)
 
     def _weights(self) -> np.ndarray:
-        """Return weights of rows with a constant column, (D, p + 1), or ``W_`` without an intercept."""
+        """Return the weights (D, p + 1) for rows with a constant column; ``W_`` if there is no intercept."""
         intercept = self._frame.intercept
         if intercept is None:
             return self.W_

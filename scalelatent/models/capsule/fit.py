@@ -73,6 +73,7 @@ TEMPERATURES = np.geomspace(0.05, 5.0, 61)
 ONE_VS_ALL_DIVISOR = 5.0
 # Largest number of training rows with which the temperature is chosen.
 CALIBRATION_ROWS = 20_000
+# Parameters that only stepwise EM reads.
 ONLINE_PARAMETERS = ("n_epochs", "batch_rows", "n_chains", "kappa", "t0")
 # Default rows per step of stepwise EM.
 BATCH_ROWS = 1024
@@ -84,6 +85,7 @@ ALL_ROWS = (
     "an online fit reads the rows in random order and cannot exclude rows during the fit; choose "
     "algorithm = 'em'"
 )
+# Advice in the error of a fit that needs too much memory.
 SMALLER = "lower capsule_dim, or set projection lower"
 # Share of rows that take part in the second matrix product of a pass (residuals times rows), on average over
 # a fit of MNIST.
@@ -131,7 +133,7 @@ def check_width(width: int | None, train: Dataset, n_classes: int, memory: int) 
 
 
 def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int) -> int | Sequence[int]:
-    """Return ``capsule_dim``, or eight reduced to the columns and the rows of the smallest class."""
+    """Return ``capsule_dim`` or, for None, 8 or as many as the columns and the smallest class allow."""
     if model.capsule_dim is not None:
         return model.capsule_dim
     if model.init != "subspace":
@@ -353,7 +355,7 @@ def guess_intercept(rows: Dataset) -> Intercept:
         with np.errstate(invalid="ignore", over="ignore"):
             mean = np.asarray(x if isinstance(x, np.ndarray) else x.toarray(), dtype=np.float64).mean(axis=0)
     except DataError:
-        pass  # the pass reports or excludes rows that cannot be read
+        pass  # the pass over all rows reports or excludes rows that cannot be read
     return Intercept(np.where(np.abs(mean) <= LARGEST_VALUE, mean, 0.0).astype(np.float32), 1.0)
 
 
@@ -363,10 +365,11 @@ def projection_steps(
     width: int | None,
     last: Mapping[str, np.ndarray],
 ) -> Generator[Step, Any, tuple[RowFrame, Mapping[str, MappedRows]]]:
-    """Yield the steps that project the rows; return the map of rows (intercept, projection) and the new rows.
+    """Yield the steps that project rows on ``width`` directions; return the map and the projected rows.
 
-    One pass computes second moments, and one writes the projected rows. With ``width`` None the rows stay as
-    they are, and the map has the intercept of the last fit or, without a last fit, none yet.
+    One pass computes second moments, and another writes the projected rows. The map consists of an intercept
+    and the projection. If ``width`` is None, rows are not projected, and the map has only the intercept of
+    ``last``, the fit that a warm start continues. Without such a fit, `start_steps` estimates the intercept.
     """
     intercept = Intercept(last["mean"], float(last["constant"])) if "mean" in last else None
     if width is None:
@@ -550,7 +553,7 @@ def plan(model: CapsuleRegression, forecast: Forecast) -> dict[str, Any]:
     members = _plan_members(model, forecast, width, classes)
     check_width(width, train, n_classes, forecast.resources.memory)
     p, forecast.codes = count_columns(model, width or train.n_features), n_classes
-    # The state then also has the weights with the lowest error of the joint decision.
+    # The state of several members also has the weights with the lowest error of their joint decision.
     together = validation is not None and members.n_members > 1
     no_rows = np.zeros(train.n_features, dtype=np.float32)
     frame = RowFrame(Intercept(no_rows, 1.0) if model.fit_intercept else None)

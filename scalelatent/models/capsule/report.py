@@ -47,11 +47,11 @@ INTERVAL_NOTE = (
     "These rows are a sample. The model's error on all rows of their kind is within the interval "
     "(Wilson's) in 95 of 100 cases. Two errors whose intervals overlap may well be equal."
 )
-MEMBERS = (
+MEMBERS_NOTE = (
     "Each member separates one class from the others, or from one other class, which is easier than "
     "separating all classes. The validation error is the error of the class that all members choose together."
 )
-ONE_VS_ALL = (
+ONE_VS_ALL_NOTE = (
     "In a one-versus-all model each class has its own probability. They are divided by their sum, and then "
     "adjusted by the temperature."
 )
@@ -71,16 +71,16 @@ def section(
     missing_figures = "the figures of latent vectors, prototypes and errors are omitted"
     shown = run.collect(data, missing_figures, partial(collect_report_data, model, progress=progress))
     head, table = _list_numbers(run, model, shown, rows)
-    pictures = _history_pictures(run, model)
+    pictures = _draw_history(run, model)
     if shown is not None:
-        pictures = _row_pictures(shown, rows) + pictures
+        pictures = _draw_rows(shown, rows) + pictures
         if not shown.labelled:
             run.notes.append(
                 f"The {rows} rows have no labels: colours and prototypes follow the predicted classes, "
                 "and there is no error."
             )
     explained = _describe_numbers(run, model, shown)
-    return Section(_subtitle(model), head, table, pictures, explained, usage_snippet(run, model))
+    return Section(_describe_model(model), head, table, pictures, explained, usage_snippet(run, model))
 
 
 def _describe_numbers(
@@ -93,16 +93,16 @@ def _describe_numbers(
     if shown is not None and shown.confusion is not None:
         found.append(("95 % interval", INTERVAL_NOTE))
     if model.mean_member_validation_error_ is not None:
-        found.append(("Mean member validation error", MEMBERS))
+        found.append(("Mean member validation error", MEMBERS_NOTE))
     if shown is not None and shown.reliability is not None:
         words = explain_calibration(
-            shown.reliability, ONE_VS_ALL if model.architecture_ == "one_vs_all" else ""
+            shown.reliability, ONE_VS_ALL_NOTE if model.architecture_ == "one_vs_all" else ""
         )
         found.append(("Calibration error", words))
     return found
 
 
-def _subtitle(model: CapsuleRegression) -> str:
+def _describe_model(model: CapsuleRegression) -> str:
     sizes = sorted({int(d) for d in model.capsule_dims_.ravel()})
     dims = f"d = {sizes[0]}" if len(sizes) == 1 else f"d = {sizes[0]} to {sizes[-1]}"
     kind = ARCHITECTURES[model.architecture_]
@@ -138,7 +138,7 @@ def _list_numbers(
     return head, table
 
 
-def _passes(run: RunFiles) -> int:
+def _count_passes(run: RunFiles) -> int:
     """Return the number of passes of the history, which may have several records per pass."""
     return len({record["pass"] for record in run.history})
 
@@ -160,7 +160,7 @@ def _history_numbers(run: RunFiles, head: list[tuple[str, str]], mean: str) -> l
         head += [("time in passes", duration(seconds)), ("rows per second", f"{rows / seconds:,.0f}")]
         table.append(("rows of a pass, validation included", f"{last.get('rows') or 0:,}"))
         table.append(
-            ("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / _passes(run):,.2f} ms per pass)")
+            ("time in passes", f"{seconds:,.2f} s ({1e3 * seconds / _count_passes(run):,.2f} ms per pass)")
         )
         table.append(("rows per second", f"{rows / seconds:,.0f}"))
     read = sum(record.get("bytes_read") or 0 for record in run.history)
@@ -189,7 +189,7 @@ def _rename_member_means(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, **of_members, "train_error": None, "validation_error": None}
 
 
-def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
+def _draw_history(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     if not run.history:
         return []
     capsules, ensemble = model.capsule_dims_.shape[1], len(model.capsule_dims_) > 1
@@ -236,7 +236,7 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
         if record.get(key) is not None
     ]
     alt = (
-        f"Two curves against {count(_passes(run), 'pass', 'passes')}: log-loss, and "
+        f"Two curves against {count(_count_passes(run), 'pass', 'passes')}: log-loss, and "
         f"{join_words(errors or ['errors'])} in the first and last pass."
     )
     return [
@@ -250,12 +250,12 @@ def _history_pictures(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
     ]
 
 
-def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
+def _draw_rows(shown: ReportData, rows: str) -> list[Picture]:
     """Return all figures of the rows, in the order of the page."""
     # The members of an all-versus-all model each know two classes, so they have no common latent space.
-    found = [] if shown.sample is None else [_latents(shown, shown.sample, rows)]
+    found = [] if shown.sample is None else [_draw_latents(shown, shown.sample, rows)]
     if (shape := image_shape(shown.feature_shape)) is not None:
-        found.append(_prototypes(shown, rows, shape))
+        found.append(_draw_prototypes(shown, rows, shape))
     if shown.confusion is not None:
         found.append(draw_confusion(shown.confusion, shown.class_names, rows))
     score = "share of votes" if shown.members.architecture == "all_vs_all" else "probability"
@@ -267,7 +267,7 @@ def _row_pictures(shown: ReportData, rows: str) -> list[Picture]:
     return found
 
 
-def _latents(shown: ReportData, sample: Sample, rows: str) -> Picture:
+def _draw_latents(shown: ReportData, sample: Sample, rows: str) -> Picture:
     members = shown.members
     figure = plot_latents(sample.points, sample.codes, shown.class_names)
     k, large = len(sample.rows), max(members.class_dims) > 2
@@ -307,7 +307,7 @@ def _latents(shown: ReportData, sample: Sample, rows: str) -> Picture:
     )
 
 
-def _prototypes(shown: ReportData, rows: str, shape: tuple[int, ...]) -> Picture:
+def _draw_prototypes(shown: ReportData, rows: str, shape: tuple[int, ...]) -> Picture:
     kept = shown.prototypes
     present = np.asarray(kept.rows >= 0)
     own = "of the class" if shown.labelled else "predicted as the class"

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 # Largest number of elements of a latent vector whose prototypes are drawn.
 MAX_ELEMENTS = 32
-# The figure of prototypes draws classes as columns for up to twice this many classes.
-_CLASS_COLUMNS = 10
-# Multiples of the golden ratio modulo 1 spread points evenly.
-_GOLDEN = 0.6180339887498949
+# Largest number of classes that the figure of prototypes draws as columns.
+_MAX_CLASS_COLUMNS = 20
+# Fractional part of the golden ratio. Its multiples modulo 1 are evenly spread in [0, 1), and set the
+# vertical positions of the points in a strip.
+_GOLDEN_RATIO = 0.6180339887498949
 
 
 def project_on_leading_plane(points: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
@@ -95,7 +96,7 @@ def _draw_disc(axes: Axes, points: np.ndarray, codes: np.ndarray, c: int) -> Non
 
 def _draw_strip(axes: Axes, values: np.ndarray, codes: np.ndarray, c: int, m: int) -> None:
     """Draw a capsule of dimension 1: a row of points for each class, with a fixed vertical jitter."""
-    jitter = (np.arange(len(values)) * _GOLDEN) % 1 - 0.5
+    jitter = (np.arange(len(values)) * _GOLDEN_RATIO) % 1 - 0.5
     axes.axhspan(c - 0.5, c + 0.5, color=LINE, alpha=0.35, linewidth=0, zorder=0)
     for edge in (-1, 0, 1):
         axes.plot([edge, edge], [-0.5, m - 0.5], color=MUTED if edge else LINE, linewidth=0.8, zorder=0)
@@ -189,7 +190,7 @@ def _shade_rounds(
 
 def puts_classes_across(n_classes: int, n_dims: int) -> bool:
     """Return True if classes are columns, because few elements of many classes would give a tall figure."""
-    return 2 * n_dims < n_classes <= 2 * _CLASS_COLUMNS
+    return 2 * n_dims < n_classes <= _MAX_CLASS_COLUMNS
 
 
 def plot_prototypes(

@@ -1,4 +1,4 @@
-"""Conditional RBMs (Ping and Ihler, 2017): inference by belief propagation, each row a graph of its own."""
+"""Conditional restricted Boltzmann machines (Ping and Ihler, 2017), trained by belief propagation."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ class ConditionalRBM(StreamedEstimator):
 
     The model is p(v, h | x) proportional to exp(v'W h + v'Wvx x + h'Whx x + bv'v + bh'h): given x, each row
     has an RBM with its own biases and shared W. It restores and completes images, and predicts multi-labels
-    or other structured outputs. Without x it is a plain RBM. It accepts numpy arrays, memmaps, zarr and dask
-    arrays, scipy CSR and :class:`~scalelatent.Dataset` rows of any number, in this process or on a Dask
-    cluster, with the same bits.
+    or other structured outputs. Without x it is a plain RBM. Rows are numpy arrays, memmaps, zarr or dask
+    arrays, scipy CSR matrices, or a :class:`~scalelatent.Dataset` of any length. A fit in this process and a
+    fit on a Dask cluster give the same bits.
 
     Parameters
     ----------
@@ -96,38 +96,37 @@ class ConditionalRBM(StreamedEstimator):
         perceptron loss with a sampling search, or loss-augmented inference of the maximum-margin learners by
         mixed-product or max-product belief propagation. "logistic" has no hidden units.
     inference : {"sum-product", "mixed-product", "max-product", "mean-field"} or None
-        Inference of predictions. None: that of the learner, mean field for sampling learners. Training and
-        prediction should match.
+        Inference of predictions. None: the inference with which the learner trains, or mean field for
+        learners that draw samples. Training and prediction should use the same inference.
     n_sweeps : int or None
         Sweeps of an inference. None: 7 + epoch, epochs counted from 1; predictions use the sweeps of the best
         epoch.
     tol : float or None
-        A row stops sweeping as soon as no belief has changed by more than ``tol``. Training takes one sweep
-        more, for the pair beliefs. None: always ``n_sweeps``.
+        A row stops sweeping as soon as no belief has changed by more than ``tol``. The learner "mle-bp" then
+        takes one more sweep, which computes the pair beliefs. None: always ``n_sweeps``.
     gibbs_steps : int or None
         Gibbs steps of "cd", "pcd" and "cd-percloss"; other learners refuse it. None: 1, and 10 for
         "cd-percloss".
     learning_rate : float, sequence of (rate, epochs), or None
-        Factor of the mean gradient of a batch. None: 0.2 for 4 epochs and until 5,600 rows were shown, then
-        0.1 for 3 epochs and until 4,200 rows were shown, then 0.05. ``partial_fit`` uses 0.05 for None.
-        ``n_epochs=None`` lowers any of them.
+        Factor of the mean gradient of a batch. None: 0.2 for at least 4 epochs and 5,600 rows, then 0.1 for
+        at least 3 epochs and 4,200 rows, then 0.05. ``partial_fit`` uses 0.05 for None. With
+        ``n_epochs=None`` the fit lowers the rate further.
     momentum, weight_decay : float, default 0
         Momentum of the steps, and decay of the three matrices.
     batch_size : int or None
-        Rows of a gradient (``batch_size_``). None: 20, less for fewer rows, and a multiple of ``n_chains``.
+        Number of rows of a gradient. None: 20, or fewer for a small dataset, and a multiple of ``n_chains``.
     n_epochs : int, "paper" or None
-        Passes over the rows. "paper": 50. None: at most 50, until the validation error stops falling: if no
-        epoch among those that show 4,000 rows, and at least 3, had a validation error at least 0.5 % lower
-        than the best one before, learning continues from the best parameters at a quarter of the rate. It
-        ends when such a lower rate gains nothing. Without ``validation``, every tenth row is held out for
-        that from 100 rows on (at most 10,000 rows). Fewer rows take as many epochs as show 20,000 rows, from
-        10 to 50. The validation error of a plain RBM is its reconstruction error: wrong outputs, predicted
-        from the hidden units given the row.
+        Passes over the rows. "paper": 50. None: at most 50, with early stopping. If the validation error has
+        not fallen by 0.5 % within 3 epochs and 4,000 rows, learning continues from the best parameters at a
+        quarter of the rate. The fit ends when a lower rate brings no such fall. Without ``validation``, a fit
+        of at least 100 rows holds out every tenth row, but at most 10,000 rows. A fit of fewer rows takes as
+        many epochs as show 20,000 rows, from 10 to 50. The validation error of a plain RBM is the share of
+        outputs that are wrong if they are predicted from the hidden units given the row.
     n_chains : int or None
         Parts of a batch that threads or workers compute independently; ``batch_size`` must be a multiple of
-        it. None: about one per 20 rows, two from 20 rows on, at most 8. A single part reads the parameters
-        only once and is best for one thread. The number changes rounding only; with ``local_steps`` it
-        changes the result.
+        it. None: about one per 20 rows, two from 20 rows on, at most 8. Each part reads all parameters, so
+        one part is fastest on one thread. The number changes only the rounding of the result, but with
+        ``local_steps`` the result itself.
     local_steps : int or None
         Each chain (see ``n_chains``) takes this many steps, on its own batches of ``batch_size`` rows, before
         the parameters of all chains are averaged: for large clusters and slow networks. None: one step per
@@ -160,7 +159,7 @@ class ConditionalRBM(StreamedEstimator):
     bv_ : ndarray of float32, shape (v,)
     bh_ : ndarray of float32, shape (h,)
     batch_size_ : int
-        Rows of a gradient.
+        Number of rows of a gradient.
     n_sweeps_ : int
         Sweeps of a prediction.
     inference_ : str
@@ -220,8 +219,8 @@ class ConditionalRBM(StreamedEstimator):
     best_validation_error_: float | None
     inference_: str
     n_sweeps_: int
-    # "pairs": rows x and outputs v; "corruption": clean rows v, from which x is made; "plain": rows v without
-    # x.
+    # Kind of the training data. "pairs": rows x and outputs v; "corruption": clean rows v, from which x is
+    # made; "plain": rows v without x.
     _source: str = "pairs"
     _n_outputs: int
     # (rows, period): of each ``period`` training rows, the fit holds out the last ``rows`` rows for
@@ -282,13 +281,13 @@ class ConditionalRBM(StreamedEstimator):
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _make_pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, name: str = "X") -> Dataset:
-        """Return the rows with their outputs; ``reset`` sets the kind of rows that the model learns from.
+        """Return rows x with outputs v, or rows v alone, as a dataset; error messages name the rows ``name``.
 
-        ``name`` is that of the rows in messages.
+        With ``reset``, the arguments also set ``_source``, the kind of the training data.
         """
         no_x = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
         if not self.conditional and not no_x:
-            y = None  # ignored, as transformers of scikit-learn do
+            y = None  # a plain RBM ignores y, as scikit-learn's transformers do
         if no_x and y is not None and X is not None:
             _check_counts(int(X.shape[0]), y)
         if no_x and not reset and self._source == "pairs":
@@ -316,7 +315,7 @@ class ConditionalRBM(StreamedEstimator):
         return self._paired_rows(X, y, reset, name)
 
     def _clean_rows(self, v: Any, reset: bool, name: str) -> Dataset:
-        """Return the checked rows ``v``, which are themselves the outputs, as a dataset."""
+        """Return rows ``v``, which are also the outputs, as a dataset; refuse rows that are not usable."""
         if not isinstance(v, Dataset):
             v = opened(v, name)
             names = frame_names(v)
@@ -335,7 +334,7 @@ class ConditionalRBM(StreamedEstimator):
         return v
 
     def _paired_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, name: str) -> Dataset:
-        """Return the checked rows x with their outputs y as a dataset."""
+        """Return rows x with their outputs y as a dataset; refuse rows and outputs that are not usable."""
         ds = self._given_rows(X, name=name, reset=reset)
         if y is not None:
             ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
@@ -498,7 +497,8 @@ class ConditionalRBM(StreamedEstimator):
         bv, bh : array-like, shape (v,) and (h,)
             Biases of the outputs and of the hidden units.
         Wvx, Whx : array-like, shape (v, x) and (h, x), or None
-            Couplings of both to the observed rows. None is 0; if both are None the model is a plain RBM.
+            Couplings of outputs and of hidden units to the observed rows. None means 0; if both are None, the
+            model is a plain RBM.
         inference, n_sweeps
             As in the constructor, for predictions.
         **params
@@ -567,7 +567,8 @@ class ConditionalRBM(StreamedEstimator):
         out : path or URL, optional
             Write the states to a dataset there instead of returning an array.
         client, overwrite, callbacks
-            Cluster that writes ``out``, whether ``out`` may be replaced, progress.
+            Dask client of the cluster that writes ``out``, whether an existing ``out`` may be replaced, and
+            callbacks that receive progress.
 
         Returns
         -------
@@ -631,17 +632,18 @@ class ConditionalRBM(StreamedEstimator):
         *,
         callbacks: CallbackList = (),
     ) -> float:
-        """Return the share of outputs that are predicted correctly; streams over a Dataset.
+        """Return the share of outputs that are predicted correctly, from one pass over the rows.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, x)
         y : array-like or Dataset, shape (n, v)
-            None: the targets of the Dataset ``X``. A model with ``corruption`` corrupts rows without outputs.
+            None: the targets of the Dataset ``X``. If there are none, a model with ``corruption`` takes the
+            rows as outputs, and corrupts them to make the inputs.
         sample_weight : array-like, shape (n,), or None
             Weights of the rows. None: those of the Dataset, else equal weights.
         callbacks : Callback or sequence
-            Receive progress.
+            Callbacks that receive progress.
 
         Returns
         -------
@@ -829,7 +831,8 @@ class ConditionalRBM(StreamedEstimator):
             return self._map(X, (output, n_sweeps), *to)
         elif out is None:
             found = self._map_rows(self._given_rows(X), counting, *to)
-        else:  # workers do not report convergence, so infer some rows again here
+        else:
+            # Workers do not report convergence, so infer some rows again in this process.
             ds = self._given_rows(X)
             found = self._map_rows(ds, row_map, *to)
             for part in choose_checked_rows(len(ds)):

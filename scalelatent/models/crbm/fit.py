@@ -18,7 +18,7 @@ from scalelatent.data import Dataset
 from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.order import RowOrder, held_rows
 from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
-from scalelatent.engine.plan import STEP_SECONDS, Forecast, Resources
+from scalelatent.engine.plan import STEP_SECONDS, Forecast
 from scalelatent.engine.reading import as_rows
 from scalelatent.engine.rowsets import join_rows
 from scalelatent.errors import DataError, warn_user
@@ -54,11 +54,11 @@ _log = logging.getLogger("scalelatent")
 
 # Name of the random stream that corrupts test rows, which are rows for scores and for the report.
 TEST_STAGE = "corruption-test"
-# Reason why a fit refuses to skip bad rows.
+# Reason in the error of a fit that was asked to skip rows which cannot be read.
 ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some of them during the fit"
 # End of the warning about rows that do not meet the tolerance.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
-# Advice in a refusal if a fit needs too much memory.
+# Advice in the error of a fit that needs too much memory.
 SMALLER = "lower n_hidden, or set n_chains lower"
 # Limits of the sample from which the scale of each column of x is estimated: rows, contiguous ranges of rows,
 # and bytes.
@@ -294,7 +294,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
     model._check_params()
     model._check_rows(train, validation)
     check_patience(model, validation is not None)
-    # raises an error if the corruption does not fit the rows
+    # This first learner only checks that the corruption fits the rows; there is no seed yet.
     make_learner(model, train, validation, 0)
     n = count_training_rows(model, train)
     size, epochs = choose_batch_size(model, n), choose_n_epochs(model, n, validation is not None)
@@ -380,10 +380,11 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
     train, validation, options = forecast.train, forecast.validation, forecast.options
     learner, order = make_learner(model, train, validation, 0), make_order(model, train, options, 0)
     shape, epochs = learner.shape, choose_n_epochs(model, order.n_rows, validation is not None)
-    # A state holds parameters, velocity and best parameters. With Dask a few states exist at once.
+    # A state has parameters and, depending on the fit, their velocity and the best parameters.
     copies = 1 + bool(learner.momentum) + (validation is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
-    kernels = _kernel_bytes(learner, forecast.resources)
+    # Each thread has a gradient, and six matrices of the size of W for its kernels.
+    kernels = forecast.resources.threads * 4 * (shape.n_parameters + 6 * shape.n_visible * shape.n_hidden)
     forecast.add_steps(
         "learn",
         learner,
@@ -422,12 +423,6 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
         model=4 * shape.n_parameters,
         predicting=row_seconds(epochs),
     )
-
-
-def _kernel_bytes(learner: CrbmLearner, resources: Resources) -> int:
-    """Return the bytes of the matrices of W, gradients and messages of all threads."""
-    edges = learner.shape.n_visible * learner.shape.n_hidden
-    return resources.threads * 4 * (learner.shape.n_parameters + 6 * edges)
 
 
 def _device_bytes(learner: CrbmLearner) -> int:

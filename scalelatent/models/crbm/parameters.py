@@ -49,7 +49,7 @@ SHOWN_ROWS, MIN_EPOCHS = 20_000, 10
 # the last lower rate gained nothing. Measured on the digits of scikit-learn.
 PATIENCE_ROWS, PATIENCE, MIN_GAIN = 4_000, 3, 0.005
 # With at least 100 rows n_epochs=None holds out every tenth row. If that is more than 10,000 rows, or 256
-# MiB, it holds out 64 evenly spaced runs of rows instead, so that it reads few chunks of the dataset.
+# MiB, it holds out 64 evenly spaced ranges of rows, so that it reads few chunks of the dataset.
 MIN_ROWS, HELD_PERIOD, MAX_HELD, HELD_BYTES, HELD_RUNS = 100, 10, 10_000, 2**28, 64
 # Chains (parts of a batch) for n_chains=None. A chain of fewer than 20 rows spends more time on reading
 # parameters than on computing. From 20 rows on there are two chains of at least 10 rows, so that two threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -137,13 +137,10 @@ def _read_inputs(
     if not corrupted:
         return concatenate([data.read_x(a, b) for a, b in pieces])
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
-    return corrupt(v, rows, **describe_corruption(model, data))
-
-
-def describe_corruption(model: ConditionalRBM, data: Dataset) -> dict[str, Any]:
-    """Return the corruption of training as arguments of `corrupt`, with the random stream of test rows."""
+    # The corruption is that of training, but with the random stream of test rows.
     how = make_corruption(model.corruption, data, model.seed_, TEST_STAGE)
-    return {name: getattr(how, name) for name in ("kind", "rate", "size", "shape", "seed", "stage")}
+    names = "kind", "rate", "size", "shape", "seed", "stage"
+    return corrupt(v, rows, **{name: getattr(how, name) for name in names})
 
 
 def _choose_sample_rows(model: ConditionalRBM) -> int:
@@ -206,7 +203,8 @@ def rbm_numbers(
         table.append(("training rows", f"{run.event('fit_started')['rows']:,}"))
     table.append(("predicts by", f"{model.inference_}, {count(model.n_sweeps_, 'sweep')}"))
     table.append(("learned weights", f"{model.W_.size + model.Wvx_.size + model.Whx_.size:,}"))
-    table.append(("largest weight between outputs and hidden units", f"{_largest_weight(model.W_):.2f}"))
+    largest = np.abs(model.W_).max(initial=0.0)
+    table.append(("largest weight between outputs and hidden units", f"{largest:.2f}"))
     table.append(("seed", str(model.seed_)))
     return head, table
 
@@ -252,10 +250,6 @@ def explain_numbers(
     )
     found.append(("95 % interval", text))
     return found
-
-
-def _largest_weight(w: np.ndarray) -> float:
-    return float(np.abs(w).max()) if w.size else 0.0
 
 
 def rbm_pictures(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_PAPER = ("gray_r", 0.0, 1.0)  # ink on paper: ones are dark
+# Colour map and range of the values of an image: zeros are white, and ones are black.
+_IMAGE_COLORS = ("gray_r", 0.0, 1.0)
 
 
 def plot_restored(rows: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Figure:
@@ -32,7 +33,7 @@ def plot_restored(rows: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Fig
     axes = figure.subplots(len(rows), n, squeeze=False)
     for line, (name, images) in zip(axes, rows.items(), strict=True):
         for place, image in zip(line, images, strict=False):
-            draw_image(place, np.asarray(image, np.float64), shape, _PAPER)
+            draw_image(place, np.asarray(image, np.float64), shape, _IMAGE_COLORS)
             for side in place.spines.values():
                 side.set_color(LINE)
         line[0].set_ylabel(name, fontsize=9, color=INK)

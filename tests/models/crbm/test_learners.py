@@ -15,7 +15,6 @@ from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.model.energy import CrbmShape, Params
 from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_search, gibbs_steps
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
-from scalelatent.models.crbm.model.online import slice_block
 from tests.models.crbm.cases import (
     central_differences,
     chain_stats,
@@ -130,7 +129,7 @@ def test_the_gradient_of_a_split_batch_equals_that_of_the_whole(name: str, width
     learner = make_learner(shape, name, **learner_options(name))
     whole = gradient(learner, theta, rows, "cpu")
     learner = replace(learner, n_chains=3, chain_rows=3)
-    parts = [replace(slice_block(rows, a, a + 3), chain=i) for i, a in enumerate(range(0, 8, 3))]
+    parts = [replace(rows.slice_rows(a, a + 3), chain=i) for i, a in enumerate(range(0, 8, 3))]
     assert learner.factored == (width == 400)
     split = sum(gradient(learner, theta, part, "cpu") for part in parts)
     np.testing.assert_allclose(split, whole, atol=2e-5)

@@ -10,7 +10,7 @@ import pytest
 from scalelatent.contract.stats import Stats
 from scalelatent.errors import DivergenceError
 from scalelatent.models.crbm.model.energy import CrbmShape
-from scalelatent.models.crbm.model.online import CrbmLearner, slice_block
+from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.predict import CrbmScoring
 from scalelatent.models.crbm.model.state import CrbmState
 from tests.models.crbm.cases import (
@@ -51,7 +51,7 @@ def test_local_steps_of_one_chain_are_plain_steps(name: str, momentum: float) ->
     plain = make_learner(SHAPE, name, **options)
     state = plain.start(theta)
     for a in range(0, 11, 4):
-        part = slice_block(rows, a, a + 4)
+        part = rows.slice_rows(a, a + 4)
         state = plain.step(state, chain_stats(plain, state, part), len(part.x))
     local = make_learner(SHAPE, name, local_steps=3, **options)
     first = local.start(theta)
@@ -66,7 +66,7 @@ def test_chains_of_local_steps_are_averaged() -> None:
     theta, rows = make_theta(SHAPE), make_rows(SHAPE, 8)
     learner = make_learner(SHAPE, "mle-bp", local_steps=2, chain_rows=2, n_chains=2, momentum=0.5)
     state = learner.start(theta)
-    parts = [chain_stats(learner, state, replace(slice_block(rows, a, a + 4), chain=a // 4)) for a in (0, 4)]
+    parts = [chain_stats(learner, state, replace(rows.slice_rows(a, a + 4), chain=a // 4)) for a in (0, 4)]
     alone = [learner.step(state, part, 4) for part in parts]
     both = learner.step(state, parts[0].merge(parts[1]), 8)
     np.testing.assert_allclose(both.theta, (alone[0].theta + alone[1].theta) / 2, atol=1e-6)
@@ -77,14 +77,14 @@ def test_persistent_chains_continue_from_their_states() -> None:
     theta, rows = make_theta(SHAPE), make_rows(SHAPE, 6)
     learner = make_learner(SHAPE, "pcd", n_chains=2, chain_rows=3)
     state = learner.start(theta)
-    first = chain_stats(learner, state, replace(slice_block(rows, 0, 3), chain=0))
-    second = chain_stats(learner, state, replace(slice_block(rows, 3, 5), chain=1))
+    first = chain_stats(learner, state, replace(rows.slice_rows(0, 3), chain=0))
+    second = chain_stats(learner, state, replace(rows.slice_rows(3, 5), chain=1))
     after = learner.step(state, first.merge(second), 5)
     assert (after.particles[:5] != 0.5).all()
     assert (after.particles[5] == 0.5).all()  # No row of the last step used this particle.
     # The state of the chains affects the next gradient.
     fresh = replace(after, particles=state.particles)
-    next_rows = replace(slice_block(rows, 0, 3), epoch=1)
+    next_rows = replace(rows.slice_rows(0, 3), epoch=1)
     a, b = (chain_stats(learner, s, next_rows).vector for s in (after, fresh))
     assert not np.allclose(a, b)
 

@@ -88,7 +88,8 @@ def estep(
     return delta if train else None, sums
 
 
-_READ = (
+# Types of the arguments y, weight, dims, labels and nu, and of the table's coefficients and scale.
+_INPUTS = (
     in_array("i4", 1),
     in_array("f8", 1),
     in_array("i8", 2),
@@ -99,7 +100,7 @@ _READ = (
 )
 
 
-@entry(out_array("f4", 2), *_READ, boolean, out_array("f4", 2), out_array("f8", 2))
+@entry(out_array("f4", 2), *_INPUTS, boolean, out_array("f4", 2), out_array("f8", 2))
 def _compute_residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
@@ -118,7 +119,7 @@ def _compute_residuals(
 @entry(
     in_array("f4", 2),
     in_array("f4", 2),
-    *_READ,
+    *_INPUTS,
     boolean,
     boolean,
     out_array("f4", 2),

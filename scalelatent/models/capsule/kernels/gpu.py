@@ -176,8 +176,8 @@ class _DeviceMembers:
     dims: cupy.ndarray
     shape: tuple[np.int32, np.int32, np.int32]
     nu: cupy.ndarray
-    capsules: int
-    equal_dim: int
+    capsules: int  # number of capsules of all members
+    equal_dim: int  # dimension of every capsule; 0 if they differ
 
     @property
     def arguments(self) -> tuple[cupy.ndarray, np.int32, np.int32, np.int32]:

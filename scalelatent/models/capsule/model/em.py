@@ -47,7 +47,7 @@ RELATIVE_JITTER = 1e-8
 # component in its direction, and the weights W stay 0 in this direction.
 NO_ROWS = 1e-10
 # Batch EM measures the error of an ensemble's joint decision in this many first passes, and then in every
-# eighth pass. The joint decision needs all members on all validation rows, which costs a product per pass.
+# eighth pass. The joint decision needs all members on all validation rows: one more matrix product.
 FIRST_DECISION_PASSES = 8
 
 
@@ -272,10 +272,6 @@ class CapsuleEM:
         """((S + ridge)^-1, S) for each set of classes that some members see, both (p, p)."""
         moments = [self.moment[mask].sum(axis=0) for mask in self.members.class_sets]
         return [(invert_on_rows(s, NO_ROWS, self.ridge, RELATIVE_JITTER), s) for s in moments]
-
-    def inverse(self, class_set: int) -> np.ndarray:
-        """Return (S + ridge)^-1 of the rows of a set of classes, (p, p)."""
-        return self._factors[class_set][0]
 
     def em_step(self, w: np.ndarray, delta: np.ndarray, member: int) -> np.ndarray:
         """Return the new weights of one member: W + Delta S^-1, or (W S + Delta)(S + ridge)^-1."""

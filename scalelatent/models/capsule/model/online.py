@@ -108,7 +108,6 @@ class CapsuleStepwise:
         return Layout((*self.train_pass.layout().fields, ("counted", (self.em.members.n_members,))))
 
     def prepare(self, state: OnlineState, backend: Backend) -> Prepared:
-        """Copy the weights of the members that still learn to the device."""
         return self.train_pass.prepare(state, backend)
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:

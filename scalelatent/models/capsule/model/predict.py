@@ -20,7 +20,8 @@ from scalelatent.reductions.temperature import apply_temperature, losses_at_temp
 
 from .members import Members
 
-# Blocks of at most this many rows are multiplied in float64.
+# Blocks of at most this many rows are multiplied in float64, so that their rounding does not depend on the
+# number of rows.
 FEW_ROWS = 256
 
 
@@ -118,7 +119,6 @@ class CapsuleRows:
     def apply(self, prepared: Weights, block: Block) -> np.ndarray:
         """Return the scores or the latent means of a block."""
         backend, factors = prepared
-        # Rounding in float32 products depends on the number of rows; few rows can afford float64.
         dtype = np.float64 if len(block.x) <= FEW_ROWS and np.float64 in factors else np.float32
         directions, w = factors[dtype]
         with np.errstate(invalid="ignore", over="ignore"):
@@ -160,11 +160,9 @@ class CalibrationPass:
         return Layout((("loss", (len(self.temperatures),)),))
 
     def flops_per_row(self) -> float:
-        """Return the operations of the product with W."""
         return 2.0 * self.rows.w.size / self.every
 
     def prepare(self, state: object, backend: Backend) -> Weights:
-        """Return the matrices from which the probabilities are computed."""
         return self.rows.prepare(backend)
 
     def accumulate(self, prepared: Weights, block: Block, stats: Stats) -> None:

@@ -173,9 +173,6 @@ class RunningCapsule:
         rate = min(1.0, (1.0 + AVERAGE_POWER) * n / (self.rows + AVERAGE_POWER * n))
         self.average = self.average + rate * (w - self.average)
 
-    def _ridge(self, options: StreamOptions) -> np.ndarray:
-        return self.ridge if options.ridge is None else np.full(len(self.ridge), options.ridge)
-
     def _inverse(self, sums: RowSums, class_set: int, ridge: np.ndarray) -> np.ndarray:
         """Return the inverse mean second moments of a set of classes.
 
@@ -204,7 +201,7 @@ class RunningCapsule:
         stats = Stats.zeros(estep.layout())
         estep.accumulate(prepared, block, stats)
         _check_finite(stats["sums"])
-        ridge = self._ridge(options)
+        ridge = self.ridge if options.ridge is None else np.full(p, options.ridge)
         new, one = w.copy(), x[0].astype(np.float64) if len(x) == 1 else None
         eta = (1.0 + self.rows / options.batch_rows / options.t0) ** -options.kappa
         counts = _count_rows(block, len(sums.count))

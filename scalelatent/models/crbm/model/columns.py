@@ -15,8 +15,8 @@ from .energy import CrbmShape
 # Smallest scale of a column, as a share of its range (largest minus smallest value). Without this limit, a
 # column that is rarely different from 0 would have very large standardised values.
 RANGE_SHARE = 0.1
-# Upper bound of the mean squared length of a standardised row. The bound is two to three times that of the
-# binary images of 784 pixels for which the learning rates were chosen.
+# Upper bound of the mean squared length of a standardised row. The learning rates were chosen for binary
+# images of 784 pixels, whose mean squared length is a third to a half of this bound.
 MOST_LENGTH = 300.0
 
 
@@ -24,8 +24,8 @@ MOST_LENGTH = 300.0
 class ColumnUnits:
     """Shift and scale of each column of x, float32 (x,).
 
-    A column with more zeros than other values has no shift. So sparse rows, which cannot be shifted, give the
-    results of the same rows in a dense array.
+    CSR rows cannot be shifted. A dense column with more zeros than other values is not shifted either, so
+    that the same rows give the same result in both formats.
     """
 
     shift: np.ndarray
@@ -33,7 +33,7 @@ class ColumnUnits:
 
     @classmethod
     def measure(cls, x: np.ndarray | CsrRows) -> ColumnUnits | None:
-        """Return shifts and scales for rows (n, x); None for zeros and ones, and for unusable rows."""
+        """Return shifts and scales for rows (n, x); None if all are 0 or 1, or one is NaN or too large."""
         values = x.data if isinstance(x, CsrRows) else x
         if ((values == 0) | (values == 1)).all() or not (np.abs(values) <= LARGEST_VALUE).all():
             return None

@@ -81,7 +81,7 @@ class CrbmShape:
         )
 
     def start(self, rng: np.random.Generator, scale: float) -> np.ndarray:
-        """Return initial parameters, float32: W and Whx Gaussian, so that hidden units differ, the rest 0."""
+        """Return initial float32 parameters: Gaussian W and Whx, so that hidden units differ; else 0."""
         flat = np.zeros(self.n_parameters, dtype=np.float32)
         params = self.split(flat)
         for w in (params.W, params.Whx):
@@ -100,7 +100,7 @@ class Observed:
 
     def select_columns(self, weights: Array) -> Array:
         """Return the columns of a matrix (units, x) that these rows use."""
-        # Indexing weights[:, columns] would return rows that are not contiguous.
+        # Unlike take, indexing weights[:, columns] would return rows that are not contiguous.
         return weights if self.columns is None else weights.take(self.columns, axis=1)
 
     def add_outer(self, left: Array, out: Array, xp: ModuleType) -> None:
@@ -162,7 +162,8 @@ def compute_log_loss(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Arr
         log_loss(lv, beliefs, v, out)
         return out
     out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
-    # Each of these numbers is at least 0.5, so the product of PRODUCT_UNITS numbers is not 0.
+    # A unit with log odds l and belief p adds log(1 + e^l) = max(l, 0) - log max(p, 1 - p) to the loss. One
+    # log serves PRODUCT_UNITS units: each max(p, 1 - p) is at least 0.5, so their product is not 0.
     likelier = xp.maximum(beliefs, 1 - beliefs)
     for first in range(0, lv.shape[1], PRODUCT_UNITS):
         out -= xp.log(likelier[:, first : first + PRODUCT_UNITS].prod(axis=1, dtype=np.float64))
@@ -177,14 +178,14 @@ def compute_block_biases(
         n_rows = len(block.x if block.y is None else block.y)
         return (None, *compute_biases(params, None, n_rows, backend))
     check_same_width(block.x.shape[1], shape.n_observed)
-    # the check below reports the row and the feature of a value that is too large
+    # An overflow needs no warning here, because `find_too_large` reports the row and the feature.
     with np.errstate(over="ignore"):
         seen = observe(block.x, backend)
     if place := find_too_large(block):
         raise ValueError(place)
     with np.errstate(invalid="ignore", over="ignore"):
         b1, b2 = compute_biases(params, seen, len(seen.x), backend)
-        total = float(b1.sum() + b2.sum())  # one transfer, because the device waits for it
+        total = float(b1.sum() + b2.sum())  # copy one number, because the host waits for the copy
     if not np.isfinite(total):
         if place := find_nonfinite(block):
             raise ValueError(place)
@@ -242,7 +243,7 @@ def are_usable(blocks: Sequence[Block], bias_sum: float) -> bool:
 
 
 def _check_products(block: Block, *biases: np.ndarray) -> None:
-    """Refuse biases that are not finite although the rows are."""
+    """Raise `WeightError` if the biases of a row with finite values are not finite."""
     bad = ~np.all([np.isfinite(b).all(axis=1) for b in biases], axis=0)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

@@ -13,16 +13,19 @@ from scalelatent.kernels.arrays import Array
 from .energy import Params, compute_hidden_logits, compute_negative_free_energy, sigmoid
 
 # Second word of the key of the random streams, so that they differ from all other streams of the seed.
-_WORD = int.from_bytes(hashlib.blake2b(b"crbm-gibbs", digest_size=8).digest(), "little")
+_STREAM_KEY = int.from_bytes(hashlib.blake2b(b"crbm-gibbs", digest_size=8).digest(), "little")
 
 
 class Uniforms:
-    """Random streams of rows in an epoch, which return uniform float32 numbers in [0, 1)."""
+    """Random streams of rows in an epoch; they return uniform float32 numbers in [0, 1).
+
+    ``move`` copies the numbers to a device; None keeps them on the host.
+    """
 
     def __init__(
         self, seed: int, epoch: int, rows: np.ndarray, move: Callable[[np.ndarray], Array] | None = None
     ) -> None:
-        key = np.array([seed % 2**64, _WORD], dtype=np.uint64)
+        key = np.array([seed % 2**64, _STREAM_KEY], dtype=np.uint64)
         counters = (np.array([0, 0, row, epoch], dtype=np.uint64) for row in rows)
         self._streams = [np.random.Generator(np.random.Philox(key=key, counter=c)) for c in counters]
         self._move, self._out = move, np.empty((len(rows), 0), dtype=np.float32)

@@ -73,8 +73,8 @@ def ascend_phase(
 ) -> None:
     """Take a gradient step for the rows of one negative phase; see :func:`.update.ascend`.
 
-    Products of few rows with all columns of x are added to the parameters directly on the host. The gradient
-    of W is stored first if it has pair beliefs and the step has momentum or decay.
+    For few dense rows on the host, the products are added to the parameters without storing the gradient.
+    Only the gradient of W is stored if it contains pair beliefs and the step has momentum or weight decay.
     """
     x = None if seen is None or seen.columns is not None else seen.x
     if x is None or not fits_tiles(v, x, arrays.theta):

@@ -1,16 +1,17 @@
 r"""Minibatch learning of conditional RBMs, an :class:`~scalelatent.contract.learners.OnlineLearner`.
 
-A step takes a batch, which is divided into parts, called chains; the hidden states of Gibbs sampling are
-called persistent chains. Each chain computes the gradient of its rows, and the step updates
+A step takes a batch of n rows, which is divided into parts. These parts are called chains. (The hidden states
+that Gibbs sampling carries from step to step are called persistent chains.) Each chain computes the gradient
+of its rows, and the step updates the parameters theta by
 
 .. math::
 
     u \leftarrow \gamma u + \eta (g / n - \lambda \theta_W), \qquad \theta \leftarrow \theta + u
 
-with the mean gradient of the batch, momentum gamma and weight decay lambda, which applies to the three
-matrices but not to the biases. With ``local_steps`` a chain takes that many steps on batches of its own, and
-the step averages the parameters of the chains. A single chain is then plain minibatch learning that calls the
-engine once per many steps.
+with the summed gradient g, the learning rate eta, momentum gamma, and the weight decay lambda of the three
+matrices theta_W; biases do not decay. With ``local_steps`` each chain takes that many steps on batches of its
+own, and the step averages the parameters of the chains. One chain with local steps is plain minibatch
+learning, for which the engine needs fewer calls.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ GPU_CHAIN_KERNELS = {"mle-bp": "sum_product", "mle-mf": "mean_field"}
 
 
 class PreparedStep(NamedTuple):
-    """Input of one step: parameters on the backend, coupling of W or None, and the state before the step."""
+    """Parameters of one step on the backend, and the state before the step."""
 
     backend: Backend
     theta: Array
-    coupling: AnyCoupling | None
+    coupling: AnyCoupling | None  # W packed for the inference kernels; None if the learner sends no messages
     state: CrbmState
 
 
@@ -81,7 +82,7 @@ class PreparedStep(NamedTuple):
 class GpuState:
     """State between two steps of a process whose parameters are on a GPU."""
 
-    state: CrbmState  # its parameters are an array on the GPU, which no step changes
+    state: CrbmState  # its parameters are a GPU array, which a step reads but does not overwrite
     largest: float  # largest magnitude of a coupling W
     backend: Backend
 
@@ -90,11 +91,12 @@ class ChainSums(NamedTuple):
     """Results of several chains (parts of a batch), in one array, so that one copy moves them to the host."""
 
     flat: Array
-    # (chains, parameters), or couplings W alone
+    # (chains, parameters): gradient of each chain; (chains, v h), that of W alone, if the learner is factored
     gradients: Array
     # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
     measures: Array
-    # (rows, v) and (rows, h): outputs minus beliefs, and positive minus negative phase
+    # (rows, v) and (rows, h): outputs minus their beliefs, and hidden units of the positive phase minus those
+    # of the negative phase
     dv: Array
     dh: Array
 
@@ -134,23 +136,22 @@ class CrbmLearner:
     targets: Targets
     validation_targets: Targets
     validation_inference: str
-    # The patience restarts if the validation error is below the best one by this relative amount. If the
-    # amount is above 0, the end of the patience lowers the learning rate, and ends the fit only if the last
-    # lower rate gained less than the amount: see :meth:`end_epoch`
+    # Smallest relative fall of the validation error that restarts the patience. If it is above 0, the end of
+    # the patience first lowers the learning rate, and it ends the fit if the last lower rate brought no such
+    # fall
     gain: float = 0.0
-    # Shift and scale of each column of x with which the parameters of a state are learned; None: x is used
-    # unchanged
+    # Shift and scale that standardise each column of x before learning; None: x is used unchanged
     units: ColumnUnits | None = None
 
     # -- the contract ----------------------------------------------------------------------------------------
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirement: rows, which may be CSR, and their outputs."""
+        """Blocks that the learner needs: rows x, dense or CSR, with their outputs v."""
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the fields of a chain: gradient, its factors, or change by local steps; measurements."""
+        """Return the fields of a chain: measurements, and gradient, its factors, or the parameter change."""
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
@@ -212,18 +213,18 @@ class CrbmLearner:
             self._take_local_steps(prepared, block, stats)
             return
         backend, theta, coupling, state = prepared
-        kept = self._particles(backend, state, block)
+        kept = self._read_particles(backend, state, block)
         with self._report_divergence(backend, theta, state):
-            seen, v, phase = self._phase(backend, theta, coupling, block, kept)
+            seen, v, phase = self._compute_phase(backend, theta, coupling, block, kept)
         if self.factored:
-            self._add_factors(stats, backend, block, v, phase)
+            self._add_gradient_factors(stats, backend, block, v, phase)
         else:
             gradient = compute_gradient(self.shape, backend, theta, seen, v, phase)
             add_to(stats.vector[: self.shape.n_parameters], backend.to_host(gradient))
         measures = PhaseMeasures()
         measures.add(phase)
         stats["sums"][...] += measures.sums(backend, self.tol)
-        self._keep_particles(stats, backend, state, block, phase.particles)
+        self._add_particle_change(stats, backend, state, block, phase.particles)
 
     def run_chains(self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
         """Add the gradients of several blocks, each with the rows of one chain, on a GPU; see `run_chain`.
@@ -236,19 +237,20 @@ class CrbmLearner:
             seen = self._standardise(blocks)
             with self._report_divergence(backend, prepared.theta, prepared.state):
                 inputs = compute_chain_inputs(shape, shape.split(prepared.theta), seen, backend)
-                # One number is copied to the host, because the host waits for it.
+                # If the sum of all biases is not finite, a row may have to be refused. The host waits for
+                # this sum, so nothing else is copied.
                 if shape.n_observed and not are_usable(seen, float(inputs.sum_biases())):
                     inputs = None
         if inputs is None:
             for block, own in zip(blocks, stats, strict=True):
                 self.run_chain(prepared, block, own)
             return
-        starts, sums = self._add_gradients(backend, prepared.coupling, seen, inputs)
+        starts, sums = self._compute_gpu_gradients(backend, prepared.coupling, seen, inputs)
         copied = sums.flat if self.factored else sums.flat[: sums.gradients.size + sums.measures.size]
         host = np.zeros(sums.flat.shape, dtype=np.float32)
         host[: len(copied)] = backend.to_host(copied)
         found = ChainSums.split(host, shape, int(starts[-1]), *sums.gradients.shape)
-        measured, parts = self._measure(found.measures, starts), pairwise(starts)
+        measured, parts = self._sum_measures(found.measures, starts), pairwise(starts)
         for own, block, gradient, of_rows, (a, b) in zip(
             stats, seen, found.gradients, measured, parts, strict=True
         ):
@@ -266,7 +268,7 @@ class CrbmLearner:
     def _standardise(self, blocks: Sequence[Block]) -> Sequence[Block]:
         return blocks if self.units is None else [self.units.standardise(block) for block in blocks]
 
-    def _add_gradients(
+    def _compute_gpu_gradients(
         self, backend: Backend, coupling: AnyCoupling | None, blocks: Sequence[Block], inputs: ChainInputs
     ) -> tuple[np.ndarray, ChainSums]:
         """Return (first row of each chain and end of the last one, results of the chains on the backend)."""
@@ -292,7 +294,7 @@ class CrbmLearner:
                 observed.add_outer(dh[a:b], params.Whx, backend.xp)
         return starts, sums
 
-    def _measure(self, measures: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
+    def _sum_measures(self, measures: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
         """Return loss, wrong units, rows and converged rows of each chain, as in ``CrbmState.sums``."""
         loss, wrong, change = measures
         return [
@@ -320,9 +322,8 @@ class CrbmLearner:
         shape, rows = self.shape, sum(len(block.x) for block in blocks)
         is_dense = all(isinstance(block.x, np.ndarray) for block in blocks)
         few = rows <= MAX_ROWS and is_dense and min(shape.n_visible, shape.n_hidden) > 1
-        if not self._runs_together or self.momentum or self.weight_decay or (self.factored and not few):
-            return None
-        if len(blocks) > MOST_CHAINS:
+        plain = self._runs_together and not self.momentum and not self.weight_decay
+        if not plain or len(blocks) > MOST_CHAINS or (self.factored and not few):
             return None
         if not isinstance(state, GpuState):
             edges = shape.n_visible * shape.n_hidden
@@ -333,7 +334,7 @@ class CrbmLearner:
         with self._report_divergence(backend, before.theta, before):
             coupling = backend.kernel("crbm_make_coupling")(params.W, state.largest)
             inputs = compute_chain_inputs(shape, params, seen, backend)
-        starts, sums = self._add_gradients(backend, coupling, seen, inputs)
+        starts, sums = self._compute_gpu_gradients(backend, coupling, seen, inputs)
         theta, largest = backend.kernel("crbm_ascend_chains")(
             (shape.n_visible, shape.n_hidden, shape.n_observed),
             before.theta,
@@ -350,7 +351,7 @@ class CrbmLearner:
             self.check_safe(backend.to_host(theta), before)
         # Add the measurements of neighbouring chains in pairs: the engine adds the statistics of chains for
         # `step` in this order, so the sums are bit-identical.
-        parts = self._measure(host[: 3 * rows].reshape(3, rows), starts)
+        parts = self._sum_measures(host[: 3 * rows].reshape(3, rows), starts)
         while len(parts) > 1:
             parts = [np.sum(parts[i : i + 2], axis=0) for i in range(0, len(parts), 2)]
         after = replace(before, theta=theta, sums=before.sums + parts[0], steps=before.steps + 1)
@@ -424,10 +425,9 @@ class CrbmLearner:
         return state.best_error < (1 - self.gain) * error
 
     def validation(self) -> CrbmScoring:
-        """Return the count of wrong units over validation rows, with the sweeps of training.
+        """Return the reduction that counts wrong outputs of validation rows, with the sweeps of training.
 
-        A plain RBM has no x to predict from: its outputs are reconstructed from the hidden units given the
-        row.
+        A plain RBM has no x, so its outputs are predicted from the hidden units given the row itself.
         """
         return CrbmScoring(
             self.shape,
@@ -454,7 +454,7 @@ class CrbmLearner:
         if state.sums[2]:
             objective, train_error, converged = compute_shares(state, self.shape.n_visible)
         epoch = state.iteration + bool(state.sums[2])
-        out: dict[str, float | int | None] = {
+        return {
             "objective": objective,
             "train_error": train_error,
             "validation_error": state.validation_error if self.has_validation else None,
@@ -468,7 +468,6 @@ class CrbmLearner:
             if LEARNERS[self.learner].sends_messages
             else None,
         }
-        return out
 
     def is_done(self, state: CrbmState) -> bool:
         """Return whether ``patience`` epochs have passed without a better validation error."""
@@ -505,7 +504,7 @@ class CrbmLearner:
         """
         return stats.vector[: self.shape.n_parameters]
 
-    def _phase(
+    def _compute_phase(
         self,
         backend: Backend,
         theta: Array,
@@ -513,7 +512,7 @@ class CrbmLearner:
         block: Block,
         particles: Array | None,
     ) -> tuple[Observed | None, Array, Phase]:
-        """Return (rows x on the backend, v in float32, negative phase)."""
+        """Compute the negative phase of a block; return (rows x on the backend, v in float32, phase)."""
         params = self.shape.split(theta)
         assert block.rows is not None
         v = backend.asarray(block.y, np.float32, "v")
@@ -525,7 +524,9 @@ class CrbmLearner:
         )  # fmt: skip
         return seen, v, LEARNERS[self.learner].negative(work)
 
-    def _add_factors(self, stats: Stats, backend: Backend, block: Block, v: Array, phase: Phase) -> None:
+    def _add_gradient_factors(
+        self, stats: Stats, backend: Backend, block: Block, v: Array, phase: Phase
+    ) -> None:
         add_weight_gradient(backend, v, phase, stats["W"])
         stats["dv"][...] = backend.to_host(v - phase.visible)
         stats["dh"][...] = backend.to_host(phase.positive - phase.hidden)
@@ -541,16 +542,19 @@ class CrbmLearner:
         xp, first = backend.xp, theta
         theta = backend.buffer("theta", first.shape, first.dtype)
         theta[...], velocity = first, backend.asarray(state.velocity, np.float32).copy()
-        arrays, kept = StepArrays(theta, velocity, theta, velocity), self._particles(backend, state, block)
+        arrays, kept = (
+            StepArrays(theta, velocity, theta, velocity),
+            self._read_particles(backend, state, block),
+        )
         measures = PhaseMeasures()
         for a in range(0, len(block.x), self.chain_rows):
-            part = slice_block(block, a, a + self.chain_rows)
+            part = block.slice_rows(a, a + self.chain_rows)
             n = len(part.x)
             some = None if kept is None else kept[:n]
             with self._report_divergence(backend, theta, state):
                 sends_messages = LEARNERS[self.learner].sends_messages
                 coupling = couple(self.shape.split(theta).W, backend) if sends_messages else None
-                seen, v, phase = self._phase(backend, theta, coupling, part, some)
+                seen, v, phase = self._compute_phase(backend, theta, coupling, part, some)
             ascend_phase(self.shape, backend, arrays, seen, v, phase, self._step_rates(n, state, block.epoch))
             measures.add(phase)
             if kept is not None:
@@ -561,7 +565,7 @@ class CrbmLearner:
             before = backend.asarray(state.velocity, np.float32)
             stats["velocity"][...] += backend.to_host(xp.subtract(velocity, before))
         stats["chains"][...] += 1
-        self._keep_particles(stats, backend, state, block, kept)
+        self._add_particle_change(stats, backend, state, block, kept)
 
     @contextmanager
     def _report_divergence(self, backend: Backend, theta: Array, state: CrbmState) -> Iterator[None]:
@@ -577,29 +581,21 @@ class CrbmLearner:
 
     # -- persistent chains -----------------------------------------------------------------------------------
 
-    def _places(self, block: Block) -> slice:
+    def _find_particles(self, block: Block) -> slice:
+        """Return the range of the persistent chains of a block; each chain (part of a batch) has its own."""
         first = block.chain * self.chain_rows
         return slice(first, first + min(len(block.x), self.chain_rows))
 
-    def _particles(self, backend: Backend, state: CrbmState, block: Block) -> Array | None:
+    def _read_particles(self, backend: Backend, state: CrbmState, block: Block) -> Array | None:
         """Return the hidden states of the persistent chains of a block's rows; None without such chains."""
         if not self.n_particles:
             return None
-        return backend.asarray(state.particles[self._places(block)].copy(), np.float32)
+        return backend.asarray(state.particles[self._find_particles(block)].copy(), np.float32)
 
-    def _keep_particles(
+    def _add_particle_change(
         self, stats: Stats, backend: Backend, state: CrbmState, block: Block, particles: Array | None
     ) -> None:
         if particles is not None:
-            at = self._places(block)
+            at = self._find_particles(block)
             # Statistics of blocks are summed, so add the change instead of the new states.
             stats["particles"][at] += backend.to_host(particles).astype(np.float64) - state.particles[at]
-
-
-def slice_block(block: Block, start: int, stop: int) -> Block:
-    """Return some rows of the block of a minibatch."""
-    part = slice(start, stop)
-    assert block.rows is not None
-    assert block.y is not None
-    numbers = block.rows[part]
-    return replace(block, x=block.x[part], y=block.y[part], rows=numbers, start=int(numbers[0]))

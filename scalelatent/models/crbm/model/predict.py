@@ -23,9 +23,9 @@ from .state import CrbmState
 class CrbmScoring:
     """Count wrong outputs over rows with targets, a :class:`~scalelatent.contract.learners.Reduction`.
 
-    The parameters are ``theta``, or those of the state, a :class:`.state.CrbmState`. Outputs that differ
-    between x and v are counted separately if x is as wide as v and binary: the Changed errors of Ping and
-    Ihler (2017). Each row counts with its weight. With ``reconstructs`` the outputs of a plain RBM are
+    A pass uses the parameters of its :class:`.state.CrbmState` or, without a state, ``theta``. Outputs that
+    differ between x and v are counted separately if x is as wide as v and binary: the Changed errors of Ping
+    and Ihler (2017). Each row counts with its weight. With ``reconstructs`` the outputs of a plain RBM are
     predicted from the hidden units given the row itself.
     """
 
@@ -36,8 +36,7 @@ class CrbmScoring:
     targets: Targets
     theta: np.ndarray | None = None
     reconstructs: bool = False
-    # Shift and scale of each column of x with which the parameters of a state are learned; None: x is used
-    # unchanged
+    # Shift and scale that standardise each column of x before learning; None: x is used unchanged
     units: ColumnUnits | None = None
 
     @property
@@ -45,7 +44,10 @@ class CrbmScoring:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the sums: outputs (wrong, all, wrong and changed, changed), blocks with x not 0 or 1."""
+        """Return the fields: weighted outputs (wrong, all, wrong and changed, changed), and ``strange``.
+
+        The field ``strange`` counts blocks in which x has other values than 0 and 1.
+        """
         return Layout((("units", (4,)), ("strange", ())))
 
     def flops_per_row(self) -> float:
@@ -73,6 +75,7 @@ class CrbmScoring:
         x = block.x
         if isinstance(x, CsrRows) and x.shape == block.y.shape:
             x = x.to_dense()
+        # If x and v have different widths, there are no changed outputs.
         changed = np.zeros((len(wrong), 0), dtype=bool)
         if isinstance(x, np.ndarray) and x.shape == block.y.shape:
             strange = (x != 0) & (x != 1)
@@ -84,7 +87,7 @@ class CrbmScoring:
 
     @staticmethod
     def errors(stats: Stats) -> tuple[float, float]:
-        """Return (share of wrong outputs, share of wrong ones among the changed outputs or NaN)."""
+        """Return the shares of wrong outputs among all and among changed outputs (NaN if not known)."""
         wrong, units, both, changed = stats["units"].tolist()
         known = changed > 0 and not stats["strange"]
         return wrong / (units or 1.0), both / changed if known else float("nan")
@@ -98,8 +101,8 @@ def _reconstruct(prepared: PreparedInference, block: Block) -> Array:
 
 
 def _check_states(block: Block, v: Observed, backend: Backend) -> None:
-    """Refuse rows v that are neither states nor probabilities."""
-    bad = ~((v.x >= 0) & (v.x <= 1))  # NaN is bad as well
+    """Raise ValueError if a value of the rows v is outside [0, 1] or NaN."""
+    bad = ~((v.x >= 0) & (v.x <= 1))
     if bool(bad.any()):
         row, at = (int(i[0]) for i in backend.xp.nonzero(bad))
         unit = at if v.columns is None else int(v.columns[at])

@@ -17,8 +17,8 @@ from .negative_phases import Phase
 
 # Number of sums that training collects: loss, wrong units, rows, converged rows.
 N_SUMS = 4
-# Learning rates of Ping and Ihler (2017) in falling order. The error message of a diverged fit suggests the
-# next lower rate.
+# Learning rates of Ping and Ihler (2017) in falling order. The error of a diverged fit suggests the next
+# lower one.
 RATES = (0.05, 0.02, 0.01, 0.005)
 # Reason in the error of a diverged fit.
 NOT_FINITE = "parameters are no longer finite"
@@ -30,7 +30,8 @@ class CrbmState:
 
     # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
     theta: np.ndarray
-    # float32 (parameters,): moving average of the momentum; empty without momentum
+    # float32 (parameters,): last step, of which the next step takes the share ``momentum``; empty without
+    # momentum
     velocity: np.ndarray
     # float32 (parameters,): parameters with the lowest validation error; empty without validation rows
     best: np.ndarray
@@ -67,7 +68,7 @@ class PhaseMeasures:
         self._parts: list[list[Array]] = []
 
     def add(self, phase: Phase) -> None:
-        """Keep loss, wrong units and change of a phase, but not its other arrays."""
+        """Keep loss, wrong units and change of each row of a phase, but not its large arrays."""
         change = None if phase.inferred is None else phase.inferred.change
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
@@ -102,17 +103,13 @@ def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
     return ""
 
 
-def suggest_rate(rate: float) -> float:
-    """Return the next lower learning rate of ``RATES``, or half the rate."""
-    return next((r for r in RATES if r < rate), rate / 2)
-
-
 def make_divergence_error(
     problem: str, epoch: int, step: int, rate: float, weight_decay: float
 ) -> DivergenceError:
     """Return the error that ends a diverged fit; epochs and steps are counted from 1."""
+    lower = next((r for r in RATES if r < rate), rate / 2)
     return DivergenceError(
         f"{problem} in epoch {epoch}, step {step}, at learning_rate={rate:g}: try "
-        f"learning_rate={suggest_rate(rate):g} (a run folder keeps the last good checkpoint: resume the run "
+        f"learning_rate={lower:g} (a run folder keeps the last good checkpoint: resume the run "
         f"with it), or a new run with weight_decay above {weight_decay:g}"
     )

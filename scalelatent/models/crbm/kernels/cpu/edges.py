@@ -28,8 +28,9 @@ def _make_gather(rows: int) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Replace the messages at ``m`` by s, and write the product of all N / D of each row as q times 2^e.
 
-        All arguments are addresses, except ``row_step``, the bytes of a row, ``n``, the bytes of the hidden
-        units, and ``chunk``, the bytes after which mantissas and exponents are split.
+        The module docstring of `sum_product` explains s, N and D. All arguments are addresses, except
+        ``row_step``, the bytes of a row, ``n``, the bytes of the hidden units, and ``chunk``, the bytes after
+        which mantissas and exponents are split.
         """
         b = lanes.b
         steps = [b.mul(row_step, I64(r)) for r in range(rows)]
