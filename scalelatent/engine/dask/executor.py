@@ -1,6 +1,7 @@
-"""Executor on a Dask cluster; it sums rows in the same tree as one process, with bitwise identical results.
+"""Executor of fits on a Dask cluster, with the same bits as the executor of one process.
 
-Law 4 requires identical bits; `test_same_bits.py` compares this executor with the executor of one process.
+Both executors sum statistics in the same fixed tree, because law 4 requires identical bits
+(`test_same_bits.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
     from scalelatent.engine.mapwrite import OutputTask
 
 W = TypeVar("W", bound=Work[Any])
-# A pass or map fails after this number of consecutive retries in which no further item was done.
+# A pass or map fails after this number of consecutive retries that finish no further rows.
 ATTEMPTS = 4
-# Maximum seconds that a fit waits for workers; by default Dask would wait forever (no-workers-timeout).
+# Maximum seconds that a fit waits for a first worker. Dask would wait forever (no-workers-timeout).
 STALL_SECONDS = 300.0
 # Reuse worker information for this many seconds, so that short passes do not query the scheduler each time.
 REFRESH_SECONDS = 1.0
@@ -78,12 +79,12 @@ class DaskExecutor:
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
         self.spread, self._parts = "auto", 0
-        # Part of the names of tasks and records: the end of a long job id, because jobs differ there.
+        # Suffix of the names of tasks and records. It has the end of a long job id, where ids differ most.
         self.token = "-".join(filter(None, (job[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
         self.wake_event = threading.Event()
-        # References (folder, run id, token) with which tasks load stages; a new one for each time a stage is
-        # written.
+        # For each stage, the reference (folder, run id, token) with which tasks load it; the token is new
+        # each time that the stage is written.
         self.stage_refs: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
@@ -100,13 +101,13 @@ class DaskExecutor:
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
         self.lost_gpus: dict[str, str] = {}  # worker -> error of its GPU before its process ended
-        self.link.call("its news were asked for", listener(client).add, KERNELS, self.receive)
+        self.link.call("events were requested", listener(client).add, KERNELS, self.receive)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
-        """Number of tasks that run at once: the threads of all workers, at least 1."""
+        """Number of tasks that run at the same time: the threads of all workers, at least 1."""
         return max(1, sum(self.threads.values()))
 
     def refresh(self) -> None:
@@ -115,7 +116,7 @@ class DaskExecutor:
             self.look_at_workers()
 
     def look_at_workers(self) -> dict[str, int]:
-        """Return the threads of each worker by address; if none is left, remember the last known ones."""
+        """Return the threads of each worker that takes part, by address; empty if no worker is left."""
         found = self.pools.chosen(self.watch.trusted(self.link.threads()))
         self._looked = time.monotonic()
         self.threads = found or self.threads
@@ -174,16 +175,17 @@ class DaskExecutor:
     # -- names and events ------------------------------------------------------------------------------------
 
     def next_token(self) -> str:
-        """Return a new suffix for task names, because Dask would return the old result of a name in use."""
+        """Return a new suffix for task names, because Dask returns the old result for a name in use."""
         self._parts += 1
         return f"{self.token}{self._parts}"
 
     @property
     def fit(self) -> tuple[str, ...]:
-        """Address of this driver for events of tasks: (topic, token of the pass, token of the driver)."""
+        """Address of this driver for events of its tasks: (topic, token of the pass, token of the driver)."""
         return self.watch.topic, self.pass_token, self.token
 
     def _save_stage(self, stage: Stage) -> None:
+        """Write a stage (learner and datasets) to the run folder, and choose a new reference to it."""
         skipped = self._skipped[stage.name] = self.quarantine.excluded_parts(stage)
         self.store.save_stage(replace(stage, skipped=skipped, cache=choose_cache(self.cache, stage)))
         self.pass_token = self.next_token()
@@ -210,7 +212,7 @@ class DaskExecutor:
             self.wake_event.clear()
 
     def receive(self, event: dict[str, Any]) -> None:
-        """Queue the event of a worker for the callbacks; runs in the client's thread."""
+        """Queue an event from a worker for the callbacks; Dask calls this method in the client's thread."""
         if event["event"] == "card_lost":
             self.lost_gpus[event["worker"]] = event["message"]
         self._events.append(event)
@@ -224,7 +226,7 @@ class DaskExecutor:
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> int:
         """Write a stage and its state into the run folder, from which the workers load them."""
-        self._cancel_work()
+        self._cancel_queued_pass()
         self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
         self.watch.begin()
@@ -242,38 +244,43 @@ class DaskExecutor:
         """Run one pass and its M-step on the cluster; the pass may be queued already."""
         current = self._queued_pass
         if current is None or current.stage is not stage or current.iteration != iteration:
-            self._cancel_work()
+            self._cancel_queued_pass()
             self.refresh()
-            current = self._pass(stage, iteration)
+            current = self._make_pass(stage, iteration)
         current = self._complete(current, on_rows)
         out = current.result
         self._queued_pass, current.following = current.following, None
         assert out is not None
-        self.pools.record_pass(current.window, self.threads)
+        if current.window.unequal:
+            self.pools.pace.record_pass(current.window.participants, self.threads)
         current.release()
         self.watch.pass_reports.clear()
         if out["done"]:
-            self._cancel_work()
+            self._cancel_queued_pass()
         self.store.drop_nodes(upto=iteration)
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
 
-    def _pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
+    def _make_pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
+        """Return a new pass over the rows that are not excluded; it uses saved sums of an earlier attempt."""
         if self.quarantine.excluded_parts(stage) != self._skipped[stage.name]:
             self._save_stage(stage)
         todo, finished = plan_spans(stage, iteration, self.store, self.workers)
         return DaskPass(self, stage, iteration, todo, finished, learns=learns)
 
     def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
-        """Supervise a pass to its end; return this pass, or after a retry the pass that replaced it."""
+        """Run a pass to its end; return the pass, or after a failure the new pass that replaced it."""
         first: list[DaskPass] = [current]
 
         def create_work() -> DaskPass:
-            return first.pop() if first else self._pass(current.stage, current.iteration, current.learns)
+            return first.pop() if first else self._make_pass(current.stage, current.iteration, current.learns)
 
         return self.run(create_work, on_rows)
 
     def run(self, create_work: Callable[[], W], on_rows: OnRows) -> W:
-        """Create a pass or map with ``create_work`` and run it, again after failures; return the last one."""
+        """Create a pass or map with ``create_work`` and run it to its end; create a new one after a failure.
+
+        Return the pass or map that has ended.
+        """
         self.watch.begin()
         ended = run_to_end(self, create_work, on_rows)
         self._seconds[ended.name] = self.watch.span_seconds(ended)
@@ -283,21 +290,22 @@ class DaskExecutor:
         """Change the suffix of task names, so that new tasks differ from cancelled tasks."""
         self.pass_token = self.next_token()
 
-    def _cancel_work(self) -> None:
-        begun, self._queued_pass = self._queued_pass, None
-        if begun is not None:
-            begun.cancel()
+    def _cancel_queued_pass(self) -> None:
+        """Cancel the pass that was sent in advance, if there is one."""
+        queued, self._queued_pass = self._queued_pass, None
+        if queued is not None:
+            queued.cancel()
 
     def end(self) -> None:
-        """Cancel the pass that is queued behind the last one, and unsubscribe from events."""
-        self._cancel_work()
+        """Cancel the pass that was sent in advance, and unsubscribe from the scheduler's events."""
+        self._cancel_queued_pass()
         self.watch.end()
         self._report_events()
         present = self.pools.offers(self.threads)
         self.pools.report_devices(self.pools.count_computing_workers(), self.callbacks, present)
 
     def close(self) -> None:
-        """Record in the run folder that the driver ended without a crash; unsubscribe from kernel events."""
+        """Record in the run folder that this driver has not crashed; unsubscribe from events of kernels."""
         clear_attempts(self.store)
         listener(self.client).remove(KERNELS, self.receive)
 
@@ -307,12 +315,12 @@ class DaskExecutor:
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
         """Run one pass that only sums statistics; return the sums of training and validation rows by part."""
-        self._cancel_work()
+        self._cancel_queued_pass()
         self.refresh()
         self._save_stage(stage)
         self.watch.begin()
         try:
-            current = self._complete(self._pass(stage, 0, learns=False), on_rows)
+            current = self._complete(self._make_pass(stage, 0, learns=False), on_rows)
             current.release()
             sums = {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
         finally:
@@ -324,7 +332,8 @@ class DaskExecutor:
         """Write the missing shards of a map's output dataset, one task per shard."""
         self.refresh()
         location = locate(task.url)
-        if not contains(self.store.location, location):  # A folder inside the store was checked before.
+        # The run folder was checked before.
+        if not contains(self.store.location, location):
             self._check_shared(location, "the output", "out=…, or the fit's scratch", all_answer=False)
         try:
             run_map(self, task, on_rows)
@@ -341,9 +350,9 @@ class DaskExecutor:
     # -- results and errors ----------------------------------------------------------------------------------
 
     def fetched(self, future: Future, item: object = None) -> tuple[Any, ...]:
-        """Return (result,) of a supervised task, or () until the result is computed and fetched.
+        """Return the result of a task as (result,), or () while it is not available.
 
-        If the only copy of the result is lost before it is fetched, Dask computes the result again.
+        If the worker with the result is lost before the driver has a copy, Dask computes the result again.
         """
         if future.status in ("pending", "lost"):
             return ()
@@ -356,13 +365,13 @@ class DaskExecutor:
                 return ()
             if self.link.connected and isinstance(error.__cause__, TimeoutError):
                 raise NoProgress(
-                    f"the result of {future.key} was not to be had for {CALL_SECONDS:.0f} s"
+                    f"the result of {future.key} could not be fetched within {CALL_SECONDS:.0f} s"
                 ) from None
             raise
 
 
 def run_to_end(executor: DaskExecutor, create_work: Callable[[], W], on_rows: OnRows) -> W:
-    """Create and supervise a pass or map, again after each failure; return the last one."""
+    """Create a pass or map and supervise it to its end; after a failure, create and supervise a new one."""
     tries, most = 0, -1
     while True:
         current = create_work()
@@ -397,13 +406,13 @@ def run_to_end(executor: DaskExecutor, create_work: Callable[[], W], on_rows: On
 
 
 def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Before work starts, run alone each item that may have killed workers; return True if there are any.
+    """Before work starts, run each item (the rows of one task) alone that may have killed workers.
 
-    The caller must then create the work again.
+    Return True if there are such items; the caller must then create the work again.
     """
-    if current.began is not None:  # The work was queued behind the previous pass and has started already.
+    if current.began is not None:  # The work was sent in advance, so its tasks have started already.
         if executor.watch.suspects(current):
-            raise WorkerDied("two workers have died of it")
+            raise WorkerDied("two workers died while they read the same shard")
         return False
     if not executor.has_checked_crashes:
         executor.has_checked_crashes = True

@@ -42,8 +42,8 @@ def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callab
         def call(*args: Any, **kwargs: Any) -> Any:
             if function.__name__ not in _tested:
                 try:
-                    # `run_on_scheduler` passes the scheduler by name.
-                    owner = args[0] if args else kwargs.get("dask_scheduler")
+                    # Dask passes a scheduler or worker by name.
+                    owner = next(iter([*args, *kwargs.values()]), None)
                     for need in needs:
                         _find(need, owner)
                 except (AttributeError, ImportError) as error:
@@ -360,16 +360,11 @@ def topic_handler(client: Client, topic: str) -> Callable[[tuple[float, Any]], o
 
 
 @_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources", "nanny")
-def offers_gpu(worker: Worker) -> bool:
-    """Return True if a worker offers the resource ``GPU``, or if dask-cuda has started it."""
+def offers_gpu(dask_worker: Worker) -> bool:
+    """Return True if a worker offers the resource ``GPU``, or if dask-cuda has started the worker."""
     # dask-cuda loads this module in each worker process that it starts, and gives the process one GPU.
-    of_dask_cuda = worker.nanny is not None and "dask_cuda.initialize" in sys.modules
-    return of_dask_cuda or bool(worker.state.total_resources.get("GPU"))
-
-
-def is_gpu_worker(dask_worker: Worker) -> bool:
-    """Return True if the worker on which Dask runs this function computes on a GPU."""
-    return offers_gpu(dask_worker)
+    of_dask_cuda = dask_worker.nanny is not None and "dask_cuda.initialize" in sys.modules
+    return of_dask_cuda or bool(dask_worker.state.total_resources.get("GPU"))
 
 
 @_guarded("news of finished spans", lambda: None, "loop.add_callback", "loop.call_later")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 
-from .hooks import is_gpu_worker
+from .hooks import offers_gpu
 from .timed_calls import ask_every_worker, ask_workers
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def find_gpus(client: Client) -> dict[str, Gpu]:
     # Dask reports the GPU that a worker sees if pynvml is installed, which dask-cuda requires.
     seeing = [a for a, gpu in found.items() if gpu == "none" and workers[a].get("gpu", {}).get("name")]
     if seeing:
-        answers = ask_workers(client, is_gpu_worker, workers=seeing)
+        answers = ask_workers(client, offers_gpu, workers=seeing)
         found |= {address: "used" if answers[address] is True else "unused" for address in seeing}
     return found
 
