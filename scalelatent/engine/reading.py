@@ -405,14 +405,16 @@ def _read_ahead(
         for piece in itertools.islice(rest, ahead):
             waiting.append((piece, pool.submit(reader.read, *piece)))
         while waiting:
-            piece, future = waiting.popleft()
-            rows = _wait_for_rows(future, reader.meter, stop_event)
+            rows = _wait_for_rows(waiting[0][1], reader.meter, stop_event)
+            piece, _ = waiting.popleft()
             for following in itertools.islice(rest, 1):
                 waiting.append((following, pool.submit(reader.read, *following)))
             yield piece, rows
     finally:
-        # A cancelled pass does not wait for a read that hangs.
-        pool.shutdown(wait=not stop_event.is_set(), cancel_futures=True)
+        running = [future for _, future in waiting if not future.cancel()]
+        # A cancelled pass waits at most one second for a read that hangs.
+        hangs = wait(running, timeout=1.0 if stop_event.is_set() else None).not_done
+        pool.shutdown(wait=not hangs)
 
 
 def _limit_read_ahead(dataset: Dataset, pieces: list[tuple[int, int]], target_width: int) -> int:

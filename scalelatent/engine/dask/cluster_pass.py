@@ -15,7 +15,7 @@ from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import Span, Stage
 
 from .graph import Graph, TaskRef
-from .pass_tasks import task_merge, task_mstep, task_params, task_span
+from .pass_tasks import make_pass_info, task_merge, task_mstep, task_params, task_span
 from .pools import POOLED, estimate_costs
 from .trial import try_span
 from .window import AT_ONCE, Batch, TaskEnded, Window, Work
@@ -231,13 +231,8 @@ class DaskPass(Work[Span]):
 
     def _read_info(self) -> PassInfo:
         """Return the results of the M-step from the state that it wrote, without the number of bytes read."""
-        state, work = self.executor.store.load_state(self.stage.name, self.iteration + 1), self.stage.batch
-        return {
-            "summary": work.summary(state),
-            "done": work.is_done(state),
-            "rows": self.stage.rows,
-            "bytes_read": 0,
-        }
+        state = self.executor.store.load_state(self.stage.name, self.iteration + 1)
+        return make_pass_info(self.stage, state, self.stage.rows, 0)
 
     def release(self) -> None:
         """Release all futures of this pass, which cancels its unfinished tasks."""

@@ -12,7 +12,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.callbacks import Callback
@@ -89,7 +90,7 @@ class DaskExecutor:
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._queued_pass: DaskPass | None = None
-        self.has_checked_crashes = False
+        self._has_checked_crashes = False
         self.watch, self.pools = Watch(self), Pools(self.link)
         self.threads, self._looked = self.link.threads(), time.monotonic()
         if not self.threads:
@@ -130,34 +131,27 @@ class DaskExecutor:
         if len(offers) > 1:
             self.pools.report_devices(offers, self.callbacks)
 
-    def wait_for_workers(self) -> dict[str, int]:
+    def wait_for_workers(self, work: str = "the next step") -> dict[str, int]:
         """Return the threads of each worker by address; wait at most `STALL_SECONDS` for the first worker."""
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
-                self.raise_no_workers("the next step")
+                kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
+                raise RunError(
+                    f"no {kind} are left on {self.link.address} for {work}, and none joined within "
+                    f"{STALL_SECONDS:.0f} s. Start workers, then resume the run; finished passes are kept"
+                )
             self.wait(WAIT_SECONDS)
         return found
 
-    def raise_no_workers(self, work: str) -> NoReturn:
-        """Raise the `RunError` for a cluster that stayed without workers."""
-        kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
-        raise RunError(
-            f"no {kind} are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
-            f"waiting for {work}. Start workers, then resume the run: finished passes are kept"
-        )
-
     def _check_shared(self, location: Location, name: str, option: str, *, all_answer: bool = True) -> None:
         """Raise a RunError if a worker does not see a folder or, with ``all_answer``, does not answer."""
-        mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
+        mark = f".seen-{self.token}"
+        action = f"the workers were looking for {name}"
+        ask: Any = partial(self.link.ask_workers, action) if all_answer else partial(ask_workers, self.client)
         location.write(mark, b"seen")
         try:
-            if all_answer:
-                wrong.update(
-                    self.link.ask_workers(f"looking for {name}", find_folder_problem, location.url, mark)
-                )
-            else:
-                wrong.update(ask_workers(self.client, find_folder_problem, location.url, mark))
+            wrong = ask(find_folder_problem, location.url, mark)
         finally:
             location.delete(mark)
         blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, GONE_ERRORS)}
@@ -165,7 +159,7 @@ class DaskExecutor:
             raise RunError(
                 f"worker(s) {', '.join(blind)} do not see {name} {location.url} "
                 f"({'; '.join(sorted(set(blind.values())))}): put it on storage that all workers share "
-                f"({option}), and let them have the credentials for it"
+                f"({option}), and give them its credentials"
             )
 
     def send_access(self, dataset: Dataset) -> None:
@@ -194,11 +188,6 @@ class DaskExecutor:
     def span_seconds(self, name: str) -> float | None:
         """Return the measured seconds of one task of a stage on one thread; None before the first pass."""
         return self._seconds.get(name)
-
-    @property
-    def stall_seconds(self) -> float:
-        """Maximum seconds to wait for a worker while the cluster has none."""
-        return STALL_SECONDS
 
     def pass_report(self, current: DaskPass) -> str | None:
         """Return the results that the M-step of a pass sent as an event, as JSON text; None before that."""
@@ -247,7 +236,7 @@ class DaskExecutor:
             self._cancel_queued_pass()
             self.refresh()
             current = self._make_pass(stage, iteration)
-        current = self._complete(current, on_rows)
+        current = self.run(lambda: self._make_pass(stage, iteration), on_rows, first=current)
         out = current.result
         self._queued_pass, current.following = current.following, None
         assert out is not None
@@ -267,28 +256,58 @@ class DaskExecutor:
         todo, finished = plan_spans(stage, iteration, self.store, self.workers)
         return DaskPass(self, stage, iteration, todo, finished, learns=learns)
 
-    def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
-        """Run a pass to its end; return the pass, or after a failure the new pass that replaced it."""
-        first: list[DaskPass] = [current]
+    def run(self, create_work: Callable[[], W], on_rows: OnRows, first: W | None = None) -> W:
+        """Run a pass or map to its end, and return it; after each failure, run a new one.
 
-        def create_work() -> DaskPass:
-            return first.pop() if first else self._make_pass(current.stage, current.iteration, current.learns)
-
-        return self.run(create_work, on_rows)
-
-    def run(self, create_work: Callable[[], W], on_rows: OnRows) -> W:
-        """Create a pass or map with ``create_work`` and run it to its end; create a new one after a failure.
-
-        Return the pass or map that has ended.
+        ``first`` is the pass to start with; ``create_work`` creates all others.
         """
         self.watch.begin()
-        ended = run_to_end(self, create_work, on_rows)
-        self._seconds[ended.name] = self.watch.span_seconds(ended)
-        return ended
+        tries, most = 0, -1
+        while True:
+            current, first = first or create_work(), None
+            try:
+                if self._run_suspects_first(current):
+                    continue
+                supervise(self, current, on_rows)
+                self._seconds[current.name] = self.watch.span_seconds(current)
+                return current
+            except RowsExcluded:
+                current.cancel()
+                # Stored sums of this pass include the rows that are now excluded.
+                self.store.drop_nodes()
+                self.pass_token = self.next_token()
+                tries, most = 0, -1
+            except Retry as again:
+                try:
+                    self.watch.record_cancelled(current)
+                finally:
+                    current.cancel()
+                tries = 1 if current.rows_done > most else tries + 1
+                most = max(most, current.rows_done)
+                if tries > ATTEMPTS:
+                    raise RunError(
+                        f"{current.name} (pass {current.number}) was started {tries} times and made no "
+                        f"progress: {again}. {again.advice}, then resume the run"
+                    ) from None
+                self.pass_token = self.next_token()  # New tasks need other names than the cancelled tasks.
+                self.wait_for_workers()
+            except BaseException:
+                current.cancel()
+                raise
 
-    def rename(self) -> None:
-        """Change the suffix of task names, so that new tasks differ from cancelled tasks."""
-        self.pass_token = self.next_token()
+    def _run_suspects_first(self, current: Work[Item]) -> bool:
+        """Before work starts, run each item (the rows of one task) alone that may have killed workers.
+
+        Return True if there are such items; the caller must then create the work again.
+        """
+        if current.began is not None:  # The work was sent in advance, so its tasks have started already.
+            if self.watch.suspects(current):
+                raise WorkerDied("two workers died while they read the same shard")
+            return False
+        if not self._has_checked_crashes:
+            self._has_checked_crashes = True
+            find_suspect_items(self, current)
+        return run_isolated(self, current)
 
     def _cancel_queued_pass(self) -> None:
         """Cancel the pass that was sent in advance, if there is one."""
@@ -320,7 +339,7 @@ class DaskExecutor:
         self._save_stage(stage)
         self.watch.begin()
         try:
-            current = self._complete(self._make_pass(stage, 0, learns=False), on_rows)
+            current = self.run(lambda: self._make_pass(stage, 0, learns=False), on_rows)
             current.release()
             sums = {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
         finally:
@@ -368,53 +387,3 @@ class DaskExecutor:
                     f"the result of {future.key} could not be fetched within {CALL_SECONDS:.0f} s"
                 ) from None
             raise
-
-
-def run_to_end(executor: DaskExecutor, create_work: Callable[[], W], on_rows: OnRows) -> W:
-    """Create a pass or map and supervise it to its end; after a failure, create and supervise a new one."""
-    tries, most = 0, -1
-    while True:
-        current = create_work()
-        try:
-            if _run_suspects_first(executor, current):
-                continue
-            supervise(executor, current, on_rows)
-            return current
-        except RowsExcluded:
-            current.cancel()
-            # Stored sums of this pass include the rows that are now excluded.
-            executor.store.drop_nodes()
-            executor.rename()
-            tries, most = 0, -1
-        except Retry as again:
-            try:
-                executor.watch.record_cancelled(current)
-            finally:
-                current.cancel()
-            tries = 1 if current.rows_done > most else tries + 1
-            most = max(most, current.rows_done)
-            if tries > ATTEMPTS:
-                raise RunError(
-                    f"{current.name} (pass {current.number}) was started {tries} times and made no progress: "
-                    f"{again}. {again.advice}, then resume the run"
-                ) from None
-            executor.rename()
-            executor.wait_for_workers()
-        except BaseException:
-            current.cancel()
-            raise
-
-
-def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Before work starts, run each item (the rows of one task) alone that may have killed workers.
-
-    Return True if there are such items; the caller must then create the work again.
-    """
-    if current.began is not None:  # The work was sent in advance, so its tasks have started already.
-        if executor.watch.suspects(current):
-            raise WorkerDied("two workers died while they read the same shard")
-        return False
-    if not executor.has_checked_crashes:
-        executor.has_checked_crashes = True
-        find_suspect_items(executor, current)
-    return run_isolated(executor, current)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import importlib
+import importlib.util
 import logging
 import sys
 import time
@@ -109,10 +109,6 @@ def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]
 @_guarded("an entry in the dashboard's navigation bar", lambda: False, "http_application")
 def add_page(scheduler: Scheduler, page: str) -> bool:
     """Add a page to the dashboard's navigation bar; return False if there is no dashboard (no bokeh)."""
-    try:
-        import bokeh  # noqa: F401
-    except ImportError:
-        return False
     pages = _page_variables(scheduler).get("pages")
     if pages is None:
         return False
@@ -122,7 +118,9 @@ def add_page(scheduler: Scheduler, page: str) -> bool:
 
 
 def _page_variables(scheduler: Any) -> dict[str, Any]:
-    """Return the variables of the dashboard's templates; empty if Dask has moved them."""
+    """Return the variables of the dashboard's templates; empty without bokeh or if Dask has moved them."""
+    if importlib.util.find_spec("bokeh") is None:
+        return {}
     try:
         from distributed.dashboard.scheduler import template_variables
     except ImportError as error:
@@ -139,19 +137,18 @@ def _page_variables(scheduler: Any) -> dict[str, Any]:
 )
 def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
     """Return the folder of the dashboard's jinja2 templates (``base.html``) and their variables."""
-    try:
-        import bokeh  # noqa: F401
-    except ImportError:
-        return None, {}
     import distributed.http
 
+    variables = _page_variables(scheduler)
+    if not variables:
+        return None, {}
     folder = Path(distributed.http.__file__).parent / "templates"
     text = (folder / "base.html").read_text(encoding="utf-8") if (folder / "base.html").exists() else ""
     if "{% block content %}" not in text:
         error = LookupError("no base.html with a block of its content")
         log_once("page_frame", "the dashboard's frame around the page", error)
         return None, {}
-    return folder, _page_variables(scheduler)
+    return folder, variables
 
 
 # -- events --------------------------------------------------------------------------------------------------

@@ -30,9 +30,7 @@ Gpu = Literal["used", "unused", "none"]
 class ClusterMember:
     """Properties of one worker of the cluster; memory in bytes."""
 
-    threads: int
     running: bool
-    name: str
     host: str
     memory: int
     memory_limit: int
@@ -137,9 +135,7 @@ def find_gpus(client: Client) -> dict[str, Gpu]:
 
 def _member(info: dict[str, Any]) -> ClusterMember:
     return ClusterMember(
-        threads=int(info.get("nthreads", 1)),
         running=info.get("status", "running") == "running",
-        name=str(info.get("name", "")),
         host=str(info.get("host", "")),
         memory=int(info.get("metrics", {}).get("memory", 0)),
         memory_limit=int(info.get("memory_limit") or 0),

@@ -286,17 +286,17 @@ def task_mstep(
     with allow_threads(worker_threads()):  # The other threads of this worker wait for the M-step.
         following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
-    done = stage.batch.is_done(following)
-    info: PassInfo = {
-        "summary": stage.batch.summary(following),
-        "done": done,
-        "rows": rows,
-        "bytes_read": nbytes,
-    }
+    info = make_pass_info(stage, following, rows, nbytes)
     message = as_message(info)
     if message is not None:
         send_to_driver(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
-    return TaskParams(None if done else following)
+    return TaskParams(None if info["done"] else following)
+
+
+def make_pass_info(stage: Stage, state: object, rows: int, bytes_read: int) -> PassInfo:
+    """Return the results of the pass whose M-step has computed ``state``."""
+    summary, done = stage.batch.summary(state), stage.batch.is_done(state)
+    return {"summary": summary, "done": done, "rows": rows, "bytes_read": bytes_read}
 
 
 def task_write_rows(

@@ -98,7 +98,6 @@ class Watch:
         self._listening = False
         self._beat = self._started = self._moved = 0.0
         self._look, self._idle_checks = FIRST_LOOK, 0
-        self._alone_since: float | None = None
 
     # -- listening -------------------------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class Watch:
         self._reset()
 
     def _reset(self) -> None:
-        self._moved, self._look, self._idle_checks, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
+        self._moved, self._look, self._idle_checks = time.monotonic(), FIRST_LOOK, 0
 
     def span_seconds(self, current: Work[Item]) -> float:
         """Return the mean seconds of one task on one thread, for a pass that has just ended."""
@@ -334,7 +333,7 @@ class Watch:
 
     def _check_progress(self, current: Work[Item]) -> None:
         """Raise `Retry` or `RunError` if the scheduler or all workers are lost, or if the tasks hang."""
-        link, now = self._executor.link, time.monotonic()
+        link = self._executor.link
         if not link.connected:
             raise link.lost("a pass was running", str(getattr(self._executor.client, "status", "closed")))
         busy = {
@@ -342,16 +341,14 @@ class Watch:
         }
         busy = {address: keys for address, keys in busy.items() if keys}
         if busy:
-            self._idle_checks, self._alone_since = 0, None
+            self._idle_checks = 0
             self._check_hangs(current, busy)
         elif not self._executor.look_at_workers():
-            self._alone_since = self._alone_since or now
-            if now - self._alone_since > self._executor.stall_seconds:
-                self._executor.raise_no_workers(current.format_count(len(current.window.pending)))
+            self._executor.wait_for_workers(current.format_count(len(current.window.pending)))
         elif any(member.running for member in link.members().values()):
             # No worker has a task of the pass. A busy scheduler may not have processed the graph yet, so only
             # several such checks in a row count.
-            self._alone_since, self._idle_checks = None, self._idle_checks + 1
+            self._idle_checks += 1
             if self._idle_checks >= MAX_IDLE_CHECKS:
                 raise Retry("no worker has its tasks, because the workers that had them are lost")
 
