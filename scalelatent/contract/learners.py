@@ -90,10 +90,10 @@ class Block:
 class Backend(Protocol):
     """One thread's array library, its kernels and its reusable buffers."""
 
-    name: str
-    device: str
-    row_limits: dict[str, int]
-    gpu_errors: tuple[type[Exception], ...]
+    name: str  # "numba", "cupy" or "reference", as in the table of kernels
+    device: str  # "cpu", or number and name of the GPU
+    row_limits: dict[str, int]  # maximum rows per call, by name of the work, after GPU memory ran out
+    gpu_errors: tuple[type[Exception], ...]  # types of errors of the GPU libraries; empty on a CPU
 
     @property
     def xp(self) -> ModuleType:

@@ -233,7 +233,7 @@ class EngineStore:
         self.write(_node_name(stage, iteration, span), vector, durable=False)
 
     def nodes(self, stage: str, iteration: int) -> list[Span]:
-        """Return the finished spans (ranges of rows, one per task) of a pass."""
+        """Return the spans (ranges of rows, one per task) of a pass whose statistics are saved."""
         return [
             Span(m["part"], int(m["level"]), int(m["index"]))
             for m in self.match_names(_NODE)
@@ -248,7 +248,7 @@ class EngineStore:
         return vector if np.shape(vector) == (length,) else None
 
     def drop_nodes(self, upto: int | None = None) -> None:
-        """Remove the finished spans of all passes, or only of passes up to ``upto``."""
+        """Remove the saved statistics of spans (ranges of rows) of all passes, or of those up to ``upto``."""
         for match in self.match_names(_NODE):
             if upto is None or int(match["iteration"]) <= upto:
                 self.remove(match[0])
@@ -265,7 +265,7 @@ class EngineStore:
             raise self._unwritable(name, error) from error
 
     def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
-        """Return the records whose ``key`` is at most ``upto``, in order; remove the others from the file."""
+        """Return the history records whose ``key`` is at most ``upto``, in order; delete later records."""
         name = f"history-{stage}.jsonl"
         log, by_key = self._history(name), {}
         for line in log.lines():

@@ -165,6 +165,7 @@ class Feed:
                 self._change.notify_all()
 
     def _list_ahead(self, requested: int) -> range:
+        """Return the numbers of the slab ``requested`` and of the slabs to gather in advance."""
         return range(requested, max(requested + 1, min(requested + 1 + AHEAD, self._n_slabs)))
 
     def _wait_for_request(self, requested: int) -> bool:

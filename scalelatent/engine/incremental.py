@@ -60,7 +60,7 @@ class KeptLeaves(Generic[State, Prepared]):
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Process a leaf (fixed range of rows), store its data, and add the change of data to ``stats``."""
+        """Process a leaf (fixed range of rows), store its new data, and add new minus old to ``stats``."""
         old = self._read(block)
         self._store(prepared, block, old, self.learner.visit(prepared, block, old), stats)
 
@@ -103,7 +103,7 @@ class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
     """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Process several leaves (ranges of rows) in one call; store their data, and add the changes."""
+        """Process several leaves (ranges of rows) in one call, each as in `run_chain`."""
         assert isinstance(self.learner, MultiRangeLearner)
         olds = [self._read(block) for block in blocks]
         news = self.learner.visit_leaves(prepared, blocks, olds)

@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.2
 _END: Any = object()
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-# Minimum seconds of the work that a thread takes at once; taking it costs tens of microseconds.
+# Minimum seconds of a span (rows of one task of a thread); starting a span takes tens of microseconds.
 THREAD_TASK_SECONDS = 2e-4
 
 

@@ -150,7 +150,7 @@ class _OnlineFit:
         return stored["state"]
 
     def begin(self, run: OnlineSteps, state: object) -> None:
-        """Give the first state to ``run``, which runs the minibatch steps."""
+        """Give the first state of the fit to ``run``, which runs the minibatch steps."""
         self.run, place = run, self.place
         self.at = (place, run.put(place, state, is_written=self._restored))
         # `is_done` is called only where an uninterrupted fit calls it too.

@@ -44,16 +44,16 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 # Blocks are larger than a CPU cache, so that threads rarely wait for Python's lock, but not larger than a
 # chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
-MERGE_SHARE = 0.02  # largest time to merge statistics of leaves, as a share of their computing time
-FEW_LEAVES = 16  # a reduction that sets `merge_share` gets at most this number of leaves
-_TWO_LEAVES_FACTOR = 1.5  # rows that are at least this multiple of the smallest useful leaf make two leaves
-MIN_TASK_SECONDS = 0.03  # least seconds of a task on a cluster
+MERGE_SHARE = 0.02  # maximum time to merge the statistics of leaves, as a share of their computing time
+FEW_LEAVES = 16  # maximum number of leaves (groups of blocks) of a reduction that sets `merge_share`
+_TWO_LEAVES_FACTOR = 1.5  # a dataset with at least this multiple of the rows of a useful leaf gets two leaves
+MIN_TASK_SECONDS = 0.03  # minimum seconds of a task on a cluster
 # Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 # Bytes per second between workers; sending a statistic may take this share of the time to compute it.
 SEND_RATE, SEND_SHARE = 5e8, 0.1
-# Assumed bytes per second of summing statistics, and flops per second of one core; sizes are chosen from
-# them.
+# Assumed bytes per second of summing statistics, and flops per second of one core, for the sizes of leaves
+# and tasks.
 _MERGE_RATE, FLOP_RATE = 2e10, 6e10
 _GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 peak of an H100
 
@@ -122,7 +122,7 @@ def make_stage(
     leaf_rows: int | None = None,
     gpu_blocks: bool = False,
 ) -> Stage:
-    """Return a stage with grids chosen for its reductions.
+    """Return a stage whose rows are divided into blocks and leaves (groups of blocks) for its reductions.
 
     ``gpu_blocks`` chooses the large blocks that suit GPUs; clusters with CPU workers use smaller blocks.
     """
@@ -162,10 +162,11 @@ def choose_grid(
     leaf_rows: int | None = None,
     on_gpu: bool = False,
 ) -> RowGrid:
-    """Return a grid with leaves so large that merging costs little; it is the same on any cluster.
+    """Return the division of rows into blocks and leaves (groups of blocks), which is equal on all clusters.
 
-    A GPU computes rows faster than a CPU merges sums, so its leaves are larger. They are still few enough for
-    several GPUs: at least half of `FEW_LEAVES`, unless the blocks are larger.
+    Leaves are so large that merging their statistics costs little. A GPU computes rows faster than a CPU
+    merges statistics, so its leaves are larger; still there are at least half of `FEW_LEAVES` for several
+    GPUs, unless a leaf would be smaller than a block.
     """
     n, requirements, is_free = len(dataset), reduction.requirements, block_rows is None
     block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, requirements.block_rows)
@@ -193,7 +194,7 @@ def _make_few_leaves(n: int, target: float, block_rows: int) -> RowGrid:
 def choose_block_rows(
     n_features: int, block_rows: int | None = None, leaf_rows: int | None = None, requested: int | None = None
 ) -> int:
-    """Return the rows of a block: the user's number, else a divisor of the user's leaf near the request.
+    """Return the rows of a block: the user's number, or a divisor of ``leaf_rows`` near ``requested``.
 
     Whether the options are refused does not depend on ``n_features``, so a session can check them early.
     """
@@ -219,7 +220,7 @@ def seconds_per_row(reduction: Reduction | StepLearner) -> float:
 
 
 def _fit_block_to_leaf(block_rows: int, leaf_rows: int) -> int:
-    """Return the rows of a block near ``block_rows`` that divides the user's leaf."""
+    """Return a number of rows near ``block_rows`` that divides ``leaf_rows``, which the user has set."""
     common = math.gcd(block_rows, leaf_rows)
     if leaf_rows <= block_rows:
         return leaf_rows
@@ -265,7 +266,7 @@ def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds
 
 
 def list_spans(stage: Stage, workers: int, task_seconds: float | None = None) -> list[Span]:
-    """Return all spans of a pass, with the training rows first; see :func:`choose_level`."""
+    """Return all spans (ranges of rows, one per task) of a pass; training rows come first."""
     out = []
     for part, reduction in stage.reductions.items():
         level = choose_level(stage.grids[part], reduction, workers, task_seconds)
@@ -353,7 +354,7 @@ class _SpanSum:
         return vector
 
     def add(self, vector: np.ndarray, level: int = 0) -> None:
-        """Add a child's vector to the open node of a level, and close the node after its last child."""
+        """Add a vector to the sum of a tree level; add a sum of eight vectors to the level above."""
         node_sum = self._sums[level]
         if node_sum is None:
             self._sums[level] = vector
@@ -407,7 +408,7 @@ def plan_spans(
     workers: int,
     task_seconds: float | None = None,
 ) -> tuple[list[Span], list[Span]]:
-    """Return (spans to compute, saved spans of an interrupted run), which together cover every leaf once."""
+    """Return (spans to compute, spans whose sums an interrupted run has saved), together with all rows."""
     spans = list_spans(stage, workers, task_seconds)
     finished = set() if store is None else set(store.nodes(stage.name, iteration))
     if not finished:
@@ -423,7 +424,7 @@ def plan_spans(
 
 
 def _cover_leaves(grid: RowGrid, level: int, saved: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield nodes that cover every leaf once: saved nodes, and other nodes of ``level`` or below."""
+    """Yield tree nodes, as (level, index), with every leaf once: saved nodes, and others up to ``level``."""
     ancestors = {
         (up, index // FAN_IN ** (up - low)) for low, index in saved for up in range(low + 1, grid.depth + 1)
     }

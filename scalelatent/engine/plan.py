@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
     from .rates import AnyRows
 
-# Resident bytes of a process without rows: one that has imported everything (pandas and pyarrow take 60 MiB)
-# and compiled its kernels (70 MiB), and a worker. Measured by tests/estimators/test_plan_check.py.
+# Resident bytes, without rows, of a process that has imported all packages (pandas and pyarrow take 60 MiB)
+# and compiled its kernels (70 MiB), and of a Dask worker (measured: tests/estimators/test_plan_check.py).
 PROCESS_BYTES, WORKER_BYTES = 448 * 2**20, 240 * 2**20
 KEPT_BYTES = 2**25  # freed bytes that the allocator of a worker keeps per thread (dask/worker_side.py)
 ALLOWED_SHARE = 0.6  # a fit without its row cache may use at most this share of the memory of a worker
@@ -207,7 +207,7 @@ class Forecast:
         measure: bool,
     ) -> None:
         self.kind, self.train, self.validation, self.resources = kind, train, validation, resources
-        self.options, self.measure = dict(options), measure  # measure: rates may be measured now
+        self.options, self.measure = dict(options), measure  # measure: True if speeds may be measured now
         self.codes = 0  # number of classes of the random rows with which speed is measured
         # Input rows of the next stages by part: datasets, or shapes of rows that the fit will make.
         self.rows: dict[str, Any] = {"train": train}
@@ -286,13 +286,14 @@ class Forecast:
         """Add a stage of steps over minibatches; ``extra_bytes`` is bytes per row in addition to features."""
         rows, layout, resources = self.rows["train"], learner.layout(), self.resources
         row_bytes, chains = rows.nbytes // len(rows) + extra_bytes, order.n_chains
-        # A chain has the runs of its current and next buffer in memory; without shuffling, a few runs.
+        # A chain (part of a minibatch) has the runs (ranges of rows) of two shuffle buffers in memory, or a
+        # few runs without shuffling.
         runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
         buffered = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
         slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
         threads = min(resources.threads, chains)
-        # A thread merges its statistics in a tree, which leaves at most `depth` of them. On a cluster, a
-        # worker receives the statistics of all workers.
+        # A thread has at most `depth` statistics, because it merges them in a tree. On a cluster, each worker
+        # receives the statistics of all workers.
         depth = chains.bit_length() + 1
         summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
         memory = {

@@ -165,7 +165,7 @@ class Reader:
         return self.cache.get((self.name, start, stop)) if self.cache is not None else None
 
     def read(self, start: int, stop: int) -> Piece:
-        """Return (x, class codes or outputs, weight) of the rows ``start:stop``; x may be the outputs."""
+        """Return (x, class codes or outputs, weight) of the rows ``start:stop``, if possible from the cache."""
         found = self.cached(start, stop)
         if found is not None:
             return found
@@ -300,10 +300,9 @@ def iter_gpu_blocks(
 ) -> Generator[Block, None, None]:
     """Yield the same blocks as :func:`iter_blocks`, with rows on the GPU if it has kept them.
 
-    Without ``keeps_rows`` the GPU neither keeps rows nor uses kept rows.
-
-    For other blocks a thread copies the rows of the next block to the GPU while the caller computes. These
-    blocks have rows of the host, which some models check, and ``backend.asarray`` returns the copies.
+    If a block is not on the GPU, a thread copies its rows to the GPU while the caller computes the previous
+    block. The block itself has the rows in host memory, which some models check, and ``backend.asarray``
+    returns the copy. Without ``keeps_rows`` the GPU keeps no rows for later passes.
     """
     keys = [(reader.name, *block) for block in blocks]
     pieces = [backend.kept_rows.get(key) if keeps_rows else None for key in keys]
