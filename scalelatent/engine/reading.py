@@ -165,7 +165,7 @@ class Reader:
         return self.cache.get((self.name, start, stop)) if self.cache is not None else None
 
     def read(self, start: int, stop: int) -> Piece:
-        """Return (x, class codes or outputs, weight) of the rows ``start:stop``, if possible from the cache."""
+        """Return (x, class codes or outputs, weight) of rows ``start:stop``, if possible from the cache."""
         found = self.cached(start, stop)
         if found is not None:
             return found
