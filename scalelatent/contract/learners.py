@@ -234,14 +234,14 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
 
 
 class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
-    """A :class:`ColumnMap` that can be split by columns; its costs determine the size of output tiles."""
+    """A :class:`ColumnMap` that can be split by columns; its costs determine the columns of one task."""
 
     def select_columns(self, first: int, stop: int) -> ColumnStage:
         """Return a map that computes only the output columns ``first:stop``."""
 
     @property
     def column_group(self) -> int:
-        """Number of adjacent output columns that are computed together; one column costs as much as all."""
+        """Number of adjacent output columns that cost as much together as one of them alone."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations that compute one output column of one row."""

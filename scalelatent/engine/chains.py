@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
 CHECK_SECONDS = 0.2  # interval at which computing threads check whether to stop
-
-
-class CountsEpochs(Protocol):
-    """State of a learner that counts its epochs."""
-
-    @property
-    def iteration(self) -> int: ...
-
-
-Counted = TypeVar("Counted", bound=CountsEpochs)
 
 
 class RowCheck:
@@ -130,17 +120,18 @@ def apply_step(learner: StepLearner[State, Any], state: State, sums: TreeReducer
 
 
 def learn_stream(
-    learner: OnlineLearner[Counted, Any],
-    state: Counted,
+    learner: OnlineLearner[Any, Any],
+    state: Any,
     dataset: Dataset,
     device: str,
     batch_rows: int,
     n_earlier: int,
     classes: np.ndarray | None = None,
-) -> Counted:
+) -> Any:
     """Take one step per ``batch_rows`` rows, in order, in this process; return the last state.
 
-    ``n_earlier`` is the number of rows of earlier calls.
+    ``n_earlier`` is the number of rows of earlier calls. The state must have an attribute ``iteration``, the
+    number of its epoch.
     """
     backend, reader = (
         make_backend(device),

@@ -178,7 +178,7 @@ class DaskPass(Work[Span]):
         if links < CHAIN_PASSES and links * self._n_spans < CHAIN_TASKS:
             spans = self.executor.spans(self.stage)
             self.following = DaskPass(self.executor, self.stage, self.iteration + 1, spans, behind=self)
-            self.following.open()
+            self.following.window.open()
 
     # -- supervision -----------------------------------------------------------------------------------------
 
@@ -193,7 +193,6 @@ class DaskPass(Work[Span]):
         return {"part": item.part, "span": item.index, "level": item.level, "rows": rows}
 
     def dataset_of(self, item: Span) -> Dataset:
-        """Return the dataset to which the rows of a span belong: training or validation rows."""
         return self.stage.datasets[item.part]
 
     def label(self, item: Span) -> str:
@@ -235,7 +234,6 @@ class DaskPass(Work[Span]):
         return make_pass_info(self.stage, state, self.stage.rows, 0)
 
     def release(self) -> None:
-        """Release all futures of this pass, which cancels its unfinished tasks."""
         super().release()
         self._trees.clear()
         self._roots.clear()

@@ -222,7 +222,6 @@ class DaskExecutor:
         return iteration
 
     def get_state(self, stage: Stage, iteration: int, handle: int) -> Any:
-        """Read the state of a stage at the pass ``handle`` from the run folder, and return it."""
         return self.store.load_state(stage.name, handle)
 
     def spans(self, stage: Stage) -> list[Span]:
@@ -300,7 +299,7 @@ class DaskExecutor:
 
         Return True if there are such items; the caller must then create the work again.
         """
-        if current.began is not None:  # The work was sent in advance, so its tasks have started already.
+        if current.window.opened:  # The pass was sent in advance, so its tasks have started already.
             if self.watch.suspects(current):
                 raise WorkerDied("two workers died while they read the same shard")
             return False
@@ -329,11 +328,9 @@ class DaskExecutor:
         listener(self.client).remove(KERNELS, self.receive)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
-        """Return the runner of an online fit, which runs several minibatch steps per task on the workers."""
         return DaskSteps(self, stage, order, n_epochs, self.spread)
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        """Run one pass that only sums statistics; return the sums of training and validation rows by part."""
         self._cancel_queued_pass()
         self.refresh()
         self._save_stage(stage)
@@ -348,7 +345,6 @@ class DaskExecutor:
         return sums
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of a map's output dataset, one task per shard."""
         self.refresh()
         location = locate(task.url)
         # The run folder was checked before.

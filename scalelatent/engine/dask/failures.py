@@ -46,7 +46,7 @@ def guard_spans(client: Client) -> None:
 def supervise(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
     """Supervise a pass or map to its end; call ``on_rows`` with (number of finished rows, of all rows)."""
     reported_rows = -1
-    current.open()
+    current.window.open()
     executor.watch.start(current)
     while True:
         try:

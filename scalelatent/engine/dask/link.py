@@ -93,7 +93,15 @@ class Link:
         """Return the scheduler's information about each worker, by address."""
         get_info = partial(self.client.scheduler_info, n_workers=-1)
         found = self._call_in_time("its workers were listed", get_info)
-        return {address: _member(info) for address, info in sorted(found["workers"].items())}
+        return {
+            address: ClusterMember(
+                running=info.get("status", "running") == "running",
+                host=str(info.get("host", "")),
+                memory=int(info.get("metrics", {}).get("memory", 0)),
+                memory_limit=int(info.get("memory_limit") or 0),
+            )
+            for address, info in sorted(found["workers"].items())
+        }
 
     def find_gpus(self) -> dict[str, Gpu]:
         """Return whether each worker computes on a GPU, by address."""
@@ -132,12 +140,3 @@ def find_gpus(client: Client) -> dict[str, Gpu]:
         answers = ask_workers(client, offers_gpu, workers=seeing)
         found |= {address: "used" if answers[address] is True else "unused" for address in seeing}
     return found
-
-
-def _member(info: dict[str, Any]) -> ClusterMember:
-    return ClusterMember(
-        running=info.get("status", "running") == "running",
-        host=str(info.get("host", "")),
-        memory=int(info.get("metrics", {}).get("memory", 0)),
-        memory_limit=int(info.get("memory_limit") or 0),
-    )

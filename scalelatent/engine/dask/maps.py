@@ -5,8 +5,7 @@ Each output shard has only one writer (law 3). After a failure, the missing shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.write.writer import DatasetWriter
     from scalelatent.engine.mapwrite import OutputTask
+    from scalelatent.engine.quarantine import Ranges
 
     from .executor import DaskExecutor
     from .window import ItemWords
@@ -104,20 +104,21 @@ class MapShards(Shards):
 
 def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
     """Write the missing output shards of a row map, one task per shard; restart if bad input is excluded."""
-    files, known = ExitStack(), None
-    with files:
+    records: dict[Ranges, str] = {}  # names of the records with the map, by its excluded rows
 
-        def create_work() -> MapShards:
-            nonlocal known
-            skipped = executor.quarantine.excluded_rows(task.dataset)
-            if known is None or skipped != known[1]:
-                name = f"map-{task.name}-{executor.next_token()}"
-                tree = replace(task, skipped=skipped, cache=choose_map_cache(executor.cache, task)).to_tree()
-                files.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
-                known = name, skipped
-            return MapShards(executor, task, known[0])
+    def create_work() -> MapShards:
+        skipped = executor.quarantine.excluded_rows(task.dataset)
+        if skipped not in records:
+            name = records[skipped] = f"map-{task.name}-{executor.next_token()}"
+            tree = replace(task, skipped=skipped, cache=choose_map_cache(executor.cache, task)).to_tree()
+            executor.store.save_result(name, tree)
+        return MapShards(executor, task, records[skipped])
 
+    try:
         executor.run(create_work, on_rows)
+    finally:
+        for name in records.values():
+            executor.store.drop_result(name)
 
 
 def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:
@@ -195,13 +196,3 @@ def _loading_error(tasks: bytes) -> str:
     except Exception as error:  # noqa: BLE001 - unpickling calls code of other packages
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-@contextmanager
-def _kept_while(executor: DaskExecutor, record: str, tree: object) -> Iterator[None]:
-    """Write a record into the run folder, and remove it at the end of the ``with`` block."""
-    executor.store.write(record, tree)
-    try:
-        yield
-    finally:
-        executor.store.remove(record)

@@ -53,8 +53,6 @@ ANSWER_SECONDS = 5.0
 # A fit fails if a segment (several consecutive steps) was repeated this number of times, because its workers
 # died or hung, and fails once more.
 REPLAYS = 3
-# How many workers compute a step: the faster choice by measurement, always one, or always all.
-SPREADS = ("auto", "one", "all")
 
 
 class WorkerLeft(Retry):
@@ -138,7 +136,6 @@ class Segment(Work[Place]):
             raise WorkerDied(f"worker {worker} died")
 
     def release(self) -> None:
-        """Release the futures of this segment, which cancels its unfinished tasks."""
         # `Client.cancel` would wait for the scheduler, which may be lost.
         super().release()
         for future in self.futures:
@@ -148,14 +145,14 @@ class Segment(Work[Place]):
 class DaskSteps:
     """Runner of the minibatch steps of an online fit on a cluster.
 
-    The handle of a state is its `Place` (epoch and step); the state itself is in the run folder.
+    The handle of a state is its `Place` (epoch and step); the state itself is in the run folder. ``spread``
+    is the number of workers that compute a step: "one", "all", or "auto" for the faster choice by
+    measurement.
     """
 
     def __init__(
         self, executor: DaskExecutor, stage: Stage, order: RowOrder, n_epochs: int, spread: str = "auto"
     ) -> None:
-        if spread not in SPREADS:
-            raise ValueError(f"spread={spread!r} is not one of {', '.join(SPREADS)}")
         self.executor, self.stage, self._order, self._spread = executor, stage, order, spread
         self._store, self.token = executor.store, executor.next_token()
         self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage, once=n_epochs == 1)))
@@ -189,7 +186,6 @@ class DaskSteps:
     # -- states ----------------------------------------------------------------------------------------------
 
     def put(self, place: Place, state: object, *, is_written: bool = False) -> Place:
-        """Write a state into the run folder for the workers, unless it is already there (``is_written``)."""
         if not is_written:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self.stage.name, place.total(self._order), tree, durable=False)
@@ -198,11 +194,9 @@ class DaskSteps:
         return place
 
     def get(self, place: Place, handle: Place) -> Any:
-        """Read the state at the position ``handle`` from the run folder, and return it."""
         return self._store.load_state(self.stage.name, handle.total(self._order))["state"]
 
     def summary(self, place: Place, handle: Place) -> tuple[dict[str, Any], bool]:
-        """Return the summary of the newest state, and True if the learner is done; a worker computed both."""
         assert self._newest is not None
         assert self._newest[0] == handle
         return self._newest[1], self._newest[2]
@@ -217,15 +211,12 @@ class DaskSteps:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def steps(self, place: Place, stop: int, handle: Place) -> Iterator[Advance]:
-        """Run the steps up to ``stop``; yield the progress after each segment (several consecutive steps)."""
         while place.step < stop:
             out = self._segment(place, stop)
             place = self._remember_end(Place(place.epoch, out["step"]), out)
             yield Advance(place.step, place, out["bytes_read"])
 
     def end_epoch(self, place: Place, handle: Place) -> Place:
-        """Apply the learner's schedule at the end of an epoch on a worker; return the new place."""
-
         def end(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             future = segment.submit(task_end_epoch, "epoch", workers[0], handle, place)
             return segment.result([future], workers[0])

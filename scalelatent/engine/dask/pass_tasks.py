@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
@@ -40,7 +40,7 @@ from .worker_side import (
     current_worker,
     pace_reports,
     report_kernels,
-    report_smaller_block,
+    report_smaller_blocks,
     restart_on_lost_gpu,
     reuse_freed_memory,
     send_to_driver,
@@ -208,7 +208,7 @@ def task_span(
     seconds = time.perf_counter() - begin
     if is_worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
-    _report_smaller_blocks(fit, context.backend, limits)
+    report_smaller_blocks(fit, context.backend, limits)
     pace_reports.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     rows, nbytes = int(vector[-2]), int(vector[-1])
     work_reports.add(
@@ -319,7 +319,7 @@ def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
     limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
     with stopping(fit):
         rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
-    _report_smaller_blocks(fit, backend, limits)
+    report_smaller_blocks(fit, backend, limits)
     # If the output columns are split into tiles, the rows of each tile are divided by the number of tiles, so
     # that the reported rows add up to those of the output.
     work_reports.add(
@@ -327,12 +327,6 @@ def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
         meter.bytes_read, time.perf_counter() - begin, meter.wait_seconds,
     )  # fmt: skip
     return rows
-
-
-def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
-    """Notify the driver if the GPU has halved its blocks since the row limits ``before``."""
-    for work, limit in backend.row_limits.items() - before.items():
-        report_smaller_block(fit, work, limit, backend.device)
 
 
 def load_map(ref: StageRef, name: str) -> tuple[OutputTask, Backend]:

@@ -46,12 +46,8 @@ ASK_SECONDS = 3.0  # timeout of a worker's answer, in seconds
 TRIALS = 4  # maximum number of trials of one item (the rows of one task)
 
 
-class WorkersDied(Exception):
+class TrialWorkerDied(Exception):
     """Signal that a worker died while it ran only the task of a trial."""
-
-    def __init__(self, item: object, worker: str) -> None:
-        super().__init__(item, worker)
-        self.item, self.worker = item, worker
 
 
 class Trial(Work[Item]):
@@ -82,12 +78,12 @@ class Trial(Work[Item]):
         return []
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """Raise `WorkersDied`, or `Retry` if another task of the worker may be the cause of its death."""
+        """Raise `TrialWorkerDied`, or `Retry` if another task of the worker may have caused its death."""
         if expected or not items:
             return
         if not alone:
             raise Retry(f"{worker} died while it also ran tasks of other programs")
-        raise WorkersDied(items[0], worker)
+        raise TrialWorkerDied(worker)
 
 
 def note_name(work: Work[Item], item: Item) -> str:
@@ -141,7 +137,7 @@ def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
         wait_until_idle(executor)
     for item in suspects:
         _run_trial(executor, work, item)
-        executor.watch.forget_deaths(work, [item])
+        executor.watch.forget_deaths(work, item)
     return bool(suspects)
 
 
@@ -151,7 +147,7 @@ def _run_trial(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
         trial = Trial(executor, work, item, _find_least_busy_worker(executor))
         try:
             return supervise(executor, trial, lambda done, rows: None)
-        except WorkersDied:
+        except TrialWorkerDied:
             _exclude_or_raise(executor, work, item)
         except RowsExcluded:
             raise
@@ -223,7 +219,7 @@ def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> N
         bad = [BadShard(dataset.url, file, u, v, len(workers), words) for file, u, v in shards]
         where = {"stage": work.name, "pass": work.number}
         executor.quarantine.add(bad, executor.callbacks, **where)
-        executor.watch.forget_deaths(work, [item])
+        executor.watch.forget_deaths(work, item)
         raise RowsExcluded(words)
     raise RunError(
         f"workers die while they read shard file {named} of {dataset.url or 'the given rows'}: {words}. "
@@ -263,7 +259,6 @@ class LoggedStop(TaskStop):
         self._entry: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "peak": 0}
 
     def note(self, doing: str, start: int, stop: int) -> None:
-        """Log that the step ``doing`` on the rows ``start:stop`` is about to start."""
         self._update_entry(doing=doing, rows=[start, stop])
 
     def sample(self) -> None:

@@ -194,7 +194,8 @@ class Watch:
         while self._worker_events:
             message = self._worker_events.popleft()
             if message["action"] == "add-worker":
-                self._report_event("worker_joined", worker=message["worker"])
+                event = {"event": "worker_joined", "worker": message["worker"]}
+                self._executor.callbacks.on_event(event)
                 continue
             self._process_lost_worker(current, message)
         if self.suspects(current):
@@ -213,9 +214,8 @@ class Watch:
         named = {(work.name, work.number, item) for work, item in lost}
         for key in () if expected else named.union(self._cancelled.pop(worker, ())):
             self._count_death(key, worker)
-        self._report_event(
-            "worker_lost", worker=worker, expected=expected, **{f"{current.unit}s": len(named)}
-        )
+        event = {"event": "worker_lost", "worker": worker, "expected": expected}
+        self._executor.callbacks.on_event({**event, f"{current.unit}s": len(named)})
         for work, item in lost:
             self.report_retry(work, item, "its worker was lost", worker)
         for key in message.get("lost-computed-tasks", ()):
@@ -245,10 +245,9 @@ class Watch:
         suspect = {shard for shard, who in of_shard.items() if len(who) >= DEATHS}
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
-    def forget_deaths(self, work: Work[Item], items: Iterable[Item]) -> None:
-        """Forget which workers died while they had the tasks of these items."""
-        for item in items:
-            self.deaths.pop((work.name, work.number, item), None)
+    def forget_deaths(self, work: Work[Item], item: Item) -> None:
+        """Forget which workers died while they had the task of an item."""
+        self.deaths.pop((work.name, work.number, item), None)
 
     def deaths_of(self, work: Work[Item], item: Item) -> list[str]:
         """Return the addresses of the workers that died while they had the task of an item."""
@@ -327,9 +326,6 @@ class Watch:
         event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
-
-    def _report_event(self, event: str, **more: object) -> None:
-        self._executor.callbacks.on_event({"event": event, **more})
 
     def _check_progress(self, current: Work[Item]) -> None:
         """Raise `Retry` or `RunError` if the scheduler or all workers are lost, or if the tasks hang."""

@@ -8,7 +8,6 @@ speeds need shares of equal seconds, not of equal rows (`benchmarks/device_pools
 from __future__ import annotations
 
 import heapq
-import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -328,13 +327,6 @@ class Work(Generic[Item]):
         self.todo: Sequence[Item] = []
         self.rows_done = 0
         self.following: Work[Item] | None = None
-        self.began: float | None = None
-
-    def open(self) -> None:
-        """Send the tasks of the first items to the workers."""
-        if self.began is None:
-            self.began = time.monotonic()
-            self.window.open()
 
     def poll(self) -> bool:
         """Count finished items and send more items; return True if any item has finished."""

@@ -30,6 +30,8 @@ from .scheduler_listener import KERNELS, TOPIC
 if TYPE_CHECKING:
     from distributed import Worker
 
+    from scalelatent.contract.learners import Backend
+
 _log = logging.getLogger(__name__)
 
 # Address of a driver: (topic of events, token of the pass, token of the driver).
@@ -111,11 +113,13 @@ def send_to_driver(fit: Fit, message: dict[str, Any]) -> None:
         worker.log_event(fit[0], {"fit": fit[1], **message})
 
 
-def report_smaller_block(fit: Fit, work: str, rows: int, device: str) -> None:
-    """Send the driver the event that this worker's GPU computes blocks in smaller pieces."""
+def report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
+    """Notify the driver if this worker's GPU has split its blocks since it had the row limits ``before``."""
     worker = current_worker()
-    if worker is not None:
-        send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(work, rows, device, worker.address)})
+    for work, rows in backend.row_limits.items() - before.items():
+        if worker is not None:
+            event = make_split_event(work, rows, backend.device, worker.address)
+            send_to_driver(fit, {"driver": fit[-1], "cut": event})
 
 
 @contextmanager
