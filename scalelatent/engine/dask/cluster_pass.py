@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.grid import FAN_IN
 from scalelatent.engine.passes import Span, Stage
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
     from .pass_tasks import PassInfo
-    from .window import ItemWords
 
 # A pass depends on the M-step of the previous pass. After this number of tasks or passes in a row, a pass
 # reads its state from the run folder instead, so that the scheduler can forget older tasks. With these
@@ -188,7 +187,7 @@ class DaskPass(Work[Span]):
         self.open_following()
         return moved
 
-    def about(self, item: Span) -> ItemWords:
+    def about(self, item: Span) -> dict[str, Any]:
         rows = list(self.stage.grids[item.part].node_rows(item.level, item.index))
         return {"part": item.part, "span": item.index, "level": item.level, "rows": rows}
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from scalelatent.engine.quarantine import Ranges
 
     from .executor import DaskExecutor
-    from .window import ItemWords
 
 # Maximum bytes of pickled tasks that are sent to each worker, to check that the worker can import their code.
 TRIAL_BYTES = 2**20
@@ -72,7 +71,7 @@ class Shards(Work[int]):
         """Return True for the keys of this output, or for all keys if other tasks compute its rows."""
         return self._others or super().owns(key)
 
-    def about(self, item: int) -> ItemWords:
+    def about(self, item: int) -> dict[str, Any]:
         return {"part": "output", "span": item, "rows": list(self._writer.shard_bounds(item))}
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
     from .executor import DaskExecutor
-    from .window import ItemWords
 
 # A nanny kills a worker at 95 % of its memory limit. The last known memory of a dead worker is some seconds
 # old and therefore lower. If it was above this share of the limit, the message says that memory ran out
@@ -67,7 +66,7 @@ class Trial(Work[Item]):
         # Only this worker may run the task, so that the rows kill no further worker if this worker dies.
         return {item: graph.send(self._client, [key], [worker])[key]}
 
-    def about(self, item: Item) -> ItemWords:
+    def about(self, item: Item) -> dict[str, Any]:
         return self._tried.about(item)
 
     def dataset_of(self, item: Item) -> Dataset | None:

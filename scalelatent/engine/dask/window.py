@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from scalelatent.engine.quarantine import whole_shards
 
@@ -300,15 +300,6 @@ class TaskEnded(Exception):
         self.item, self.future = item, future
 
 
-class ItemWords(TypedDict):
-    """Part of the rows, number and rows of an item (the rows of one task), as written to the event log."""
-
-    part: str
-    span: int
-    level: NotRequired[int]
-    rows: list[int]  # first row, row after the last
-
-
 class Work(Generic[Item]):
     """Base class of work that is split into items (the rows of one task each).
 
@@ -359,14 +350,18 @@ class Work(Generic[Item]):
         """Return True if the task with this Dask key belongs to this work."""
         return key.endswith(self.token)
 
-    def about(self, item: Item) -> ItemWords:
-        """Return part, number and rows of an item (the rows of one task) for the event log."""
+    def about(self, item: Item) -> dict[str, Any]:
+        """Return the description of an item for the event log.
+
+        Its keys are "part" ("train", "validation" or "output"), "span" (number of the item) and "rows" (list
+        of the first row and the row after the last).
+        """
         raise NotImplementedError
 
     def item_rows(self, item: Item) -> int:
         """Return the number of rows that the task of an item computes."""
         first, stop = self.about(item)["rows"]
-        return stop - first
+        return int(stop - first)
 
     def describe(self, item: Item) -> str:
         """Return the description of an item (the rows of one task) for error messages."""
@@ -384,9 +379,10 @@ class Work(Generic[Item]):
         """Return the stored dataset that the task of an item reads; None if it reads no stored rows."""
         return None
 
-    def source_rows(self, item: Item) -> list[int] | tuple[int, int]:
+    def source_rows(self, item: Item) -> Sequence[int]:
         """Return (first row, row after the last) of the dataset rows that the task of an item reads."""
-        return self.about(item)["rows"]
+        rows: Sequence[int] = self.about(item)["rows"]
+        return rows
 
     def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
         """Return (file, first row, row after the last) of each shard that the task of an item reads."""
