@@ -259,7 +259,7 @@ class ChainRunner:
         return self.learner.to_host(state) if isinstance(self.learner, GpuStepLearner) else state
 
     def close(self) -> None:
-        """Stop the threads that compute chains and the thread that reads rows."""
+        """Stop the threads that compute, and the thread that reads rows."""
         self._feed.close()
         if self._pool is not None:
             self._pool.shutdown()

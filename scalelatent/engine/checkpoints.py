@@ -287,9 +287,9 @@ class EngineStore:
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """Raise a RunError if the file ``name`` cannot be written in the ``with`` statement.
+        """Raise a RunError if the ``with`` statement cannot write the file ``name``.
 
-        The folder may also belong to another run than the task that writes.
+        A task raises it also if its run folder was removed, or belongs to another run now.
         """
         try:
             run_id = None if self._run is None else self.location.read("run-id")

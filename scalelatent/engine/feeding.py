@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from .cache import Piece
 
 AHEAD = 2  # number of slabs (groups of consecutive minibatch steps) whose rows are gathered in advance
-BUFFERS = 2  # number of shuffle buffers per chain in memory: the current one and the next one
-SLAB_BYTES, SLAB_STEPS = 2**21, 256  # upper bounds of a slab: bytes per chain, and number of steps
+BUFFERS = (
+    2  # number of shuffle buffers in memory per chain (part of a minibatch): the current and the next one
+)
+# Upper bounds of a slab (group of steps): bytes per chain (part of each minibatch), and number of steps.
+SLAB_BYTES, SLAB_STEPS = 2**21, 256
 IDLE_SECONDS = 10.0  # an unused `Feed` releases its rows after this time
 CLOSE_SECONDS = 5.0  # `Feed.close` waits at most this long for a read that is in progress
 _POLL_SECONDS = 0.25  # interval at which waiting threads check for changes
 
-# Rows of one chain in one slab: (x, class codes or outputs, weights, row indices).
+# Rows of one chain in a group of steps: (x, class codes or outputs, weights, row indices).
 _Rows: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None, np.ndarray]"
 
 
@@ -123,7 +126,7 @@ class Feed:
         self._reader.meter.wait_seconds += time.perf_counter() - begin
 
     def _make_current(self, slab: int) -> bool:
-        """Make a slab the current one; if it is not ready after a short wait, return False."""
+        """Make a slab (group of steps) the current one; return False if its rows are not ready soon."""
         with self._change:
             if self._closed:
                 raise RuntimeError("a closed feed was asked for rows")
@@ -138,7 +141,7 @@ class Feed:
                 self._change.wait(_POLL_SECONDS)
             if slab not in self._ready:
                 return False
-            # Both changes are made under one lock, so that the thread does not read the slab again.
+            # Both changes are made under one lock, so that the thread does not gather these rows again.
             self._current = (slab, self._ready.pop(slab))
             return True
 
@@ -165,7 +168,7 @@ class Feed:
                 self._change.notify_all()
 
     def _list_ahead(self, requested: int) -> range:
-        """Return the numbers of the slab ``requested`` and of the slabs to gather in advance."""
+        """Return the numbers of the slab (group of steps) ``requested`` and of those to gather in advance."""
         return range(requested, max(requested + 1, min(requested + 1 + AHEAD, self._n_slabs)))
 
     def _wait_for_request(self, requested: int) -> bool:
@@ -192,7 +195,7 @@ class Feed:
         return True
 
     def _release_runs(self, requested: int) -> None:
-        """Release the runs (ranges of rows) that no slab needs soon."""
+        """Release the runs (ranges of rows) that the next steps do not need."""
         if self._needed[0] == requested:
             return
         needed = {run for slab in self._list_ahead(requested) for run in self._list_runs(slab)}

@@ -33,7 +33,7 @@ class RowGrid:
 
     @cached_property
     def leaf_rows(self) -> int:
-        """Number of rows of a leaf; the last leaf may have fewer."""
+        """Number of rows of a leaf (group of blocks); the last leaf may have fewer."""
         return self.block_rows * self.leaf_blocks
 
     @cached_property
@@ -131,7 +131,7 @@ class TreeReducer:
         return dict(sorted(self._nodes.items(), key=lambda node: node[0][1] * self.tree.fan_in ** node[0][0]))
 
     def root(self) -> np.ndarray:
-        """Return the sum of all leaves; raise a RuntimeError if a node is missing."""
+        """Return the sum of all vectors; raise a RuntimeError if a vector is missing."""
         if list(self._nodes) != [(self.tree.depth, 0)]:
             raise RuntimeError(
                 f"the tree of depth {self.tree.depth} is incomplete: it has only {sorted(self._nodes)}"

@@ -65,7 +65,7 @@ class KeptLeaves(Generic[State, Prepared]):
         self._store(prepared, block, old, self.learner.visit(prepared, block, old), stats)
 
     def _read(self, block: Block) -> Any:
-        """Return the stored data of a leaf from the previous epoch, or None in the first epoch."""
+        """Return the data that were stored for these rows in the previous epoch; None in the first epoch."""
         if block.epoch == 0:
             return None
         try:
@@ -100,7 +100,7 @@ class KeptLeaves(Generic[State, Prepared]):
 
 
 class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
-    """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
+    """:class:`KeptLeaves` of a learner that processes several ranges of rows in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
         """Process several leaves (ranges of rows) in one call, each as in `run_chain`."""

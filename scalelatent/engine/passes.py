@@ -44,7 +44,8 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 # Blocks are larger than a CPU cache, so that threads rarely wait for Python's lock, but not larger than a
 # chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
-MERGE_SHARE = 0.02  # maximum time to merge the statistics of leaves, as a share of their computing time
+# Maximum time to merge the statistics of leaves (groups of blocks), as a share of their computing time.
+MERGE_SHARE = 0.02
 FEW_LEAVES = 16  # maximum number of leaves (groups of blocks) of a reduction that sets `merge_share`
 _TWO_LEAVES_FACTOR = 1.5  # a dataset with at least this multiple of the rows of a useful leaf gets two leaves
 MIN_TASK_SECONDS = 0.03  # minimum seconds of a task on a cluster
@@ -184,7 +185,7 @@ def choose_grid(
 
 
 def _make_few_leaves(n: int, target: float, block_rows: int) -> RowGrid:
-    """Return a grid of an even number of leaves of equal size, so that threads finish at the same time."""
+    """Return a grid of an even number of equal leaves (groups of blocks), so that threads end together."""
     count = n / max(target, min(block_rows, n / 4), 1.0)
     leaf_rows = math.ceil(max(n, 1) / (2 * max(round(count / 2), 1) if count >= _TWO_LEAVES_FACTOR else 1))
     blocks = math.ceil(leaf_rows / block_rows)
@@ -299,7 +300,7 @@ class PassContext:
         }
 
     def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
-        """Return the vector of one span: its statistic, then the number of rows and the bytes read."""
+        """Return the vector of one span (rows of a task): statistic, number of rows, bytes read."""
         grid, reduction = self.stage.grids[span.part], self.reductions[span.part]
         layout = reduction.layout()
         if span.part not in self._prepared:
@@ -372,7 +373,7 @@ class _SpanSum:
             self.add(node_sum, level + 1)
 
     def total(self) -> np.ndarray:
-        """Return the sum of the span after its last leaf was added."""
+        """Return the sum of all vectors, after the last one was added."""
         for level in range(self._top):
             self._close(level)
         root = self._sums[self._top]
@@ -381,7 +382,7 @@ class _SpanSum:
 
 
 def vector_length(reduction: Reduction) -> int:
-    """Return the length of the vector of a span: its statistic, then its counters of rows and bytes."""
+    """Return the length of the vector of a span (rows of a task): statistic, rows and bytes read."""
     return reduction.layout().size + COUNTERS
 
 
@@ -391,13 +392,13 @@ def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, in
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
 
 
-# Estimated seconds per file and bytes per second of a disk. A finished span is saved if writing it takes
-# less than this share of the time to compute it.
+# Estimated seconds per file and bytes per second of a disk. The result of a task is saved if writing it takes
+# less than this share of the seconds of the task.
 _FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
 
 
 def is_worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
-    """Return True if a finished span should be saved, so that a resume in the same pass can reuse it."""
+    """Return True if the result of a task should be saved, so that a resume in the same pass can reuse it."""
     return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
 
 
@@ -408,7 +409,7 @@ def plan_spans(
     workers: int,
     task_seconds: float | None = None,
 ) -> tuple[list[Span], list[Span]]:
-    """Return (spans to compute, spans whose sums an interrupted run has saved), together with all rows."""
+    """Return (spans to compute, spans with saved sums); a span is the rows of a task, both cover all rows."""
     spans = list_spans(stage, workers, task_seconds)
     finished = set() if store is None else set(store.nodes(stage.name, iteration))
     if not finished:

@@ -65,7 +65,7 @@ MAX_TASKS = 10_000  # a fit with more tasks per pass is refused
 # Seconds per pass and per task in addition to the computation: in this process, and on a cluster.
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
-# Seconds per online step in addition to its chains; also the estimate of the M-step before it is measured.
+# Seconds per minibatch step in addition to its rows; also the estimate for the update of the parameters.
 STEP_SECONDS = 1.5e-4
 LONG_SECONDS = 3600.0  # a fit that would take longer gives a warning before it starts
 
@@ -122,7 +122,7 @@ def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants:
         "process": process_bytes(resources),
         "pieces read ahead": resources.threads * (ahead + 2) * piece,
         "blocks and buffers": resources.threads * blocks,
-        # One partial sum per level, and the leaf that is being computed.
+        # One partial sum per level of the tree, and the sum of the rows that are being computed.
         "statistics in a span": resources.threads * (2 + level) * stat,
         "statistics waiting for their siblings": (waiting + 2) * stat,
         "constants and states": constants,
@@ -405,7 +405,7 @@ class Forecast:
         *,
         rows: int,
     ) -> tuple[float, float]:
-        """Return (seconds per row of a chain, seconds of its step); ``begin`` returns (state, block)."""
+        """Return (seconds per row of a minibatch, seconds of an update); ``begin`` returns (state, block)."""
         slots = self.count_slots(order)
 
         def make_call(stepping: bool) -> Callable[[], object]:
@@ -430,7 +430,7 @@ class Forecast:
         return row, self.probe(work_name, partial(make_call, True), STEP_SECONDS, threads=1)
 
     def count_slots(self, order: RowOrder) -> int:
-        """Return the number of threads that run chains of a step at the same time."""
+        """Return the number of threads that compute a minibatch step at the same time."""
         return min(self.resources.slots, order.n_chains)
 
     def scratch_rates(self) -> tuple[float, float]:

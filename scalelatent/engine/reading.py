@@ -254,7 +254,7 @@ def join_rows(parts: list[HostRows]) -> HostRows:
     return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
-AHEAD, AHEAD_BYTES = 3, 2**25  # upper bounds on the pieces and bytes that are read ahead
+AHEAD, AHEAD_BYTES = 3, 2**25  # upper bounds on the pieces (rows of one read) and bytes that are read ahead
 _POLL_SECONDS = 0.2  # interval at which waiting threads check whether the pass was cancelled
 
 

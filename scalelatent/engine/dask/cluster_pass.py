@@ -182,7 +182,7 @@ class DaskPass(Work[Span]):
     # -- supervision -----------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Count finished spans and send more; send the next pass once all spans of this pass are sent."""
+        """Count finished tasks and send more; send the next pass once all tasks of this pass are sent."""
         moved = super().poll()
         self.open_following()
         return moved

@@ -80,8 +80,8 @@ def resolve_failure(executor: DaskExecutor, current: Work[Item], ended: TaskEnde
     where = {"stage": current.name, "pass": current.number}
     if (
         isinstance(error, ShardError)
-        # In a short pass the driver has only the future of the M-step, which has no item. This future fails
-        # with the error of the first task of the pass that fails.
+        # In a short pass the driver has only the future of the M-step, which fails with the error of the
+        # first task of the pass that fails.
         and (ended.item is None or current.dataset_of(ended.item) is not None)
         and executor.quarantine.exclude_unreadable(error, executor.callbacks, **where)
     ):

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 SEGMENT_SECONDS = 3.0
 # Seconds of the first segment of a fit, which only measures the seconds of a step.
 FIRST_SECONDS = 0.1
-# If saving the state takes more than SAVE_SHARE of a segment's seconds, later segments get more steps, up to
-# LONGEST_SECONDS. After the loss of a worker, the steps of one segment are computed again.
+# If saving the state takes more than SAVE_SHARE of a segment's seconds, later segments (consecutive steps)
+# get longer, up to LONGEST_SECONDS. After the loss of a worker, one segment is computed again.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
 # Maximum number of steps in a segment on several workers; it limits the number of tasks on the scheduler.
 SEGMENT_STEPS = 256
 # Extra seconds of a step on several workers instead of one, before the fit has measured them: 8.1 to 9.6 ms
 # on two workers with a state of 16 or 128 KiB (minibatch_steps.py).
 SPREAD_SECONDS = 8e-3
-# A segment is started again on another worker if its tasks send no report for this number of seconds.
+# A segment (consecutive steps) starts again on another worker if it sends no report for these seconds.
 OVERDUE_SECONDS = 300.0
 # Maximum seconds that a driver waits until all workers have received the message that a fit has ended.
 ANSWER_SECONDS = 5.0
@@ -79,7 +79,7 @@ class Segment(Work[Place]):
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
         place: Place | None = None,
     ) -> Future:  # fmt: skip
-        """Submit a task to a worker, with a key that names the epoch, the step and the first chain."""
+        """Submit a task to a worker, with a key that names its epoch, step and first chain."""
         steps, place = self._steps, place or self._place
         model = self.name.removesuffix("_step")
         key = f"{model}_{role}-e{place.epoch + 1:04d}-s{place.step + 1:05d}"
@@ -94,7 +94,7 @@ class Segment(Work[Place]):
         )
 
     def result(self, futures: list[Future], worker: str) -> SegmentEnd:
-        """Supervise the tasks of this segment until the first of ``futures`` has ended; return its result."""
+        """Supervise the tasks of these steps until the first of ``futures`` has ended; return its result."""
         executor, self.futures = self._steps.executor, futures
         futures[0].add_done_callback(lambda _: executor.wake_event.set())
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
@@ -114,19 +114,19 @@ class Segment(Work[Place]):
         return self._end is not None
 
     def poll(self) -> bool:
-        """Let the callbacks interrupt the fit; return True if the last task of the segment has finished."""
+        """Let the callbacks interrupt the fit; return True if the last task of these steps has finished."""
         self._steps.callbacks.on_wait()
         return super().poll()
 
     def item_rows(self, item: Place) -> int:
-        """Return 0, because the tasks themselves report the rows of a segment."""
+        """Return 0, because the tasks themselves report their rows."""
         return 0
 
     def describe(self, item: Place) -> str:
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def make_repeat_event(self, item: Place, why: str, worker: str) -> None:
-        """Return None, because `DaskSteps._repeat_until_done` sends the event of a repeated segment."""
+        """Return None, because `DaskSteps._repeat_until_done` reports that steps are repeated."""
 
     def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
         """Raise `WorkerLeft` or `WorkerDied`, because the lost worker had the only copy of the last state."""
@@ -202,7 +202,7 @@ class DaskSteps:
         return self._newest[1], self._newest[2]
 
     def _remember_end(self, place: Place, out: SegmentEnd) -> Place:
-        """Store the result of a segment that ends at ``place``; choose the seconds of the next segment."""
+        """Store the result of the steps up to ``place``, and choose the seconds of the next steps."""
         self._newest = (place, out["summary"], out["done"])
         wanted = max(SEGMENT_SECONDS, out["save_seconds"] / SAVE_SHARE)
         self._segment_seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
@@ -226,7 +226,7 @@ class DaskSteps:
         )
 
     def _segment(self, place: Place, stop: int) -> SegmentEnd:
-        """Run steps from ``place`` on, at most up to step ``stop``, as one segment; return its result."""
+        """Run some steps from ``place`` on, at most up to ``stop``; return the result of the last task."""
 
         def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
@@ -274,7 +274,7 @@ class DaskSteps:
         return [name for _, name in sorted(turns)]
 
     def _use_one(self, groups: int) -> bool:
-        """Return True if one worker should compute the next segment, rather than ``groups`` threads."""
+        """Return True if one worker should compute the next steps, rather than ``groups`` threads."""
         if self._spread != "auto" or groups == 1:
             return self._spread == "one" or groups == 1
         if self._one is None:
@@ -283,7 +283,7 @@ class DaskSteps:
         return self._one <= self._work * largest + self._cost
 
     def _on_one(self, segment: Segment, place: Place, stop: int, worker: str) -> SegmentEnd:
-        """Run a segment from ``place`` as one task on one worker; return its result."""
+        """Run the next steps from ``place`` as one task on one worker; return its result."""
         threads = min(self.executor.threads.get(worker, 1), self._order.n_chains)
         seconds = FIRST_SECONDS if self._one is None else self._segment_seconds
         future = segment.submit(task_steps, "step", worker, place, stop, threads, seconds)
@@ -292,7 +292,7 @@ class DaskSteps:
         return out
 
     def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> SegmentEnd:
-        """Run a segment from ``place`` with one task per step and entry of ``workers``; return its result."""
+        """Run the next steps from ``place``, one task per step and entry of ``workers``; return a result."""
         count = min(self._choose_steps(len(workers)), stop - place.step)
         edges = [self._order.n_chains * i // len(workers) for i in range(len(workers) + 1)]
         begin, last = time.perf_counter(), place

@@ -242,7 +242,10 @@ class FitOnWorker:
 
     @contextmanager
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
-        """Lock and yield the runner of chains ``first:last``; call ``check`` while waiting for the lock."""
+        """Lock and yield the runner of the chains (parts of a minibatch) ``first:last``.
+
+        ``check`` is called while this method waits for the lock.
+        """
         while True:
             found = self._runner(first, last, threads)
             while not found.lock.acquire(timeout=CHECK_SECONDS):
@@ -259,7 +262,7 @@ class FitOnWorker:
                 found.retire()
 
     def _runner(self, first: int, last: int, threads: int) -> _LockedRunner:
-        """Return the runner of the chains ``first:last``; make it if there is none."""
+        """Return the runner of the chains (parts of a minibatch) ``first:last``, a new one if necessary."""
         with self._lock:
             if (first, last) not in self._runners:
                 self._retire_others(first, last)
@@ -276,11 +279,11 @@ class FitOnWorker:
             return self._runners[first, last]
 
     def _retire_others(self, first: int, last: int) -> None:
-        """Close the other runners that have chains of ``first:last``.
+        """Close the other runners of chains (parts of a minibatch) in ``first:last``.
 
-        There are such runners after a worker joined or left, because the chains are then divided differently.
+        When workers join or leave, the chains are divided among the workers in another way.
         """
-        # The runner of all chains stays, because a fit may return to computing on one worker.
+        # The runner of all chains stays, because a fit may compute on one worker again.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return

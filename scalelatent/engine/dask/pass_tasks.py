@@ -189,7 +189,7 @@ def task_span(
     checkpoint_seconds: float,
     is_finished: bool = False,
 ) -> np.ndarray | None:
-    """Return the sum of the statistic over the rows of one span, or None if the pass is not needed any more.
+    """Return the sum of the statistic over a span (range of rows); None if the pass is no longer needed.
 
     ``is_finished`` is True if an interrupted run may have saved this sum.
     """

@@ -141,7 +141,7 @@ def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
 
 
 def _run_trial(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
-    """Compute one item alone; if its worker dies, exclude the rows or raise an error that names them."""
+    """Compute one item (rows) on an idle worker; if it dies, exclude the rows or raise an error with them."""
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _find_least_busy_worker(executor))
         try:

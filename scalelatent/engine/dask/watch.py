@@ -88,10 +88,11 @@ class Watch:
         self.pass_reports: dict[tuple[str, str, int], str] = {}
         self.avoided: dict[str, float] = {}
         self.members: dict[str, ClusterMember] = {}  # last known properties of each worker, by address
-        # Addresses of the workers that died while they had the task of an item, by (stage, pass, item).
+        # Addresses of the workers that died while they had one task, by (stage, pass, item: rows of the
+        # task).
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
-        # Items, as (stage, pass, item), whose cancelled tasks a worker had, by its address. The worker may
-        # still compute such a task, and die.
+        # Cancelled tasks, as (stage, pass, item: rows of the task), that each worker had, by its address. The
+        # worker may still compute such a task, and die.
         self._cancelled: dict[str, list[tuple[str, int, Any]]] = {}
         self._members_at = 0.0
         self._worker_events: deque[dict[str, Any]] = deque()
@@ -226,7 +227,7 @@ class Watch:
         current.worker_lost(own, worker, len(keys) == 1, expected)
 
     def record_cancelled(self, work: Work[Item]) -> None:
-        """Record which worker has the task of which item, before the tasks of a pass or map are cancelled."""
+        """Record which worker has which tasks, before the tasks of a pass or map are cancelled."""
         self._cancelled = {
             address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
             for address, keys in self._executor.link.processing().items()
@@ -246,11 +247,11 @@ class Watch:
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
     def forget_deaths(self, work: Work[Item], item: Item) -> None:
-        """Forget which workers died while they had the task of an item."""
+        """Forget which workers died while they had the task of ``item`` (the rows of this task)."""
         self.deaths.pop((work.name, work.number, item), None)
 
     def deaths_of(self, work: Work[Item], item: Item) -> list[str]:
-        """Return the addresses of the workers that died while they had the task of an item."""
+        """Return the addresses of the workers that died while they had the task of ``item`` (its rows)."""
         return self.deaths.get((work.name, work.number, item), [])
 
     def deaths_with(self, work: Work[Item], item: Item, shards: Iterable[Shard]) -> list[str]:
@@ -298,7 +299,7 @@ class Watch:
             self.members[address] = replace(member, memory=memory)
 
     def describe_deaths(self, work: Work[Item], item: Item, workers: Sequence[str] = ()) -> str:
-        """Describe an item and the workers that died while they had its task, for an error message.
+        """Describe a task and the workers that died while they had it, for an error message.
 
         If given, ``workers`` are the workers that died while they had any task that reads the same shard.
         """
@@ -308,7 +309,7 @@ class Watch:
         return f"{work.describe(item)}{others} was with {_when_died(len(workers))}: {lost}"
 
     def describe_killed_task(self, current: Work[Item] | None, key: str, last: str) -> str:
-        """Describe the item of a task, the workers that died while they had the task, and their memory."""
+        """Describe the task ``key``, the workers that died while they had it, and their memory."""
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
             return f"task {key} was with {_when_died(1)}: {self._worker_words(last)}"
@@ -322,7 +323,7 @@ class Watch:
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
     def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
-        """Send the event to the callbacks that the task of an item runs again, and why."""
+        """Notify the callbacks that the task of ``item`` (its rows) runs again, and why."""
         event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)

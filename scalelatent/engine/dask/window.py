@@ -81,18 +81,18 @@ class _Share(Generic[Item]):
 
     @property
     def busy(self) -> float:
-        """Estimated seconds until a thread is free for one more item."""
+        """Estimated seconds until a thread is free for one more task."""
         return 0.0 if self.sent_count < self.threads else self.backlog / self.rate
 
     @property
     def remaining_seconds(self) -> float:
-        """Estimated seconds until all items of this worker are done; infinite for a lost worker."""
+        """Estimated seconds until all tasks of this worker are done; infinite for a lost worker."""
         return (self.planned_seconds + self.backlog) / self.rate if self.threads else float("inf")
 
     def add_sent(self, count: int, work: float) -> None:
-        """Count items that were sent, and their seconds; negative numbers count items that have ended."""
+        """Count tasks that were sent, and their seconds; negative numbers count tasks that have ended."""
         self.sent_count += count
-        # Without items the backlog is set to 0, because a sum of floats would leave a rounding error.
+        # Without tasks the backlog is set to 0, because a sum of floats would leave a rounding error.
         self.backlog = self.backlog + work if self.sent_count else 0.0
 
 
@@ -135,10 +135,10 @@ class Window(Generic[Item]):
         self._rate = sum(share.rate for share in self._shares.values())
 
     def _assign_shares(self, items: Sequence[Item]) -> None:
-        """Assign contiguous items to each worker; cut a long item on the boundary between two workers."""
+        """Assign contiguous tasks to each worker; cut a long task on the boundary between two workers."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
-        # If all workers are equally fast, each item counts as 1. Measured seconds would change with each
-        # pass, and an item on a boundary would then move from one worker to another between passes.
+        # If all workers are equally fast, each task counts as 1. Measured seconds would change with each
+        # pass, and a task on a boundary would then move from one worker to another between passes.
         whole = self._left if self.unequal else float(len(items))
         edges = [whole * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
         while shares and todo:
@@ -167,24 +167,24 @@ class Window(Generic[Item]):
 
     @property
     def all_sent(self) -> bool:
-        """True if all items have been sent to workers."""
+        """True if all tasks have been sent to workers."""
         return self.opened and not any(share.items for share in self._shares.values())
 
     def open(self) -> None:
-        """Send the tasks of the first items to the workers."""
+        """Send the first tasks to the workers."""
         if not self.opened:
             self.opened = True
             self._send_items()
 
     def refresh(self, threads: Mapping[str, int]) -> None:
-        """Update the set of workers; the remaining workers take the items of lost workers."""
+        """Update the set of workers; the remaining workers take the tasks of lost workers."""
         if dict(threads) != self._threads:
             self._set_workers(threads)
             if self.opened and not self.all_sent:
                 self._send_items()
 
     def poll(self) -> list[Item]:
-        """Return the items that finished since the last call; send items to workers that have few left."""
+        """Return the items whose tasks finished since the last call; send tasks to workers with few tasks."""
         done = []
         for item, (future, worker) in list(self.pending.items()):
             status = future.status
@@ -215,7 +215,7 @@ class Window(Generic[Item]):
         batch, ahead, refused = list[tuple[Item, str]](), self._get_queue_seconds(), 0.0
 
         def has_room(share: _Share[Item]) -> bool:
-            """Return True if the worker of a share can get one more item."""
+            """Return True if the worker of a share can get one more task."""
             least, most = WINDOW * share.threads, self._costs.most * share.threads
             return share.sent_count < least or (share.busy < ahead and share.sent_count < most)
 
@@ -224,7 +224,7 @@ class Window(Generic[Item]):
         while waiting:
             _, name = heapq.heappop(waiting)
             share = self._shares[name]
-            if share.speed <= refused:  # Even a faster worker would end the next item later than others.
+            if share.speed <= refused:  # Even a faster worker would end the next task later than others.
                 continue
             source = share if share.items else self._find_longest_share()
             if source is None:
@@ -236,7 +236,7 @@ class Window(Generic[Item]):
             batch.append((item, name))
             if has_room(share):
                 heapq.heappush(waiting, (share.busy, name))
-        # If no worker may take the next item now, the worker that would end it first gets it.
+        # If no worker may take the next task now, the worker that would end it first gets it.
         while self._rate and (source := self._find_longest_share()) is not None:
             if ahead < float("inf") and any(
                 share.sent_count for share in self._shares.values() if share.threads
@@ -252,7 +252,7 @@ class Window(Generic[Item]):
         self.pending.update({item: (futures[item], name) for item, name in batch if item in futures})
 
     def _take(self, share: _Share[Item], source: _Share[Item]) -> Item | None:
-        """Remove and return the next item of ``source``; None if another worker would end the item sooner."""
+        """Remove and return the next task of ``source``; None if another worker would end the task sooner."""
         own, items, cut = source is share, source.items, self._costs.cut
         item = items.popleft() if own else items.pop()
         work = self._costs.work(item)
@@ -279,11 +279,11 @@ class Window(Generic[Item]):
         return max(there, key=lambda share: share.remaining_seconds, default=None)
 
     def _find_earliest_end(self, work: float) -> tuple[float, str]:
-        """Return (seconds, worker) of the earliest possible end of an item that takes ``work`` seconds."""
+        """Return (seconds, worker) of the earliest possible end of a task that takes ``work`` seconds."""
         return min((s.busy + work / s.speed, name) for name, s in self._shares.items() if s.threads)
 
     def cancel(self) -> None:
-        """Cancel the tasks of all items that have not finished."""
+        """Cancel all tasks that have not finished."""
         # Releasing the futures cancels their tasks. `Client.cancel` would also cancel tasks that depend on
         # them, and the client fails if such a task was released before.
         for future, _ in self.pending.values():
@@ -320,14 +320,14 @@ class Work(Generic[Item]):
         self.following: Work[Item] | None = None
 
     def poll(self) -> bool:
-        """Count finished items and send more items; return True if any item has finished."""
+        """Count finished tasks and send more tasks; return True if any task has finished."""
         finished = self.window.poll()
         self.rows_done += sum(self.item_rows(item) for item in finished)
         return bool(finished)
 
     @property
     def done(self) -> bool:
-        """True if the tasks of all items are done."""
+        """True if all tasks are done."""
         return self.window.all_sent and not self.window.pending
 
     def list_with_followers(self) -> list[Work[Item]]:
@@ -335,14 +335,14 @@ class Work(Generic[Item]):
         return [self] if self.following is None else [self, *self.following.list_with_followers()]
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """Handle the loss of a worker that ran the tasks of these items.
+        """Handle the loss of a worker that ran the tasks of these items (rows).
 
         ``alone`` is True if the worker ran a single task; ``expected`` is True if the worker was stopped on
         purpose.
         """
 
     def make_repeat_event(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
-        """Return the log event that the task of an item runs again, and why; None for no event."""
+        """Return the log event that the task of ``item`` runs again, and why; None for no event."""
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}
 
@@ -359,7 +359,7 @@ class Work(Generic[Item]):
         raise NotImplementedError
 
     def item_rows(self, item: Item) -> int:
-        """Return the number of rows that the task of an item computes."""
+        """Return the number of rows that one task computes."""
         first, stop = self.about(item)["rows"]
         return int(stop - first)
 
@@ -372,25 +372,25 @@ class Work(Generic[Item]):
         return f"{self.unit} {about['span']} {where}{number} of {self.name}"
 
     def format_count(self, count: int) -> str:
-        """Return a number of items as text, such as ``"3 spans"``."""
+        """Return a number of tasks in the user's words, such as ``"3 spans"``."""
         return f"{count} {self.unit}{'' if count == 1 else 's'}"
 
     def dataset_of(self, item: Item) -> Dataset | None:
-        """Return the stored dataset that the task of an item reads; None if it reads no stored rows."""
+        """Return the stored dataset that the task of ``item`` reads; None if it reads no stored rows."""
         return None
 
     def source_rows(self, item: Item) -> Sequence[int]:
-        """Return (first row, row after the last) of the dataset rows that the task of an item reads."""
+        """Return (first row, row after the last) of the dataset rows that one task reads."""
         rows: Sequence[int] = self.about(item)["rows"]
         return rows
 
     def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
-        """Return (file, first row, row after the last) of each shard that the task of an item reads."""
+        """Return (file, first row, row after the last) of each dataset shard that one task reads."""
         dataset = self.dataset_of(item)
         return [] if dataset is None else list(dataset.shards(*self.source_rows(item)))
 
     def reads(self, item: Item) -> Reads | None:
-        """Return the range of whole shards that the task of an item reads, for the scheduler's plugin."""
+        """Return the rows of the whole shards that one task reads, for the scheduler's plugin."""
         dataset = self.dataset_of(item)
         if dataset is None:
             return None
@@ -401,7 +401,7 @@ class Work(Generic[Item]):
         raise NotImplementedError
 
     def add_trial(self, graph: Graph, key: str, item: Item, note: str, worker: str) -> None:
-        """Add the task that computes an item on an idle worker, and logs each step to the file ``note``."""
+        """Add a task that computes ``item`` (its rows) and logs each step to the file ``note``."""
         raise NotImplementedError
 
     def cancel(self) -> None:
