@@ -4,16 +4,16 @@
 
 The experiment shows whether the package needs another acceleration than its momentum. It counts the passes
 over the training rows until the log-loss, or the training error, is as low as the best value of momentum
-0.9 within a number of passes. Every evaluation of the EM map counts as a pass, including extrapolations and
-steps that are undone.
+0.9 within a number of passes. Every evaluation of the EM map (one EM step) counts as a pass, including
+extrapolations and steps that are undone.
 
-momentum  W + 0.9 (W - previous W), as in the package.
+momentum  W + 0.9 (W - previous W) for weights W, as in the package.
 plain     EM without acceleration.
 squarem   Two EM steps, then an extrapolation along them (scheme S3 of Varadhan and Roland, 2008).
 anderson  Anderson acceleration over the last five steps; a step that raises the log-loss is undone.
 
-Rows are whitened, so that lengths of steps have a meaning; EM is invariant to whitening. d = 4; nu is the
-threshold of the paper's first round, or 0. Needs SCALELATENT_DATA.
+The rows are whitened, so that the length of a step has a meaning; EM is invariant to whitening. Capsules
+have 4 dimensions. nu is the threshold of the paper's first round (0.8), or 0. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ from common import mnist16, parser, usps, write
 
 from scalelatent.models.capsule.kernels.squash import squash_table
 
+# Dimension of a capsule, and number of past steps that Anderson acceleration uses.
 DIM, MEMORY = 4, 5
 SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:10_000] for a in mnist16())}
 
 
 class RecordedEm:
-    """EM map of whitened rows, which records the log-loss and the error of all weights that it evaluates."""
+    """EM step of capsules for whitened rows x (n, p), which records log-loss and error of all weights it
+    gets.
+
+    Attributes: x, y, the threshold nu, the number of classes, the squash table, and the records as pairs of
+    log-loss and training error.
+    """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
         values, vectors = np.linalg.eigh(x.T.astype(np.float64) @ x)
@@ -43,7 +49,7 @@ class RecordedEm:
         self.records: list[tuple[float, float]] = []
 
     def start(self) -> np.ndarray:
-        """Return the subspace start (D, p)."""
+        """Return the initial weights (D, p): leading eigenvectors of the rows of each class."""
         parts = []
         for c in range(self.classes):
             own = self.x[self.y == c].astype(np.float64)
@@ -120,7 +126,7 @@ WAYS = {"momentum": run_momentum, "plain": run_plain_em, "squarem": run_squarem,
 
 
 def find_first_pass(values: np.ndarray, target: float) -> int | None:
-    """Return the first pass, counted from 1, with at most this value."""
+    """Return the number of the first pass, counted from 1, whose value is at most ``target``, or None."""
     found = np.flatnonzero(values <= target)
     return int(found[0]) + 1 if len(found) else None
 

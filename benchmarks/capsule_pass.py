@@ -2,11 +2,12 @@
 
     python benchmarks/capsule_pass.py
 
-For each D, one process measures in turn a pass of the engine over float32 rows in memory, and the products
-H = W X^T and Delta = H X alone over the same rows, with their fastest block size. With nu = 0 every row is
-active. With nu = 0.8 the weights are those of a fit, so that the share of active rows is that of real
-passes. "numpy" is the same pass written in numpy, on the same thread. A second table compares a pass in the
-form of the paper, in numpy with two threads, with our pass on two threads.
+D is the total dimension of ten capsules of d dimensions. For each D, one process measures in turn a pass of
+the engine over float32 rows in memory, and the products H = W X^T and Delta = H X alone over the same rows,
+with their fastest block size. With the threshold nu = 0 every row is active. With nu = 0.8 the weights are
+those of a fit, so that the share of active rows is that of real passes. "numpy" is the same pass written in
+numpy, on the same thread. A second table compares a pass in the form of the paper, in numpy with two
+threads, with the engine's pass on two threads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from scalelatent.reductions.moments import SecondMoments
 
 
 def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return rows, classes and the name of the rows: MNIST projected to p directions, or noise around ten
+    """Return n rows of p features, classes, and the name of the rows: projected MNIST, or noise around ten
     means.
     """
     try:
@@ -49,7 +50,9 @@ def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def make_products(x: np.ndarray, w: np.ndarray, block: int):
-    """Return a function that computes a pass's two products with all rows into existing buffers."""
+    """Return a function that computes the two matrix products of a pass over rows x, ``block`` rows at a
+    time.
+    """
     h = np.empty((len(w), block), dtype=np.float32)
     delta = np.empty(w.shape, dtype=np.float32)
 
@@ -64,7 +67,7 @@ def make_products(x: np.ndarray, w: np.ndarray, block: int):
 
 
 def make_plain_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
-    """Return a function that computes a pass in numpy, on blocks, with recursions in float64."""
+    """Return a function that computes a pass in numpy, 10,000 rows at a time, with recursions in float64."""
 
     def run() -> None:
         delta = np.zeros(w.shape)
@@ -77,7 +80,9 @@ def make_plain_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.
 
 
 def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
-    """Return I_s by the recursions of the paper's appendix, each for all rows, with 64 backward steps."""
+    """Return the integral I_s(b) of the paper by the recursions of its appendix: s forward or 64 backward
+    steps.
+    """
     forward, backward = -np.expm1(-b), b / (b + s + 64)
     with np.errstate(all="ignore"):
         for k in range(s):
@@ -88,7 +93,7 @@ def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
 
 
 def make_paper_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
-    """Return a function that computes a pass in a dozen lines of numpy, over all rows at once."""
+    """Return a function that computes a pass in the paper's form with numpy, over all rows at once."""
 
     def run() -> np.ndarray:
         h = x @ w.T
@@ -127,7 +132,7 @@ def time_two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
 
 def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """Return the row of the table for one d."""
+    """Return the line of the table for capsules of d dimensions."""
     members = build_members("multiclass", 10, d)
     dataset = Dataset.from_arrays(x, y)
     moments = SecondMoments(x.shape[1], 10)
@@ -149,22 +154,22 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
         state = learner.update(state, {"train": Stats(estep.reductions["train"].layout(), vector[:-2])})
     out["active_share_nu_0.8"] = round(float(state.active[0]), 4)
 
-    def a_pass(nu: float):
-        one = CapsuleEM(members, moment, np.array([nu]), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)
-        fixed = make_stage("capsule_estep", one, {"train": dataset}, "cpu", dataset.classes)
+    def make_pass(nu: float):
+        em = CapsuleEM(members, moment, np.array([nu]), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)
+        fixed = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
         return lambda: PassContext(fixed, state, backend, None).run_span(span, StopEvent())
 
     w = state.w.astype(np.float32)
     candidates = {f"products {b}": make_products(x, w, b) for b in (512, 1024, 2048, 4096)}
     best = min((t, name) for name, t in interleaved(candidates, 5).items())[1]
-    times = interleaved({"products": candidates[best], "pass": a_pass(0.0), "pass nu=0.8": a_pass(0.8)})
+    times = interleaved({"products": candidates[best], "pass": make_pass(0.0), "pass nu=0.8": make_pass(0.8)})
     out["block_of_products"] = int(best.split()[1])
     for name, seconds in times.items():
         out[f"{name} ms"] = round(1e3 * seconds, 2)
     out["ratio nu=0"] = round(times["pass"] / times["products"], 3)
     out["ratio nu=0.8"] = round(times["pass nu=0.8"] / times["products"], 3)
     out["products GF/s"] = round(4 * len(x) * w.size / times["products"] / 1e9, 1)
-    slow = interleaved({"numpy": make_plain_numpy_pass(x, y, w, members.dims[0]), "pass": a_pass(0.0)}, 3)
+    slow = interleaved({"numpy": make_plain_numpy_pass(x, y, w, members.dims[0]), "pass": make_pass(0.0)}, 3)
     out["numpy ms"] = round(1e3 * slow["numpy"], 1)
     out["times faster than numpy"] = round(slow["numpy"] / slow["pass"], 1)
     return out

@@ -1,14 +1,15 @@
-"""Compare capsule algorithms with a small MLP, and numbers of clusterings for text.
+"""Compare capsule algorithms with a small MLP, and numbers of clusterings of bootstrap networks for text.
 
     python benchmarks/choosing.py [--parts algorithms,clusterings]
 
 algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of
-             batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's MLPClassifier, which
-             trains until its validation error is as small as that of stepwise EM and of batch EM.
-clusterings  NMI of k-means clusters of documents for several numbers of clusterings V of a bootstrap
-             network, compared with latent semantic analysis with the same number of components. The
-             documents are those of the RCV1-v2 subset with one leaf topic, among topics with at least 100
-             such documents.
+             batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's MLPClassifier. The
+             MLP trains until its validation error is as small as that of stepwise EM, and on until it is as
+             small as that of batch EM.
+clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents.
+             The documents are encoded by bootstrap networks with several numbers of clusterings V, and by
+             latent semantic analysis with the same number of components. The documents are those of the
+             RCV1-v2 subset with one leaf topic, among topics with at least 100 such documents.
 
 Needs SCALELATENT_DATA.
 """
@@ -30,7 +31,7 @@ CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
 
 def compare_algorithms(a: Any) -> dict[str, Any]:
-    """Return the error and the seconds of each algorithm."""
+    """Return test error, seconds and passes of each algorithm."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
@@ -91,7 +92,9 @@ def compare_algorithms(a: Any) -> dict[str, Any]:
 
 
 def compare_clusterings(a: Any) -> dict[str, Any]:
-    """Return the NMI for each number of clusterings."""
+    """Return the NMI of latent semantic analysis, and of a network for each number of clusterings and
+    seed.
+    """
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])
@@ -121,7 +124,7 @@ def compare_clusterings(a: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure the requested parts and write their figures."""
+    """Measure the requested parts and write their results."""
     arguments = parser(__doc__, "choosing")
     arguments.add_argument("--parts", default="algorithms,clusterings")
     arguments.add_argument("--dim", type=int, default=8, help="dimension of a capsule")

@@ -4,11 +4,14 @@ fit.
     python benchmarks/cold_kernels.py [--models "capsule;mbn"] [--functions 10]
 
 Each fit runs in a new process on one thread. CPU seconds are those of the process after the import of the
-models; wall seconds also depend on other work on the machine. "bound" is the allowed difference between the
-CPU seconds of a cold and of a warm fit. "stages" divides the compiler's CPU seconds into type inference,
-lowering to LLVM's code, LLVM itself, and numba's other passes. "functions" lists the functions with the
-most CPU seconds of the compiler; the seconds of a function exclude the functions that it calls. With
-NUMBA_CPU_NAME=haswell and SCALELATENT_LANES=8 in the environment, numba compiles for a machine without
+models; wall seconds also depend on other work on the machine. The results also contain:
+
+"bound_seconds"  The largest allowed difference between the CPU seconds of the first and of the second fit.
+"stages"         The compiler's CPU seconds in type inference, lowering to LLVM's code, LLVM itself, and
+                 numba's other passes.
+"functions"      The functions with the most CPU seconds of the compiler, without the functions they call.
+
+With NUMBA_CPU_NAME=haswell and SCALELATENT_LANES=8 in the environment, numba compiles for a machine without
 AVX-512 (results/cold_kernels_avx2.json).
 """
 
@@ -41,7 +44,7 @@ MODELS = (
     "crbm, mean field",
     "hcn",
 )
-# Stage of each pass of numba's compiler; all other passes are one stage.
+# Stage of the results for each pass of numba's compiler. Passes that are not here are "other passes".
 STAGE_OF_PASS = {
     "nopython_type_inference": "typing",
     "native_lowering": "lowering",
@@ -50,6 +53,7 @@ STAGE_OF_PASS = {
 
 
 def fit_once(model: str, seed: int) -> None:
+    """Fit a small model that calls all kernels of the named kind."""
     import numpy as np
     import scipy.sparse
 
@@ -92,8 +96,8 @@ def fit_once(model: str, seed: int) -> None:
 class CompilerStages(event.Listener):
     """Listener that sums the CPU seconds of numba's compiler by function and stage.
 
-    A stage is a pass of the compiler; calls of LLVM inside a pass are a separate stage. Compiling a
-    function compiles the functions that it calls; these seconds count for the inner stage only.
+    A stage is a pass of the compiler; calls of LLVM inside a pass are a separate stage. If the compiler
+    compiles a called function during a pass, these seconds count for the called function only.
     """
 
     def __init__(self) -> None:
@@ -116,7 +120,9 @@ class CompilerStages(event.Listener):
         self._attribute().pop()
 
     def _attribute(self) -> list[tuple[str, str]]:
-        """Add the seconds since the last event to the innermost open stage."""
+        """Add the seconds since the last event to the innermost open stage; return the stack of open
+        stages.
+        """
         now = time.thread_time()
         stack: list[tuple[str, str]] = vars(self._open).setdefault("stack", [])
         if stack:
@@ -125,7 +131,7 @@ class CompilerStages(event.Listener):
         return stack
 
     def by(self, part: int, most: int | None = None) -> dict[str, float]:
-        """Return CPU seconds by function (part 0) or by stage (part 1), the largest first."""
+        """Return CPU seconds by function (part 0) or by stage (part 1), the ``most`` largest first."""
         sums: Counter[str] = Counter()
         for key, seconds in self.seconds.items():
             sums[key[part]] += seconds
@@ -133,7 +139,7 @@ class CompilerStages(event.Listener):
 
 
 def measure_fit(model: str, seed: int, functions: int) -> dict[str, Any]:
-    """Run a fit in this process and return its seconds."""
+    """Fit a model in this process and return its seconds and the names of the compiled kernels."""
     import scalelatent as sl
     from scalelatent.kernels.compile_observers import observe_compilation
 

@@ -54,7 +54,10 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of all benchmarks: --out and --seed."""
+    """Return an argument parser with the options of all benchmarks: --out and --seed.
+
+    The description is a module docstring; ``name`` is that of the JSON file in results/.
+    """
     out = argparse.ArgumentParser(description=description, formatter_class=_Help)
     out.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="JSON file of the results")
     out.add_argument("--seed", type=int, default=0, help="first or only seed of data and fits")
@@ -84,7 +87,10 @@ def write(path: Path, seed: int, results: Any) -> None:
 
 
 def write_part(path: Path, part: str, seed: int, result: Any) -> None:
-    """Write one part with its command, seed and machine to a JSON file; its other parts stay."""
+    """Write the result of one part of a benchmark, with its command, seed and machine, to a JSON file.
+
+    The other parts in the file stay.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = json.loads(path.read_text()).get("parts", {}) if path.exists() else {}
     parts[part] = {"command": command(), "seed": seed, "machine": machine(), "result": result}
@@ -112,11 +118,17 @@ def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dic
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
 
 
-def fastest(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, float]:
-    """Return the smallest seconds of each function; each round calls all functions in turn."""
+def fastest(
+    functions: dict[str, Callable[[], Any]], rounds: int = 3, before: Callable[[], Any] = lambda: None
+) -> dict[str, float]:
+    """Return the smallest seconds of each function; each round calls all functions in turn.
+
+    ``before`` is called before each function, and its time does not count.
+    """
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
+            before()
             begin = time.perf_counter()
             function()
             best[name] = min(best[name], time.perf_counter() - begin)
@@ -132,7 +144,9 @@ def data_folder() -> Path:
 
 
 def digit_images(rows: int) -> tuple[Any, str]:
-    """Return images (rows, 28, 28) uint8 and their name: MNIST, or enlarged built-in digits without it."""
+    """Return digit images (rows, 28, 28) uint8 and their name: MNIST, or built-in digits without its
+    folder.
+    """
     import numpy as np
 
     if os.environ.get("SCALELATENT_DATA"):
@@ -175,7 +189,7 @@ def mnist16(part: str = "train") -> tuple[Any, Any]:
 
 
 def averaged(x: Any) -> Any:
-    """Return images (n, 784) without their border of 2 pixels, averaged to 16 x 16: (n, 256) float32."""
+    """Return images (n, 784) without their border of 2 pixels, averaged to 16 x 16: rows (n, 256) float32."""
     from scalelatent.data import Dataset, convert_dataset
 
     images = Dataset.from_arrays(x.reshape(-1, 28, 28))
@@ -184,12 +198,12 @@ def averaged(x: Any) -> Any:
 
 
 def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
-    """Return (counts (n, terms) CSR uint16, leaf topics (n, topics) CSR, their names) of a subset of RCV1-v2.
+    """Return documents of a subset of RCV1-v2: counts (n, terms) CSR uint16, topics (n, topics) CSR, topic
+    names.
 
-    The counts are those of the most frequent terms; documents without any of these terms are excluded.
-
-    The counts of the file were recovered from tf-idf weights. The codes of its topics were inferred from the
-    order of the source's unnamed label columns.
+    The terms are the most frequent ones; documents without any of them are excluded. The topics are leaves of
+    the tree of topics. The counts of the file were recovered from tf-idf weights. The codes of its topics
+    were inferred from the order of the source's unnamed label columns.
     """
     import numpy as np
     import scipy.sparse
@@ -210,7 +224,9 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
 
 
 def lsa(n_components: int, seed: int) -> Any:
-    """Return latent semantic analysis (Deerwester et al., 1990), a truncated SVD of tf-idf weights."""
+    """Return an estimator of latent semantic analysis (Deerwester et al., 1990): truncated SVD of tf-idf
+    weights.
+    """
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.pipeline import make_pipeline
@@ -219,7 +235,9 @@ def lsa(n_components: int, seed: int) -> Any:
 
 
 def single_topics(topics: Any) -> tuple[Any, Any]:
-    """Return (rows, topics) of the documents with one topic, of topics with at least 100 such documents."""
+    """Return (rows, topics) of the documents that have one topic, for topics with at least 100 such
+    documents.
+    """
     import numpy as np
 
     rows = np.flatnonzero(np.diff(topics.indptr) == 1)
@@ -229,7 +247,7 @@ def single_topics(topics: Any) -> tuple[Any, Any]:
 
 
 def open_or(path: Path, make: Callable[[], Any]) -> Any:
-    """Return the dataset at a path; create the dataset if it does not exist."""
+    """Return the dataset at a path; if it does not exist, call ``make`` to create it."""
     import scalelatent as sl
 
     try:
@@ -241,8 +259,8 @@ def open_or(path: Path, make: Callable[[], Any]) -> Any:
 def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
     """Return training, validation and test datasets; create those that do not exist in the folder.
 
-    Training rows are infinite digits from MNIST rows 0:50000. Validation rows are MNIST rows
-    50000:60000.
+    Training rows are infinite digits (random deformations) from MNIST rows 0:50000. Validation rows are MNIST
+    rows 50000:60000, and test rows are those of MNIST.
     """
     from scalelatent.data import import_idx, make_digits
 
@@ -254,13 +272,15 @@ def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
         return open_or(folder / f"{name}.zarr", lambda: import_idx(*sources, folder / f"{name}.zarr"))
 
     base, test = imported("train"), imported("t10k")
-    place, of = folder / f"digits-{rows}.zarr", str(folder / "train.zarr")
-    train = make_digits(place, rows, base=of, base_rows=(0, 50_000), seed=seed, resume=True)
+    options: dict[str, Any] = {"base": str(folder / "train.zarr"), "base_rows": (0, 50_000), "seed": seed}
+    train = make_digits(folder / f"digits-{rows}.zarr", rows, resume=True, **options)
     return train, base[50_000:60_000], test
 
 
 def stored_rows(folder: Path, n: int, seed: int, features: int = 196) -> Any:
-    """Return a stored dataset of noise around ten means, float32; create the dataset if it does not exist."""
+    """Return a dataset on disk of n rows: float32 noise around ten means, with classes; create it if
+    needed.
+    """
     import numpy as np
 
     from scalelatent.data import create_dataset

@@ -3,19 +3,20 @@
     python benchmarks/crbm_kernels.py [--pgmax PYTHON]
 
 edges     Edge updates per second in float32 on a graph of 784 x 256 units; one update sends both messages
-          of an edge in one sweep. Measured are sum-product, sum-product with pair beliefs, and the other
-          methods. They are compared with a bare loop of the two divisions per edge, with the paper's matrix
-          form in numpy, and with two threads.
+          of an edge in one sweep. The methods are sum-product, sum-product with beliefs of pairs, and the
+          other inference methods. They are compared with a loop that only computes the two divisions per
+          edge, with the paper's matrix form in numpy, and with two threads.
 large     Seconds for one row on a graph of 10,000 x 2,000 units until no belief changes by more than 1e-3,
-          for four standard deviations of the couplings, and its memory in multiples of W. Ten sweeps on
+          for four standard deviations of the weights W, and its memory in multiples of W. Ten sweeps on
           1,000 x 500 units are compared with the 0.5 s of the paper.
 threads   The rate of two threads divided by the rate of one, measured in turn: for sum-product on graphs of
-          four sizes (messages and A exceed the second-level cache between 392 and 784 units of 256), and
-          for divisions in the first-level cache, which show the best that the machine can do.
+          four sizes (messages and weights exceed the second-level cache between 392 and 784 units), and for
+          divisions in the first-level cache, which show the best that the machine can do.
 accuracy  Largest difference of a belief from the log form in float64 after ten sweeps, by the largest |W|.
 
---pgmax also measures PGMax on the same graph, with a Python interpreter that has pgmax and jax; it needs
-one or two minutes more.
+The paper is Ping and Ihler (2017), "Belief propagation in conditional RBMs for structured prediction".
+--pgmax also measures the library PGMax on the same graph, with a Python interpreter that has pgmax and jax;
+it needs one or two minutes more.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from common import fastest, parser, write
 from scalelatent.engine.backend import find_kernel
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
+# Numbers of visible and hidden units, of rows in a call, and of sweeps.
 V, H, ROWS, SWEEPS = 784, 256, 20, 10
+# Program that prints the edge updates per second of PGMax.
 PGMAX = """
 import importlib.metadata
 import json, sys, time
@@ -80,7 +83,10 @@ print(json.dumps({"edges_per_second": rate, "threads": "all cores", **versions})
 
 @numba.njit(fastmath=True, error_model="numpy", nogil=True)
 def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
-    """Compute only the two divisions per edge and sweep, without beliefs and products."""
+    """Compute only the two divisions per edge and sweep, without beliefs and products.
+
+    ``a`` holds exp(W) and ``r`` the messages, both (visible units, hidden units).
+    """
     t, u = np.float32(0.3), np.float32(0.7)
     for _ in range(sweeps):
         for i in range(a.shape[0]):
@@ -99,9 +105,10 @@ def draw_graph(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.n
 def run_matrix_form(
     w: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run sum-product on one graph by the paper's matrices of probabilities (equations 13, 14, 16 and 17).
+    """Run sum-product on one graph by the matrix form of Ping and Ihler (2017), equations 13, 14, 16 and 17.
 
-    It computes in the precision of ``w``, and is accurate up to |W| = 10.
+    Return the probabilities of visible and of hidden units. The form computes in the precision of ``w``, and
+    is accurate up to |W| = 10.
     """
 
     def sigma(x: np.ndarray) -> np.ndarray:
@@ -120,7 +127,9 @@ def run_matrix_form(
 
 
 def measure_edge_rates(seed: int) -> dict[str, Any]:
-    """Return updates of graph edges per second: of each method of inference, and of simpler computations."""
+    """Return the edge updates per second of each inference method and of the computations it is compared
+    with.
+    """
     w, bv, bh = draw_graph(V, H, ROWS, 0.1, seed)
     coupling, pairs = find_kernel("crbm_make_coupling", "numba")(w), np.zeros((V, H), dtype=np.float32)
     methods = ("sum_product", "mixed_product", "max_product", "mean_field")
@@ -152,7 +161,7 @@ def measure_edge_rates(seed: int) -> dict[str, Any]:
 
 
 def compare_two_threads(seed: int) -> dict[str, Any]:
-    """Return the rates of one and of two threads in the same rounds, for each kernel and size."""
+    """Return the rate of one thread and the gain of a second thread, for each size of graph."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
     pool, ways, edges = ThreadPoolExecutor(2), {}, {}
 
@@ -184,7 +193,7 @@ def compare_two_threads(seed: int) -> dict[str, Any]:
 
 
 def time_large_graphs(seed: int) -> dict[str, Any]:
-    """Return seconds of graphs whose messages do not fit a cache."""
+    """Return the seconds and the memory of inference on graphs whose messages do not fit a cache."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
     out: dict[str, Any] = {}
     large = [(10_000, 2000, scale, 200, 1e-3) for scale in (0.01, 0.05, 0.1, 0.2)]
@@ -217,8 +226,7 @@ def time_large_graphs(seed: int) -> dict[str, Any]:
 def measure_accuracy(seed: int) -> dict[str, Any]:
     """Return the largest difference of a belief from the log form in float64, by the largest |W|.
 
-    The second figure is the difference of the log form itself if its inputs have the rounding errors of
-    float32.
+    "log form of rounded inputs" is the difference that rounding errors of the inputs to float32 alone cause.
     """
     out = {}
     for largest in (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0):
@@ -241,13 +249,13 @@ def measure_accuracy(seed: int) -> dict[str, Any]:
 
 
 def run_on(backend: str, w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> Any:
-    """Run sum-product with the kernel of this backend."""
+    """Return the result of sum-product with the kernels of this backend."""
     coupling = find_kernel("crbm_make_coupling", backend)(w)
     return find_kernel("crbm_sum_product", backend)(coupling, bv, bh, SWEEPS)
 
 
 def time_pgmax(python: str, seed: int) -> dict[str, Any]:
-    """Return the rate of PGMax on the same graph, or its error message."""
+    """Return the edge updates per second of PGMax on the same graph, or its error message."""
     command = [python, "-c", PGMAX, str(V), str(H), str(SWEEPS), str(seed)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)

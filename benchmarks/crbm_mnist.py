@@ -71,6 +71,7 @@ PAPER = {
     "lssvm": [(1.807, 11.565), (3.910, 11.175), (1.496, 44.037), (3.468, 39.140)],
     "mssvm": [(1.751, 11.023), (3.804, 10.627), (1.391, 41.829), (3.273, 35.712)],
 }
+# Fields of a fit's history that the results contain.
 HISTORY = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
 
 
@@ -81,7 +82,7 @@ class PrintEpochs(Callback):
         self.name, self.until, self._begin = name, until, time.perf_counter()
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
-        """Print the figures of the epoch."""
+        """Print objective and errors of the epoch; return True to stop the fit."""
         reported = " ".join(f"{k} {record[k]:.5g}" for k in HISTORY if record.get(k) is not None)
         print(f"{self.name}: {reported} ({time.perf_counter() - self._begin:.0f} s)", flush=True)
         return record["pass"] == self.until
@@ -89,14 +90,14 @@ class PrintEpochs(Callback):
 
 @cache
 def load_binary_images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
-    """Return binary images of the three sets."""
+    """Return binary training, validation and test images (n, 784) uint8."""
     x, test = mnist()[0], mnist(part="test")[0]
     parts = {"train": x[:rows], "validation": x[50_000 : 50_000 + held], "test": test[:tested]}
     return {name: (part > 127).astype(np.uint8) for name, part in parts.items()}
 
 
 def make_pairs(task: str, args: Any) -> dict[str, Any]:
-    """Return the corrupted and the clean images of each set."""
+    """Return (corrupted, clean) images of the training, validation and test rows."""
     out: dict[str, Any] = {}
     for name, v in load_binary_images(args.rows, args.validation_rows, args.test_rows).items():
         x = corrupt(v, np.arange(len(v)), seed=args.seed, stage=f"{task}-{name}", **TASKS[task])
@@ -105,7 +106,7 @@ def make_pairs(task: str, args: Any) -> dict[str, Any]:
 
 
 def read_rates(text: str) -> float | list[tuple[float, int]]:
-    """Return a learning rate, or a schedule of (rate, epochs)."""
+    """Parse the option --rate: a learning rate, or a schedule as a list of (rate, epochs)."""
     if ":" not in text:
         return float(text)
     return [(float(rate), int(epochs)) for rate, epochs in (part.split(":") for part in text.split(","))]
@@ -146,8 +147,8 @@ def fit(
 def choose_rate(
     task: str, learner: str, rows: dict[str, Any], args: Any, folder: Path | None = None
 ) -> tuple[float, dict[str, float]]:
-    """Return the learning rate with the smallest validation error after a few epochs, and the errors of all
-    rates.
+    """Return the learning rate with the smallest validation error after a few epochs, and all errors in
+    percent.
     """
     model = make_model(task, learner, None, args.select_epochs, args)
     search = sl.Search(model, {"learning_rate": RATES})
@@ -200,9 +201,9 @@ def run_comparison(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 
 def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """Fit the long run in a run folder, and return its errors.
+    """Run the fit of --full in its run folder, and return its errors.
 
-    For mle-bp, errors by the size of the occlusion and pictures follow.
+    For mle-bp, add the errors by the size of the occlusion, and draw pictures.
     """
     folder = Path(args.run_dir) / f"{task}-{learner}"
     rows = make_pairs(task, args)
@@ -229,7 +230,10 @@ def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
 def compute_occlusion_errors(
     model: sl.ConditionalRBM, v: np.ndarray, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Return the errors in percent of images restored after a square of each side was removed (Figure 3)."""
+    """Return the errors in percent of restored images from which a square was removed, by its side in pixels.
+
+    This repeats Figure 3 of the paper.
+    """
     found = {}
     for side in range(0, 29, 4):
         how: dict[str, Any] = {"kind": "flip", "rate": 0.0}
@@ -244,18 +248,18 @@ def compute_occlusion_errors(
 
 
 def count_full_epochs(learner: str, args: Any) -> int:
-    """Return the epochs of the long run: --full-epochs, else the number in the paper."""
+    """Return the number of epochs of --full: --full-epochs, otherwise the number in the paper."""
     return args.full_epochs or (200 if learner.startswith("cd-") else 50)
 
 
 def is_complete(path: Path, part: str) -> bool:
-    """Return whether the file has this part from a run that was not stopped by --until."""
+    """Return True if the file has this part from a run that was not stopped by --until."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     return part in parts and parts[part]["result"].get("until") is None
 
 
 def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
-    """Draw figures next to the JSON file (the paper's Figures 2 to 4)."""
+    """Draw the paper's Figures 2 to 4 next to the JSON file of the results."""
     from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
     from scalelatent.report.figures import plot_learning
     from scalelatent.report.style import ACCENT, INK, new_figure, style_axes

@@ -4,11 +4,12 @@
 
 share     Milliseconds of a step and of belief propagation in it, on one thread, with batches of 20, 40 and
           160 rows; both are timed in the same fit, so that other work on the machine affects both. The
-          number of sweeps is --sweeps, and 32, which is the mean of the 7 + epoch sweeps over 50 epochs.
-          Three kinds of chains are compared: the estimator's default, where each chain reads the
-          parameters; one chain; and one chain that runs 16 local steps in place, with the same result.
+          number of sweeps is --sweeps, and 32: the mean over 50 epochs, if epoch e has 7 + e sweeps.
+          Three kinds of chains (sequences of minibatches) are compared: the estimator's default, where each
+          chain reads the parameters; one chain; and one chain that runs 16 local steps in place, with the
+          same result.
 products  Milliseconds of the matrix products of a step between the rows of a batch and the parameters, on
-          one thread: our tiles, OpenBLAS, and a copy of the parameters.
+          one thread: this package's tiles, OpenBLAS, and for comparison a copy of the parameters.
 threads   Rows per second of two threads and of one.
 cluster   Rows per second of a local cluster of two workers with one thread each, and of two threads in this
           process, with batches of 160 rows.
@@ -16,8 +17,8 @@ local     Test errors of local steps (chains that update their own parameters, w
           each after the same number of rows.
 
 All parts use 784 visible and 256 hidden units and MNIST with 10 % noise. The rows are in memory, and on
-disk for the cluster. Each figure of the first three parts is the best of several segments; two ways that
-are compared run in turn. Needs SCALELATENT_DATA.
+disk for the cluster. Each rate or time of the first three parts is the best of several segments of a fit;
+two methods that are compared run in turn. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -49,13 +50,20 @@ from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.products import ascend_outer, write_affine_map
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 
+# Mean number of sweeps over 50 epochs, if epoch e has 7 + e sweeps.
 MEAN_SWEEPS = 32
+# Number of steps that a chain runs on its own parameters before chains are averaged.
 LOCAL_STEPS = 16
+# Numbers of rows in a batch.
 BATCHES = (20, 40, 160)
 
 
 class ReportTimes(Callback):
-    """Rows and seconds of each report; the first report includes the start of threads and compilation."""
+    """Callback that stores rows and seconds of each report of a fit, and calls ``before`` after the first
+    one.
+
+    The first report includes the start of threads and compilation.
+    """
 
     def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
         self.rows, self.seconds, self._before = list[int](), list[float](), before
@@ -69,7 +77,7 @@ class ReportTimes(Callback):
         if len(self.rows) == 1:
             self._before()
 
-    on_pass_end = on_report  # A pass also ends with the rows since the last report.
+    on_pass_end = on_report  # The end of a pass reports the rows since the last report.
 
     @property
     def rate(self) -> float:
@@ -79,7 +87,7 @@ class ReportTimes(Callback):
 
 
 def make_digit_pairs(rows: int, seed: int, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Return noisy and clean images."""
+    """Return MNIST images with 10 % flipped pixels, and the clean images, both (rows, 784) uint8."""
     v = (mnist(slice(0, rows), part)[0] > 127).astype(np.uint8)
     x = corrupt(v, np.arange(len(v)), kind="flip", rate=0.1, seed=seed, stage=f"steps-{part}")
     return x, v
@@ -96,16 +104,17 @@ def fit_parts(
     chains: int | None = None,
     local_steps: int | None = None,
 ) -> ReportTimes:
-    """Fit one epoch, and return its reports.
+    """Fit one epoch, and return the times of its reports.
 
-    ``before`` is called after the first report; ``sweeps`` and ``chains`` replace those of the command
-    line.
+    ``before`` is called after the first report; ``sweeps`` and ``chains`` replace those of the command line.
     """
-    rows_a_step = batch * (local_steps or 1)
-    steps = max(1 if local_steps else 2, args.segment_rows // rows_a_step)
-    n = rows_a_step * steps * (args.segments + 1)
+    step_rows = batch * (local_steps or 1)
+    steps = max(1 if local_steps else 2, args.segment_rows // step_rows)
+    n = step_rows * steps * (args.segments + 1)
     if n > len(rows):
-        raise SystemExit(f"--rows {len(rows)} are fewer than the {n} of all segments: give more")
+        raise SystemExit(
+            f"--rows {len(rows)} is less than the {n} rows of all segments; set --rows {n} or more"
+        )
     parts = ReportTimes(before)
     model = sl.ConditionalRBM(
         n_hidden=args.hidden,
@@ -131,7 +140,7 @@ def measure_rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any
 
 @contextmanager
 def time_kernels() -> Iterator[dict[str, float]]:
-    """Yield the seconds spent in each kernel by fits on one thread inside the context."""
+    """Yield a dictionary with the seconds of each kernel in fits on one thread inside the context."""
     seconds: dict[str, float] = {}
     backend = type(make_backend("cpu"))
     get = backend.kernel
@@ -156,22 +165,24 @@ def time_kernels() -> Iterator[dict[str, float]]:
 
 
 def measure_share(args: Any) -> list[dict[str, Any]]:
-    """Return the milliseconds of a step on one thread, and of belief propagation in it."""
+    """Return the milliseconds of a step on one thread and of its belief propagation, for each kind of
+    chains.
+    """
     rows, out = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)), []
     chains_and_local = dict.fromkeys(((args.chains, None), (1, None), (1, LOCAL_STEPS)))
     kinds = (args.sweeps, MEAN_SWEEPS), chains_and_local, BATCHES
     for sweeps, (chains, local_steps), batch in itertools.product(*kinds):
         best: dict[str, Any] = {"share_outside": 1.0}
-        of = {"sweeps": sweeps, "chains": chains, "local_steps": local_steps}
+        options = {"sweeps": sweeps, "chains": chains, "local_steps": local_steps}
         for _ in range(args.rounds):
             with time_kernels() as kernels:
-                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, **of)
+                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, **options)
             steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
             propagation = kernels["crbm_sum_product_pairs"]
             edges = sweeps * batch * 784 * args.hidden
             found = {
                 "batch": batch,
-                **of,
+                **options,
                 "chains": chains or "default",
                 "ms_a_step": round(1e3 * seconds / steps, 3),
                 "ms_propagation": round(1e3 * propagation / steps, 3),
@@ -179,7 +190,7 @@ def measure_share(args: Any) -> list[dict[str, Any]]:
                 "edge_updates_a_second": round(edges * steps / propagation),
                 "share_outside": round(1 - propagation / seconds, 4),
             }
-            best = min(best, found, key=lambda one: one["share_outside"])
+            best = min(best, found, key=lambda line: line["share_outside"])
         out.append(best)
         print(best, flush=True)
     return out
@@ -188,7 +199,8 @@ def measure_share(args: Any) -> list[dict[str, Any]]:
 def measure_least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
     """Return the smallest seconds of each function.
 
-    Before each call, as much memory as an inference uses is written, so that the caches are cold.
+    Before each call, three arrays of the size of W are written, as in an inference, so that the caches are
+    cold.
     """
     touched, best = [np.zeros((784, args.hidden), np.float32) for _ in range(3)], [np.inf] * len(functions)
     for _ in range(40 * args.rounds):
@@ -202,7 +214,9 @@ def measure_least_seconds(args: Any, *functions: Callable[[], Any]) -> list[floa
 
 
 def compare_few_rows(args: Any) -> list[dict[str, Any]]:
-    """Measure products of a few rows with the parameters, with our tiles and with OpenBLAS."""
+    """Return milliseconds of products of 10 to 160 rows with the parameters, with this package and
+    OpenBLAS.
+    """
     rng, units, out = np.random.default_rng(args.seed), 784 + args.hidden, []
 
     def draw(*shape: int) -> np.ndarray:
@@ -254,7 +268,7 @@ def compare_threads(args: Any) -> list[dict[str, Any]]:
 
 def compare_cluster(args: Any) -> dict[str, Any]:
     """Return the rows per second of two workers with one thread each, and of two threads here."""
-    # Each report writes the state, which takes time; therefore the segments measured here are longer.
+    # On a cluster, each report writes the state of the fit. Longer segments make this time negligible.
     rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
     args = argparse.Namespace(**vars(args) | rows_and_segments)
     with (
@@ -264,7 +278,7 @@ def compare_cluster(args: Any) -> dict[str, Any]:
         rows = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)).save(Path(place) / "rows.zarr")
         best = {"in_process": 0.0, "dask": 0.0}
         for _ in range(args.rounds):
-            # A new context does not see the open cluster.
+            # In a new context the open cluster is not the default, so that the fit runs in this process.
             best["in_process"] = max(
                 best["in_process"], contextvars.Context().run(measure_rate, rows, args, 160, 2)
             )
@@ -274,12 +288,12 @@ def compare_cluster(args: Any) -> dict[str, Any]:
 
 
 def compare_local_steps(args: Any) -> list[dict[str, Any]]:
-    """Return test errors after some epochs, for several numbers of chains and local steps."""
+    """Return test errors in percent for several numbers of chains and local steps."""
     x, v = make_digit_pairs(args.local_rows, args.seed)
     test, out = make_digit_pairs(args.test_rows, args.seed, "test"), []
     for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):
         if 20 * chains * (steps or 1) > len(x):
-            print(f"{chains} chains of {steps} steps take more than {len(x)} rows: left out", flush=True)
+            print(f"{chains} chains of {steps} steps need more than {len(x)} rows: skipped", flush=True)
             continue
         params = {} if steps is None else {"n_chains": chains, "local_steps": steps}
         begin = time.perf_counter()

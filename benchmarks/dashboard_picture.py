@@ -31,7 +31,9 @@ from scalelatent import monitor
 from scalelatent.data import make_digits
 
 RESULTS = Path(__file__).parent / "results" / "watch"
-WIDTH = 840  # pixels; documentation pages show the pictures slightly smaller, so that their text is readable
+# Width of a picture in pixels. Pages show pictures slightly smaller, so that their text stays readable.
+WIDTH = 840
+# Text of the job file; the braces are filled in.
 JOB = """
 [job]
 name = "digits"
@@ -52,7 +54,7 @@ max_iter = {passes}
 
 
 def load_browser() -> ModuleType:
-    """Return the headless browser module of the tests."""
+    """Return the module of the tests that controls a headless browser."""
     path = Path(__file__).parent.parent / "tests" / "cluster" / "browser.py"
     spec = importlib.util.spec_from_file_location("scalelatent_browser", path)
     assert spec is not None
@@ -63,7 +65,7 @@ def load_browser() -> ModuleType:
 
 
 class DashboardWatch:
-    """Dashboard page in a browser, and the JSON data of the page."""
+    """Dashboard page in a browser, and the JSON data that the page shows."""
 
     def __init__(self, page: Any, base: str, folder: Path) -> None:
         self.page, self.base, self.folder = page, base, folder
@@ -79,7 +81,7 @@ class DashboardWatch:
         return found
 
     def wait(self, condition: Callable[[dict[str, Any], dict[str, Any]], Any], seconds: float = 300) -> None:
-        """Wait until a condition on the cluster and the job holds."""
+        """Wait until ``condition(cluster, job)`` is true for the data of the page, or raise TimeoutError."""
         deadline = time.monotonic() + seconds
         while True:
             found = self.read()
@@ -92,7 +94,9 @@ class DashboardWatch:
             time.sleep(0.1)
 
     def take(self, name: str, last: str, more: int = 12) -> None:
-        """Write `name`.webp: the page down to `more` pixels below the element with selector `last`."""
+        """Write the picture `name`.webp: the page down to `more` pixels below the element with selector
+        `last`.
+        """
         time.sleep(1.5)
         height = self.page.js(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + more
         self.page.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=round(height),
@@ -102,7 +106,7 @@ class DashboardWatch:
         with tempfile.TemporaryDirectory() as place:
             self.page.screenshot(Path(place, "picture.png"))
             with Image.open(Path(place, "picture.png")) as picture:
-                # WebP needs a third of the bytes of a PNG for text, and a quarter for figures.
+                # A WebP file has a third of the bytes of a PNG file for text, and a quarter for figures.
                 picture.convert("RGB").save(path, lossless=name != "report", quality=90, method=6)
         print(f"{path}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
 

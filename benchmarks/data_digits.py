@@ -2,9 +2,10 @@
 
     python benchmarks/data_digits.py [--rows 400000]
 
-The base images are the digits of scikit-learn and, with SCALELATENT_DATA, MNIST's training images.
-"images/s a core" divides by the CPU seconds of the whole process, including helper threads. Compilation and
-the deformation fields are not timed. Files are written to a temporary folder.
+Infinite digits are random deformations of base images: the digits of scikit-learn and, with
+SCALELATENT_DATA, MNIST's training images. "images/s a core" divides by the CPU seconds of the whole
+process, including helper threads. Compilation and the deformation fields are not timed. Files are written
+to a temporary folder.
 """
 
 from __future__ import annotations

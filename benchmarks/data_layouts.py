@@ -3,10 +3,10 @@
     python benchmarks/data_layouts.py [--rows 40000]
 
 The rows are 28 x 28 digit images in uint8 (MNIST with SCALELATENT_DATA, otherwise enlarged built-in digits)
-and noise of 196 float32 numbers. All reads come from a warm page cache on one thread, so that the rate is
-the CPU cost of a layout. A disk can only be slower, and compression speeds a disk up by the factor in the
-column "x smaller". The last table compares the CPU time of reading with and without the table of checksums,
-in turn, in the default layouts and in chunks of 4 kB.
+and noise of 196 float32 numbers. One thread reads all rows from the page cache, so that the rate is the CPU
+cost of a layout. A disk can only be slower; if it is the bottleneck, compressed rows arrive faster by the
+factor in the column "x smaller". The last table compares the CPU time of reading with and without the table
+of checksums, in turn, in the default layouts and in chunks of 4 kB.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from scalelatent.data import Dataset, create_dataset
 CHUNK_ROWS = (1024, 4096, 16384)
 CHUNKS_PER_SHARD = (1, 8)
 COMPRESSORS = (None, "lz4", "zstd")
+# Each CPU time of the comparison of checksums is the median of twice this number of reads.
 ROUNDS = 20
 
 
@@ -38,7 +39,9 @@ def measure_memmap_rate(x: np.ndarray, folder: Path) -> float:
 def measure_layout_rate(
     x: np.ndarray, url: Path, chunk: int, shard: int, compressor: str | None
 ) -> dict[str, Any]:
-    """Write and read the rows in one layout; return the rates."""
+    """Write and read the rows in one layout; return the rates, and the factor by which compression shrinks
+    them.
+    """
     begin = time.perf_counter()
     writer = create_dataset(
         url,
@@ -68,7 +71,7 @@ def measure_layout_rate(
 
 
 def measure_layouts(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Measure all layouts for some rows; print each as soon as it is measured."""
+    """Measure all layouts for the rows x; print each line of the table immediately."""
     memmap = measure_memmap_rate(x, folder)
     print(f"{label:<28}{'':>7}{'':>8}{'memmap':>7}{memmap:>11.2f}")
     rows = []

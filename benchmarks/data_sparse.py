@@ -3,9 +3,9 @@
     python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
 
 The rows are documents resampled from RCV1 (with SCALELATENT_DATA) or from generated counts of the same
-shape. Each importer runs in turn with a plain reader of its source, which reads the bytes of the file or
-its decompressed text. The fastest of several rounds counts, so that the ratios also hold on a busy machine.
-Peak memory is that of a new process, for one file and for a file with four times as many rows.
+shape. Each importer runs in turn with a program that only reads and decompresses the same file. The fastest
+of several rounds counts, so that the ratios also hold on a busy machine. Peak memory is that of a new
+process, for one file and for a file with four times as many rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ import scipy.sparse as sp
 
 from scalelatent.data import Dataset, import_csr, make_documents, open_dataset
 
+# Program that prints the peak resident memory in MiB of importing a file or of making documents.
 PEAK = """
 import json, pathlib, sys
 from scalelatent.data import import_csr, make_documents
@@ -45,7 +45,9 @@ print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.sta
 
 
 def load_documents(folder: Path, seed: int) -> Dataset:
-    """Return the counts of RCV1 or, without SCALELATENT_DATA, generated counts of the same shape."""
+    """Return the dataset of RCV1 counts or, without SCALELATENT_DATA, of generated counts of the same
+    shape.
+    """
     real = os.environ.get("SCALELATENT_DATA")
     path = Path(real or ".") / "rcv1" / "rcv1v2_subset27613.npz"
     if real and path.exists():
@@ -57,7 +59,7 @@ def load_documents(folder: Path, seed: int) -> Dataset:
 
 
 def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
-    """Write the same rows in every format."""
+    """Write the rows to an uncompressed and to a compressed .npz file; return their paths."""
     folder.mkdir()
     found = {"csr": folder / "plain.npz", "csr compressed": folder / "packed.npz"}
     sp.save_npz(found["csr"], x, compressed=False)
@@ -65,37 +67,20 @@ def write_sources(folder: Path, x: sp.csr_array) -> dict[str, Path]:
     return found
 
 
-def read_to_end(file: Any) -> int:
-    """Read an open file, a megabyte at a time; return the number of bytes."""
-    total = 0
-    while part := file.read(1 << 20):
-        total += len(part)
-    return total
-
-
 def read_source(path: Path) -> int:
-    """Read and decompress a source; return the number of bytes."""
+    """Read and decompress an .npz file, a megabyte at a time; return the number of decompressed bytes."""
     total = 0
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as file:
-                total += read_to_end(file)
+                while part := file.read(1 << 20):
+                    total += len(part)
     return total
 
 
-def measure_least_seconds(
-    functions: dict[str, Callable[[], Any]], rounds: int, fresh: Path | None = None
-) -> dict[str, float]:
-    """Return the smallest seconds of each function; the functions run in turn."""
-    best = dict.fromkeys(functions, float("inf"))
-    for _ in range(rounds):
-        for name, function in functions.items():
-            if fresh is not None:  # Removing the output of an earlier round is not timed.
-                shutil.rmtree(fresh, ignore_errors=True)
-            begin = time.perf_counter()
-            function()
-            best[name] = min(best[name], time.perf_counter() - begin)
-    return best
+def time_into_folder(functions: dict[str, Callable[[], Any]], rounds: int, folder: Path) -> dict[str, float]:
+    """Return the smallest seconds of each function; the folder is removed before each call."""
+    return common.fastest(functions, rounds, lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def measure_peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
@@ -105,11 +90,11 @@ def measure_peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
 
 
 def measure_importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
-    """Return the MB of content per second of each importer, and of reading its source only."""
+    """Return the MB of decompressed content per second of each importer, and of only reading its file."""
     out = {}
     for name, path in sources.items():
         content = read_source(path) / 1e6
-        times = measure_least_seconds(
+        times = time_into_folder(
             {
                 "read": lambda path=path: read_source(path),
                 "import": lambda path=path: import_csr(path, folder / "out"),
@@ -129,13 +114,13 @@ def measure_importer_rates(sources: dict[str, Path], folder: Path, rounds: int) 
 
 
 def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
-    """Measure the generation of documents, and writing and reading of their rows."""
+    """Return the rates of making documents, and of writing and reading their rows."""
     made: dict[str, Any] = {}
 
     def make() -> None:
         made["ds"] = make_documents(folder / "docs", rows, base=base.url or "", seed=seed)
 
-    seconds = measure_least_seconds({"make": make}, 3, folder / "docs")["make"]
+    seconds = time_into_folder({"make": make}, 3, folder / "docs")["make"]
     ds = made["ds"]
     held = Dataset.from_arrays(ds.read_x(0, min(rows, 150_000)))
 
@@ -144,7 +129,7 @@ def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dic
             ds.read_x(a, b)
 
     save = {"read": read, "save": lambda: held.save(folder / "saved")}
-    times = measure_least_seconds(save, 5, folder / "saved")
+    times = time_into_folder(save, 5, folder / "saved")
     stored = sum(f.stat().st_size for f in (folder / "docs").rglob("*") if f.is_file())
     return {
         "rows": rows,

@@ -3,25 +3,26 @@
     python benchmarks/defaults.py errors subsets likelihoods calibration best architectures clusters densities
         outputs parts documents
 
-The sets are breast cancer, wine, iris and digits of scikit-learn and, with SCALELATENT_DATA, New-Thyroid,
-Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds split each set into 70 % training rows
-and 30 % test rows; USPS and MNIST have their own split. Measurements are standardised by the training rows;
-pixels and sounds are not changed.
+The data sets are breast cancer, wine, iris and digits of scikit-learn and, with SCALELATENT_DATA,
+New-Thyroid, Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds split each set into 70 %
+training rows and 30 % test rows; USPS and MNIST have their own split. Measurements are standardised by the
+training rows; pixels and sounds are not changed.
 
-errors       Test errors and seconds, including capsules with one model for all classes ("multiclass") and the
-             paper's capsule regression (multiclass, batch EM, no intercept, no ridge).
+errors       Test errors and seconds of the classifiers. Capsules are measured with default parameters, with
+             one model for all classes ("multiclass"), and as in the paper of capsule regression (multiclass,
+             batch EM, no intercept, no ridge).
 subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset
              has between one and all features.
-likelihoods  Test errors and seconds of mixtures by the reconstruction error, by factor analysis, and by the
-             choice of the default; errors of an RBF SVM on standardised rows. Rows come in their own units,
-             and generated rows are added. Three splits.
-calibration  Expected calibration error of capsules on test rows, in 15 bins of equal size. A tenth of the
-             training rows chooses the temperature, or the training rows themselves do.
+likelihoods  Test errors and seconds of linear mixtures by the reconstruction error, by factor analysis, and
+             by the default, which chooses one of them; errors of an RBF SVM on standardised rows. Rows come
+             in their own units, and generated rows are added. Three splits.
+calibration  Expected calibration error of capsules on test rows, in 15 bins of equally many rows. The
+             temperature is chosen on a tenth of the training rows, or on all training rows.
 best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
              candidates, on one split of each set.
 architectures
              Errors, calibration errors and CPU seconds of the architectures of capsules on held-out training
-             rows, also of generated sets of 2 to 100 classes. They chose the default.
+             rows, also of generated sets of 2 to 100 classes. These results decided the default.
 clusters     NMI of bootstrap networks, of k-means and of spectral clustering: means over three seeds.
 densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood="ppca"), GaussianMixture and
              PCA, means over the splits. All rows are standardised; digits first get uniform noise with the
@@ -29,8 +30,8 @@ densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood=
 outputs      Wrong labels in percent: conditional RBMs, one logistic regression per label, and three
              neighbours. The labels are the lower half of binary digits, with the upper half as input, and
              the topics of documents.
-parts        Test errors of compositional networks with 20 templates on binary digits: ten classes, and
-             eights against all other digits. Without templates these networks do not classify.
+parts        Test errors of compositional networks with 20 templates (one more layer, which assigns a
+             template to each image) on binary digits: ten classes, and eights against all other digits.
 documents    Test errors of the classifiers on documents with one topic: CSR counts scaled to length 1.
 """
 
@@ -70,6 +71,7 @@ import scalelatent as sl
 from scalelatent.evaluation.clustering import nmi
 
 SPLITS = 5
+# Parameters of capsule regression as in its paper.
 PAPER: dict[str, Any] = {
     "architecture": "multiclass",
     "algorithm": "em",
@@ -88,16 +90,17 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "3 nearest neighbours": lambda seed: KNeighborsClassifier(3),
     "RBF SVM": lambda seed: SVC(),
 }
-# Parameter values of the search; they make twenty candidates of each model.
+# Parameter values that the part "best" searches: twenty candidates of each model.
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "CapsuleRegression": {"capsule_dim": [1, 2, 4, 8, 16], "n_epochs": [20, 100], "momentum": [0.0, 0.9]},
     "LinearMixtureClassifier": {"n_components": [1, 2, 4, 8, 16], "n_dims": [1, 3, 6, 10]},
 }
+# Training rows, their labels, test rows and their labels.
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
-    """Yield (name, rows, labels, whether the rows are standardised) of each small set."""
+    """Yield (name, rows, labels, True if the rows are standardised) of each small data set."""
     loaders = {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}
     for name, load in loaders.items():
         yield name, *load(return_X_y=True), True
@@ -116,7 +119,9 @@ def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
 
 
 def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterator[Split]:
-    """Yield training rows, their labels, test rows and their labels of each split."""
+    """Yield random splits of the rows into 70 % training rows and 30 % test rows, with equal shares of
+    classes.
+    """
     for number in range(SPLITS):
         train, test, codes, other = train_test_split(
             x, y, test_size=0.3, stratify=y, random_state=seed + number
@@ -128,7 +133,7 @@ def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterat
 
 
 def list_given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Yield the sets that have their own test rows and at most ``most`` training rows."""
+    """Yield the data sets that have their own test rows and at most ``most`` training rows."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))
@@ -167,7 +172,11 @@ def measure_errors(seed: int) -> list[dict[str, Any]]:
 
 
 def compare_subsets(seed: int) -> list[dict[str, Any]]:
-    """Return the mean and the largest excess of an error over the better one of two other methods."""
+    """Return the mean and the largest excess of a model's error over the smaller error of two simple methods.
+
+    The simple methods are logistic regression and three nearest neighbours. "worse_than_majority" counts the
+    subsets for which always predicting the commonest class has a smaller error.
+    """
     rng, lines = np.random.default_rng(seed), []
     for name, x, y, standardise in small_sets():
         if name not in ("breast cancer", "wine", "iris", "digits"):
@@ -183,11 +192,11 @@ def compare_subsets(seed: int) -> list[dict[str, Any]]:
                 fitted = MODELS[model](seed + number).fit(rows[0], rows[1])
                 return 100 * float((fitted.predict(rows[2]) != rows[3]).mean())
 
-            rival = min(error("logistic regression"), error("3 nearest neighbours"))
+            simple = min(error("logistic regression"), error("3 nearest neighbours"))
             majority = 100 * (1 - np.bincount(np.unique(other, return_inverse=True)[1]).max() / len(other))
             for model, differences in found.items():
                 own = error(model)
-                differences.append(own - rival)
+                differences.append(own - simple)
                 worse[model] += int(own > majority)
         line = {
             "set": name,
@@ -251,14 +260,14 @@ def compare_likelihoods(seed: int) -> list[dict[str, Any]]:
 
 
 def compute_calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float:
-    """Return the expected calibration error in percent."""
+    """Return the expected calibration error in percent of class probabilities p (n, classes)."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == codes
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
     return 100 * sum(abs(certainty[rows].sum() - right[rows].sum()) for rows in parts) / len(codes)
 
 
 def measure_calibration(seed: int) -> list[dict[str, Any]]:
-    """Return the calibration errors of capsules on one split of each set."""
+    """Return the calibration errors of capsules on one split of each data set."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
     for name, (train, codes, test, other) in [*sets, *list_given_sets(60_000)]:
@@ -338,14 +347,15 @@ def compare_architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def find_best_candidate(seed: int) -> list[dict[str, Any]]:
-    """Return the test errors of the default and of the best one of twenty candidates."""
+    """Return the test errors of the default parameters and of the best of at most twenty candidates."""
     sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
     lines = []
     for name, (train, codes, test, other) in [*sets, *list_given_sets()]:
         line: dict[str, Any] = {"set": name, "models": {}}
         for model, grid in GRIDS.items():
             fitted = MODELS[model](seed).fit(train, codes)
-            # Limits of the candidates: columns, and rows of the smallest class in a fold.
+            # Candidates have at most as many dimensions as features, and as many components as a class has
+            # rows in a fold.
             fewest = np.bincount(np.unique(codes, return_inverse=True)[1]).min() // 2
             most = {"capsule_dim": min(train.shape[1], fewest), "n_components": fewest}
             most["n_dims"] = train.shape[1]
@@ -363,8 +373,9 @@ def find_best_candidate(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return the NMI of all rows of each set, standardised as in `measure_errors`, with as many clusters as
-    classes.
+    """Return the NMI of clusters and classes for all rows of each data set, with as many clusters as classes.
+
+    Rows are standardised as in `measure_errors`.
     """
     lines = []
     for name, x, y, standardise in small_sets():
@@ -395,7 +406,7 @@ def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def measure_densities(seed: int) -> list[dict[str, Any]]:
-    """Return the log-likelihoods on sets of measurements, and on digits."""
+    """Return the mean log-likelihoods of test rows, in nats, on sets of measurements and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
     sets = [(name, x, y) for name, x, y, standardise in small_sets() if standardise]
@@ -418,8 +429,8 @@ def measure_densities(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_outputs(seed: int) -> list[dict[str, Any]]:
-    """Return the errors on binary digits of scikit-learn and, with SCALELATENT_DATA, on topics of
-    documents.
+    """Return the percentage of wrong labels on halves of binary digits and, with SCALELATENT_DATA, on
+    topics.
     """
     digits = (load_digits().data > 7).astype(np.uint8)
     sets = {"lower halves of digits": (digits[:, :32], digits[:, 32:])}
@@ -449,7 +460,7 @@ def measure_outputs(seed: int) -> list[dict[str, Any]]:
 
 
 def classify(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the test error in percent and the seconds of a fit, for each model."""
+    """Return the test error in percent and the seconds of a fit for each model; ``rows`` is a split."""
     train, codes, test, other = rows
     line: dict[str, Any] = {"set": name, "shape": list(train.shape), "models": {}}
     for model, made in models:
@@ -463,7 +474,7 @@ def classify(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[
 
 
 def measure_parts(seed: int) -> list[dict[str, Any]]:
-    """Return the errors of the models on binary digits of scikit-learn."""
+    """Return the errors of compositional networks and of two other classifiers on binary digits."""
     x, y = load_digits(return_X_y=True)
     rivals, lines = ("logistic regression", "3 nearest neighbours"), []
     for name, codes in (("digits", y), ("eights and other digits", y == 8)):
@@ -477,7 +488,7 @@ def measure_parts(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_documents(seed: int) -> list[dict[str, Any]]:
-    """Return the errors of the models on documents of the RCV1 subset; needs SCALELATENT_DATA."""
+    """Return the errors of the classifiers on documents of the RCV1 subset; needs SCALELATENT_DATA."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     x = normalize(counts[rows].astype(np.float32))

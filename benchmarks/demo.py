@@ -2,7 +2,7 @@
 
     python benchmarks/demo.py
 
-A first run with few rows compiles the kernels; the results are those of the second run.
+A first run with few rows compiles the kernels; the results are those of a second run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common import parser, write
 
 
 def run_demo(folder: Path, rows: int) -> dict[str, Any]:
-    """Run the command once and return its figures."""
+    """Run `scalelatent demo` once; return its seconds, test error and peak memory."""
     command = [
         sys.executable,
         "-m",
@@ -44,7 +44,7 @@ def run_demo(folder: Path, rows: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the demo twice, and write the figures of the second run."""
+    """Run the demo twice, and write the results of the second run."""
     arguments = parser(__doc__, "demo")
     arguments.add_argument("--rows", type=int, default=1_000_000)
     a = arguments.parse_args()

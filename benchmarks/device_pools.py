@@ -4,10 +4,10 @@
 
 The cluster has real worker processes on this machine. Their kernel only sleeps, for a time that depends on
 the worker's speed (by default three workers of speed 1 and one of speed 20), so that the number of cores
-does not matter. The ideal pass distributes all rows by speed, without overhead. The first of two drivers
-ignores the speeds: it distributes runs of rows in proportion to threads, and Dask steals work. The second
-driver distributes the rows by measured speed (`engine.dask.window`). A simulation without a cluster covers
-larger pools.
+does not matter. In an ideal pass, each worker gets rows in proportion to its speed, and nothing else takes
+time. Two ways to distribute the rows are compared with the ideal pass: in proportion to threads, after
+which Dask moves tasks to idle workers ("equal_shares"), and in proportion to the measured speed of workers
+("measured_shares", scalelatent/engine/dask/window.py). A simulation without a cluster covers larger pools.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write
 
+# Number of rows that a worker computes between two progress reports: one block, and one leaf (range of rows).
 LEAF_ROWS = 8
+# Simulated pools: the number of workers of each speed.
 SIMULATED = {
     "3 of 1, 1 of 20": {1.0: 3, 20.0: 1},
     "90 of 1, 10 of 20": {1.0: 90, 20.0: 10},
@@ -35,7 +37,8 @@ SIMULATED = {
 
 
 @contextlib.contextmanager
-def pool(count: int) -> Iterator[Any]:
+def start_pool(count: int) -> Iterator[Any]:
+    """Yield the client of a local cluster of ``count`` workers with one thread each."""
     import paced_learner
     from distributed import Client, LocalCluster
 
@@ -52,7 +55,9 @@ def pool(count: int) -> Iterator[Any]:
 
 
 def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
-    """Return the figures of each pass except the first two, in which the speeds are not known yet."""
+    """Return the times of each pass except the first two, in which the speeds of workers are not yet
+    measured.
+    """
     from paced_learner import PacedLearner, list_computed_blocks
 
     from scalelatent.engine.batch_loop import fit_batches
@@ -73,12 +78,14 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(), store=store)
     found = client.run(list_computed_blocks).values()
     blocks = [[block for block in blocks if block[2] >= began] for blocks in found]
-    return [of_pass(blocks, number, seconds) for number in range(2, passes + 2)]
+    return [measure_pass(blocks, number, seconds) for number in range(2, passes + 2)]
 
 
-def of_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Return the duration of a pass divided by the ideal, the idle share at its end, and the rows of the
-    fastest worker.
+def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
+    """Return the seconds of a pass divided by the ideal, the idle share at its end, and the fastest worker's
+    rows.
+
+    ``blocks`` has a list for each worker: (pass, rows, begin, end) of each block.
     """
     there = [[block[1:] for block in own if block[0] == number] for own in blocks]
     begin = min(b for own in there for _, b, _ in own)
@@ -92,8 +99,8 @@ def of_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
     }
 
 
-def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the best and the median pass; other work on the machine disturbs single passes."""
+def summarise(passes: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the best and the median pass, because other work on the machine slows single passes down."""
     ratios = [p["of_ideal"] for p in passes]
     idle = statistics.median(p["mean_end_idle_share"] for p in passes)
     return {
@@ -105,7 +112,11 @@ def summary(passes: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
-    """Simulate a pass event by event with the work that `Window` assigns; return its figures."""
+    """Simulate a pass event by event with the tasks that `Window` assigns; return its times.
+
+    ``counts`` is the number of workers of each speed; ``leaves`` is the number of equal ranges of rows;
+    ``seconds`` is the time of the ideal pass; the driver receives results after ``latency`` seconds.
+    """
     from scalelatent.engine.dask.pools import split_span
     from scalelatent.engine.dask.window import Costs, Window
     from scalelatent.engine.grid import RowGrid
@@ -142,7 +153,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
         while arrivals and arrivals[0][0] <= now:
             heapq.heappop(arrivals)[-1].status = "finished"
         window.poll()
-    best = optimum(leaves, speeds, unit)
+    best = find_shortest_pass(leaves, speeds, unit)
     return {
         "leaves": leaves,
         "seconds": seconds,
@@ -154,8 +165,8 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
     }
 
 
-def optimum(leaves: int, speeds: dict[str, float], unit: float) -> float:
-    """Return the seconds of the shortest possible pass over equal leaves (ranges of rows)."""
+def find_shortest_pass(leaves: int, speeds: dict[str, float], unit: float) -> float:
+    """Return the seconds of the shortest possible pass over leaves that take ``unit`` seconds at speed 1."""
     done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
     return done[-1]
 
@@ -180,7 +191,7 @@ def main() -> None:
             reported["simulated"].append({"pool": name, **simulate(counts, a.leaves, seconds)})
             print(reported["simulated"][-1], flush=True)
     rng = np.random.default_rng(a.seed)
-    with pool(len(a.speeds)) as client, tempfile.TemporaryDirectory() as folder:
+    with start_pool(len(a.speeds)) as client, tempfile.TemporaryDirectory() as folder:
         x = rng.normal(size=(LEAF_ROWS * a.leaves, 8)).astype("f4")
         dataset = Dataset.from_arrays(x).save(Path(folder) / "rows", chunk_rows=LEAF_ROWS * 16)
         for seconds in a.seconds:
@@ -188,7 +199,7 @@ def main() -> None:
             for name, unequal in (("equal_shares", float("inf")), ("measured_shares", pools.UNEQUAL)):
                 before, pools.UNEQUAL = pools.UNEQUAL, unequal
                 try:
-                    found[name] = summary(measure(client, dataset, tuple(a.speeds), seconds, a.passes))
+                    found[name] = summarise(measure(client, dataset, tuple(a.speeds), seconds, a.passes))
                 finally:
                     pools.UNEQUAL = before
             reported["cluster"].append(found)

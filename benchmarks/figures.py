@@ -30,13 +30,13 @@ FIGURES: dict[str, Callable[[], Figure]] = {}
 
 
 def figure(draw: Callable[[], Figure]) -> Callable[[], Figure]:
-    """Register a figure with the name of its function."""
+    """Register a function that draws a figure under the name of the function."""
     FIGURES[draw.__name__] = draw
     return draw
 
 
 def legend(axes: Any, **options: Any) -> None:
-    """Draw a legend without a frame."""
+    """Draw the legend of the axes without a frame."""
     axes.legend(frameon=False, fontsize=9, **options)
 
 
@@ -77,7 +77,7 @@ def paper_errors() -> Figure:
 
 @figure
 def memory() -> Figure:
-    """Draw the peak memory of a worker against the number of rows."""
+    """Draw the peak memory of a worker against the number of rows of a fit."""
     capsule, mixture = read("streamed_pass")["memory"], read("linear_mixture_million")["scale, 100"]
     parts = read("hcn_million")["flat"]["peak_worker_mib"]
     drawn = new_figure(6.4, 3.8)
@@ -103,7 +103,7 @@ def memory() -> Figure:
 
 @figure
 def same_weights() -> Figure:
-    """Draw the digests of the weights of one fit that ran in several ways."""
+    """Draw the digests of the weights of one fit that ran on different numbers of threads and workers."""
     found = read("same_bits")["digests"]
     ways = list(next(iter(found.values())))
     drawn = new_figure(8.2, 2.8)
@@ -329,7 +329,7 @@ def robustness() -> Figure:
     return drawn
 
 
-# Key of the result, label of the axis, and whether the axis is logarithmic, for each task of rivals.py.
+# Key of the result, label of the axis, and True for a logarithmic axis, for each task of rivals.py.
 QUALITY = {
     "classification": ("error", "test error, %", True),
     "density": ("auc_class", "AUC of a class that was left out, %", False),
@@ -341,7 +341,7 @@ QUALITY = {
 
 
 def draw_rivals(task: str) -> Figure:
-    """Draw quality against CPU seconds, one panel per set; filled markers are models of scalelatent."""
+    """Draw quality against CPU seconds, one panel per data set; filled markers are models of scalelatent."""
     key, label, is_log = QUALITY[task]
     found = {
         name: {
@@ -407,7 +407,7 @@ for _task in QUALITY:
 
 
 def main() -> None:
-    """Draw the named figures, or all."""
+    """Draw the named figures, or all figures if no name is given."""
     folder = Path(RESULTS) / "figures"
     folder.mkdir(exist_ok=True)
     for name in sys.argv[1:] or FIGURES:

@@ -3,9 +3,9 @@
     python benchmarks/generators.py [--rows 100000] [--out benchmarks/results/generators.json]
 
 "images/s a core" divides by the CPU seconds of the whole process, including helper threads and writing;
-compilation is not timed. `rows` makes images and writes nothing. Rates of `data shuffle` and `data convert`
-are MB/s of rows; reading alone and `Dataset.save` of the same rows are measured for comparison. Files are
-written to a temporary folder.
+compilation is not timed. The rates "rows_images_s" are those of `ImageSet.rows`, which returns images and
+writes no file. Rates of `data shuffle` and `data convert` are MB of rows per second; they are compared with
+the rates of reading alone and of `Dataset.save`. Files are written to a temporary folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure_seconds(function: Callable[[], Any], repeats: int = 3) -> tuple[floa
 
 
 def measure_image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the images per second of each set."""
+    """Return the images per second of each kind of generated images."""
     out: dict[str, Any] = {}
     for kind in DEFAULTS:
         images = image_set(kind, seed=seed)
@@ -84,7 +84,7 @@ def measure_corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, A
 
 
 def measure_order_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the MB/s of rows (28 x 28 random pixels in uint8) through each verb."""
+    """Return the MB/s of reading, saving, shuffling, converting and appending 28 x 28 random uint8 images."""
     from numpy import random, uint8
 
     pixels = random.default_rng(seed).integers(0, 4, (n_rows, 28, 28), dtype=uint8) * 80

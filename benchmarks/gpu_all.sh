@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Check and measure scalelatent on a machine with a GPU, within a fixed time. Run it from anywhere:
+# Check and measure scalelatent on a machine with a GPU, within a fixed time. Run it from any folder:
 #   benchmarks/gpu_all.sh wheels             download the packages that such a machine lacks to .whl
-#   benchmarks/gpu_all.sh check [options]    check that results are right; at most 7 minutes
+#   benchmarks/gpu_all.sh check [options]    compare results with those of a processor; at most 7 minutes
 #   benchmarks/gpu_all.sh measure [options]  measure speed; at most 5 minutes
 #
-# The machine needs Linux, Python 3.12, CuPy for its CUDA, numpy, scipy, numba and pytest; no network. Install the
-# wheels there, then call this script with the folder on PYTHONPATH:
+# The machine needs Linux, Python 3.12, a CuPy that fits its CUDA version, numpy, scipy, numba and pytest, but no
+# network. Install the wheels there, then run this script with their folder on PYTHONPATH:
 #   python3 -m pip install --no-index --no-deps --target site .whl/*.whl
 #   PYTHONPATH=$PWD/site benchmarks/gpu_all.sh check
 #
 # Options of check and measure:
 #   --out FOLDER   folder of the results; $OUT by default, otherwise benchmarks/results/gpu
-#   --seconds N    end after N seconds: parts that have not started are skipped, a running part is killed
-#   --emulate      rehearse on a machine without a GPU: tiny sizes, and the CUDA text runs on the processor
+#   --seconds N    end after N seconds: kill the running part, and skip the others
+#   --emulate      rehearse without a GPU: use tiny sizes, and run the CUDA text on the processor
 #
-# Results are JSON lines (check.jsonl, measure.jsonl) that are written one at a time, so that an interrupted run keeps
-# its results. Exit code: 0 if everything passed, 1 if something failed, 3 without a GPU.
+# Results are JSON lines (check.jsonl, measure.jsonl). Each line is written when its part ends, so that an interrupted
+# run keeps its results. Exit code: 0 if everything passed, 1 if something failed, 3 without a GPU.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
 python=${PYTHON:-python3}
 
-# Packages that the tests and benchmarks import and that such a machine lacks. pydantic names the version of
-# pydantic-core.
+# Packages that the tests and benchmarks import and that such a machine lacks. pydantic-core comes later, in the
+# version that the metadata of pydantic requires.
 names=(annotated-types attrs click cloudpickle crc32c dask distributed donfig execnet fsspec google-crc32c hypothesis
     jinja2 joblib locket markupsafe msgpack msgspec narwhals numcodecs partd psutil pydantic pytest-timeout
     pytest-xdist pyyaml scikit-learn sortedcontainers tblib threadpoolctl toolz tornado typing-extensions

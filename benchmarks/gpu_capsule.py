@@ -2,15 +2,12 @@
 
     python benchmarks/gpu_capsule.py --out gpu_capsule.json
 
-Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
-nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
-a part raised an error (see the result), and 3 without a GPU, when no result is written.
+The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
-Rates are medians over repeats, after a first run that compiles. Inputs are random and larger than the
-caches of the card. A pass is the model's own ``accumulate`` over all blocks, including the copies of
-parameters and sums as in a fit. Each pass is compared with its two matrix products alone, with the same
-shapes in the same run.
+Rates are medians over repeats, after a first run that compiles the kernels. Inputs are random and larger
+than the caches of the GPU. A pass calls the model's own ``accumulate`` for all blocks; its time includes
+the copies of parameters and sums, as in a fit. The time of a pass is divided by the time of its two matrix
+products alone, with the same shapes and in the same run.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-# The host is timed with one thread; BLAS reads these variables when numpy loads it.
+# The rates of the host are those of one thread. BLAS reads these variables when numpy loads it.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -32,17 +29,19 @@ from gpu_common import (
     CLASSES,
     Part,
     TimedBackend,
+    check_error,
     device_seconds,
-    for_bytes,
+    fit_state,
     host_seconds,
+    make_blocks,
     make_card,
     make_rows,
+    relative_error,
     run_pass,
+    run_pass_in_threads,
     run_script,
+    scale_for_bytes,
     script_parser,
-    split,
-    start,
-    threaded_pass,
 )
 
 from scalelatent.engine.backend import CupyBackend, HostBackend
@@ -52,11 +51,12 @@ from scalelatent.models.capsule.model.em import CapsulePass
 from scalelatent.models.capsule.model.members import Members, build_members
 
 CAPSULE_DIMS = (2, 4, 8, 16, 32)
-SMALL_BLOCK = 2048  # rows of a block that the engine uses on a processor
-# Largest allowed error divided by the largest true value, and number of rows that may be on the other side of
-# a tie or a threshold.
-LIMITS = {"float64": 1e-9, "float32": 1e-5, "tf32": 1e-2, "edge": 1e-3}
-EDGE_ROWS = 3
+SMALL_BLOCK = 2048  # number of rows in a block that the engine uses on a processor
+# Upper bounds of the error divided by the largest true value, by the precision of matrix products.
+# "threshold" is the upper bound for sums over rows whose posterior passes a threshold.
+LIMITS = {"float64": 1e-9, "float32": 1e-5, "tf32": 1e-2, "threshold": 1e-3}
+# Rounding may move at most this number of rows to the other side of a threshold.
+THRESHOLD_ROWS = 3
 
 
 def main() -> int:
@@ -67,27 +67,31 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.rows, args.block_rows, args.repeats, args.features = 200, 128, 1, 24
-    return run_script(args, Card, checks, measures)
+    return run_script(args, Backends, checks, measures)
 
 
-def checks(card: Card, args: argparse.Namespace) -> Iterator[Part]:
+def checks(card: Backends, args: argparse.Namespace) -> Iterator[Part]:
     yield from check_kernels(card, args)
     yield from check_passes(card, args)
     yield from check_fits(card, args)
 
 
-def measures(card: Card, args: argparse.Namespace) -> Iterator[Part]:
-    yield "ceilings", "ceilings", partial(ceilings, card, args)
+def measures(card: Backends, args: argparse.Namespace) -> Iterator[Part]:
+    yield "ceilings", "ceilings", partial(measure_upper_bounds, card, args)
     data = make_rows(args.rows, args.features, args.seed)
     resident = card.float32.asarray(data["float32"], np.float32)
     for capsule_dim in CAPSULE_DIMS[: 1 if args.quick else None]:
         for nu in (0.0, 0.8):
-            call = partial(measure_dimension, card, data, resident, capsule_dim, nu, args)
+            call = partial(measure_passes, card, data, resident, capsule_dim, nu, args)
             yield "passes", f"passes, d = {capsule_dim}, nu = {nu}", call
 
 
-class Card:
-    """Backends of the run. They are made once, because each stream keeps its memory."""
+class Backends:
+    """Engine backends of the run, created once because the stream of each backend keeps its memory.
+
+    ``float32`` and ``tf32`` name the precision of matrix products; ``timed`` measures each step of a pass;
+    ``threads`` are four backends for passes with four threads.
+    """
 
     def __init__(self) -> None:
         self.float32, self.tf32 = make_card(), make_card(tf32=True)
@@ -99,17 +103,7 @@ class Card:
 # -- checks -----------------------------------------------------------------------------------------------
 
 
-def check(name: str, error: float, limit: float) -> dict[str, Any]:
-    """Return a line of the result; an error of NaN never passes."""
-    return {"name": name, "error": float(error), "limit": limit, "passed": bool(error <= limit)}
-
-
-def largest(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the largest error divided by the largest true value."""
-    return float(np.abs(got - want).max(initial=0.0) / max(np.abs(want).max(initial=0.0), 1e-30))
-
-
-def check_kernels(card: Card, args: argparse.Namespace) -> Iterator[Part]:
+def check_kernels(card: Backends, args: argparse.Namespace) -> Iterator[Part]:
     """Compare residuals and probabilities with the reference for ensembles, dtypes, thresholds and sizes."""
     ensembles: list[tuple[str, int, Any]] = [("multiclass", 2, 1), ("multiclass", CLASSES, 2)]
     ensembles += [("multiclass", CLASSES, 32), ("multiclass", 4, [1, 9, 2, 5]), ("one_vs_all", CLASSES, 4)]
@@ -125,7 +119,7 @@ def check_kernels(card: Card, args: argparse.Namespace) -> Iterator[Part]:
         def call(name: str = name, members: Members = members, dtype: str = dtype, nu: float = nu) -> Any:
             rng = np.random.default_rng(args.seed)
             errors = [compare_kernels(card.float32, members, dtype, nu, rows, rng) for rows in sizes]
-            return check(name, max(errors, key=lambda e: np.inf if np.isnan(e) else e), LIMITS[dtype])
+            return check_error(name, max(errors, key=lambda e: np.inf if np.isnan(e) else e), LIMITS[dtype])
 
         yield "checks", name, call
 
@@ -133,9 +127,10 @@ def check_kernels(card: Card, args: argparse.Namespace) -> Iterator[Part]:
 def compare_kernels(
     backend: CupyBackend, members: Members, dtype: str, nu: float, rows: int, rng: np.random.Generator
 ) -> float:
-    """Return the largest relative error.
+    """Return the largest relative error of residuals, sums and probabilities.
 
-    It is infinite if two runs differ, or if more than a few rows are on the other side of the threshold.
+    The error is infinite if the bits of two runs differ, or if more than ``THRESHOLD_ROWS`` rows are on the
+    other side of the threshold.
     """
     h = (rng.normal(size=(members.total_dim, rows)) * np.exp(rng.normal(size=rows))).astype(dtype)
     h[:, : rows // 20] = 0.0
@@ -155,34 +150,36 @@ def compare_kernels(
         return np.inf
     want_active = np.arange(rows) if want_active is None else want_active
     both, at, want_at = np.intersect1d(active, want_active, return_indices=True)
-    if len(active) + len(want_active) - 2 * len(both) > EDGE_ROWS:
+    if len(active) + len(want_active) - 2 * len(both) > THRESHOLD_ROWS:
         return np.inf
-    if np.abs(sums[:, 1] - want_sums[:, 1]).max() > EDGE_ROWS * weight.max(initial=0.0):
+    if np.abs(sums[:, 1] - want_sums[:, 1]).max() > THRESHOLD_ROWS * weight.max(initial=0.0):
         return np.inf
     first = h[: members.dims[0].sum()]
     p = backend.to_host(
         backend.kernel("capsule_probabilities")(backend.xp.asarray(first.copy()), members.dims[0], table)
     )
     return max(
-        largest(got[:, at], want[:, want_at]),
-        largest(sums[:, 0], want_sums[:, 0]),
-        largest(p, reference.probabilities(first, members.dims[0])),
+        relative_error(got[:, at], want[:, want_at]),
+        relative_error(sums[:, 0], want_sums[:, 0]),
+        relative_error(p, reference.probabilities(first, members.dims[0])),
     )
 
 
-def check_passes(card: Card, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare the sums of a whole pass with a pass in float64 on the host: ensembles, stored dtypes, TF32."""
+def check_passes(card: Backends, args: argparse.Namespace) -> Iterator[Part]:
+    """Compare the sums of a pass with those in float64 on the host, for ensembles, stored dtypes and
+    thresholds.
+    """
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 1)
     for architecture in ("multiclass", "all_vs_all", "one_vs_all")[: 2 if args.quick else None]:
         members = build_members(architecture, CLASSES, 4)
-        fitted = start(members, data, 3, HostBackend())
+        fitted = fit_state(members, data, 3, HostBackend())
         for nu, stored in product((0.0, 0.8), ("float32", "uint8")):
             call = partial(compare_pass, card, members, fitted, data, stored, nu, args)
             yield "checks", f"pass {architecture} {stored} nu={nu}", call
 
 
 def compare_pass(
-    card: Card,
+    card: Backends,
     members: Members,
     fitted: Any,
     data: dict[str, np.ndarray],
@@ -190,29 +187,31 @@ def compare_pass(
     nu: float,
     args: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Compare passes with products in float32 and in TF32 with a pass in float64."""
-    state = fitted if stored == "float32" else for_bytes(fitted)
+    """Compare the sums of a pass with products in float32, and in TF32, with those in float64."""
+    state = fitted if stored == "float32" else scale_for_bytes(fitted)
     reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
     rows = data[stored], data["y"]
-    want = run_pass(reduction, state, HostBackend("reference"), split(*rows, SMALL_BLOCK))
+    want = run_pass(reduction, state, HostBackend("reference"), make_blocks(*rows, SMALL_BLOCK))
     for kind, backend in (("float32", card.float32), ("tf32", card.tf32)):
-        got = run_pass(reduction, state, backend, split(*rows, args.block_rows))
-        limit = max(LIMITS[kind], LIMITS["edge"] if nu else 0.0)
+        got = run_pass(reduction, state, backend, make_blocks(*rows, args.block_rows))
+        limit = max(LIMITS[kind], LIMITS["threshold"] if nu else 0.0)
         name = f"pass {members.architecture} {stored} nu={nu} products in {kind}"
-        yield check(name, largest(got["delta"], want["delta"]), limit)
+        yield check_error(name, relative_error(got["delta"], want["delta"]), limit)
 
 
-def check_fits(card: Card, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare a few passes of EM on the card with the same passes on the host: weights and log-loss."""
+def check_fits(card: Backends, args: argparse.Namespace) -> Iterator[Part]:
+    """Compare a few passes of EM on the GPU with the same passes on the host: weights and log-loss."""
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 2)
     for architecture in ("multiclass", "one_vs_all", "all_vs_all")[: 1 if args.quick else None]:
         members = build_members(architecture, CLASSES, 2)
 
         def call(architecture: str = architecture, members: Members = members) -> Iterator[dict[str, Any]]:
             passes = 3 if args.quick else 10
-            host, gpu = (start(members, data, passes, b) for b in (HostBackend(), card.float32))
-            yield check(f"fit {architecture}: weights", largest(gpu.w, host.w), 1e-3)
-            yield check(f"fit {architecture}: log-loss", largest(gpu.objective, host.objective), 1e-4)
+            host, gpu = (fit_state(members, data, passes, b) for b in (HostBackend(), card.float32))
+            yield check_error(f"fit {architecture}: weights", relative_error(gpu.w, host.w), 1e-3)
+            yield check_error(
+                f"fit {architecture}: log-loss", relative_error(gpu.objective, host.objective), 1e-4
+            )
 
         yield "checks", f"fit {architecture}", call
 
@@ -220,8 +219,10 @@ def check_fits(card: Card, args: argparse.Namespace) -> Iterator[Part]:
 # -- rates ------------------------------------------------------------------------------------------------
 
 
-def ceilings(card: Card, args: argparse.Namespace) -> dict[str, float]:
-    """Return the upper bounds of the card: a copy on the card, a copy to the card, square products."""
+def measure_upper_bounds(card: Backends, args: argparse.Namespace) -> dict[str, float]:
+    """Return upper bounds of any pass: rates of copies on the GPU and to it, and of square matrix
+    products.
+    """
     cupy, out = card.float32.xp, {}
     source = cupy.zeros(2**16 if args.quick else 2**28, dtype=np.float32)
     source.fill(1.5)
@@ -230,68 +231,76 @@ def ceilings(card: Card, args: argparse.Namespace) -> dict[str, float]:
     def copy(_: int) -> None:
         target[...] = source
 
-    out["copy_bytes_per_s"] = 2 * source.nbytes / device_seconds(card.float32, copy, args.repeats)
+    out["copy_bytes_per_second"] = 2 * source.nbytes / device_seconds(card.float32, copy, args.repeats)
     rows = np.ones((source.size // 1024, 256), dtype=np.float32)
     seconds = host_seconds(
         lambda: card.float32.to_host(card.float32.asarray(rows, np.float32, "x")[:1]), args.repeats
     )
-    out["upload_bytes_per_s"] = rows.nbytes / seconds  # The time includes the copy into page-locked memory.
+    out["upload_bytes_per_second"] = (
+        rows.nbytes / seconds
+    )  # The time includes the copy into page-locked memory.
     side = 64 if args.quick else 8192
     square = cupy.asarray(np.random.default_rng(args.seed).normal(size=(side, side)).astype(np.float32))
     for name, backend in (("sgemm", card.float32), ("tf32", card.tf32)):
         seconds = device_seconds(
             backend, lambda _, b=backend: b.matmul(square, square, "square"), args.repeats
         )
-        out[f"{name}_flop_per_s"] = 2 * side**3 / seconds
+        out[f"{name}_flop_per_second"] = 2 * side**3 / seconds
     return out
 
 
-def measure_dimension(
-    card: Card,
+def measure_passes(
+    card: Backends,
     data: dict[str, np.ndarray],
     resident: Any,
     capsule_dim: int,
     nu: float,
     args: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Measure passes for rows on the card and on the host, and a pass's two products with W alone."""
+    """Measure passes over rows on the GPU and on the host, for one capsule dimension and one threshold nu."""
     members = build_members("multiclass", CLASSES, capsule_dim)
     few = {key: a[: min(len(a), 20_000)] for key, a in data.items()}
-    state = start(members, few, 10, card.float32)
+    state = fit_state(members, few, 10, card.float32)
     sources = {
         "device float32": (resident, state),
         "host float32": (data["float32"], state),
-        "host uint8": (data["uint8"], for_bytes(state)),
+        "host uint8": (data["uint8"], scale_for_bytes(state)),
     }
     sizes = sorted({min(SMALL_BLOCK, args.block_rows), args.block_rows})
-    alone = {size: products(card, resident, state.w, size, args.repeats) for size in sizes}
+    alone = {size: measure_products(card, resident, state.w, size, args.repeats) for size in sizes}
     reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
-    blocks = split(few["float32"], few["y"], SMALL_BLOCK)
+    blocks = make_blocks(few["float32"], few["y"], SMALL_BLOCK)
     host = HostBackend()
     one_thread = host_seconds(lambda b=blocks, r=reduction, h=host: run_pass(r, state, h, b), 3)
     for (source, (x, weights)), size in product(sources.items(), sizes):
-        blocks = split(x, data["y"], size)
+        blocks = make_blocks(x, data["y"], size)
         call = partial(run_pass, reduction, weights, card.float32, blocks)
         seconds = host_seconds(call, args.repeats)
         run_pass(reduction, weights, card.timed, blocks)
-        card.timed.forget()
+        card.timed.discard_events()
         stats = run_pass(reduction, weights, card.timed, blocks)
-        line: dict[str, Any] = {"D": members.total_dim, "nu": nu, "rows": source, "block_rows": size}
-        line |= {"seconds": seconds, "rows_per_s": len(x) / seconds, "device_split": card.timed.split()}
-        line["active"] = float(stats["sums"][0, 2]) / len(x)
+        line: dict[str, Any] = {"total_dim": members.total_dim, "nu": nu, "rows": source, "block_rows": size}
+        line |= {
+            "seconds": seconds,
+            "rows_per_second": len(x) / seconds,
+            "device_split": card.timed.step_seconds(),
+        }
+        line["active_share"] = float(stats["sums"][0, 2]) / len(x)
         line |= alone[size]
         for kind in ("sgemm", "tf32"):
-            line[f"pass_over_{kind}"] = seconds * alone[size][f"{kind}_rows_per_s"] / len(x)
+            line[f"pass_over_{kind}"] = seconds * alone[size][f"{kind}_rows_per_second"] / len(x)
         if source.startswith("host"):
-            call = partial(threaded_pass, reduction, weights, card.threads, blocks)
-            line["rows_per_s_4_threads"] = len(x) / host_seconds(call, args.repeats)
-        line["processor_rows_per_s_one_thread"] = len(few["y"]) / one_thread
-        print_line(line)
+            call = partial(run_pass_in_threads, reduction, weights, card.threads, blocks)
+            line["rows_per_second_4_threads"] = len(x) / host_seconds(call, args.repeats)
+        line["processor_rows_per_second_one_thread"] = len(few["y"]) / one_thread
+        print_pass(line)
         yield line
 
 
-def products(card: Card, x: Any, w: np.ndarray, block_rows: int, repeats: int) -> dict[str, float]:
-    """Measure both products of a block, H = W X^T and then H X, on the card, in float32 and with TF32."""
+def measure_products(
+    card: Backends, x: Any, w: np.ndarray, block_rows: int, repeats: int
+) -> dict[str, float]:
+    """Measure the two products of a block, H = W X^T and then H X, on the GPU, in float32 and in TF32."""
     out: dict[str, float] = {}
     starts = range(0, len(x) - block_rows + 1, block_rows)
     for kind, backend in (("sgemm", card.float32), ("tf32", card.tf32)):
@@ -303,16 +312,16 @@ def products(card: Card, x: Any, w: np.ndarray, block_rows: int, repeats: int) -
             backend.matmul(backend.matmul(weights, rows.T, "h"), rows, "delta")
 
         seconds = device_seconds(backend, both, max(repeats, min(len(starts), 100)))
-        out[f"{kind}_rows_per_s"] = block_rows / seconds
-        out[f"{kind}_flop_per_s"] = 4.0 * w.size * block_rows / seconds
+        out[f"{kind}_rows_per_second"] = block_rows / seconds
+        out[f"{kind}_flop_per_second"] = 4.0 * w.size * block_rows / seconds
     return out
 
 
-def print_line(line: dict[str, Any]) -> None:
+def print_pass(line: dict[str, Any]) -> None:
     print(
-        f"D {line['D']:4d}  nu {line['nu']:.1f}  active {line['active']:4.2f}  {line['rows']:14s}"
-        f" blocks {line['block_rows']:6d}"
-        f" {line['rows_per_s'] / 1e6:9.2f} M rows/s  pass/sgemm {line['pass_over_sgemm']:6.2f}"
+        f"D {line['total_dim']:4d}  nu {line['nu']:.1f}  active {line['active_share']:4.2f}"
+        f"  {line['rows']:14s} blocks {line['block_rows']:6d}"
+        f" {line['rows_per_second'] / 1e6:9.2f} M rows/s  pass/sgemm {line['pass_over_sgemm']:6.2f}"
         f"  pass/tf32 {line['pass_over_tf32']:6.2f}",
         flush=True,
     )

@@ -1,8 +1,10 @@
-"""Run parts of gpu_check.py that are separate processes: preflight, compile, cases, streams and bits.
+"""Run one part of gpu_check.py as a process: preflight, compile, cases, streams or bits.
 
     python benchmarks/gpu_cases.py cases
 
-`cases` launches every kernel of every model on small inputs and compares the results with the reference.
+`preflight` imports and compiles everything. `compile` compiles the kernels of a model. `cases` launches
+every kernel of every model on small inputs and compares the results with the reference. `streams` tests
+that kernels wait for copies of their inputs. `bits` writes digests of results.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from typing import Any
 import numpy as np
 from gpu_parts import HERE, MODELS, append_line
 
-Case = tuple[str, list[Any], list[Any], float]  # name, results, expected results, largest allowed difference
+# Name, results, expected results, and the upper bound of their relative difference.
+Case = tuple[str, list[Any], list[Any], float]
 
 
 def main() -> int:
@@ -43,23 +46,23 @@ def main() -> int:
         import cupy
 
         cupy.cuda.runtime.getDeviceProperties(0)
-    except Exception as error:  # noqa: BLE001  no CuPy, no driver or no device: the same answer
+    except Exception as error:  # noqa: BLE001  there is no CuPy, no driver or no device
         print(f"no GPU: {error}", file=sys.stderr)
         return 3
     if args.no_pool:
-        # Without a pool each array is a separate allocation, so that the tool detects reads beyond its end.
+        # Each array becomes a separate allocation, so that compute-sanitizer detects reads beyond its end.
         cupy.cuda.set_allocator(None)
     return {
         "preflight": preflight,
         "compile": compile_model,
-        "cases": cases,
-        "streams": streams,
-        "bits": bits,
+        "cases": check_cases,
+        "streams": check_streams,
+        "bits": write_digests,
     }[args.part](args)
 
 
 def record(args: argparse.Namespace, name: str, passed: bool, **more: Any) -> bool:
-    """Print a result, and append it to the file of results."""
+    """Print the result of a check, and append it to the file ``--lines``; return whether it passed."""
     line = {"name": name, "passed": bool(passed), **more}
     print(json.dumps(line), flush=True)
     if args.lines:
@@ -71,7 +74,7 @@ def record(args: argparse.Namespace, name: str, passed: bool, **more: Any) -> bo
 
 
 def preflight(args: argparse.Namespace) -> int:
-    """Describe the machine, import everything, compile all kernels, and launch a kernel with clusters."""
+    """Describe the machine, import and compile everything, and launch one kernel in thread-block clusters."""
     import cupy
 
     begin = time.perf_counter()
@@ -96,7 +99,7 @@ def preflight(args: argparse.Namespace) -> int:
 
 
 def import_everything() -> list[str]:
-    """Import what fits and tests import; return the modules that cannot be imported."""
+    """Import the modules that fits and tests need; return the error of each import that fails."""
     import importlib
 
     failed = []
@@ -119,7 +122,7 @@ def import_everything() -> list[str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of packages that results depend on."""
+    """Return the version of each installed package that may change results or speed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
@@ -132,9 +135,9 @@ def package_versions() -> dict[str, str]:
 
 
 def compile_all(args: argparse.Namespace) -> bool:
-    """Compile the kernels of all models at the same time, each model in a process."""
+    """Compile the kernels of all models at the same time, with one process per model."""
     here = sys.argv[0]
-    # With the stand-in for CuPy, gpu_emulated.py has to start the other processes as well.
+    # If this process uses the CuPy stand-in, gpu_emulated.py has to start the other processes with it too.
     stand_in = [str(HERE / "gpu_emulated.py")] if "fake_cupy" in sys.modules else []
 
     def run(model: str) -> tuple[str, subprocess.CompletedProcess[str], float]:
@@ -152,7 +155,7 @@ def compile_all(args: argparse.Namespace) -> bool:
 
 
 def compile_model(args: argparse.Namespace) -> int:
-    """Compile the kernels of one model into the cache that all processes of the run share."""
+    """Compile the kernels of ``--model`` into the cache that all processes of the run share."""
     if args.model is None:
         return 0 if compile_all(args) else 1
     if "fake_cupy" in sys.modules:
@@ -165,10 +168,10 @@ def compile_model(args: argparse.Namespace) -> int:
 
 
 def launch_cluster(args: argparse.Namespace) -> bool:
-    """Launch a kernel in clusters of thread blocks once, and compare with the reference."""
+    """Launch one kernel in clusters of thread blocks, and compare its beliefs with the reference."""
     from scalelatent.models.crbm.kernels import gpu, reference
 
-    v = h = 128  # The smallest graph that uses a cluster of thread blocks.
+    v = h = 128  # Numbers of visible and hidden units of the smallest graph that uses a cluster.
     w, bv, bh = draw_graph(v, h, 2, 0.1)
     found = gpu.sum_product(gpu.make_coupling(w), gpu.cupy.asarray(bv), gpu.cupy.asarray(bh), 4)
     want = reference.sum_product(reference.make_coupling(w), bv, bh, 4)
@@ -180,12 +183,13 @@ def launch_cluster(args: argparse.Namespace) -> bool:
 # -- small cases of all kernels ---------------------------------------------------------------------------
 
 
-def cases(args: argparse.Namespace) -> int:
-    """Compare small cases of every kernel with the reference; an exception ends the cases of its model
-    only.
+def check_cases(args: argparse.Namespace) -> int:
+    """Compare every kernel with the reference on small inputs.
+
+    If a model raises an exception, the cases of the next model run.
     """
     passed = True
-    for model, make in MAKERS.items():
+    for model, make in CASES.items():
         begin, count, wrong = time.perf_counter(), 0, []
         try:
             for name, found, want, limit in make(args.few):
@@ -203,7 +207,9 @@ def cases(args: argparse.Namespace) -> int:
 
 
 def difference(found: Any, want: Any) -> float:
-    """Return the largest difference, divided by the largest expected value or by 1, whichever is larger."""
+    """Return the largest absolute difference divided by the largest wanted value, or by 1 if that is less
+    than 1.
+    """
     found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
     if found.shape != want.shape:
         return float("inf")
@@ -214,7 +220,7 @@ def difference(found: Any, want: Any) -> float:
 
 
 def capsule_cases(few: bool) -> Iterator[Case]:
-    """Yield residuals with and without a threshold, and probabilities, in both precisions."""
+    """Yield residuals with and without a threshold, and class probabilities, in float32 and float64."""
     from scalelatent.models.capsule.kernels import gpu, reference
     from scalelatent.models.capsule.kernels.squash import squash_table
     from scalelatent.models.capsule.model.members import build_members
@@ -237,7 +243,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
                 name = f"residuals of {ensemble[0]}, {dtype}, nu = {nu}"
                 rows = np.arange(n) if active is None else active
                 ours = np.arange(n) if chosen is None else chosen.get()
-                # A row at the threshold may fall on either side in float32.
+                # Rounding to float32 may move a row to the other side of the threshold.
                 if len(np.setxor1d(rows, ours)) > (3 if dtype == "float32" else 0):
                     yield f"{name}: active rows", [ours], [rows], 0.0
                     continue
@@ -250,7 +256,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
 
 
 def mbn_cases(few: bool) -> Iterator[Case]:
-    """Yield codes of dense rows, CSR rows and rows of codes, which must all be equal."""
+    """Yield codes of dense rows, CSR rows and rows of codes; all codes must be equal."""
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.kernels import gpu, reference
 
@@ -269,7 +275,7 @@ def mbn_cases(few: bool) -> Iterator[Case]:
     x, w = ((base + rng.normal(size=(m, 100)) * 1e-2).astype("f4") for m in (20, 64))
     want = reference.nearest(x, np.arange(100), reference.make_bank(w, "euclidean"))
     yield (
-        "nearest, all in doubt",
+        "nearest, nearly equal distances",
         [gpu.nearest(x, np.arange(100), gpu.make_bank(w, "euclidean"))],
         [want],
         0.0,
@@ -289,22 +295,23 @@ def mbn_cases(few: bool) -> Iterator[Case]:
     units = rng.random((2, 20, 60)) < 0.5
     found = gpu.nearest_codes(x, gpu.make_lists(centroids, units))
     yield "nearest_codes", [found], [reference.nearest_codes(x, reference.make_lists(centroids, units))], 0.0
-    many = np.arange(2**16 + 5, dtype="u4")[None, :, None]  # codes of 32 bits
+    many = np.arange(2**16 + 5, dtype="u4")[None, :, None]  # 65,541 centroids need codes of 32 bits
     x, units = np.array([[2**16 + 3], [7]]), np.ones((1, 1, 2**16 + 5), dtype=bool)
     yield "nearest_codes, k > 65,536", [gpu.nearest_codes(x, gpu.make_lists(many, units))], [x], 0.0
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
-    """Return random weights W, and biases of visible and hidden units for each row, float32."""
+    """Return random weights W (v, h) and biases of visible (rows, v) and hidden units (rows, h), float32."""
     rng = np.random.default_rng(v + h)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype("f4") for part in parts)
 
 
 def crbm_cases(few: bool) -> Iterator[Case]:
-    """Yield beliefs of all methods with one thread block, a cluster, and a cluster that keeps messages.
+    """Yield beliefs of all inference methods, gradients of three chains, and parameters after a step.
 
-    Gradients of three chains of rows and the parameters after their step follow.
+    Inference runs in three ways: one thread block per row, a cluster of thread blocks that keeps messages in
+    shared memory ("kept"), and a cluster with messages in the GPU's memory.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 
@@ -313,7 +320,7 @@ def crbm_cases(few: bool) -> Iterator[Case]:
     try:
         for way, (gpu.CLUSTER_EDGES, gpu._STATIC_BYTES) in ways.items():
             gpu._read_properties.cache_clear()
-            # Threads keep the numbers of at most HELD_UNITS hidden units in registers.
+            # A thread has registers for HELD_UNITS hidden units; a wider graph needs more.
             wide = [(3, gpu.HELD_UNITS + 4)] if way == "kept" else []
             for v, h in [(17, 40), *wide] if few else [(1, 1), (17, 40), (30, 5), *wide]:
                 w, bv, bh = draw_graph(v, h, 2, 0.5)
@@ -342,7 +349,9 @@ def crbm_cases(few: bool) -> Iterator[Case]:
 
 
 def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the gradients of W of three chains and the differences of the units, found and wanted."""
+    """Return gradients of three chains from the GPU and from the reference: of W, and of both units'
+    biases.
+    """
     from scalelatent.models.crbm.kernels import gpu, reference
 
     xp, (v, h), starts, sweeps = gpu.cupy, (17, 40), np.array([0, 5, 6, 19]), 4
@@ -372,9 +381,9 @@ def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the parameters after a step and the largest coupling, found and wanted.
+    """Return the parameters after a step and the largest absolute weight, from the GPU and as wanted.
 
-    With ``factored``, the kernels multiply the differences of the units with the inputs of all rows.
+    With ``factored``, the kernels multiply the gradients of the units' biases with the inputs of all rows.
     """
     from scalelatent.models.crbm.kernels import gpu
 
@@ -396,15 +405,15 @@ def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def hcn_cases(few: bool) -> Iterator[Case]:
-    """Yield sweeps with and without messages, decoding and orders, whose bits must be equal."""
-    from gpu_hcn import SHAPES, draw
+    """Yield sweeps with and without messages, decoding, and pixel orders; all bits must be equal."""
+    from gpu_hcn import SHAPES, draw_arrays
 
     from scalelatent.models.hcn.kernels import gpu, reference
     from scalelatent.models.hcn.kernels.pixel_order import shuffled
 
     move = gpu.cupy.asarray
     for shape in SHAPES[1 : 2 if few else None]:
-        given = draw(*shape, 0)
+        given = draw_arrays(*shape, 0)
         fixed = given["evidence"], given["order"]
         for kind in ("none", "i2", "i4"):
             names = ["s", "w"] if kind == "none" else ["s", "w", "to_s", "to_w", "held"]
@@ -428,7 +437,7 @@ def hcn_cases(few: bool) -> Iterator[Case]:
 
 
 def linear_mixture_cases(few: bool) -> Iterator[Case]:
-    """Yield scores, nearest sub-classes, sums, tangents and tangent distances."""
+    """Yield scores, best components, sums, tangents of images, and tangent distances."""
     from scalelatent.models.linear_mixture.kernels import gpu, reference
     from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, TangentSpec, group_rows
 
@@ -466,7 +475,7 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
                 planes = body.pack_tangent_scores(scores)
                 far = body.tangent_distance(planes, x, rows, candidates.astype("i4"))
                 best = body.nearest(scorer, x, 0, 2)[0]
-                if k < 2:  # An empty range of components has no best score.
+                if k < 2:  # The first of the two classes has no component, so that it has no best score.
                     best = best[:, 1:]
                 scan = body.all_scores(scorer, x, 0, 2), best
                 results.append([*scan, *fields, rows, far])
@@ -474,7 +483,7 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
             yield name, *results, 1e-4
 
 
-MAKERS: dict[str, Callable[[bool], Iterator[Case]]] = {
+CASES: dict[str, Callable[[bool], Iterator[Case]]] = {
     "capsule": capsule_cases,
     "mbn": mbn_cases,
     "crbm": crbm_cases,
@@ -486,12 +495,12 @@ MAKERS: dict[str, Callable[[bool], Iterator[Case]]] = {
 # -- streams ----------------------------------------------------------------------------------------------
 
 
-def streams(args: argparse.Namespace) -> int:
-    """Compute in new threads while the null stream is busy; a kernel must wait until its inputs are copied.
+def check_streams(args: argparse.Namespace) -> int:
+    """Test in new threads that kernels wait for copies of their inputs while the null stream is busy.
 
-    Copies on the null stream wait for its earlier work, and a kernel on the backend's own stream does
-    not wait for these copies. The inputs change in each run, so that memory of an earlier run does not
-    contain the right values.
+    A copy on CUDA's null stream would wait for the work on that stream, and a kernel on the backend's own
+    stream would not wait for the copy. The inputs change in each run, so that such a kernel cannot find
+    the right values in memory of an earlier run.
     """
     import cupy
 
@@ -551,7 +560,7 @@ def streams(args: argparse.Namespace) -> int:
                 break
         passed &= record(
             args,
-            f"{name} beside a busy null stream",
+            f"{name} with a busy null stream",
             not wrong and not errors,
             runs=runs,
             wrong=len(wrong),
@@ -563,10 +572,12 @@ def streams(args: argparse.Namespace) -> int:
 # -- bits -------------------------------------------------------------------------------------------------
 
 
-def bits(args: argparse.Namespace) -> int:
-    """Write digests of results, which the caller compares with those of another process."""
+def write_digests(args: argparse.Namespace) -> int:
+    """Write digests of the results of all cases and of two fits, which gpu_check.py compares between
+    processes.
+    """
     digests: dict[str, str] = {}
-    for model, make in MAKERS.items():
+    for model, make in CASES.items():
         for name, found, _, _ in make(args.quick):
             digests[f"{model}: {name}"] = digest(found)
     digests |= fit_digests(args.quick)
@@ -575,7 +586,7 @@ def bits(args: argparse.Namespace) -> int:
 
 
 def digest(arrays: list[Any]) -> str:
-    """Return a digest of the bytes of the arrays."""
+    """Return the SHA-256 digest of the bytes of the arrays."""
     found = hashlib.sha256()
     for a in arrays:
         found.update(np.ascontiguousarray(a).tobytes())
@@ -583,13 +594,13 @@ def digest(arrays: list[Any]) -> str:
 
 
 def fit_digests(quick: bool) -> dict[str, str]:
-    """Return digests of fitted models."""
+    """Return digests of a fitted capsule model and of the objectives of a fitted mixture."""
     import scalelatent as sl
 
     rng, (n, p) = np.random.default_rng(1), (200, 12) if quick else (20_000, 196)
     y = np.arange(n) % 4
     x = (rng.normal(size=(n, p)) + y[:, None]).astype("f4")
-    # One thread is faster for small data; several threads would merge their sums in the same order.
+    # One thread is faster for small data. The number of threads does not change the bits.
     common: dict[str, Any] = {"device": "gpu", "random_state": 0, "n_jobs": 1}
     capsule = sl.CapsuleRegression(architecture="multiclass", capsule_dim=2, max_iter=3, **common).fit(x, y)
     mixture = sl.LinearMixtureClassifier(

@@ -1,9 +1,9 @@
 """Check results on a GPU within a fixed time: `benchmarks/gpu_all.sh check`.
 
-The parts run in this order: a preflight (card, versions, imports, compilation), small cases of all kernels,
-the tests marked `gpu`, copies and kernels on different streams, identical bits in two processes,
-compute-sanitizer, and the checks of the gpu_*.py scripts. The other parts run even if one part fails or
-takes too long.
+The parts run in this order: a preflight (GPU, versions, imports, compilation), small cases of all kernels,
+the tests marked `gpu`, copies and kernels on different CUDA streams, bits of results in two processes,
+compute-sanitizer, and the checks of the gpu_*.py scripts. If one part fails or exceeds its time limit, the
+next part runs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 
 from gpu_parts import HERE, MODELS, Parts, append_line, parse, temporary_caches
 
-# Tests that the stand-in for CuPy runs in half a minute: without large sizes, and without workers that need a
-# card.
+# Expression for the option -k of pytest: tests that the CuPy stand-in runs in half a minute. It excludes
+# large sizes and tests of workers that need a real GPU.
 EMULATED_TESTS = (
     "not mbn_on_gpu and not residuals and not 2000 and not 784 and not 3000 and not 1000"
     " and not mixed_pool and not max_product and not whole_fits"
 )
+# Tools of compute-sanitizer.
 TOOLS = ("memcheck", "racecheck", "synccheck")
 CASES = str(HERE / "gpu_cases.py")
 
@@ -34,6 +35,7 @@ def main() -> int:
 
 
 def check(parts: Parts, folder: Path) -> int:
+    """Run all parts; return the exit status."""
     lines = ["--lines", str(parts.lines)]
     quick = ["--quick"] if parts.emulate else []
     environment = ["--env", str(parts.out / "env.json")]
@@ -53,7 +55,7 @@ def check(parts: Parts, folder: Path) -> int:
 
 
 def run_tests(parts: Parts) -> None:
-    """Run the tests that need a GPU; a failed test does not stop the others."""
+    """Run the tests marked ``gpu`` as one part."""
     limit = str(90 * parts.patience)
     options = ["-m", "gpu", "-n", "0", "--timeout", limit, "-q", "-p", "no:cacheprovider"]
     options += [f"--junitxml={parts.out / 'junit.xml'}", "tests/gpu"]
@@ -67,31 +69,32 @@ def compare_bits(parts: Parts, folder: Path, quick: list[str]) -> None:
     found = []
     for number in (1, 2):
         path = folder / f"bits{number}.json"
-        name = f"bits, process {number}"
+        name = f"bits of results, process {number}"
         if not parts.run(name, parts.python(CASES, "bits", "--bits", str(path), *quick), 40):
             return
         found.append(json.loads(path.read_text(encoding="utf-8")))
     different = [name for name in found[0] if found[0][name] != found[1].get(name)]
     parts.add(
-        "the same bits in two processes", passed=not different, cases=len(found[0]), different=different
+        "identical bits in two processes", passed=not different, cases=len(found[0]), different=different
     )
 
 
 def sanitize(parts: Parts, tool: str) -> None:
-    """Run the small cases under a tool of compute-sanitizer, if it is installed."""
+    """Run the small cases of all kernels under a tool of compute-sanitizer, if it is installed."""
     toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=f"{toolkit}/bin")
     if parts.emulate or program is None:
-        why = "there is no GPU to look at" if parts.emulate else "compute-sanitizer is not installed"
+        why = "compute-sanitizer needs a real GPU" if parts.emulate else "compute-sanitizer is not installed"
         parts.add(tool, skipped=why)
         return
-    # CuPy itself handles failed calls to CUDA, or raises exceptions, so that the tool ignores these calls.
+    # The tool must not report failed calls to CUDA: CuPy expects some of them, and raises exceptions for
+    # others.
     prefix = [program, "--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]
     parts.run(tool, parts.python(CASES, "cases", "--no-pool", "--few"), 60, prefix)
 
 
 def check_script(parts: Parts, model: str, folder: Path) -> None:
-    """Run the checks of ``gpu_MODEL.py``, and append their results to the results of this script."""
+    """Run the checks of ``gpu_MODEL.py``, and copy their lines to the file of results."""
     out = folder / f"gpu_{model}.json"
     limit = 60.0
     most = max(min(limit * parts.patience, parts.left) - 8, 1)

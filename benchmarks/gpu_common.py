@@ -1,7 +1,12 @@
-"""Functions shared by the gpu_*.py scripts: options, result files, timers, rows, passes without the engine.
+"""Functions shared by the gpu_*.py scripts that check and measure a model on a GPU.
 
-A result is one JSON file. It is replaced after each check and each measurement, so that an interrupted or
-failed run keeps its results so far.
+Each script needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that
+this package imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The
+scripts download nothing and change no setting of the GPU. The exit code is 0 if all checks passed, 1 if a
+check failed or raised an exception, and 3 without a GPU; in the last case no result is written.
+
+The result of a script is one JSON file. It is replaced after each check and each measurement, so that an
+interrupted or failed run keeps its results so far.
 """
 
 from __future__ import annotations
@@ -48,40 +53,42 @@ def script_parser(doc: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="start no part after this number of seconds; the result names the parts that did not run",
+        help="start no check or measurement after this number of seconds; the result names those that did not"
+        " run",
     )
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--checks-only", action="store_true", help="check results, and measure nothing")
     only.add_argument("--rates-only", action="store_true", help="measure, and check nothing")
     parser.add_argument(
-        "--bodies",
+        "--kernels",
         choices=("cupy", "numba"),
         default="cupy",
-        help="numba: replace the GPU's kernels by the processor's, to test the checks",
+        help="numba: use the processor's kernels in place of the GPU's, to test the checks without a GPU",
     )
     return parser
 
 
-_bodies = "cupy"
+# Value of the option --kernels of the running script.
+_kernels = "cupy"
 
 
 def find_kernel(name: str, backend: str) -> Callable[..., Any]:
-    """Return the body of a kernel; with ``--bodies numba``, the processor's body in place of the GPU's."""
-    return find_body(name, _bodies if backend == "cupy" else backend)
+    """Return the function of a kernel; with ``--kernels numba``, the processor's in place of the GPU's."""
+    return find_body(name, _kernels if backend == "cupy" else backend)
 
 
-def card_device() -> str:
-    """Return the ``device`` of fits on the GPU; with ``--bodies numba``, the processor."""
-    return "gpu" if _bodies == "cupy" else "cpu"
+def fit_device() -> str:
+    """Return the parameter ``device`` of fits on the GPU; with ``--kernels numba``, that of the processor."""
+    return "gpu" if _kernels == "cupy" else "cpu"
 
 
 def make_card(**options: Any) -> Any:
-    """Return a backend of the GPU; with ``--bodies numba``, one of the processor."""
-    return CupyBackend(**options) if _bodies == "cupy" else HostBackend()
+    """Return an engine backend of the GPU; with ``--kernels numba``, one of the processor."""
+    return CupyBackend(**options) if _kernels == "cupy" else HostBackend()
 
 
-def card_stream() -> Any:
-    """Return a backend of the GPU, and make its stream the current stream of this thread."""
+def make_current_card() -> Any:
+    """Return an engine backend of the GPU whose stream is the current stream of this thread."""
     backend = make_card()
     if isinstance(backend, CupyBackend):
         backend.stream.use()
@@ -89,7 +96,7 @@ def card_stream() -> Any:
 
 
 class Report:
-    """Result that is always on disk: each change replaces the file in one step."""
+    """Result of a script, whose JSON file is replaced after each change."""
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
         self.path, self.content, self._begin = path, content, time.perf_counter()
@@ -102,20 +109,20 @@ class Report:
         return time.perf_counter() - self._begin
 
     def append(self, key: str, line: Any) -> None:
-        """Add a line to a list of the result."""
+        """Append a line to the list ``key`` of the result."""
         self.content.setdefault(key, []).append(line)
         self.write()
 
     def write(self) -> None:
-        """Replace the file; a reader sees either the old or the new content."""
+        """Replace the file in one step, so that a reader sees either the old or the new content."""
         self.content["seconds"] = self.seconds
         partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         partial.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.path)
 
 
-# A part of a script: the name of the list in the result, the name of the part, and its function. The function
-# returns one line or an iterable of lines, each a dictionary.
+# A check or a measurement of a script: the name of its list in the result, its own name, and its function.
+# The function returns one line of the list or an iterable of lines; a line is a dictionary.
 Part = tuple[str, str, Callable[[], Any]]
 
 
@@ -127,19 +134,20 @@ def run_script(
 ) -> int:
     """Run the checks, then the measurements; return the exit status.
 
-    The status is 0 if all went well, 1 if a check failed or a part raised an exception, and 3 without a
-    GPU. If a part raises an exception, its error is recorded and the next part runs. No part starts
-    after ``args.seconds``; the result names the parts that did not run.
+    ``make`` creates the backend that ``checks`` and ``measures`` receive. The status is 0 if all went well, 1
+    if a check failed or a part raised an exception, and 3 without a GPU. If a part raises an exception, its
+    error is recorded and the next part runs. No part starts after ``args.seconds``; the result names the
+    parts that did not run.
     """
-    global _bodies
-    _bodies = args.bodies
+    global _kernels
+    _kernels = args.kernels
     try:
         card = make()
     except RunError as error:
         print(f"no GPU checks were made: {error}", file=sys.stderr)
         return 3
     settings = {key: value for key, value in vars(args).items() if key != "out"}
-    where = machine(card.xp) if _bodies == "cupy" else versions()
+    where = machine(card.xp) if _kernels == "cupy" else versions()
     report = Report(
         args.out,
         {
@@ -155,7 +163,7 @@ def run_script(
         run_parts(report, checks(card, args), args.seconds)
         failed = [check["name"] for check in report.content["checks"] if not check["passed"]]
         print(f"{len(report.content['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
-    if not args.checks_only and _bodies == "cupy":
+    if not args.checks_only and _kernels == "cupy":
         run_parts(report, measures(card, args), args.seconds)
     if report.content["not_run"]:
         print(f"{args.seconds:g} s are over; not run: {', '.join(report.content['not_run'])}", flush=True)
@@ -167,20 +175,20 @@ def run_script(
 
 
 def run_parts(report: Report, parts: Iterable[Part], seconds: float | None) -> None:
-    """Run parts one after another, and record each of their lines immediately."""
+    """Run checks or measurements one after another, and record each line of their results immediately."""
     try:
         for key, name, call in parts:
             if seconds is not None and report.seconds > seconds:
                 report.content["not_run"].append(name)
             else:
                 run_part(report, key, name, call)
-    except Exception as error:  # noqa: BLE001  what parts share could not be prepared
+    except Exception as error:  # noqa: BLE001  the data that several parts use could not be made
         report.append("errors", {"part": "preparation", "error": last_line(error)})
     report.write()
 
 
 def run_part(report: Report, key: str, name: str, call: Callable[[], Any]) -> None:
-    """Run one part; an exception is recorded as its failure."""
+    """Run one check or measurement; if it raises an exception, record the exception as its failure."""
     try:
         lines = call()
         for line in [lines] if isinstance(lines, dict) else lines:
@@ -200,7 +208,7 @@ def last_line(error: Exception) -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of the packages that matter, without CuPy."""
+    """Return the versions of this package and its dependencies, the processor's architecture and the date."""
     import numba
     import scipy
 
@@ -218,7 +226,7 @@ def versions() -> dict[str, Any]:
 
 
 def machine(cupy: Any) -> dict[str, Any]:
-    """Return the card and the versions of the software; no host name."""
+    """Return properties of the current GPU and the versions of the software; the host name is left out."""
     number = cupy.cuda.runtime.getDevice()
     card = cupy.cuda.runtime.getDeviceProperties(number)
     return {
@@ -235,9 +243,7 @@ def machine(cupy: Any) -> dict[str, Any]:
 
 
 class TimedBackend(CupyBackend):
-    """Backend that times every step by CUDA events, including the gaps in which the card waits for the
-    host.
-    """
+    """GPU backend that times each step by CUDA events, including the GPU's waits for the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +259,7 @@ class TimedBackend(CupyBackend):
 
     def kernel(self, name: str) -> Any:
         body = super().kernel(name)
-        if name != "capsule_residuals":  # Copies and products of the other steps are timed.
+        if name != "capsule_residuals":  # No other kernel runs in a pass of the capsule model.
             return body
         return lambda *args: self._timed("residuals", lambda: body(*args))
 
@@ -270,12 +276,12 @@ class TimedBackend(CupyBackend):
     def to_host(self, a: Any) -> np.ndarray:
         return self._timed("Delta to the host", lambda: super(TimedBackend, self).to_host(a))
 
-    def forget(self) -> None:
-        """Discard all events."""
+    def discard_events(self) -> None:
+        """Discard the events of all earlier steps."""
         self._events.clear()
 
-    def split(self) -> dict[str, float]:
-        """Return seconds of each step."""
+    def step_seconds(self) -> dict[str, float]:
+        """Return the total seconds of each kind of step."""
         self.stream.synchronize()
         out: dict[str, float] = {}
         for what, begin, end in self._events:
@@ -284,9 +290,9 @@ class TimedBackend(CupyBackend):
 
 
 def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
-    """Return the median seconds of a call by CUDA events, after two warm-ups.
+    """Return the median seconds of a call by CUDA events, after two calls that are not timed.
 
-    ``call`` receives the number of the repetition, which starts at 0 with the first warm-up.
+    ``call`` receives the number of the repetition: 0 and 1 are the calls that are not timed.
     """
     cupy, times = backend.xp, []
     backend.stream.use()
@@ -301,7 +307,7 @@ def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
 
 
 def host_seconds(call: Any, repeats: int) -> float:
-    """Return the median seconds of a call that waits for its results, after one warm-up."""
+    """Return the median seconds of a call that waits for its results, after one call that is not timed."""
     times = []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
@@ -310,8 +316,19 @@ def host_seconds(call: Any, repeats: int) -> float:
     return statistics.median(times[1:])
 
 
+def check_error(name: str, error: float, limit: float) -> dict[str, Any]:
+    """Return a line of the result: a check that passes if the error is at most the limit (never for NaN)."""
+    return {"name": name, "largest difference": float(error), "limit": limit, "passed": bool(error <= limit)}
+
+
+def relative_error(found: Any, wanted: Any) -> float:
+    """Return the largest absolute difference divided by the largest absolute wanted value."""
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
+
+
 def make_rows(n: int, p: int, seed: int) -> dict[str, np.ndarray]:
-    """Return pixel-like rows of overlapping classes, as bytes and as float32 in [0, 1]."""
+    """Return random pixel-like rows (n, p) as uint8 and as float32 in [0, 1], and their classes y."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, n).astype(np.int32)
     means = rng.normal(size=(CLASSES, p)) * 18 + 110
@@ -323,20 +340,22 @@ def make_rows(n: int, p: int, seed: int) -> dict[str, np.ndarray]:
     return {"uint8": x, "float32": x.astype(np.float32) / 255, "y": y}
 
 
-def for_bytes(state: Any) -> Any:
-    """Return the state for rows as bytes that has the same latents as ``state`` for rows in [0, 1]."""
+def scale_for_bytes(state: Any) -> Any:
+    """Return a state of the capsule model that gives rows in [0, 255] the latents that ``state`` gives rows /
+    255.
+    """
     return replace(state, w=state.w / 255)
 
 
-def split(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
-    """Return blocks of ``block_rows`` rows of x and their labels y; x is on the host or on the device."""
+def make_blocks(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
+    """Return blocks of ``block_rows`` rows of x with their labels y; x is on the host or on the GPU."""
     return [
         Block(x[a : a + block_rows], y[a : a + block_rows], None, a) for a in range(0, len(y), block_rows)
     ]
 
 
 def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> Stats:
-    """Run a reduction over blocks, as a task does for its span."""
+    """Return the statistics of a reduction over blocks of rows, computed as a worker does."""
     stats = Stats.zeros(reduction.layout())
     prepared = reduction.prepare(state, backend)
     for block in blocks:
@@ -344,8 +363,8 @@ def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> S
     return stats
 
 
-def threaded_pass(reduction: Any, state: Any, backends: list[Any], blocks: list[Block]) -> None:
-    """Run the pass with several threads that have a backend each, so that copies and kernels overlap."""
+def run_pass_in_threads(reduction: Any, state: Any, backends: list[Any], blocks: list[Block]) -> None:
+    """Run the pass with one thread for each backend, so that copies and kernels overlap."""
     work = [
         threading.Thread(target=run_pass, args=(reduction, state, backend, blocks[t :: len(backends)]))
         for t, backend in enumerate(backends)
@@ -356,15 +375,15 @@ def threaded_pass(reduction: Any, state: Any, backends: list[Any], blocks: list[
         thread.join(timeout=300)
 
 
-def start(members: Members, data: dict[str, np.ndarray], passes: int, backend: Any) -> Any:
-    """Return the state after a subspace start and a few passes of EM."""
+def fit_state(members: Members, data: dict[str, np.ndarray], passes: int, backend: Any) -> Any:
+    """Return the state of the capsule model after ``passes`` passes of EM from its subspace start."""
     x, y = data["float32"], data["y"]
-    moments = run_pass(SecondMoments(x.shape[1], CLASSES), None, backend, split(x, y, 4096))
+    moments = run_pass(SecondMoments(x.shape[1], CLASSES), None, backend, make_blocks(x, y, 4096))
     nu, patience, scheduled = parse_schedule(None)
     em = CapsuleEM(members, moments["moment"], nu, patience, scheduled, 0.0, 0.0, 0.0, passes + 1, None, 0)
     state = initial_state(subspace_start(members, moments["moment"], moments["weight"]), members.n_members)
     for _ in range(passes):
         state = em.update(
-            state, {"train": run_pass(em.reductions()["train"], state, backend, split(x, y, 4096))}
+            state, {"train": run_pass(em.reductions()["train"], state, backend, make_blocks(x, y, 4096))}
         )
     return state

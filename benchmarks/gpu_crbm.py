@@ -2,18 +2,18 @@
 
     python benchmarks/gpu_crbm.py --out gpu_crbm.json
 
-Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
-nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
-a part raised an error (see the result), and 3 without a GPU, when no result is written.
+The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
 Beliefs are compared with the reference, and a fit with a fit on the processor. Rates of inference are
-medians with the biases on the card. Each rate comes with three figures: the bytes per second that its
-sweeps move between the multiprocessors and the second-level cache or memory (16 bytes per edge; 4 if
-messages stay in shared memory, and if the second read of both comes from the first-level cache); the
-seconds of the paper's 50 epochs on MNIST at this rate; and its divisions as a share of the card's
-special-function rate (16 per clock and multiprocessor). Learning runs steps of 20 rows with 32 sweeps,
-which is the paper's mean; the parameters stay on the card for 64 steps.
+medians with the biases on the GPU. Each rate comes with three more numbers:
+
+- the bytes per second that messages move between the multiprocessors and the second-level cache or memory:
+  16 bytes per edge and sweep, or 4 if messages stay in shared memory;
+- the seconds of 50 epochs on MNIST at this rate, as in Ping and Ihler (2017);
+- its divisions as a share of the rate of the special-function units, 16 per clock and multiprocessor.
+
+Learning runs steps of 20 rows with 32 sweeps, the mean of that paper; the parameters stay on the GPU for 64
+steps.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 from gpu_common import (
     Part,
-    card_device,
-    card_stream,
+    check_error,
     device_seconds,
     find_kernel,
+    fit_device,
+    make_current_card,
     run_script,
     script_parser,
 )
@@ -43,19 +44,21 @@ from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
 PAPER_EPOCHS, PAPER_ROWS, MEAN_SWEEPS = 50, 50_000, 32
+# Number of edge updates of the paper's fit on MNIST: 784 x 256 units, and 7 + e sweeps in epoch e.
 PAPER_EDGES = 784 * 256 * PAPER_ROWS * sum(7 + epoch for epoch in range(1, PAPER_EPOCHS + 1))
-DIVISIONS_A_CLOCK = 16  # divisions per clock of the special-function units of a multiprocessor
+# Number of divisions that the special-function units of one multiprocessor start per clock.
+DIVISIONS_PER_CLOCK = 16
 
 
 def main() -> int:
-    return run_script(script_parser(__doc__).parse_args(), card_stream, checks, measures)
+    return run_script(script_parser(__doc__).parse_args(), make_current_card, checks, measures)
 
 
 def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     shapes = [(1, 1, 1.0), (7, 3, 3.0), (40, 70, 0.3)]
     for shape in shapes if args.quick else [*shapes, (784, 256, 0.1), (33, 2000, 0.05)]:
-        yield "checks", f"graphs of {shape[0]} x {shape[1]}", partial(check_all, backend, [shape], args)
-    yield "checks", "a fit beside that of a processor", partial(check_fit, args)
+        yield "checks", f"graphs of {shape[0]} x {shape[1]}", partial(check_graph, backend, *shape, args)
+    yield "checks", "a fit compared with the processor's", partial(check_fit, args)
 
 
 def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
@@ -67,50 +70,56 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     for shape in shapes:
         for pairs in (False, True):
             name = f"inference, {shape[0]} x {shape[1]}, {shape[2]} rows{', with pairs' if pairs else ''}"
-            yield "rates", name, partial(rate, backend, *shape, pairs, args)
-    yield "steps", "steps of learning", partial(steps, *((20, 10, 2) if args.quick else (784, 256, 64)), args)
+            yield "rates", name, partial(measure_inference, backend, *shape, pairs, args)
+    yield (
+        "steps",
+        "steps of learning",
+        partial(measure_steps, *((20, 10, 2) if args.quick else (784, 256, 64)), args),
+    )
 
 
-def draw(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Return random weights W and biases bv, bh of the visible and hidden units, float32."""
+def draw_graph(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
+    """Return random weights W (v, h) and biases of visible (rows, v) and hidden units (rows, h), float32."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)
 
 
-def check_all(
-    backend: CupyBackend, shapes: list[tuple[int, int, float]], args: argparse.Namespace
+def check_graph(
+    backend: CupyBackend, v: int, h: int, scale: float, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Compare beliefs, pairs and log Z with the reference, and the bits of a batch with those of its part."""
+    """Compare beliefs of units and pairs and log Z with the reference, for v visible and h hidden units.
+
+    The beliefs of rows 2:5 must also have the same bits if the batch has only these rows.
+    """
     out = []
-    for v, h, scale in shapes:
-        w, bv, bh = draw(v, h, 6, scale, args.seed)
-        device = tuple(backend.asarray(b, np.float32) for b in (bv, bh))
-        make = {name: find_kernel("crbm_make_coupling", name)(w) for name in ("cupy", "reference")}
-        for method in METHODS:
-            sweeps, bound = (3, max_product_bound(w, bv, bh, 3)) if method == "max_product" else (8, 1e-5)
-            found = backend.kernel(f"crbm_{method}")(make["cupy"], *device, sweeps, None)
-            want = getattr(reference, method)(make["reference"], bv, bh, sweeps)
-            again = backend.kernel(f"crbm_{method}")(make["cupy"], *(b[2:5] for b in device), sweeps, None)
-            worst = float(np.abs(sigmoid(backend.to_host(found.lv)) - sigmoid(want.lv)).max())
-            same = bool((backend.to_host(found.lv)[2:5] == backend.to_host(again.lv)).all())
-            out.append(line(f"{method} {v} x {h}", worst, bound))
-            out.append({"name": f"{method} {v} x {h}, a part of the batch", "passed": same})
-        pairs, wanted = backend.asarray(np.zeros((v, h)), np.float32), np.zeros((v, h))
-        found = backend.kernel("crbm_sum_product_pairs")(make["cupy"], *device, 8, None, pairs)
-        want = reference.sum_product_pairs(make["reference"], bv, bh, 8, None, wanted)
-        out.append(line(f"pairs {v} x {h}", float(np.abs(backend.to_host(pairs) - wanted).max()), 1e-4))
-        worst = float(np.abs(backend.to_host(found.log_z) / want.log_z - 1).max())
-        out.append(line(f"Bethe {v} x {h}", worst, 1e-4))
+    w, bv, bh = draw_graph(v, h, 6, scale, args.seed)
+    device = tuple(backend.asarray(b, np.float32) for b in (bv, bh))
+    make = {name: find_kernel("crbm_make_coupling", name)(w) for name in ("cupy", "reference")}
+    for method in METHODS:
+        sweeps, bound = (3, max_product_bound(w, bv, bh, 3)) if method == "max_product" else (8, 1e-5)
+        found = backend.kernel(f"crbm_{method}")(make["cupy"], *device, sweeps, None)
+        want = getattr(reference, method)(make["reference"], bv, bh, sweeps)
+        again = backend.kernel(f"crbm_{method}")(make["cupy"], *(b[2:5] for b in device), sweeps, None)
+        worst = float(np.abs(sigmoid(backend.to_host(found.lv)) - sigmoid(want.lv)).max())
+        same = bool((backend.to_host(found.lv)[2:5] == backend.to_host(again.lv)).all())
+        out.append(check_error(f"{method} {v} x {h}", worst, bound))
+        out.append({"name": f"{method} {v} x {h}, a part of the batch", "passed": same})
+    pairs, wanted = backend.asarray(np.zeros((v, h)), np.float32), np.zeros((v, h))
+    found = backend.kernel("crbm_sum_product_pairs")(make["cupy"], *device, 8, None, pairs)
+    want = reference.sum_product_pairs(make["reference"], bv, bh, 8, None, wanted)
+    out.append(check_error(f"pairs {v} x {h}", float(np.abs(backend.to_host(pairs) - wanted).max()), 1e-4))
+    worst = float(np.abs(backend.to_host(found.log_z) / want.log_z - 1).max())
+    out.append(check_error(f"Bethe {v} x {h}", worst, 1e-4))
     return out
 
 
 def max_product_bound(w: np.ndarray, bv: np.ndarray, bh: np.ndarray, sweeps: int) -> float:
-    """Return an upper bound of the difference between beliefs by max-product in float32 and in float64.
+    """Return an upper bound of the difference between max-product beliefs in float32 and in float64.
 
-    Max-product magnifies rounding errors in each sweep. Rounding a message to float32 has the effect of
-    a weight with an error of one ulp of the log odds, whose size is about 1. The bound is 4 times the
-    change of beliefs by such weights.
+    Max-product magnifies rounding errors in each sweep. Rounding a message to float32 has about the effect of
+    changing a weight by one unit in the last place. The bound is 4 times the change of beliefs by such
+    changes of all weights.
     """
     rng, found = np.random.default_rng(0), []
     for share in (0, 1, 1):
@@ -119,16 +128,17 @@ def max_product_bound(w: np.ndarray, bv: np.ndarray, bh: np.ndarray, sweeps: int
     return 1e-5 + 4 * max(float(np.abs(sigmoid(f.lv) - sigmoid(found[0].lv)).max()) for f in found[1:])
 
 
-def images(v: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return noisy and clean images of random stripes."""
+def draw_stripes(v: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return noisy and clean binary images (rows, v) uint8 of random stripes."""
     rng = np.random.default_rng(seed)
     clean = ((np.arange(v) + rng.integers(0, 8, (rows, 1))) % 8 < 3).astype(np.uint8)
     return clean ^ (rng.random(clean.shape) < 0.1), clean
 
 
-def model_of(device: str, h: int, local_steps: int | None, sweeps: int, seed: int) -> sl.ConditionalRBM:
-    """Return a learner by belief propagation with one chain, which runs ``local_steps`` steps before it
-    merges.
+def make_model(device: str, h: int, local_steps: int | None, sweeps: int, seed: int) -> sl.ConditionalRBM:
+    """Return an estimator that learns by belief propagation with one chain of minibatches.
+
+    The GPU keeps the parameters for ``local_steps`` steps; None copies them in each step.
     """
     return sl.ConditionalRBM(
         n_hidden=h, learner="mle-bp", n_sweeps=sweeps, batch_size=20, n_epochs=2, n_chains=1,
@@ -137,21 +147,23 @@ def model_of(device: str, h: int, local_steps: int | None, sweeps: int, seed: in
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the parameters of a short fit on the card and on a processor."""
+    """Compare the parameters of a short fit on the GPU with those of the same fit on the processor."""
     sizes = (20, 10, 60) if args.quick else (196, 128, 400)
-    x, clean = images(sizes[0], sizes[2], args.seed)
-    fits = [model_of(device, sizes[1], 3, 4, args.seed).fit(x, clean) for device in ("cpu", card_device())]
+    x, clean = draw_stripes(sizes[0], sizes[2], args.seed)
+    fits = [make_model(device, sizes[1], 3, 4, args.seed).fit(x, clean) for device in ("cpu", fit_device())]
     worst = max(float(np.abs(getattr(fits[0], k) - getattr(fits[1], k)).max()) for k in ("W_", "Wvx_", "bv_"))
-    return line("a fit beside that of a processor", worst, 1e-4)
+    return check_error("a fit compared with the processor's", worst, 1e-4)
 
 
-def steps(v: int, h: int, local_steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of a step of 20 rows, with parameters copied in each step and kept on the card."""
+def measure_steps(v: int, h: int, local_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the seconds of a step of 20 rows, if parameters are copied in each step and if the GPU keeps
+    them.
+    """
     sweeps = 2 if args.quick else MEAN_SWEEPS
-    x, clean = images(v, 20 * local_steps * (2 if args.quick else 20), args.seed)
+    x, clean = draw_stripes(v, 20 * local_steps * (2 if args.quick else 20), args.seed)
     found: dict[str, Any] = {"graph": f"{v} x {h}", "rows": 20, "sweeps": sweeps, "local_steps": local_steps}
     for name, local in (("seconds", None), ("seconds_on_the_card", local_steps)):
-        history = model_of("gpu", h, local, sweeps, args.seed).fit(x, clean).history_
+        history = make_model("gpu", h, local, sweeps, args.seed).fit(x, clean).history_
         found[name] = history[-1]["seconds"] / (len(x) / 20)  # The second epoch compiles nothing.
     found["edges_per_second"] = v * h * 20 * sweeps / found["seconds_on_the_card"]
     epochs = PAPER_EPOCHS * PAPER_ROWS / 20
@@ -160,17 +172,12 @@ def steps(v: int, h: int, local_steps: int, args: argparse.Namespace) -> dict[st
     return found
 
 
-def line(name: str, worst: float, most: float) -> dict[str, Any]:
-    """Return a line of the result."""
-    return {"name": name, "largest difference": worst, "passed": bool(worst <= most)}
-
-
-def rate(
+def measure_inference(
     backend: CupyBackend, v: int, h: int, rows: int, with_pairs: bool, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return edge updates per second."""
+    """Return the edge updates per second of sum-product inference, with or without beliefs of pairs."""
     sweeps = 20
-    w, bv, bh = draw(v, h, rows, 0.1 if v < 1000 else 0.01, args.seed)
+    w, bv, bh = draw_graph(v, h, rows, 0.1 if v < 1000 else 0.01, args.seed)
     device = tuple(backend.asarray(b, np.float32) for b in (bv, bh))
     coupling = find_kernel("crbm_make_coupling", "cupy")(w)
     pairs = backend.asarray(np.zeros((v, h)), np.float32)
@@ -182,7 +189,7 @@ def rate(
 
     kernel, _, kept = gpu._choose_kernel("sum_product", v, h)
     card = backend.xp.cuda.runtime.getDeviceProperties(backend.xp.cuda.runtime.getDevice())
-    divisions = DIVISIONS_A_CLOCK * card["multiProcessorCount"] * 1e3 * card["clockRate"]
+    divisions = DIVISIONS_PER_CLOCK * card["multiProcessorCount"] * 1e3 * card["clockRate"]
     found = {
         "kernel": f"{kernel} and pairs" if with_pairs else kernel,
         "graph": f"{v} x {h}",

@@ -1,11 +1,11 @@
-"""Run a program with a stand-in for CuPy on a machine without a GPU; the CUDA text runs on the processor.
+"""Run a program with a stand-in for CuPy on a machine without a GPU; the processor runs the CUDA text.
 
     python benchmarks/gpu_emulated.py benchmarks/gpu_hcn.py --quick --out result.json
     python benchmarks/gpu_emulated.py -m pytest -m gpu tests/gpu
 
-The stand-in is tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. Results are those of the CUDA
-text; times mean nothing. The environment variable GPU_EMULATED_FOLDER names a folder for compiled kernels
-that several programs share.
+The stand-in is tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. The results are those of the CUDA
+text, but its speed says nothing about a GPU. The environment variable GPU_EMULATED_FOLDER names a folder
+for compiled kernels that several programs share.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# Model of each name prefix of kernels.
+# The model of a kernel, by the first word of the kernel's name.
 MODELS = {"capsule": "capsule", "mbn": "mbn", "crbm": "crbm", "hcn": "hcn", "lm": "linear_mixture"}
-# Wrapper of the compiler, which reuses the library of an earlier call with the same text and options.
+# Text of a program that calls the C++ compiler, or copies the library of an earlier call with the same text
+# and options.
 COMPILER = """#!{python}
 import hashlib, os, shutil, subprocess, sys
 arguments = sys.argv[1:]
@@ -41,7 +42,7 @@ shutil.copy(kept, arguments[place + 1])
 
 
 class EmulatedKernels:
-    """Kernels of all models; each model is compiled at the first launch of one of its kernels."""
+    """CUDA kernels on the processor, compiled for each model at the first launch of one of its kernels."""
 
     def __init__(self, emulation: Any, folder: Path) -> None:
         self._emulation, self._folder = emulation, folder
@@ -60,16 +61,16 @@ class EmulatedKernels:
             return self._compiled[model]
 
     def check(self, name: str, *arguments: Any) -> None:
-        """Check the arguments of a launch."""
+        """Raise an error if the arguments of a launch do not fit the kernel's parameters."""
         self.compile(MODELS[name.partition("_")[0]]).check(name, *arguments)
 
     def launch(self, name: str, *arguments: Any) -> None:
-        """Run a kernel."""
+        """Run a kernel on the processor."""
         self.compile(MODELS[name.partition("_")[0]]).launch(name, *arguments)
 
 
 def install(folder: Path) -> EmulatedKernels:
-    """Replace CuPy in this process; compiled kernels are written to ``folder``."""
+    """Replace CuPy in this process by the stand-in; compiled kernels are written to ``folder``."""
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
     import emulation
     import fake_cupy

@@ -2,11 +2,15 @@
 
     python benchmarks/gpu_fits.py capsule --device gpu --folder FOLDER
 
-The result is one JSON line with seconds. `decoding` is the time in which threads read the store, `waiting`
-the time in which computing threads waited for rows, and `staging` the time of copies into page-locked
-memory; each is a sum over threads. `copying` and `kernels` are times of the card, by CUDA events around
-copies and around kernels and matrix products. `idle` is the rest of the fit, in which the card did neither.
-Array expressions of CuPy itself count as idle. Fits on a processor have only `decoding` and `waiting`.
+The result is one JSON line with these seconds:
+
+- `decoding`: threads read the store; `waiting`: computing threads wait for rows; `staging`: rows are copied
+  to page-locked memory. These three are sums over threads.
+- `copying`: the GPU copies arrays; `kernels`: it runs kernels and matrix products. Both are measured by CUDA
+  events.
+- `idle`: the rest of the fit, in which the GPU does neither. Array expressions of CuPy count as idle.
+
+Fits on a processor have only `decoding` and `waiting`.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ def main() -> int:
         "--folder",
         type=Path,
         required=True,
-        help="folder of the store, which is created if it does not exist",
+        help="folder of the zarr store, which is created if it does not exist",
     )
     parser.add_argument("--lines", type=Path, help="append the result to this file of JSON lines")
     parser.add_argument("--quick", action="store_true")
@@ -57,7 +61,7 @@ def main() -> int:
 
 
 def measure(model: str, device: str, folder: Path, quick: bool) -> dict[str, Any]:
-    """Fit a model twice, first on few rows to compile everything, and time the second fit."""
+    """Return the seconds of a fit from the store; an untimed fit on a few rows first compiles everything."""
     import scalelatent as sl
     from scalelatent.engine.backend import resolve_device
 
@@ -72,7 +76,7 @@ def measure(model: str, device: str, folder: Path, quick: bool) -> dict[str, Any
         begin = time.perf_counter()
         make_model(model, device, quick).fit(rows)
         seconds = time.perf_counter() - begin
-        split = tracer.split(seconds)
+        split = tracer.seconds_by_activity(seconds)
     where = {"model": model, "device": device, "used": resolve_device(device), "rows": len(rows)}
     return {"name": f"fit {model}, device {device}", **where, "seconds": seconds, **split}
 
@@ -87,7 +91,7 @@ def write_store(model: str, store: Path, quick: bool) -> None:
 
 
 def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return structured rows, and the classes or outputs that the model needs."""
+    """Return n structured rows, and the classes or outputs that the model needs, otherwise None."""
     rng, p = np.random.default_rng(0), 20 if quick else FEATURES
     y = np.arange(n) % 10
     if model == "hcn":
@@ -105,7 +109,7 @@ def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray |
 
 
 def make_model(model: str, device: str, quick: bool) -> Any:
-    """Return an estimator with a few passes."""
+    """Return an estimator that passes over the rows at most eight times."""
     import scalelatent as sl
 
     common: dict[str, Any] = {"device": device, "random_state": 0}
@@ -134,7 +138,7 @@ def make_model(model: str, device: str, quick: bool) -> Any:
 
 
 class Tracer:
-    """Context that times reads, staging, copies and kernels of this process."""
+    """Context that measures reads, copies and kernels of this process by replacing their functions."""
 
     def __init__(self, on_card: bool) -> None:
         self.on_card = on_card
@@ -149,7 +153,7 @@ class Tracer:
         tracer = self
 
         class TracedMeter(reading.Meter):
-            """Meter that also adds its waits to the tracer."""
+            """Meter that also adds the seconds of waiting for rows to the tracer."""
 
             def __setattr__(self, name: str, value: Any) -> None:
                 if name == "wait_seconds" and value:
@@ -168,7 +172,7 @@ class Tracer:
             undo()
 
     def restart(self) -> None:
-        """Discard all times; the times of the card start here."""
+        """Discard all measured times; CUDA events count from here."""
         with self._lock:
             self._host.clear()
             self._events.clear()
@@ -179,8 +183,8 @@ class Tracer:
             self._start = cupy.cuda.Event()
             self._start.record()
 
-    def split(self, seconds: float) -> dict[str, float]:
-        """Return the seconds of each kind."""
+    def seconds_by_activity(self, seconds: float) -> dict[str, float]:
+        """Return the seconds of each activity in a fit that took ``seconds``."""
         out = {"decoding": self._host["decoding"], "waiting": self._host["waiting"]}
         if not self.on_card:
             return out
@@ -218,7 +222,7 @@ class Tracer:
         return timed
 
     def timed_on_card(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs the call between two events on the thread's current stream."""
+        """Return the function ``call`` with CUDA events around it, which measure it as ``kind``."""
         import cupy
 
         def timed(*args: Any, **more: Any) -> Any:
@@ -238,7 +242,7 @@ class Tracer:
         from scalelatent.kernels import cuda
 
         tracer, real = self, backend.CupyBackend
-        # The kernel modules bind `launch` at import, so that it has to be replaced before they are imported.
+        # The modules of kernels bind `launch` when they are imported, so `launch` has to be replaced before.
         loaded = [name for name in sys.modules if name.startswith("scalelatent.models.") and ".gpu" in name]
         assert not loaded, f"imported before tracing: {loaded}"
         self._replace(cuda.Kernels, "launch", self.timed_on_card("kernels", cuda.Kernels.launch))
@@ -255,7 +259,7 @@ class Tracer:
         self._replace(cupy, "asnumpy", self.timed_on_card("copying", fetch))
 
         class Target:
-            """Array of the card whose copies from the host are timed."""
+            """GPU array that times copies from the host."""
 
             def __init__(self, array: Any) -> None:
                 self.array, self.size, self.nbytes = array, array.size, array.nbytes
@@ -265,7 +269,7 @@ class Tracer:
                 tracer.timed_on_card("copying", self.array.data.copy_from_host_async)(*args)
 
         class TracedBackend(real):
-            """Backend whose copies, products and waits for results are timed."""
+            """GPU backend that times copies to the GPU and to the host."""
 
             def _upload(self, a: np.ndarray, dtype: Any, name: str, out: Any) -> Any:
                 begin = time.perf_counter()
@@ -283,7 +287,7 @@ class Tracer:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Return the length of the union of the intervals."""
+    """Return the total length of the union of the intervals (first, last)."""
     total, reached = 0.0, 0.0
     for first, last in sorted(spans):
         total += max(last - max(first, reached), 0.0)

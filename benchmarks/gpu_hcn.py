@@ -1,17 +1,15 @@
-"""Check and measure compositional networks on a GPU: bits, then rates of many chains, then a fit.
+"""Check and measure compositional networks on a GPU: bits of results, then rates of many chains, then a fit.
 
     python benchmarks/gpu_hcn.py --out gpu_hcn.json
 
-Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
-nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
-a part raised an error (see the result), and 3 without a GPU, when no result is written.
+The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
-The checks compare all bits with those of a processor. Rates are pairs per second (a pair is a place and a
-weight that meet in a pixel) with all arrays on the card; they are compared with one core of this machine in
-the same run. Each thread block runs one chain of five letter images of 24 x 24 with 32 features of 8 x 6. A
-step is what a worker does: draw orders, run the minibatches of each chain one after another, forget, and
-copy the evidence to the host. The fit has 128 chains of ten minibatches and reads the images from memory.
+The checks compare all bits of results with those of a processor. Rates are pairs per second with all arrays
+on the GPU, and as multiples of one core of this machine in the same run. A pair is a feature at a place of
+the image and one of the feature's weights. Each thread block runs one chain of minibatches of five letter
+images of 24 x 24 pixels, with 32 features of 8 x 6. A step does what a worker does: draw random orders of
+pixels, run the minibatches of each chain one after another, discount old evidence, and copy the evidence to
+the host. The fit has 128 chains of ten minibatches and reads the images from memory.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from typing import Any
 import numpy as np
 from gpu_common import (
     Part,
-    card_device,
-    card_stream,
     device_seconds,
+    fit_device,
     host_seconds,
+    make_current_card,
     run_script,
     script_parser,
 )
@@ -46,30 +44,36 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
+# Shapes of checks: chains, images, (channels, height, width) of images, (height, width) of features,
+# features.
 SHAPES = [(1, 1, (1, 5, 5), (2, 3), 1), (2, 2, (1, 7, 6), (3, 2), 5), (1, 2, (2, 4, 5), (3, 4), 33)]
-LARGE = (3, 2, (1, 24, 24), (8, 6), 32)  # chains, images, (channels, height, width), window, features
+LARGE = (3, 2, (1, 24, 24), (8, 6), 32)
+# Number of images in a minibatch, and number of minibatches in a chain.
 IMAGES, BATCHES = 5, 10
 
 
 def main() -> int:
     parser = script_parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="number of images of the fit")
-    return run_script(parser.parse_args(), card_stream, check_all, measures)
+    return run_script(parser.parse_args(), make_current_card, checks, measures)
 
 
 def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    yield "rates", "sweeps by the number of chains", partial(rates, backend, args)
-    yield "rates", "a step of many chains", partial(many_chains, backend, args)
-    yield "learned", "a fit", partial(learned, args)
+    yield "rates", "sweeps by the number of chains", partial(measure_sweeps, backend, args)
+    yield "rates", "a step of many chains", partial(measure_step, backend, args)
+    yield "learned", "a fit", partial(measure_fit, args)
 
 
 # -- checks -----------------------------------------------------------------------------------------------
 
 
-def draw(
+def draw_arrays(
     chains: int, images: int, image: Any, window: Any, features: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Return evidence, orders and beliefs of S and W in whole units, without messages."""
+    """Return random evidence, pixel orders, beliefs of features S and of weights W, and messages that are 0.
+
+    Names, shapes and dtypes are those of the arguments of ``sweep_messages``; beliefs are whole numbers.
+    """
     rng, (channels, height, width), (h, w) = np.random.default_rng(seed), image, window
     pixels = chains, images, channels, height, width
     room = message_room((height, width), window, features)
@@ -88,8 +92,8 @@ def draw(
     }
 
 
-def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare the bits of the card with those of a processor."""
+def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+    """Yield checks that compare bits of sweeps, decoding, orders, a step and a fit with the processor's."""
     host = make_backend("cpu")
     for shape in SHAPES if args.quick else [*SHAPES, LARGE]:
         for name, damping in (("sweep", None), ("sweep_messages", 1.0), ("sweep_messages", 0.8)):
@@ -104,8 +108,8 @@ def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 def check_sweep(
     host: Any, backend: Any, shape: Any, name: str, damping: float | None, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Compare the bits of two sweeps."""
-    given = draw(*shape, args.seed)
+    """Compare the bits of beliefs and messages after two sweeps."""
+    given = draw_arrays(*shape, args.seed)
     names = list(given)[: 4 if damping is None else 7]
     both = []
     for place in (host, backend):
@@ -115,12 +119,12 @@ def check_sweep(
             more = () if damping is None else (damping,)
             moved.append(place.kernel(f"hcn_{name}")(*arrays, *more))
         both.append([*(place.to_host(a) for a in arrays), *(m for m in moved if m is not None)])
-    return same(f"{name} {damping or ''} of {shape}", *both)
+    return check_equal(f"{name} {damping or ''} of {shape}", *both)
 
 
 def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the bits of three sweeps of decoding."""
-    given, rows, found = draw(*shape, args.seed), np.arange(shape[1]), []
+    """Compare the bits of inferred features after three sweeps of decoding."""
+    given, rows, found = draw_arrays(*shape, args.seed), np.arange(shape[1]), []
     for place in (host, backend):
         s = place.xp.asarray(given["s"][0].copy())
         pixels = given["evidence"][0]
@@ -129,57 +133,59 @@ def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) 
             place.xp.asarray(pixels), place.xp.asarray(order), s, given["w"][0] > 0, 3
         )
         found.append([place.to_host(s), moved])
-    return same(f"decode of {shape}", *found)
+    return check_equal(f"decode of {shape}", *found)
 
 
 def check_orders(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare random orders of pixels."""
+    """Compare the random orders of pixels."""
     numbers = args.seed, "hcn sweep", 3, np.array([0, 7, 2**40]), 40 if args.quick else 2880
-    return same("orders", *([p.to_host(p.kernel("hcn_shuffled")(*numbers))] for p in (host, backend)))
+    return check_equal("orders", *([p.to_host(p.kernel("hcn_shuffled")(*numbers))] for p in (host, backend)))
 
 
 def check_step(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the beliefs after a step of three chains."""
-    learner, state, blocks = job(3, 2 if args.quick else BATCHES, args)
-    return same("a step of chains", *([step(learner, state, blocks, p)] for p in (host, backend)))
+    """Compare the beliefs of weights after a step of three chains."""
+    learner, state, blocks = start_step(3, 2 if args.quick else BATCHES, args)
+    return check_equal("a step of chains", *([run_step(learner, state, blocks, p)] for p in (host, backend)))
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the beliefs after whole fits."""
+    """Compare the beliefs of weights after a whole fit."""
     fits = [
-        [model_of(device, 2, args).fit(letters(60 if args.quick else 200, args)).beliefs_[0]]
-        for device in ("cpu", card_device())
+        [make_model(device, 2, args).fit(draw_letters(60 if args.quick else 200, args)).beliefs_[0]]
+        for device in ("cpu", fit_device())
     ]
-    return same("a fit", *fits)
+    return check_equal("a fit", *fits)
 
 
-def same(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Any]:
-    """Return a line of the result, which passes if all arrays are equal."""
+def check_equal(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Any]:
+    """Return a line of the result: a check that passes if all arrays are equal."""
     return {"name": name, "passed": all(bool(np.array_equal(a, b)) for a, b in zip(want, found, strict=True))}
 
 
-# -- the job ----------------------------------------------------------------------------------------------
+# -- model and data ---------------------------------------------------------------------------------------
 
 
-def layer_of(args: argparse.Namespace) -> FeatureLayer:
-    """Return a layer for 26 letters."""
+def make_layer(args: argparse.Namespace) -> FeatureLayer:
+    """Return a layer of features for images of letters: its sizes and its prior parameters."""
     if args.quick:
         return FeatureLayer((1, 9, 8), 3, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
     return FeatureLayer((1, 24, 24), 32, (8, 6), 1e-3, 1e-3, 0.3, 1e-4)
 
 
-def letters(n: int, args: argparse.Namespace) -> np.ndarray:
-    """Return n images with letters."""
-    size = layer_of(args).image[1:]
+def draw_letters(n: int, args: argparse.Namespace) -> np.ndarray:
+    """Return n random images of letters."""
+    size = make_layer(args).image[1:]
     count = 1 if args.quick else 5
     return image_set("letters", size=size, count=count, noise=0.03, seed=args.seed).rows(0, n)[0]
 
 
-def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[OnlineFeatureLearner, Any, list[Block]]:
-    """Return a partly trained learner, its state, and the blocks of a step of chains of minibatches."""
+def start_step(
+    chains: int, batches: int, args: argparse.Namespace
+) -> tuple[OnlineFeatureLearner, Any, list[Block]]:
+    """Return a learner, its state after a few minibatches, and the blocks of a step of ``chains`` chains."""
     size = 2 if args.quick else IMAGES
-    learner, host = OnlineFeatureLearner(layer_of(args), 0.98, size, args.seed), make_backend("cpu")
-    x = letters(chains * batches * size, args).reshape(chains * batches * size, -1)
+    learner, host = OnlineFeatureLearner(make_layer(args), 0.98, size, args.seed), make_backend("cpu")
+    x = draw_letters(chains * batches * size, args).reshape(chains * batches * size, -1)
     rows = np.arange(len(x)).reshape(chains, -1)
     blocks = [Block(x[part], None, None, 0, part, 0, k) for k, part in enumerate(rows)]
     state = learner.start()
@@ -189,15 +195,15 @@ def job(chains: int, batches: int, args: argparse.Namespace) -> tuple[OnlineFeat
     return learner, state, blocks
 
 
-def step(learner: OnlineFeatureLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
-    """Return the beliefs after a step."""
+def run_step(learner: OnlineFeatureLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
+    """Return the beliefs of weights after a step."""
     rows = sum(len(block.x) for block in blocks)
     return apply_step(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
 
 
-def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.HierarchicalCompositionalNetwork:
-    """Return the estimator of the fits."""
-    layer, batches = layer_of(args), 2 if args.quick else BATCHES
+def make_model(device: str, chains: int, args: argparse.Namespace) -> sl.HierarchicalCompositionalNetwork:
+    """Return an unfitted network with the layer of ``make_layer``."""
+    layer, batches = make_layer(args), 2 if args.quick else BATCHES
     return sl.HierarchicalCompositionalNetwork(
         layers=[(layer.n_features, layer.window)], p01=1e-3, p10=1e-3, p_weight=0.3, p_sparsity=1e-4,
         forgetting=0.98, batch_size=5, n_epochs=1, n_chains=chains, chain_batches=batches,
@@ -208,10 +214,10 @@ def model_of(device: str, chains: int, args: argparse.Namespace) -> sl.Hierarchi
 # -- rates ------------------------------------------------------------------------------------------------
 
 
-def rates(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure pairs per second for several numbers of chains, and on one core."""
-    host, layer = make_backend("cpu"), layer_of(args)
-    learner, state, blocks = job(2 if args.quick else 264, 1, args)
+def measure_sweeps(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure pairs per second for several numbers of chains on the GPU, and for one chain on one core."""
+    host, layer = make_backend("cpu"), make_layer(args)
+    learner, state, blocks = start_step(2 if args.quick else 264, 1, args)
     pairs = layer.pairs * len(blocks[0].x)
     one: dict[str, float] = {}
     for chains in [1, 2] if args.quick else [1, 8, 32, 128, 264]:
@@ -224,7 +230,10 @@ def rates(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, 
         kept.append(np.zeros((*evidence.shape[:3], layer.n_pixels, layer.window[0]), "u1"))
         found: dict[str, Any] = {"chains": chains}
         if chains == 1:
-            one = {name: pairs / seconds for name, seconds in cores(host, evidence, order, s, w, kept, args)}
+            one = {
+                name: pairs / seconds
+                for name, seconds in time_sweeps(host, evidence, order, s, w, kept, args)
+            }
             found["one core"] = one
         arrays = [backend.xp.asarray(a) for a in (evidence, order, s, w, *kept)]
         for name in ("sweep", "sweep_messages"):
@@ -234,19 +243,19 @@ def rates(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, 
             found[name] = chains * pairs / seconds
             found[f"{name}, times one core"] = found[name] / one[name]
         seconds = host_seconds(
-            lambda c=chains: step(learner, state, blocks[:c], backend), max(1, args.repeats // 2)
+            lambda c=chains: run_step(learner, state, blocks[:c], backend), max(1, args.repeats // 2)
         )
         found["a step of one minibatch"] = chains * pairs / seconds
         print(json.dumps(found), flush=True)
         yield found
 
 
-def many_chains(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure a step of many chains of minibatches on the card and on one core."""
-    host, layer = make_backend("cpu"), layer_of(args)
-    learner, state, blocks = job(2 if args.quick else 128, 2 if args.quick else BATCHES, args)
+def measure_step(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a step of 128 chains of ten minibatches on the GPU and on one core."""
+    host, layer = make_backend("cpu"), make_layer(args)
+    learner, state, blocks = start_step(2 if args.quick else 128, 2 if args.quick else BATCHES, args)
     n = sum(len(block.x) for block in blocks)
-    both = [host_seconds(lambda p=p: step(learner, state, blocks, p), 1) for p in (host, backend)]
+    both = [host_seconds(lambda p=p: run_step(learner, state, blocks, p), 1) for p in (host, backend)]
     seconds_of = dict(zip(("one core", "the card"), both, strict=True))
     found = {"a step of minibatches": len(blocks), **{k: n * layer.pairs / v for k, v in seconds_of.items()}}
     found["times one core"] = both[0] / both[1]
@@ -254,8 +263,10 @@ def many_chains(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any
     return found
 
 
-def cores(host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace) -> Any:
-    """Yield the seconds of each sweep of a chain on one core."""
+def time_sweeps(
+    host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace
+) -> Any:
+    """Yield the name and the seconds of a sweep of one chain on one core, without and with messages."""
     for name in ("sweep", "sweep_messages"):
         arrays = [a.copy() for a in (evidence, order, s, w, *(kept if name != "sweep" else ()))]
         more = (1.0,) if name != "sweep" else ()
@@ -263,10 +274,10 @@ def cores(host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args:
         yield name, host_seconds(lambda call=call, given=given: call(*given), args.repeats)
 
 
-def learned(args: argparse.Namespace) -> dict[str, Any]:
-    """Fit with many chains; return letters found, seconds and pairs per second."""
+def measure_fit(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the seconds of a fit with 128 chains, its pairs per second, and its number of found letters."""
     n = 60 if args.quick else args.rows
-    model, x = model_of("gpu", 2 if args.quick else 128, args), letters(n, args)
+    model, x = make_model("gpu", 2 if args.quick else 128, args), draw_letters(n, args)
     begin = time.perf_counter()
     model.fit(x)
     seconds = time.perf_counter() - begin
@@ -274,7 +285,7 @@ def learned(args: argparse.Namespace) -> dict[str, Any]:
     found = {
         "images": n,
         "seconds": seconds,
-        "pairs_per_second": n * layer_of(args).pairs / seconds,
+        "pairs_per_second": n * make_layer(args).pairs / seconds,
         "letters found": count_found(model.weights_[0], kinds),
         "compression": model.compression_,
     }

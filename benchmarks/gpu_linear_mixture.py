@@ -2,16 +2,16 @@
 
     python benchmarks/gpu_linear_mixture.py --out gpu_linear_mixture.json
 
-Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
-nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
-a part raised an error (see the result), and 3 without a GPU, when no result is written.
+The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
-The kernels are compared with the reference, and a fit with a fit on the processor. Rates are medians with
-the rows on the card. The scan is compared with sgemm of the same rows and columns on the card, without
-TF32. Images have 16 directions; one launch computes their products and sums, and the result also has the
-bytes of the sums that are copied to the host. Passes have ten classes and blocks of the size that the
-engine uses for a card; they include everything except reading.
+The kernels are compared with the reference, and a fit with a fit on the processor. Rates are medians:
+
+- "scan" finds the best component of each row. Its rate is compared with that of sgemm, the float32 matrix
+  product, of the same sizes and without TF32. The rows are on the GPU.
+- "projections" adds up products of rows and their projections to 16 directions per component, in one
+  launch. The result also has the bytes of the sums that are copied to the host. The rows are on the GPU.
+- "passes" are E-steps of ten classes, with the engine's block size for GPUs. Their time includes everything
+  except reading the rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 from gpu_common import (
     Part,
-    card_device,
-    card_stream,
+    check_error,
     device_seconds,
     find_kernel,
+    fit_device,
     host_seconds,
+    make_current_card,
+    relative_error,
     run_script,
     script_parser,
 )
@@ -45,71 +47,67 @@ from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 from scalelatent.models.linear_mixture.model.start import start_components
 
-CLASSES, DIMS, WIDTH = 10, 10, 16
+# Numbers of classes, of latent dimensions of a component, and of directions that an E-step projects rows to.
+CLASSES, DIMS, DIRECTIONS = 10, 10, 16
 
 
 def main() -> int:
-    return run_script(script_parser(__doc__).parse_args(), card_stream, checks, measures)
+    return run_script(script_parser(__doc__).parse_args(), make_current_card, checks, measures)
 
 
 def checks(_: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     shapes = [(1, (3, 3), 1, 0), (40, (5, 6), 7, 3)] + ([] if args.quick else [(3000, (28, 28), 60, 12)])
     for shape in shapes:
         yield "checks", f"kernels, {shape[0]} rows", partial(check_kernels, *shape, args)
-    yield "checks", "a fit beside that of a processor", partial(check_fit, args)
+    yield "checks", "a fit compared with the processor's", partial(check_fit, args)
 
 
 def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     sizes = [(60, 16, 20)] if args.quick else [(65_536, p, k) for p in (256, 784) for k in (100, 500, 1000)]
-    parts = {"scan": scan, "images": images, "passes": passes}
+    parts = {"scan": measure_scan, "projections": measure_projections, "passes": measure_passes}
     for name, measure in parts.items():
         for size in sizes:
             call = partial(measure, backend, *size, args)
             yield name, f"{name}, {size[0]} rows, p = {size[1]}, K = {size[2]}", call
 
 
-def kernel(name: str) -> Any:
-    """Return a kernel of the card."""
+def find_gpu_kernel(name: str) -> Any:
+    """Return the function of a kernel of this model on the GPU."""
     return find_kernel(f"linear_mixture_{name}", "cupy")
 
 
-def made(k: int, p: int, h: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return random means and orthonormal bases."""
+def draw_components(k: int, p: int, h: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return random means (k, p) and orthonormal bases (k, p, h) of k components."""
     rng = np.random.default_rng(seed)
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
-
-
-def line(name: str, worst: float, most: float) -> dict[str, Any]:
-    """Return a line of the result, which passes if the difference is at most ``most``."""
-    return {"name": name, "largest difference": worst, "passed": bool(worst <= most)}
-
-
-def apart(found: Any, wanted: Any) -> float:
-    """Return the largest difference, divided by the largest wanted value."""
-    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
-    return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 
 
 def check_kernels(
     n: int, shape: tuple[int, int], k: int, h: int, args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Compare each kernel with the reference."""
+    """Compare each kernel with the reference for n images, k components and h latent dimensions."""
     p, name = shape[0] * shape[1], f"{n} rows, {shape[0]} x {shape[1]}, K = {k}, h = {h}"
     rng = np.random.default_rng(args.seed)
-    x, (means, bases) = rng.random((n, p), dtype=np.float32), made(k, p, h, args.seed)
+    x, (means, bases) = rng.random((n, p), dtype=np.float32), draw_components(k, p, h, args.seed)
     scores = reference.error_scores(means, bases, means.mean(axis=0))
     starts = np.array([0, k // 2, k])
-    ours, theirs = kernel("make_scorer")(scores, starts), reference.make_scorer(scores, starts)
+    ours, theirs = find_gpu_kernel("make_scorer")(scores, starts), reference.make_scorer(scores, starts)
     wanted = reference.all_scores(theirs, x, 0, 2)
-    yield line(f"scores, {name}", apart(kernel("all_scores")(ours, x, 0, 2), wanted), 1e-5)
-    best, index = kernel("nearest")(ours, x, 1, 2)
+    yield check_error(
+        f"scores, {name}", relative_error(find_gpu_kernel("all_scores")(ours, x, 0, 2), wanted), 1e-5
+    )
+    best, index = find_gpu_kernel("nearest")(ours, x, 1, 2)
     chosen = wanted[np.arange(n), index[:, 0]] - wanted[:, k // 2 :].min(axis=1)
     worst = float(chosen.max(initial=0.0)) / float(np.abs(wanted).max())
-    yield line(f"best of a run, {name}", max(worst, apart(best[:, 0], wanted[:, k // 2 :].min(axis=1))), 1e-5)
+    yield check_error(
+        f"best of a run, {name}",
+        max(worst, relative_error(best[:, 0], wanted[:, k // 2 :].min(axis=1))),
+        1e-5,
+    )
     groups = group_rows(rng.integers(0, k, n), k, rng.random(n))
     wide, spec = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], TangentSpec(TANGENTS, shape, 0.6)
     q, factors, sums = wide.shape[2], rng.random((k, len(TANGENTS))), []
-    for body in (kernel, lambda name: getattr(reference, name)):
+    for body in (find_gpu_kernel, lambda name: getattr(reference, name)):
         shapes = (k, p), (k,), (k, q, p), (k, q, q), (k, len(TANGENTS))
         fields, tangent = [np.zeros(shape) for shape in shapes], np.zeros((k, q, p))
         leaf = body("open_sums")(*fields)
@@ -130,11 +128,11 @@ def check_kernels(
         sums.append([*fields[:4], tangent, fields[4], tangents, far])
     names = "sums, squares, images, grams, images of tangents, their squares, tangents"
     for what, found, want in zip([*names.split(", "), "tangent distances"], *sums, strict=True):
-        yield line(f"{what}, {name}", apart(found, want), 1e-4)
+        yield check_error(f"{what}, {name}", relative_error(found, want), 1e-4)
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the objective of a short fit on the card and on a processor."""
+    """Compare the objective of a short fit on the GPU with that of the same fit on the processor."""
     rng, (n, p) = np.random.default_rng(args.seed), (200, 20) if args.quick else (5000, 196)
     y = np.arange(n) % 2
     x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
@@ -142,21 +140,21 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "likelihood": "error", "max_iter": 3}
     reported = [
         sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
-        for device in ("cpu", card_device())
+        for device in ("cpu", fit_device())
     ]
-    return line(
-        "a fit beside that of a processor",
-        apart(reported[1][-1]["objective"], reported[0][-1]["objective"]),
+    return check_error(
+        "a fit compared with the processor's",
+        relative_error(reported[1][-1]["objective"], reported[0][-1]["objective"]),
         1e-3,
     )
 
 
-def scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the scan of all components, and sgemm."""
+def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the search for the best of k components of each row, and sgemm of the same sizes."""
     xp, rng = backend.xp, np.random.default_rng(args.seed)
     x, columns = backend.asarray(rng.random((n, p)), np.float32), k * (DIMS + 1)
-    scores = reference.error_scores(*made(k, p, DIMS, args.seed), np.full(p, 0.5))
-    scorer, nearest = kernel("make_scorer")(scores, np.array([0, k])), kernel("nearest")
+    scores = reference.error_scores(*draw_components(k, p, DIMS, args.seed), np.full(p, 0.5))
+    scorer, nearest = find_gpu_kernel("make_scorer")(scores, np.array([0, k])), find_gpu_kernel("nearest")
     w = backend.asarray(rng.random((columns, p)), np.float32)
     # The kernels compute products in tiles of this size.
     tile = max(min(n, 2**26 // columns), 1)
@@ -164,61 +162,66 @@ def scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace)
     product = device_seconds(backend, lambda step: xp.matmul(x[:tile], w.T), args.repeats)
     flops = 2.0 * p * columns
     found = {
-        "p": p,
-        "K": k,
+        "features": p,
+        "components": k,
         "columns": columns,
         "rows": n,
         "teraflops": n * flops / seconds / 1e12,
-        "sgemm teraflops": tile * flops / product / 1e12,
-        "share of sgemm": n * product / (tile * seconds),
+        "sgemm_teraflops": tile * flops / product / 1e12,
+        "share_of_sgemm": n * product / (tile * seconds),
     }
     print(json.dumps(found), flush=True)
     return found
 
 
-def images(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the images of rows in sub-classes of equal size."""
+def measure_projections(
+    backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure the sums of products of rows and their projections, for k components with equally many rows."""
     rng = np.random.default_rng(args.seed)
-    x, (means, bases) = backend.asarray(rng.random((n, p)), np.float32), made(k, p, min(WIDTH, p), args.seed)
-    groups, q = group_rows(rng.integers(0, k, n), k), min(WIDTH, p)
-    packed = kernel("pack_bases")(means, bases, False)
+    x, (means, bases) = (
+        backend.asarray(rng.random((n, p)), np.float32),
+        draw_components(k, p, min(DIRECTIONS, p), args.seed),
+    )
+    groups, q = group_rows(rng.integers(0, k, n), k), min(DIRECTIONS, p)
+    packed = find_gpu_kernel("pack_bases")(means, bases, False)
     shapes = (k, p), (k,), (k, q, p), (0, 0, 0), (0, 0)
     fields = [np.zeros(shape) for shape in shapes]
 
     def leaf() -> None:
-        """Add up the sums of ten blocks, as for one leaf (range of rows)."""
-        sums = kernel("open_sums")(*fields)
+        """Compute the sums of one leaf (range of rows), which has ten blocks."""
+        sums = find_gpu_kernel("open_sums")(*fields)
         for _ in range(10):
-            kernel("add_scatter")(packed, x, groups, *tuple(sums)[:4])
-        kernel("close_sums")(sums, *fields)
+            find_gpu_kernel("add_scatter")(packed, x, groups, *tuple(sums)[:4])
+        find_gpu_kernel("close_sums")(sums, *fields)
 
     seconds = host_seconds(leaf, args.repeats) / 10
     found = {
-        "p": p,
-        "K": k,
+        "features": p,
+        "components": k,
         "rows": n,
-        "rows/s": n / seconds,
+        "rows_per_second": n / seconds,
         "teraflops": 4.0 * n * p * q / seconds / 1e12,
-        "megabytes back": 8 * k * (q + 2) * p / 1e6,
+        "megabytes_to_host": 8 * k * (q + 2) * p / 1e6,
     }
     print(json.dumps(found), flush=True)
     return found
 
 
-def passes(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
+def measure_passes(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
     """Measure an E-step of ten classes, with the rows on the host."""
     rng = np.random.default_rng(args.seed)
     x, y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
     mixture = MixtureSettings(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES)
-    work = MixtureEM(mixture, min(DIMS, p - 1), min(WIDTH, p)).reductions()["train"]
-    start = start_components(x[:k].astype(np.float64), min(WIDTH, p), 0).with_n_dims(min(DIMS, p - 1))
+    work = MixtureEM(mixture, min(DIMS, p - 1), min(DIRECTIONS, p)).reductions()["train"]
+    start = start_components(x[:k].astype(np.float64), min(DIRECTIONS, p), 0).with_n_dims(min(DIMS, p - 1))
     state = initial_state(mixture, start, MAIN)
 
-    def one() -> None:
+    def run_once() -> None:
         work.accumulate(work.prepare(state, backend), Block(x, y, None, 0), Stats.zeros(work.layout()))
 
-    seconds = host_seconds(one, max(args.repeats // 2, 1))
-    found = {"p": p, "K": k, "rows": n, "rows/s": n / seconds}
+    seconds = host_seconds(run_once, max(args.repeats // 2, 1))
+    found = {"features": p, "components": k, "rows": n, "rows_per_second": n / seconds}
     print(json.dumps(found), flush=True)
     return found
 

@@ -1,14 +1,12 @@
-"""Check and measure bootstrap networks on a GPU: codes against the processor's, then rates.
+"""Check and measure bootstrap networks on a GPU: codes compared with the processor's, then rates.
 
     python benchmarks/gpu_mbn.py --out gpu_mbn.json
 
-Needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that this package
-imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The script downloads
-nothing and changes no setting of the card. The exit code is 0 if all checks passed, 1 if a check failed or
-a part raised an error (see the result), and 3 without a GPU, when no result is written.
+The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
-Rates are medians over repeats, with the rows on the card and including the copy of the codes to the host.
-Dense rows are compared with the matrix product alone, with the same shapes and tiles in the same run.
+A code is the index of a row's nearest centroid in one clustering. Rates are medians over repeats, with the
+rows on the GPU; they include the copy of the codes to the host. The rate of dense rows is compared with
+that of the matrix product alone, with the same shapes and tiles in the same run.
 """
 
 from __future__ import annotations
@@ -49,42 +47,42 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.rows, args.clusterings, args.repeats = 60, 20, 1
-    return run_script(args, make_card, check_all, measures)
+    return run_script(args, make_card, checks, measures)
 
 
 def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
     sizes = (30, 12) if args.quick else (500, 2000, 8000)
     layers = (16, 8) if args.quick else (8000, 4000, 2000, 1000, 500, 250, 125, 62)
     for k in sizes:
-        yield "dense", f"dense rows, k = {k}", partial(dense_rate, backend, k, args)
+        yield "dense", f"dense rows, k = {k}", partial(measure_dense_rows, backend, k, args)
     for below in layers:
-        yield "codes", f"rows of codes below {below}", partial(code_rate, backend, below, args)
+        yield "codes", f"rows of codes below {below}", partial(measure_codes, backend, below, args)
     for k in sizes[:2]:
-        yield "sparse", f"sparse rows, k = {k}", partial(sparse_rate, backend, k, args)
+        yield "sparse", f"sparse rows, k = {k}", partial(measure_sparse_rows, backend, k, args)
 
 
 # -- checks -----------------------------------------------------------------------------------------------
 
 
-def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    """Compare codes of the card with those of the processor; all must be equal."""
+def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+    """Yield checks that compare codes of dense rows, CSR rows and coded rows with the processor's codes."""
     rng, n = np.random.default_rng(args.seed), min(args.rows, 5000)
 
     def part(name: str, *given: Any) -> Part:
-        return "checks", name, partial(compare, name, backend, *given)
+        return "checks", name, partial(compare_codes, name, backend, *given)
 
     for metric in METRICS:
         for stored in ("uint8", "float32"):
             for k, p in ((1, 3), (40, 30), *(() if args.quick else ((1000, FEATURES), (9000, 200)))):
-                x, w = pixels(rng, n, p, stored), pixels(rng, k, p, stored)
+                x, w = draw_pixels(rng, n, p, stored), draw_pixels(rng, k, p, stored)
                 x[: n // 2] = w[rng.integers(0, k, n // 2)]
                 yield part(f"dense {metric} {stored} k={k}", "nearest", x, w, metric)
     base = rng.normal(size=200) * 100
     x, w = ((base + rng.normal(size=(m, 200)) * 1e-2).astype("f4") for m in (n, min(n, 2000)))
-    yield part("dense, in doubt everywhere", "nearest", x, w, "euclidean")
+    yield part("dense rows with nearly equal distances", "nearest", x, w, "euclidean")
     for metric in METRICS:
         for k in (7, 60) if args.quick else (7, 500, 9000):
-            x, w = documents(rng, n, 300), documents(rng, k, 300)
+            x, w = draw_documents(rng, n, 300), draw_documents(rng, k, 300)
             yield part(f"sparse {metric} k={k}", "nearest_sparse", x, w, metric)
     for below, k in ((9, 4), (60, 30)) if args.quick else ((9, 4), (8000, 4000), (20_000, 10_000)):
         x, w = (rng.integers(0, below, (*m, args.clusterings)).astype("u2") for m in ((n,), (2, k)))
@@ -92,8 +90,11 @@ def check_all(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
         yield part(f"codes k={k} of {below}", "nearest_codes", x, w, units)
 
 
-def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:
-    """Return a line of the result: the number of rows whose codes differ."""
+def compare_codes(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:
+    """Return a line of the result: the number of rows of x whose codes differ from the processor's.
+
+    ``w`` are the centroids; ``how`` is the metric, or for rows of codes the drawn units of each clustering.
+    """
     make = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}[
         kernel
     ]
@@ -111,13 +112,13 @@ def compare(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: A
     return {"name": name, "rows": len(x), "rows that differ": wrong, "passed": wrong == 0}
 
 
-def pixels(rng: np.random.Generator, n: int, p: int, stored: str) -> np.ndarray:
-    """Return rows of random numbers from 1 to 255."""
+def draw_pixels(rng: np.random.Generator, n: int, p: int, stored: str) -> np.ndarray:
+    """Return rows (n, p) of random numbers from 1 to 255, with dtype ``stored``."""
     return (rng.random((n, p)) * 254 + 1).astype(stored)
 
 
-def documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
-    """Return CSR rows of counts with columns by Zipf's law; every row has the first column."""
+def draw_documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
+    """Return CSR rows (n, p) of word counts with frequencies by Zipf's law; every row has the first word."""
     share = np.minimum(1.0, 8.0 / np.arange(1, p + 1))
     share[0] = 1.0
     x = rng.integers(1, 6, (n, p)) * (rng.random((n, p)) < share)
@@ -129,14 +130,14 @@ def documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
 # -- rates ------------------------------------------------------------------------------------------------
 
 
-def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the giga floating-point operations per second, including argmin, and of the products alone."""
+def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the float32 operations per second of finding codes, and of the matrix products alone."""
     from scalelatent.models.mbn.kernels import gpu
 
     rng, cupy, n = np.random.default_rng(args.seed), backend.xp, args.rows
     columns = np.sort(rng.permutation(FEATURES)[: FEATURES // 2])
-    x = backend.asarray(pixels(rng, n, FEATURES, "uint8"), np.uint8)
-    bank = backend.kernel("mbn_make_bank")(pixels(rng, k, FEATURES, "uint8")[:, columns], "euclidean")
+    x = backend.asarray(draw_pixels(rng, n, FEATURES, "uint8"), np.uint8)
+    bank = backend.kernel("mbn_make_bank")(draw_pixels(rng, k, FEATURES, "uint8")[:, columns], "euclidean")
     nearest = backend.kernel("mbn_nearest")
     whole = host_seconds(lambda: nearest(x, columns, bank), args.repeats)
     tile = min(n, gpu.SCORES // k)
@@ -149,14 +150,19 @@ def dense_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[s
 
     product = device_seconds(backend, alone, args.repeats) * n / tile
     flops = 2.0 * n * k * len(columns)
-    line = {"k": k, "columns": len(columns), "rows_per_s": n / whole, "gflop_per_s": flops / whole / 1e9}
-    line |= {"gemm_gflop_per_s": flops / product / 1e9, "share_of_gemm": product / whole}
+    line = {
+        "centroids": k,
+        "columns": len(columns),
+        "rows_per_second": n / whole,
+        "gflop_per_second": flops / whole / 1e9,
+    }
+    line |= {"gemm_gflop_per_second": flops / product / 1e9, "share_of_gemm": product / whole}
     print("dense", line, flush=True)
     return line
 
 
-def code_rate(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the nanoseconds of a look-up, and the seconds to make the lists."""
+def measure_codes(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the nanoseconds to compare a code of a row with all centroids, and seconds to prepare these."""
     rng, k = np.random.default_rng(args.seed), below // 2
     x = rng.integers(0, below, (args.rows, args.clusterings)).astype(np.int32)
     centroids = rng.integers(0, below, (1, k, args.clusterings)).astype("u2")
@@ -164,20 +170,20 @@ def code_rate(backend: CupyBackend, below: int, args: argparse.Namespace) -> dic
     make, nearest = backend.kernel("mbn_make_lists"), backend.kernel("mbn_nearest_codes")
     lists, rows = make(centroids, units), backend.asarray(x, np.int32)
     seconds = host_seconds(lambda: nearest(rows, lists), args.repeats)
-    line = {"k below": below, "k": k, "ns a look-up": 1e9 * seconds / x.size}
-    line["lists_s"] = host_seconds(lambda: make(centroids, units), args.repeats)
+    line = {"centroids_below": below, "centroids": k, "ns_per_code": 1e9 * seconds / x.size}
+    line["seconds_to_make_lists"] = host_seconds(lambda: make(centroids, units), args.repeats)
     print("codes", line, flush=True)
     return line
 
 
-def sparse_rate(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure documents of 2,000 columns; a clustering uses half of them."""
+def measure_sparse_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the codes of documents with 2,000 words; a clustering uses half of the words."""
     rng, cupy = np.random.default_rng(args.seed), backend.xp
-    x, w = documents(rng, min(args.rows, 20_000), 2000), documents(rng, k, 2000)
+    x, w = draw_documents(rng, min(args.rows, 20_000), 2000), draw_documents(rng, k, 2000)
     bank = backend.kernel("mbn_make_sparse_bank")(w, np.arange(0, 2000, 2), "euclidean")
     moved = CsrRows(*(cupy.asarray(part) for part in (x.data, x.indices, x.indptr)), x.shape)
     seconds = host_seconds(lambda: backend.kernel("mbn_nearest_sparse")(moved, bank), args.repeats)
-    line = {"k": k, "entries a row": len(x.data) / len(x), "rows_per_s": len(x) / seconds}
+    line = {"centroids": k, "entries_per_row": len(x.data) / len(x), "rows_per_second": len(x) / seconds}
     print("sparse", line, flush=True)
     return line
 

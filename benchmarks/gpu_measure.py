@@ -1,8 +1,8 @@
 """Measure speed on a GPU within a fixed time: `benchmarks/gpu_all.sh measure`.
 
-First the rates of the gpu_*.py scripts are measured at reduced sizes; each script has a file. Then each
-model is fitted from a zarr store on local disk, with each device. The other parts run even if one part
-fails or takes too long. Times of kernels and passes come with the lower bound of gpu_model.py.
+First the gpu_*.py scripts measure kernels and passes at reduced sizes; each script writes a JSON file. The
+results compare their times with the lower bounds of gpu_model.py. Then each model is fitted from a zarr
+store on local disk, on each device. If one part fails or exceeds its time limit, the next part runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import gpu_model
 from gpu_parts import HERE, MODELS, Parts, parse, temporary_caches
 
-# Options of each script, and the seconds after which it starts no part.
+# Options of each gpu_*.py script, and the seconds after which it starts no further measurement.
 SCRIPTS = {
     "capsule": (["--rows", "262144", "--features", "784"], 30),
     "mbn": (["--rows", "20000", "--clusterings", "100"], 24),
@@ -25,8 +25,10 @@ SCRIPTS = {
     "linear_mixture": ([], 24),
 }
 DEVICES = ("auto", "gpu", "cpu")
-# Seconds that a script may need after its time limit, for its last part; and the time limit of a fit.
-MARGIN, FIT_SECONDS = 12, 25
+# A script is killed this many seconds after it may start no further measurement.
+LAST_MEASUREMENT_SECONDS = 12
+# A fit is killed after this many seconds.
+FIT_SECONDS = 25
 
 
 def main() -> int:
@@ -44,70 +46,69 @@ def main() -> int:
             out.unlink(missing_ok=True)
             command = [str(HERE / f"gpu_{model}.py"), "--rates-only", "--out", str(out), *options, *quick]
             command += ["--seconds", str(seconds * parts.patience)]
-            parts.run(f"gpu_{model}.py", parts.python(*command), seconds + MARGIN)
+            parts.run(f"gpu_{model}.py", parts.python(*command), seconds + LAST_MEASUREMENT_SECONDS)
             if out.exists():
-                for line in shares(model, json.loads(out.read_text(encoding="utf-8"))):
+                for line in compare_with_bounds(model, json.loads(out.read_text(encoding="utf-8"))):
                     parts.add(**line)
         for model in MODELS:
-            # Fits on a processor use the same code path for all models, so that a rehearsal runs only one.
+            # A rehearsal fits only one model on the processor, because all models use the same code there.
             devices = DEVICES if not args.emulate else ("auto", "cpu") if model == "capsule" else ("auto",)
             for device in devices:
-                fit(parts, model, device, folder)
+                run_fit(parts, model, device, folder)
             shutil.rmtree(folder / "stores", ignore_errors=True)
     return parts.finish()
 
 
-def fit(parts: Parts, model: str, device: str, folder: Path) -> None:
-    """Run a whole fit in a new process, which appends its own line."""
+def run_fit(parts: Parts, model: str, device: str, folder: Path) -> None:
+    """Measure a whole fit in a new process, which appends the measurement to the file of results."""
     command = [str(HERE / "gpu_fits.py"), model, "--device", device, "--folder", str(folder / "stores")]
     command += ["--lines", str(parts.lines), *(["--quick"] if parts.emulate else [])]
     parts.run(f"fit {model}, device {device}", parts.python(*command), FIT_SECONDS)
 
 
-def shares(model: str, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the measurements of a script with the lower bounds of their times."""
+def compare_with_bounds(model: str, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the measured seconds in the result of ``gpu_MODEL.py``, each with its lower bound."""
     card = gpu_model.H200 if "H200" in result["machine"]["device"] else gpu_model.H100
     settings, found = result["settings"], []
 
     def add(what: str, work: gpu_model.Work, seconds: float) -> None:
-        share = gpu_model.share(work, seconds, card)
-        found.append({"part": f"{model}: {what}", "passed": True, "measured_seconds": seconds, **share})
+        bound = gpu_model.compare_with_bound(work, seconds, card)
+        found.append({"part": f"{model}: {what}", "passed": True, "measured_seconds": seconds, **bound})
 
     if model == "capsule":
         for line in result.get("passes", []):
-            rows, size, p = settings["rows"], line["block_rows"], settings["features"]
-            active = None if line["nu"] == 0 else int(line["active"] * size)
-            item = 1 if line["rows"].endswith("uint8") else 4
-            work = gpu_model.capsule_block(
-                size, p, line["D"], 1, active, item, on_card=line["rows"].startswith("device")
-            )
-            name = f"pass, D = {line['D']}, nu = {line['nu']}, {line['rows']}, blocks of {size}"
+            rows, size, features = settings["rows"], line["block_rows"], settings["features"]
+            active = None if line["nu"] == 0 else int(line["active_share"] * size)
+            item_bytes = 1 if line["rows"].endswith("uint8") else 4
+            on_card, total_dim = line["rows"].startswith("device"), line["total_dim"]
+            work = gpu_model.capsule_block(size, features, total_dim, 1, active, item_bytes, on_card)
+            name = f"pass, D = {total_dim}, nu = {line['nu']}, {line['rows']}, blocks of {size}"
             add(name, work * -(-rows // size), line["seconds"])
     elif model == "mbn":
         for line in result.get("dense", []):
             rows = settings["rows"]
-            work = gpu_model.mbn_nearest(rows, 784, line["columns"], line["k"], 1)
-            add(f"dense rows, k = {line['k']}", work, rows / line["rows_per_s"])
+            work = gpu_model.mbn_nearest(rows, 784, line["columns"], line["centroids"], 1)
+            add(f"dense rows, k = {line['centroids']}", work, rows / line["rows_per_second"])
         for line in result.get("codes", []):
-            rows, below = settings["rows"], settings["clusterings"]
-            seconds = 1e-9 * line["ns a look-up"] * rows * below
-            add(f"rows of codes, k = {line['k']}", gpu_model.mbn_nearest_codes(rows, below), seconds)
+            rows, codes = settings["rows"], settings["clusterings"]
+            seconds = 1e-9 * line["ns_per_code"] * rows * codes
+            add(f"rows of codes, k = {line['centroids']}", gpu_model.mbn_nearest_codes(rows, codes), seconds)
     elif model == "crbm":
         for line in result.get("rates", []):
-            v, h = (int(n) for n in line["graph"].split(" x "))
+            visible, hidden = (int(units) for units in line["graph"].split(" x "))
             pairs = line["kernel"].endswith("pairs")
-            work = gpu_model.crbm_inference(v, h, line["rows"], line["sweeps"], pairs)
+            work = gpu_model.crbm_inference(visible, hidden, line["rows"], line["sweeps"], pairs)
             add(f"{line['kernel']}, {line['graph']}, {line['rows']} rows", work, line["seconds"])
     elif model == "linear_mixture":
         for line in result.get("scan", []):
-            rows, p, k = line["rows"], line["p"], line["K"]
+            rows, p, k = line["rows"], line["features"], line["components"]
             flops = 2.0 * p * line["columns"] * rows
             work = gpu_model.linear_mixture_nearest(rows, p, k, line["columns"] // k - 1)
             add(f"scan, p = {p}, K = {k}", work, flops / (1e12 * line["teraflops"]))
-        for line in result.get("images", []):
-            rows, p, k = line["rows"], line["p"], line["K"]
+        for line in result.get("projections", []):
+            rows, p, k = line["rows"], line["features"], line["components"]
             work = gpu_model.linear_mixture_scatter(rows, p, min(16, p), k)
-            add(f"images, p = {p}, K = {k}", work, rows / line["rows/s"])
+            add(f"projections, p = {p}, K = {k}", work, rows / line["rows_per_second"])
     elif model == "hcn":
         for line in result.get("rates", []):
             if "sweep" in line and not settings["quick"]:

@@ -1,4 +1,4 @@
-"""Run the parts of gpu_check.py and gpu_measure.py as processes with time limits."""
+"""Run programs as parts of gpu_check.py and gpu_measure.py: one process each, with a time limit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# Number of lines at the end of the output of a failed part that are copied to the result.
+# The result of a failed part includes this number of lines from the end of its output.
 QUOTED_LINES = 15
-# Factor of the time limits of a rehearsal, which may share a busy processor.
+# Time limits are multiplied by this factor if the CUDA text runs on a processor, which other programs may
+# use.
 EMULATED_PATIENCE = 10
 
 
@@ -32,7 +33,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file; an unfinished last line is ignored."""
+    """Return the JSON lines of a file, or none if it does not exist; an unfinished last line is ignored."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
@@ -40,10 +41,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Parts:
-    """Parts that run one after another within a total time.
+    """Programs that run one after another within a total time of ``seconds``.
 
-    Each part is a command with its own time limit. Its output is appended to ``log``, and its result to
-    ``lines`` as one line; a part may append lines of its own.
+    Each program has its own time limit. Its output is appended to the file ``log``. Its result is one line of
+    the file ``lines``; the program itself may append more lines.
     """
 
     def __init__(self, out: Path, name: str, seconds: float, emulate: bool) -> None:
@@ -57,11 +58,11 @@ class Parts:
 
     @property
     def left(self) -> float:
-        """Remaining seconds of the total."""
+        """Seconds until the end of the total time."""
         return self.seconds - (time.perf_counter() - self._begin)
 
     def add(self, part: str, **line: Any) -> dict[str, Any]:
-        """Record and print a line."""
+        """Append the result of a part to the file of results, print it, and return its line."""
         found = {"part": part, **line}
         append_line(self.lines, found)
         state = "skipped" if "skipped" in found else "passed" if found.get("passed") else "FAILED"
@@ -71,11 +72,14 @@ class Parts:
         return found
 
     def python(self, *arguments: str) -> list[str]:
-        """Return the command that runs a script or a module, with the stand-in for CuPy if emulating."""
+        """Return the command that runs a Python script or module, with the CuPy stand-in if emulating."""
         return [sys.executable, *([str(HERE / "gpu_emulated.py")] if self.emulate else []), *arguments]
 
     def run(self, part: str, command: list[str], seconds: float, prefix: Iterable[str] = ()) -> bool:
-        """Run a part for at most ``seconds``, and record its result; return whether it passed."""
+        """Run a command for at most ``seconds`` and record its result; return True if its exit status was 0.
+
+        ``prefix`` holds the words of a command that runs this command, such as compute-sanitizer.
+        """
         limit = min(seconds * self.patience, self.left)
         if limit < 5:
             self.add(part, skipped="the time of the whole run is used up")
@@ -95,7 +99,7 @@ class Parts:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                try:  # Kill the processes that the part has started, too.
+                try:  # This kills also the processes that the part has started.
                     os.killpg(process.pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
@@ -115,7 +119,7 @@ class Parts:
         return status == 0
 
     def finish(self) -> int:
-        """Print the failed parts; return the exit status."""
+        """Print the names of failed parts, and append a summary; return the exit status."""
         lines = read_lines(self.lines)
         failed = [line.get("part") or line.get("name") for line in lines if line.get("passed") is False]
         skipped = [line["part"] for line in lines if "skipped" in line]
@@ -129,22 +133,24 @@ class Parts:
 
 
 def parse(doc: str, seconds: float) -> argparse.Namespace:
-    """Return the options of a run; ``seconds`` is the default total time."""
+    """Parse the options of gpu_check.py or gpu_measure.py; ``seconds`` is the default total time."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     default = os.environ.get("OUT") or HERE / "results" / "gpu"
     parser.add_argument("--out", type=Path, default=Path(default), help="folder of the results")
     parser.add_argument(
-        "--seconds", type=float, default=seconds, help="total time; ten times as long with --emulate"
+        "--seconds", type=float, default=seconds, help="total seconds; ten times as many with --emulate"
     )
     parser.add_argument(
-        "--emulate", action="store_true", help="tiny sizes, with the stand-in for CuPy on a processor"
+        "--emulate", action="store_true", help="rehearse at tiny sizes on a processor, with the CuPy stand-in"
     )
     return parser.parse_args()
 
 
 @contextmanager
 def temporary_caches() -> Iterator[Path]:
-    """Yield a temporary folder for compiled kernels that all parts use; the user's caches do not change."""
+    """Yield a temporary folder for compiled kernels that all parts use, so that the user's caches do not
+    change.
+    """
     with tempfile.TemporaryDirectory(prefix="scalelatent_gpu_") as folder:
         os.environ["CUPY_CACHE_DIR"] = str(Path(folder) / "cupy")
         os.environ["GPU_EMULATED_FOLDER"] = folder

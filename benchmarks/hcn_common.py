@@ -1,4 +1,4 @@
-"""Functions shared by the benchmarks of compositional networks: overlaps of features, and figures."""
+"""Functions shared by the benchmarks of compositional networks: overlaps of features, and pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOUND = 0.9
 
 
 def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
-    """Return the intersection over union of two binary arrays (h, w): the largest over all translations."""
+    """Return the largest intersection over union of two binary images over all translations, from 0 to 1."""
     kh, kw = kind.shape
     wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
     both = np.lib.stride_tricks.sliding_window_view(wide, kind.shape)
@@ -26,7 +26,7 @@ def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
 
 
 def compute_overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Return, for each building block (k, h, w), its largest overlap with a feature (F, 1, h, w)."""
+    """Return the largest overlap of each building block (k, h, w) with any of the features (F, 1, h, w)."""
     return np.array([max(compute_overlap(f[0], kind) for f in weights) for kind in kinds])
 
 
@@ -36,9 +36,11 @@ def count_found(weights: np.ndarray, kinds: np.ndarray) -> int:
 
 
 def compute_true_compression(images: ImageSet, n: int) -> float:
-    """Return the compression of the first n images by the generator's own features and places.
+    """Return the compression of the first n images if they are coded by the generator's own features and
+    places.
 
-    The bits count only the features that occur in these images.
+    Compression is the number of bits of that code divided by the bits of the pixels alone. The code contains
+    only features that occur in these images.
     """
     placed = np.unique(
         np.concatenate([np.c_[np.full(len(p), i), p] for i, p in enumerate(images.truth(0, n))]), axis=0
@@ -56,9 +58,7 @@ def compute_true_compression(images: ImageSet, n: int) -> float:
 
 
 def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:
-    """Return features (n, h, w) as one picture with this number of columns: floats from 0 to 1, grey
-    borders.
-    """
+    """Return features (n, h, w) as one picture of several columns: floats from 0 to 1, with grey borders."""
     n, h, w = features.shape
     rows = -(-n // columns)
     out = np.full((rows * (h + 1) + 1, columns * (w + 1) + 1), 0.6)
@@ -69,7 +69,9 @@ def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:
 
 
 def draw_pictures(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
-    """Write rows of titled pictures (0 is black, 1 is white) to a PNG file."""
+    """Write rows of titled pictures (0 is black, 1 is white) to a PNG file; ``heads`` are titles of
+    columns.
+    """
     from scalelatent.report.style import new_figure
 
     columns = max(map(len, lines))

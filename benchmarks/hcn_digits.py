@@ -3,8 +3,9 @@
     python benchmarks/hcn_digits.py [--parts hcn,layers,rivals] [--seeds 3]
 
 All fits use the first 40 training digits of each class (`--each`). Oriented filters turn grey values into
-edges. A network first learns features and templates online. Then it learns the templates again, each from a
-digit, in `--template-passes` passes; with 0 passes the first templates stay (section 4.4 of the paper).
+edges. A network first learns features and templates (prototypes of a class, made of features) online. Then
+it learns the templates again, each from a digit, in `--template-passes` passes; with 0 passes the first
+templates stay (section 4.4 of the paper).
 
 Errors are shares of the 10,000 test digits: of clean ones, and of digits with each of six corruptions. The
 corruptions flip 10 % of the pixels, add a border of up to 3 pixels, a patch of 8 x 8 random pixels, a grid
@@ -12,23 +13,26 @@ with a pitch of 7 pixels or three crossing lines, or delete 10 % of the pixels a
 `scalelatent data make --help` describes the corruptions. All settings were chosen on held-out training
 digits (from row 50,000 on), which no fit uses. Each part has a result for each seed:
 
-hcn      Errors with the `read_noise` that is best on 400 held-out digits, the CPU seconds of a fit on one
-         thread, and the number of edges in images that the templates draw without noise, divided by the
-         number of edges in the training digits.
+hcn      Errors with the `read_noise` (assumed noise of images to classify) that is best on 400 held-out
+         digits, the CPU seconds of a fit on one thread, and the number of edges in images that the templates
+         draw without noise, divided by the number of edges in the training digits.
 objects  Labels and positions of two test digits in one image of 28 x 64 pixels. The class layer of the
          fitted network is replaced (`with_classes`, section 2.4); nothing is fitted again.
 more     Test errors of templates that are learned from more digits per class, with unchanged features.
 trial    Errors of one setting on 400 held-out digits, from which all settings were chosen. The name of the
          part lists the setting.
-layers   Errors on 400 held-out digits of variants: the same weights with equally likely shifts and without
-         pools; the templates of the first, online fit; and templates learned from digits with fixed
-         features, which are a single edge or an edge at any place of 3 x 3 pixels.
-noise    Errors on 2,000 held-out digits for the noise of the fit and for --read-noise. Each noise is used
-         to learn the templates, and each is used to read the images.
+layers   Errors on 400 held-out digits of variants. A pool lets a feature shift by a pixel. The variants are
+         the same weights with equally likely shifts and without pools; the templates of the first, online
+         fit; and templates learned from digits with fixed features, which are a single edge or an edge at
+         any place of 3 x 3 pixels.
+noise    Errors on 2,000 held-out digits for two settings of the assumed noise: that of the fit, and
+         --read-noise. Each setting is combined with each one when templates are learned and when test images
+         are classified.
 thin     Templates that are learned with less noise and therefore have fewer weights: the edges that they
          draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
 rivals   Other classifiers, fitted on the same 400 digits. The setting of each is chosen on 2,000 held-out
-         digits. They are nearest neighbours by grey values; the digit whose edges match best; logistic
+         digits. The classifiers are nearest neighbours by grey values; the digit whose edges match best;
+         logistic
          regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same form
          (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
 
@@ -66,7 +70,9 @@ from scalelatent.models.hcn.model.filters import OrientedFilters
 from scalelatent.models.hcn.model.layer import from_features
 from scalelatent.models.hcn.model.templates import TemplateEvidence, choose_first_images
 
+# Number of classes, default number of training digits of a class, and side of a digit in pixels.
 CLASSES, EACH, SIDE = 10, 40, 28
+# Rows of the training set that are held out: to choose other classifiers, and to choose settings of networks.
 HELD, TRIED = slice(50_000, 52_000), slice(50_000, 50_400)
 CORRUPTIONS: dict[str, dict[str, Any]] = {
     "flips": {"importer": "noisy-digits", "share": 0.1},
@@ -76,17 +82,22 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
     "line clutter": {"importer": "cluttered-digits", "lines": 3},
     "deletion": {"importer": "deleted-digits", "share": 0.1, "lines": 3},
 }
+# Classes whose templates are drawn.
 SHOWN = (2, 5)
+# Probabilities (p01, p10) that noise turns a pixel off and on: for matching of edges, for `read_noise`, and
+# for learning of templates with fewer weights.
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
-WIDE = 64
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
-PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"  # and trial, more
+# Width in pixels of an image with two digits.
+WIDE = 64
+# Parts that run by default; the others are trial and more.
+PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def load_digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Return grey images (n, 28, 28) and labels of some MNIST digits."""
+    """Return grey images (n, 28, 28) uint8 and labels of a range of MNIST rows."""
     x, y = mnist(rows, part)
     return x.reshape(-1, SIDE, SIDE), y.astype(np.int64)
 
@@ -99,7 +110,7 @@ def select_first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
 
 
 def corrupt_images(x: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """Return images with one of the corruptions, drawn by the seed; "clean" returns them unchanged."""
+    """Return the images with one of the corruptions, drawn by the seed; "clean" returns them unchanged."""
     if name == "clean":
         return x
     how = {**CORRUPTIONS[name], "seed": seed, "threshold": None, "base_rows": [0, len(x)]}
@@ -107,7 +118,7 @@ def corrupt_images(x: np.ndarray, name: str, seed: int) -> np.ndarray:
 
 
 def make_network(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
-    """Return the network, not fitted yet, with the settings of the command line."""
+    """Return an unfitted network with the settings of the command line."""
     return sl.HierarchicalCompositionalNetwork(
         [(args.features, args.feature_size)],
         templates=args.templates,
@@ -146,7 +157,9 @@ def find_edges(x: np.ndarray, args: Any) -> np.ndarray:
 
 
 def spread_edges(on: np.ndarray) -> np.ndarray:
-    """Return whether an edge is on in the 3 x 3 pixels around each pixel."""
+    """Return a bool array (images, filters, h, w): True if an edge is on in the 3 x 3 pixels around a
+    pixel.
+    """
     wide = np.pad(on, ((0, 0), (0, 0), (1, 1), (1, 1)))
     rows = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
     return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
@@ -155,17 +168,17 @@ def spread_edges(on: np.ndarray) -> np.ndarray:
 def compare_drawn_edges(model: Any, x: np.ndarray, args: Any) -> float:
     """Return the edges in images that templates draw without noise, divided by the edges in digits."""
     made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
-    made = made[made.any(axis=1)]  # A template that no image chose is empty.
+    made = made[made.any(axis=1)]  # A template without weights draws an empty image.
     return round(float(made.sum() / len(made) / (find_edges(x, args).sum() / len(x))), 3)
 
 
 def measure_density(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
-    """Return the density of templates and features, and the error on the training digits."""
-    of_images = find_edges(x, args).sum() / len(x)
+    """Return the numbers of weights of templates and features, and the error on the training digits."""
+    edges_per_image = find_edges(x, args).sum() / len(x)
     features, templates = (w.reshape(len(w), -1).sum(axis=1) for w in model.weights_)
     return {
         "training_error": round(1 - model.score(Dataset.from_arrays(x, y)), 4),
-        "edges_of_a_digit": round(float(of_images), 1),
+        "edges_of_a_digit": round(float(edges_per_image), 1),
         "edges_drawn_over_those": compare_drawn_edges(model, x, args),
         "features_used": int((features > 0).sum()),
         "weights_of_a_used_feature": round(float(features[features > 0].mean()), 1),
@@ -175,7 +188,10 @@ def measure_density(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict
 
 
 class ConvolutionalForm(torch.nn.Module):
-    """Network from edges to class scores: standard, or with pools, linear features and the best template."""
+    """Torch module from edges to class scores, either standard or of the form of a compositional network.
+
+    The form of a compositional network has pools, linear features and the best template of each class.
+    """
 
     def __init__(self, args: Any, standard: bool) -> None:
         super().__init__()
@@ -212,7 +228,7 @@ class ConvolutionalNetwork:
     def trained(
         cls, x: np.ndarray, y: np.ndarray, args: Any, *, standard: bool, decay: float
     ) -> ConvolutionalNetwork:
-        """Return a network that was trained by cross-entropy on these images."""
+        """Return a network trained on images x with classes y, by cross-entropy with weight decay."""
         torch.manual_seed(args.seed)
         net, given = ConvolutionalForm(args, standard), torch.tensor(find_edges(x, args), dtype=torch.float32)
         steps = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=decay)
@@ -231,7 +247,7 @@ class ConvolutionalNetwork:
 
 
 def place_side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return images of two test digits each, both labels, and the column at which the second digit starts."""
+    """Return n images of two test digits, both labels, and the column at which the second digit starts."""
     x, y = load_digits(slice(0, 2 * n), "test")
     wide, begins = np.zeros((n, SIDE, WIDE), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
     for row, at in enumerate(begins):
@@ -262,18 +278,18 @@ def fit_neighbours(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
 
 
 def fit_exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
-    """Return a classifier by the training digit whose edges explain an image best.
+    """Return a classifier by the training digit whose edges explain an image best at noise p01 and p10.
 
     Each edge may be up to two pixels away from its position in the training digit.
     """
     off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
-    of = find_edges(x, args).reshape(len(x), -1).astype(np.float32)
+    training_edges = find_edges(x, args).reshape(len(x), -1).astype(np.float32)
 
     def predict(images: np.ndarray) -> np.ndarray:
         found = []
         for part in np.array_split(images, max(1, len(images) // 500)):
             near = spread_edges(spread_edges(find_edges(part, args))).reshape(len(part), -1)
-            found.append((np.where(near, on, off).astype(np.float32) @ of.T).argmax(axis=1))
+            found.append((np.where(near, on, off).astype(np.float32) @ training_edges.T).argmax(axis=1))
         return y[np.concatenate(found)]
 
     return predict
@@ -296,7 +312,9 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Pre
 def list_rivals(
     x: np.ndarray, y: np.ndarray, args: Any
 ) -> Iterator[tuple[str, list[tuple[str, Callable[[], Predict]]]]]:
-    """Yield the name of each other classifier, and the settings to fit it with."""
+    """Yield the name of each other classifier, and its settings as pairs of a name and a function that
+    fits.
+    """
     yield "the nearest digit", [(f"k = {k}", lambda k=k: fit_neighbours(x, y, k)) for k in (1, 3)]
     yield (
         "each digit a template",
@@ -312,7 +330,9 @@ def list_rivals(
 
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
-    """Return the read noise with the smallest error on 400 held-out digits, this error and the classifier."""
+    """Return the name, error and classifier of the read noise with the smallest error on 400 held-out
+    digits.
+    """
     return choose_setting([set_read_noise(model, *noise) for noise in READINGS], TRIED)
 
 
@@ -326,18 +346,18 @@ def choose_setting(
         predict = fit()
         found.append((name, round(float((predict(x) != y).mean()), 4), predict))
         print(f"  {name}: {found[-1][1]}", flush=True)
-    return min(found, key=lambda one: one[1])
+    return min(found, key=lambda setting: setting[1])
 
 
 def replace_pools(model: Any, **pools: Any) -> Any:
-    """Return a network with the same weights and other pools."""
+    """Return a network with the same weights, and pools with the given fields replaced."""
     other, network = copy.copy(model), model._network
     other._network = replace(network, net=replace(network.net, **pools))
     return other
 
 
 def fit_over_features(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
-    """Return a network with these features (features, channels, h, w) and templates learned from the
+    """Return a network with fixed features (features, channels, h, w) and templates learned from the
     digits.
     """
     network = model._network
@@ -376,13 +396,13 @@ def make_fixed_features(filters: int) -> dict[str, np.ndarray]:
 
 
 def set_read_noise(model: Any, p01: float, p10: float) -> tuple[str, Callable[[], Predict]]:
-    """Return a name, and the classifier with its assumed noise (``p01``, ``p10``) replaced."""
+    """Return a name, and a function that returns the classifier with the assumed noise (``p01``, ``p10``)."""
     other = copy.copy(model).set_params(read_noise=(p01, p10))
     return f"p01 {p01:g}, p10 {p10:g}", lambda: other.predict
 
 
 def draw_channels(on: np.ndarray, args: Any) -> np.ndarray:
-    """Draw channels (n, channels, h, w) as images (n, h + size - 1, w + size - 1) of their filters."""
+    """Draw edges (n, channels, h, w) as sums of their filters: images (n, h + size - 1, w + size - 1)."""
     half = OrientedFilters(args.filters, args.filter_size).weights
     kernels = torch.tensor(np.concatenate([half, -half])[:, None], dtype=torch.float32)
     drawn = torch.nn.functional.conv_transpose2d(torch.tensor(on, dtype=torch.float32), kernels)[:, 0].numpy()
@@ -397,20 +417,16 @@ def find_template_edges(model: Any, templates: np.ndarray) -> np.ndarray:
 
 
 def draw_figures(args: Any, model: Any) -> None:
-    """Draw the features, the templates of two classes and corrupted digits."""
+    """Draw the features, the templates of two classes, and corrupted digits, into PNG files."""
     features = model.weights_[0]
     used = features[features.reshape(len(features), -1).any(axis=1)]
     line = [(f"{len(used)} features of {len(features)}", arrange_tiles(1 - draw_channels(used, args), 8))]
     draw_pictures(args.out.with_suffix(".png"), [line])
     shown = []
     for code in SHOWN:
-        of = np.flatnonzero(model.template_classes_ == code)
-        shown.append(
-            (
-                f"{len(of)} templates of {code}",
-                arrange_tiles(1 - draw_channels(find_template_edges(model, of), args), 8),
-            )
-        )
+        chosen = np.flatnonzero(model.template_classes_ == code)
+        drawn = draw_channels(find_template_edges(model, chosen), args)
+        shown.append((f"{len(chosen)} templates of {code}", arrange_tiles(1 - drawn, 8)))
     draw_pictures(args.out.with_name(f"{args.out.stem}_templates.png"), [shown])
     x, _ = load_digits(slice(0, 8), "test")
     row = [
@@ -422,9 +438,7 @@ def draw_figures(args: Any, model: Any) -> None:
 def load_or_fit(
     args: Any, seed: int, x: np.ndarray, y: np.ndarray
 ) -> tuple[sl.HierarchicalCompositionalNetwork, dict[str, float]]:
-    """Return a fitted network and the CPU seconds of its fit; load the network from --models if it is
-    there.
-    """
+    """Return a network and the CPU seconds of its fit, or the network that the folder --models has."""
     place = args.models and args.models / f"digits-{seed}"
     if place and place.exists():
         return sl.load_model(place), {}
@@ -437,7 +451,7 @@ def load_or_fit(
 
 
 def describe_setting(args: Any) -> str:
-    """Return the setting as text, for the name of the part."""
+    """Return the options of a network as text, for the name of a part of the results."""
     names = ("each", "features", "feature_size", "templates", "filters", "filter_size")
     names += ("p01", "p10", "p_weight", "forgetting", "batch_size", "epochs", "damping", "inner_iterations")
     names += ("template_passes", "read_noise")
@@ -522,11 +536,11 @@ def main() -> None:
         joint, seconds = load_or_fit(args, seed, x, y)
 
         @functools.cache
-        def of_digits(joint: Any = joint) -> Any:
+        def fit_templates(joint: Any = joint) -> Any:
             return fit_over_features(joint, joint.weights_[0], x, y, args) if args.template_passes else joint
 
         if "trial" in parts:
-            model = of_digits()
+            model = fit_templates()
             found = {
                 "errors": measure_errors(model.predict, args, True),
                 **measure_density(model, x, y, args),
@@ -535,17 +549,17 @@ def main() -> None:
             print(found, flush=True)
             write_part(args.out, f"trial {describe_setting(args)}", args.seed, found)
         if "hcn" in parts:
-            found = {**measure_density(of_digits(), x, y, args), **seconds}
-            setting, held, predict = read_best(of_digits())
+            found = {**measure_density(fit_templates(), x, y, args), **seconds}
+            setting, held, predict = read_best(fit_templates())
             begin = time.process_time()
             found |= {"setting": setting, "held_out_error": held, "errors": measure_errors(predict, args)}
             rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
             found["cpu_milliseconds_an_image"] = round((time.process_time() - begin) / rows * 1e3, 2)
-            own = args.features, args.feature_size
-            of = "" if own == (32, 3) else f", {own[0]} features of {own[1]} x {own[1]}"
-            record(f"hcn{of}", str(seed), found)
+            n, side = args.features, args.feature_size
+            suffix = "" if (n, side) == (32, 3) else f", {n} features of {side} x {side}"
+            record(f"hcn{suffix}", str(seed), found)
         if "objects" in parts:
-            record("objects", str(seed), classify_side_by_side(of_digits(), args))
+            record("objects", str(seed), classify_side_by_side(fit_templates(), args))
         if "more" in parts:
             found = {}
             for each in args.more:
@@ -561,15 +575,15 @@ def main() -> None:
                 }
                 record("more", str(seed), found)
         if "pictures" in parts and seed == args.seed:
-            draw_figures(args, of_digits())
+            draw_figures(args, fit_templates())
         if "layers" in parts:
-            model = of_digits()
+            model = fit_templates()
             even, none = replace_pools(model, spread=0.0), replace_pools(model, side=1)
             tx, ty = load_digits(TRIED)
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
             if args.template_passes:
                 kinds["templates learned with the features"] = joint
-                # With a smaller prior a weight would cost more bits than one edge of one digit saves.
+                # With a smaller prior probability, a weight would cost more bits than an edge saves.
                 likely = argparse.Namespace(**vars(args) | {"p_weight": (args.p_weight[0], 0.5)})
                 for name, features in make_fixed_features(args.filters).items():
                     kinds[name] = fit_over_features(joint, features, x, y, likely)

@@ -3,11 +3,12 @@
     python benchmarks/hcn_gray.py [--sizes 3 7] [--seed 0] [--unlabelled] [--passes 100]
         [--images 100] [--filters 8]
 
-The training images are those of `data make traits --blur 1 --grain 10`. Oriented filters of 3 x 3 and of
-7 x 7 pixels make their channels; an edge is a step of at least 16 grey levels. The network has 6
+The paper is that of compositional networks. The training images are those of `data make traits --blur 1
+--grain 10`: each shows a square or a circle, and one of two diagonals. Oriented filters of 3 x 3 and of 7 x 7
+pixels turn an image into channels of edges; an edge is a step of at least 16 grey levels. The network has 6
 features of 15 x 15, because a trait has 13 pixels and edges on both sides. On top of them is one template
-for each of the four patterns or, with --unlabelled, four clusters. The training images decide which cluster
-is which pattern. The settings were chosen on seeds from 10 on.
+(combination of features) for each of the four patterns or, with --unlabelled, four clusters. The training
+images decide which cluster is which pattern. The settings were chosen on seeds from 10 on.
 
 The results of each filter size are the errors on 2,000 test images, the features of each trait (both
 templates with the trait use them, and no other template does), the number of weights that are on, and the
@@ -31,16 +32,19 @@ import scalelatent as sl
 from scalelatent.data import Dataset
 from scalelatent.generators.images import image_set
 
+# Numbers of patterns and of features, side of a feature in pixels, and grey levels of the smallest edge.
 PATTERNS, FEATURES, WINDOW, STEP = 4, 6, 15, 16
+# Number of test images.
 TEST = 2_000
+# Options of the generator of the images.
 BLUR, GRAIN = 1, 10
 TRAITS = ("square", "circle", "forward", "backward")
 
 
 def find_traits(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int]]:
-    """Return the features of each trait: its two templates have them, and no other template does.
+    """Return the features of each trait: those of its two templates that no other template has.
 
-    ``templates`` is bool (templates, features); ``patterns`` is the pattern of each template.
+    ``templates`` is bool (templates, features); ``patterns`` is the pattern (0 to 3) of each template.
     """
     shape, diagonal = patterns // 2, patterns % 2
     having = [shape == 0, shape == 1, diagonal == 0, diagonal == 1]
@@ -51,7 +55,7 @@ def find_traits(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[i
 
 
 def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
-    """Fit a network of grey images; return it and its results."""
+    """Fit a network with filters of ``size`` x ``size`` pixels to grey images; return it and its results."""
     images = image_set("traits", seed=args.seed, labels="pattern", blur=BLUR, grain=GRAIN)
     (x, y), (test, true) = images.rows(0, args.images), images.rows(args.images, args.images + TEST)
     assert y is not None

@@ -2,19 +2,19 @@
 
     python benchmarks/hcn_kernels.py
 
-A pair is a place and a weight that meet in one pixel of an image; the pairs of one pixel are a tree. Rates
-are pairs per second, and each is the fastest of 100 rounds. The inputs are five letter images of 24 x 24
-with 32 features of 8 x 6 (1,536 pairs per tree), or of 14 x 14 with 5 features of 6 x 6 (180 pairs). The
-beliefs come from the middle of learning, after 40 minibatches. The results for each size have these
-figures:
+A sweep updates the messages between pixels, places of features (S) and weights (W). A pair is a place and a
+weight that meet in one pixel of an image; the pairs of one pixel are a tree of the factor graph. Rates are
+pairs per second, and each is the fastest of 100 rounds. The inputs are five letter images of 24 x 24 with
+32 features of 8 x 6 (1,536 pairs per tree), or of 14 x 14 with 5 features of 6 x 6 (180 pairs). The beliefs
+come from the middle of learning, after 40 minibatches. The results for each size are:
 
-rates    Rates of a sweep without messages, of the first sweep with messages, of five sweeps with messages
-         after 30 others (with and without damping), and of decoding.
+rates    Rates of a sweep without stored messages, of the first sweep with stored messages, of five sweeps
+         with messages after 30 others (with and without damping), and of decoding.
 bounds   Two operations for comparison. The bare loop computes only the arithmetic of a pair, in arrays of
          one tree in the first-level cache. Numpy's maximum reads the messages to places, two bytes per
          pair, which each sweep with messages has to read as well.
 threads  The rate of two threads divided by the rate of one.
-quiet    The shares of pairs, and of lines of windows, that still send a message to a weight after the
+quiet    The shares of pairs, and of lines of features, that still send a message to a weight after the
          sweeps.
 
 Two more results are the rate of the numpy reference on one image of 14 x 14, and counts of instructions in
@@ -46,9 +46,15 @@ from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
-IMAGES, WARM, DECODE_SWEEPS = 5, 40, 2  # In this few sweeps no image converges.
-TURNS = 40  # Minibatches of each thread when two threads are compared with one, as in a chain.
-VISIT = 5  # Consecutive sweeps with messages, as in a fit.
+# Number of images of a sweep, and number of minibatches that prepare the beliefs of weights.
+IMAGES, WARM = 5, 40
+# Number of sweeps of decoding; no image converges in so few.
+DECODE_SWEEPS = 2
+# Number of minibatches of each thread when two threads are compared with one, as in a chain of a fit.
+TURNS = 40
+# Number of consecutive sweeps with messages, as in a fit.
+VISIT = 5
+# Image side, letters, letters per image, number of features, and their height and width.
 SIZES = {
     "24 x 24, 32 features of 8 x 6": (24, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", 5, 32, (8, 6)),
     "14 x 14, 5 features of 6 x 6": (14, "TLX", 2, 5, (6, 6)),
@@ -57,9 +63,10 @@ SIZES = {
 
 @numba.njit(nogil=True, error_model="numpy")
 def compute_bare_messages(s: Any, w: Any, b: Any, rounds: Any) -> None:
-    """Compute the messages of one tree in each round, without the second largest value.
+    """Compute the messages of one tree ``rounds`` times, without the second largest value.
 
-    LLVM does not vectorise the loop that finds the second largest value.
+    ``s`` and ``w`` are the beliefs of places and weights; ``b`` is the evidence of the pixel. LLVM does not
+    vectorise a loop that finds the second largest value.
     """
     zero = np.int32(0)
     for _ in range(rounds):
@@ -81,6 +88,7 @@ def compute_bare_messages(s: Any, w: Any, b: Any, rounds: Any) -> None:
 def measure_rates(
     size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int
 ) -> dict:
+    """Return the rates of all sweeps for images and features of one size."""
     letters = image_set("letters", alphabet=alphabet, count=count, size=(size, size), noise=0.03, seed=seed)
     layer = FeatureLayer((1, size, size), features, window, 1e-3, 1e-3, 0.3, 1e-4)
     evidence = layer.compute_evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]
@@ -172,7 +180,7 @@ def measure_rates(
 
 
 def measure_numpy_rate(seed: int) -> float:
-    """Return the pairs per second of the numpy reference."""
+    """Return the pairs per second of the numpy reference on one image."""
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
     x = (np.random.default_rng(seed).random((1, layer.n_pixels)) < 0.2).astype(np.uint8)
     order = shuffled(seed, "benchmark", 0, np.zeros(1), layer.n_pixels)
@@ -182,7 +190,7 @@ def measure_numpy_rate(seed: int) -> float:
 
 
 def count_instructions() -> dict[str, dict[str, int]]:
-    """Return counts of some instructions in the machine code of the sweeps."""
+    """Return the number of some instructions in the machine code of each sweep."""
     words = ("vpminsd", "vpmaxsd", "vdiv", "idiv", "call")
     out = {}
     for dispatcher, types in jit._entries["hcn"]:
@@ -197,7 +205,7 @@ def count_instructions() -> dict[str, dict[str, int]]:
 
 def main() -> None:
     arguments = parser(__doc__, "hcn_kernels")
-    arguments.add_argument("--no-write", action="store_true", help="print the figures and do not write them")
+    arguments.add_argument("--no-write", action="store_true", help="print the results and do not write them")
     args = arguments.parse_args()
     results: dict[str, Any] = {name: measure_rates(*size, args.seed) for name, size in SIZES.items()}
     results["numpy, pairs a second"] = measure_numpy_rate(args.seed)

@@ -2,20 +2,21 @@
 
     python benchmarks/hcn_layers.py [--parts pieces,cluster,kept]
 
-pieces   Milliseconds of the operations of one pass over 20 images of two traits, on one thread: 4 features
-         of 13 x 13, two templates per class, messages after ten passes. Three comparisons follow: ORs and
-         pools with the trees of places and weights; the messages of trees to pixels with a bare loop of the
-         same arithmetic in the first-level cache; and a forward pass of fixed weights with its convolutions
-         as float64 matrix products of windows in memory.
+pieces   Milliseconds of the operations of one pass over 20 images of two traits (shapes), on one thread: 4
+         features of 13 x 13, two templates per class, messages after ten passes. Three comparisons follow:
+         the factors between layers (ORs, pools) with the trees, which join places and weights of features in
+         each pixel; the messages of trees to pixels with a bare loop of the same arithmetic in the
+         first-level cache; and a forward pass of fixed weights with its convolutions as float64 matrix
+         products of windows in memory.
 cluster  An online epoch of --rows MNIST digits (16 features of 3 x 3 over 16 oriented filters, 8 templates
          per class): seconds of two threads in this process, seconds of two workers with one thread each,
-         and whether the bits are the same.
+         and whether the bits of the results are the same.
 kept     The size of stored messages for MNIST digits (64 features, 32 templates per class, 16 oriented
-         filters), with the sizes of features that section 4.4 can mean. The sets are the first 2 digits of
-         each class in one leaf for twelve passes, and the first 40 in the default leaves for six passes.
-         Each fit has a process of its own on one thread. The figures are the largest size of the messages
-         of one pass, the largest size of the run folder, the peak memory of the process, and the
-         predictions of `plan` for both. Errors are not reported.
+         filters), with the sizes of features that section 4.4 of the paper can mean. The sets are the first
+         2 digits of each class in one leaf (range of rows) for twelve passes, and the first 40 in the
+         default leaves for six passes. Each fit has a process of its own on one thread. The results are the
+         largest size of the messages of one pass, the largest size of the run folder, the peak memory of
+         the process, and the predictions of `plan` for both. Errors are not reported.
 
 The parts cluster and kept need SCALELATENT_DATA.
 """
@@ -52,15 +53,20 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, update_images
 
+# Number of images of a pass, of passes before the measurement, and of measured rounds.
 IMAGES, WARM, ROUNDS = 20, 10, 30
-# READINGS: side of the features, p_weight. SIZES: digits per class, passes.
+# Sides of the features and values of p_weight that section 4.4 of the paper can mean.
 READINGS = [(26, (0.001, 0.05)), (3, (0.001, 0.05)), (3, (0.01, 0.001))]
+# Digits per class, and passes.
 SIZES = [(2, 12), (40, 6)]
 
 
 @numba.njit(nogil=True, error_model="numpy", fastmath=False)
 def compute_bare_messages(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> Any:
-    """Compute the message of a tree to its pixel repeatedly, without its messages to places and weights."""
+    """Compute the message of a tree to its pixel ``rounds`` times, without messages to places and weights.
+
+    ``s`` and ``w`` are beliefs of places and weights; ``to_s`` and ``to_w`` are the messages to them.
+    """
     zero, out = np.int32(0), np.int32(0)
     for _ in range(rounds):
         total = zero
@@ -106,7 +112,7 @@ def time_pieces(seed: int) -> dict[str, Any]:
         for m, w in zip(kept, weights, strict=True):
             pools.pass_trees_down(m.s, w, m.to_s, m.to_w)
 
-    # The features of the last layer fill its image: they have one place, and its trees have few pairs.
+    # The features of the last layer fill its image, so that each has one place, and trees have few pairs.
     pairs = IMAGES * sum(layer.pairs for layer in net.layers)
     tree = int(np.prod(net.layers[0].window)) * net.layers[0].n_features
     rng = np.random.default_rng(seed)
@@ -145,7 +151,7 @@ def time_pieces(seed: int) -> dict[str, Any]:
 
 
 def compare_cluster(rows: int, seed: int) -> dict[str, Any]:
-    """Return the seconds of an online epoch in this process and on workers."""
+    """Return the seconds of an online epoch with two threads in this process and with two workers."""
     x, y = mnist()
     ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
     params: dict[str, Any] = {
@@ -175,7 +181,10 @@ def compare_cluster(rows: int, seed: int) -> dict[str, Any]:
 
 
 class LeafBytes(sl.Callback):
-    """Largest bytes of stored leaves (messages of image ranges) in a run folder: all, and of each pass."""
+    """Callback that records the bytes of stored messages in a run folder, in total and for each pass.
+
+    A file of messages covers one leaf (range of images). ``all`` and ``leaves`` are the largest values.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.all, self.leaves, self.passes = folder, 0, 0, dict[int, int]()
@@ -193,7 +202,7 @@ def measure_kept_messages(
     side: int, p_weight: tuple[float, float], each: int, passes: int, seed: int
 ) -> dict[str, Any]:
     """Fit one network; return the size of its messages in memory and in its run folder."""
-    warnings.simplefilter("ignore")  # The fit warns that weights still change.
+    warnings.simplefilter("ignore")  # The fit ends before it converges, and warns about that.
     x, y = mnist(slice(0, 5000))
     rows = np.sort(np.concatenate([np.flatnonzero(y == code)[:each] for code in range(10)]))
     ds = Dataset.from_arrays(x[rows].reshape(-1, 28, 28), y[rows])

@@ -3,13 +3,13 @@
     python benchmarks/hcn_million.py FOLDER [--rows 1000000] [--parts fit,memory,flat,chains,killed]
 
 Images of 24 x 24 show five of 26 letters, with 3 % of the pixels flipped; they are written to FOLDER once.
-The network has 32 features of 8 x 6, which makes 496,128 pairs per image, and forgetting .98. A step has
-eight chains of --chain-batches minibatches of five images, after a warm-up of 4,000 images. The cluster has
---workers workers of one thread.
+The network has 32 features of 8 x 6. A pair is a place of a feature and one of its weights; an image has
+496,128 pairs. A step has eight chains of --chain-batches minibatches of five images, after a warm-up of
+4,000 images; the parameter forgetting is .98. The cluster has --workers workers of one thread.
 
-fit     Seconds of the fit, and the same as a multiple of pairs / rate. The rate is that of as many threads
-        of this process, which sweep over images in memory; it is measured before and after the fit, and the
-        faster one counts. Further figures: letters found, peak memory.
+fit     Seconds of the fit, also as a multiple of pairs / rate. The rate is that of as many threads of this
+        process, which sweep over images in memory; it is measured before and after the fit, and the faster
+        one counts. More results: letters found, peak memory.
 memory  Peak memory of a worker with a tenth of the images.
 flat    Peak memory with a tenth, three tenths and all of the images, with small shuffle buffers of 512 rows
         and without a cache of read rows.
@@ -44,12 +44,14 @@ from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
+# Engine options of the part flat: small shuffle buffers, and no cache of rows.
 SMALL = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
+# The parameter forgetting, number of features, size of a feature, and shape (channels, h, w) of an image.
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 
 def open_letters(folder: Path, rows: int, seed: int) -> Dataset:
-    """Return the dataset of images; create it if it does not exist."""
+    """Return the dataset of letter images in the folder; create it if it does not exist."""
     place = folder / f"letters-{rows}.zarr"
     found: Dataset = open_or(place, lambda: make_images(place, "letters", rows, seed=seed))
     return found
@@ -69,7 +71,7 @@ def make_estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwor
 
 
 def measure_thread_rate(ds: Dataset, args: Any, images: int = 2000) -> float:
-    """Return the pairs per second of as many threads as there are workers; each thread runs chains."""
+    """Return the pairs per second of ``args.workers`` threads that run chains over images in memory."""
     learner = OnlineFeatureLearner(
         FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed
     )
@@ -90,7 +92,7 @@ def measure_thread_rate(ds: Dataset, args: Any, images: int = 2000) -> float:
 
 
 def fit_on_cluster(ds: Dataset, args: Any, **more: Any) -> tuple[Any, float, dict[str, Any]]:
-    """Fit on a new local cluster; return the model, the seconds and the peak memory."""
+    """Fit on a new local cluster; return the model, the seconds and the peak memory in MiB."""
     model = make_estimator(args)
     with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
         print(f"dashboard: {client.dashboard_link}", flush=True)
@@ -170,7 +172,7 @@ def kill_worker_in_fit(ds: Dataset, args: Any) -> dict[str, Any]:
         pids = sorted(client.run(os.getpid).values())
 
         class Kill(sl.Callback):
-            """Kill a worker two seconds after the learning has started."""
+            """Callback that kills a worker two seconds after the stage of learning has started."""
 
             done = False
 
@@ -184,9 +186,9 @@ def kill_worker_in_fit(ds: Dataset, args: Any) -> dict[str, Any]:
 
         kill = Kill()
         found = make_estimator(args).fit(part, callbacks=[kill])
-        took = kill.done  # False if the fit ended before the worker was killed.
+        killed = kill.done  # False if the fit ended before the worker was killed.
     same = bool(np.array_equal(found.beliefs_[0], alone.beliefs_[0]))
-    return {"rows": len(part), "killed": took, "same_bits": same}
+    return {"rows": len(part), "killed": killed, "same_bits": same}
 
 
 PARTS = {

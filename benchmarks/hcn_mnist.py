@@ -1,17 +1,18 @@
-"""Learn parts of MNIST digits online without labels, and classify digits by them.
+"""Learn features of MNIST digits online without labels, and classify digits by them.
 
     python benchmarks/hcn_mnist.py [--rows 60000] [--parts 32x8,32x12,64x10]
     python benchmarks/hcn_mnist.py --folder FOLDER --rows 1000000
 
 A pixel is 1 if its grey value is above 127. The name of a part, such as 32x8, is the number and the side of
 the features. A fit has one epoch of --rows training images. More than 60,000 images are infinite digits
-from MNIST rows 0:50000, which are written to FOLDER once.
+(random deformations) from MNIST rows 0:50000, which are written to FOLDER once.
 
 The results are the compression of the first --test-rows test images, and two test errors of logistic
-regression: on the places of the features, and on the pixels. For each feature, places are reduced to the
-largest value within three places of every third place. Both regressions are fitted on the first --labelled
-training images, and their penalty is chosen on the images that follow. Draws
-results/hcn_mnist_FEATURESxSIZE.png. Needs SCALELATENT_DATA.
+regression. Compression is the number of bits of the coded images divided by the bits of their pixels. One
+regression uses the places of the features: for each feature, the largest value within three places of every
+third place. The other one uses the pixels. Both are fitted on the first --labelled training images, and
+their penalty is chosen on the images that follow. Draws results/hcn_mnist_FEATURESxSIZE.png. Needs
+SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PENALTIES = (0.01, 0.1)
 def pool_features(s: np.ndarray, reach: int = 3, step: int = 3) -> np.ndarray:
     """Return the largest value of each feature within ``reach`` places of every ``step``-th place.
 
-    The result is (rows, spots * features).
+    ``s`` is (rows, h, w, features). The result is (rows, chosen places * features).
     """
     wide = np.pad(s, ((0, 0), (reach, reach), (reach, reach), (0, 0)))
     parts = [
@@ -62,7 +63,11 @@ def measure_errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) 
 def describe_images(
     model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the compression of images by the parts found in them, and the images that these parts draw."""
+    """Return the compression of images by the features found in them, and the images that these features
+    draw.
+
+    ``on`` are binary images (n, pixels); ``s`` says which features are at which place (n, h, w, features).
+    """
     layer, decoder, backend = model._layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     evidence = layer.compute_evidence(on * np.float32(THRESHOLD + 1))
@@ -74,7 +79,7 @@ def describe_images(
 
 
 def load_images(args: Any) -> Any:
-    """Return the training images."""
+    """Return the training images as a dataset."""
     if args.rows <= 60_000:
         return Dataset.from_arrays(mnist(slice(0, args.rows))[0].reshape(-1, 28, 28))
     if args.folder is None:
@@ -83,6 +88,7 @@ def load_images(args: Any) -> Any:
 
 
 def run_part(name: str, args: Any) -> dict[str, Any]:
+    """Fit a network, draw its features, and return compression and errors."""
     n_features, size = map(int, name.split("x"))
     model = sl.HierarchicalCompositionalNetwork(
         [(n_features, (size, size))],

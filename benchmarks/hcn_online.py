@@ -3,12 +3,12 @@
     python benchmarks/hcn_online.py [--parts five,alphabet,curves]
 
 five      Images of 24 x 24 show five of the letters AKSTX at random places, with 3 % of the pixels flipped;
-          the network has 6 features of 8 x 6. Compared are 30 images with stored messages (damping .8, 100
-          sweeps), the same 30 images online for 100 epochs (minibatches of 5, forgetting .95), and 3,000
-          images online for one epoch, also with eight chains and with the best of three restarts. Ten seeds
-          change the images and the first beliefs. A letter is found if its largest overlap (intersection
-          over union) with a feature is at least .9. The settings were chosen on other seeds (100 to 129).
-          Draws results/hcn_online.png of the first seed.
+          the network has 6 features of 8 x 6. Several ways to learn are compared: 30 images with stored
+          messages (damping .8, 100 sweeps), the same 30 images online for 100 epochs (minibatches of 5,
+          forgetting .95), and 3,000 images online for one epoch, also with eight chains and with the best
+          of three restarts. Ten seeds change the images and the first beliefs. A letter is found if its
+          largest overlap (intersection over union) with a feature is at least .9. The settings were chosen
+          on other seeds (100 to 129). Draws results/hcn_online.png of the first seed.
 alphabet  All 26 letters, 32 features, forgetting .98, one epoch of --rows images.
 curves    Number of letters found after each number of images, for all 26 letters: with forgetting from .9
           to 1, and with parallel chains of one or ten minibatches after a warm-up. Draws
@@ -40,6 +40,7 @@ from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
+# Number of images and parameters of each way to learn.
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "30 images, messages kept": (30, {"online": False, "damping": 0.8, "n_epochs": 100}),
     "30 images, 100 times": (30, {"n_epochs": 100}),
@@ -57,9 +58,10 @@ def make_letters(alphabet: str, seed: int) -> ImageSet:
     return image_set("letters", alphabet=alphabet, count=5, size=(24, 24), noise=0.03, seed=seed)
 
 
-def fit_and_report(
+def report_letters(
     model: sl.HierarchicalCompositionalNetwork, images: ImageSet, n: int, seed: int
 ) -> dict[str, Any]:
+    """Return the found and the missing letters of a fitted model, and its compression."""
     best = compute_overlaps(model.weights_[0], images.features)
     return {
         "seed": seed,
@@ -71,7 +73,8 @@ def fit_and_report(
     }
 
 
-def run_seeds(fits: list[dict[str, Any]], kinds: int) -> dict[str, Any]:
+def summarise_seeds(fits: list[dict[str, Any]], kinds: int) -> dict[str, Any]:
+    """Return the median and the least number of found letters over seeds; ``kinds`` is the largest number."""
     found = [fit["found"] for fit in fits]
     return {
         "kinds": kinds,
@@ -92,9 +95,9 @@ def find_five_letters(args: Any) -> dict[str, Any]:
             model = sl.HierarchicalCompositionalNetwork(
                 [(6, (8, 6))], **SETTINGS, forgetting=0.95, **how, random_state=seed, n_jobs=1
             ).fit(ds)
-            fits.append(fit_and_report(model, images, n, seed))
+            fits.append(report_letters(model, images, n, seed))
             drawn.setdefault(name, arrange_tiles(model.weights_[0][:, 0], 3))
-        out[name] = run_seeds(fits, 5)
+        out[name] = summarise_seeds(fits, 5)
         print(name, {k: v for k, v in out[name].items() if k != "fits"}, flush=True)
     x = 1 - make_letters("AKSTX", args.seed).rows(0, 2)[0]
     figures = [("(a)", x[0]), ("(b)", x[1])]
@@ -110,15 +113,18 @@ def find_alphabet(args: Any) -> dict[str, Any]:
         model = sl.HierarchicalCompositionalNetwork(
             [(32, (8, 6))], **SETTINGS, forgetting=0.98, n_epochs=1, random_state=seed, n_jobs=1
         ).fit(Dataset.from_arrays(images.rows(0, n)[0]))
-        fits.append(fit_and_report(model, images, n, seed))
+        fits.append(report_letters(model, images, n, seed))
         print("alphabet", fits[-1], flush=True)
-    return {"settings": SETTINGS, "rows": n, **run_seeds(fits, len(ALPHABET))}
+    return {"settings": SETTINGS, "rows": n, **summarise_seeds(fits, len(ALPHABET))}
 
 
 def measure_curve(
     seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int
 ) -> list[list[int]]:
-    """Return the number of letters found during one fit, as pairs [images, letters]."""
+    """Return the number of letters found during one fit, as pairs [images, letters].
+
+    A step has ``chains`` chains of ``batches`` minibatches, after ``warm`` images in one chain.
+    """
     images = make_letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
     learner, backend = OnlineFeatureLearner(layer, forgetting, 5, seed), make_backend("cpu")

@@ -3,20 +3,21 @@
     python benchmarks/hcn_peers.py [--pgmax PYTHON] [--timings]
 
 Each of five seeds has twenty images of 14 x 14 with two of the letters T, L and X, and 3 % of the pixels
-flipped. The network has five features of 8 x 6; its graph has one AND for each pair of a place and a
-weight, and one OR for each pixel. All implementations run 100 iterations from the same beliefs of W with a
-damping of .5.
+flipped. The network has five features of 8 x 6. Its factor graph has one AND for each pair of a place and a
+weight, and one OR for each pixel; the pairs of a pixel are a tree. All implementations run 100 iterations
+from the same beliefs of the weights W with a damping of .5.
 
-ours         Algorithm 1 of this package: one tree after the other, two leaves of ten images, two threads.
-ours online  The same number of epochs in one chain of minibatches of five images, without stored messages, on
-             one thread.
+ours         Algorithm 1 of the paper in this package: one tree after the other, two leaves (ranges) of ten
+             images, two threads.
+ours online  The same number of epochs in one chain of minibatches of five images, without stored messages,
+             on one thread.
 numpy        All trees at once in whole arrays, from the messages of the iteration before, on one thread.
 PGMax        All factors at once, temperature 0, two threads. --pgmax names a Python interpreter with pgmax
              and jax. The graph needs a minute to build and compile, and a seed some seconds.
 
 The results are the letters found (overlap of at least .9) and the compression of the images, for each seed.
-The compression uses the features that shorten the description. --timings adds pairs per second of all
-iterations; the machine should be idle.
+The compression uses only features that shorten the description of the images. --timings adds pairs per
+second of all iterations; the machine should be idle.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ from scalelatent.models.hcn.model.stored_messages import LeafMessages, start_lea
 
 ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
 LAYER = FeatureLayer((1, 14, 14), 5, (8, 6), 1e-2, 1e-2, 0.3, 1e-3)
+# Number of pairs of a place and a weight in all images of a seed.
 PAIRS = ROWS * LAYER.pairs
+# Program that runs PGMax on the graph in a file, and writes the beliefs of the weights to another file.
 PGMAX = """
 import importlib.metadata, json, os, sys, time
 if hasattr(os, "sched_setaffinity"):
@@ -111,7 +114,7 @@ print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
 
 
 def run_ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Return beliefs of W, and the number of sweeps until no message changed."""
+    """Return beliefs of the weights, and the number of sweeps until no message changed."""
     backend, beliefs, half = make_backend("cpu"), to_units(first), ROWS // 2
     leaves = [start_leaf(LAYER, half) for _ in range(2)]
 
@@ -130,7 +133,7 @@ def run_ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.nda
 
 
 def run_online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Return beliefs of W after 100 epochs of one chain with minibatches of five images."""
+    """Return beliefs of the weights after 100 epochs of one chain with minibatches of five images."""
     backend, learner = make_backend("cpu"), OnlineFeatureLearner(LAYER, 0.95, 5, seed)
     state = learner.start(seed)
     for epoch in range(ITERATIONS):
@@ -143,7 +146,7 @@ def run_online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray,
 
 
 class AllAtOnce:
-    """Factor graph, stored as arrays with one entry per pair of a place and a weight, tree by tree."""
+    """Message passing in numpy arrays with one number per pair of a place and a weight, ordered by tree."""
 
     def __init__(self) -> None:
         (_, height, width), (h, w), (high, wide, features) = LAYER.image, LAYER.window, LAYER.places
@@ -166,7 +169,7 @@ class AllAtOnce:
         self.n = ROWS * n
 
     def __call__(self, evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-        """Return beliefs of W in the layout of the kernels."""
+        """Return beliefs of the weights in the layout of the kernels, and the number of iterations."""
         prior, zero = np.float32(log_odds(LAYER.p_sparsity)), np.float32(0)
         first = first[0, ::-1, ::-1].astype(np.float32)
         b = np.repeat(from_units(evidence).astype(np.float32).ravel(), self.sizes)
@@ -202,7 +205,7 @@ def score_features(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dic
 
 
 def run_pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return beliefs of W of all seeds, seconds and versions of PGMax; or its error message."""
+    """Return beliefs of the weights for all seeds, seconds and versions of PGMax; or its error message."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "given.npz", **given)
         files = [str(Path(folder) / name) for name in ("given.npz", "found.npy")]

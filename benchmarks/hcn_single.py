@@ -3,20 +3,22 @@
     python benchmarks/hcn_single.py [--sets bars,text] [--border 2] [--restarts 40] [--timings] [--nmf]
 
 Each set has one image per seed. A fit has ten restarts, and the restart with the best compression counts.
-All seeds have the same settings, which were chosen on the seeds 100 to 105. Each compression is compared
-with two others: the compression by the generator's own features and places ("truth"), and by the
-generator's features at places that our decoder finds ("true_features"). Our windows are inside the image,
-so that the letter at an edge may fit in no window. A kind of the generator is found if its largest overlap
-(intersection over union) with a feature is at least .9. Draws results/hcn_single.png of the first seed.
+Compression is the number of bits of the coded image divided by the bits of its pixels. All seeds have the
+same settings, which were chosen on the seeds 100 to 105. Each compression is compared with two others: the
+compression by the generator's own features and places ("truth"), and by the generator's features at places
+that this package's decoder finds ("true_features"). The decoder places features only inside the image, so
+that it may find no place for a letter at an edge. A kind (building block) of the generator is found if its
+largest overlap (intersection over union) with a feature is at least .9. Draws results/hcn_single.png of the
+first seed.
 
 --border    Each image gets this number of unknown pixels on each side. They cost no bits, and features may
             reach into them.
 --restarts  Results for other numbers of restarts than 10 are parts of their own.
 --timings   CPU seconds of a fit on one thread instead, in a part of its own.
 --nmf       A baseline in place of the paper's NOCA, in parts of its own: scikit-learn's NMF of all patches
-            that are not empty. It has three times as many components as our features, each cut at half of
-            its maximum. Our decoder places these features; those that do not shorten the description are
-            dropped.
+            that are not empty. It has three times as many components as the network has features, each cut
+            at half of its maximum. The decoder places these features; those that do not shorten the
+            description are dropped.
 """
 
 from __future__ import annotations
@@ -75,11 +77,12 @@ SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any
 }  # fmt: skip
 
 
+# Value of an unknown pixel, and default number of restarts.
 UNKNOWN, RESTARTS = 2, 10
 
 
 def draw_image(name: str, seed: int, border: int) -> tuple[ImageSet, Dataset]:
-    """Return a generator, and its first image with unknown pixels around it."""
+    """Return an image generator, and its first image with ``border`` unknown pixels on each side."""
     given = dict(SETS[name][0])
     images = image_set(given.pop("kind"), seed=seed, **given)
     x = np.pad(images.rows(0, 1)[0], ((0, 0), (border,) * 2, (border,) * 2), constant_values=UNKNOWN)
@@ -101,16 +104,15 @@ def make_estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalCompos
 
 
 def count_placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Return the kinds in the first image, and the count of each."""
+    """Return the building blocks in the first image, and the count of each."""
     kinds = images.truth(0, 1)[0][:, 0]
     found: tuple[np.ndarray, np.ndarray] = np.unique(kinds[kinds >= 0], return_counts=True)
     return found
 
 
 def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the compression by features (F, 1, h, w) as the decoder places them, and which save bits.
-
-    A feature pays if it shortens the description.
+    """Return the compression by features (F, 1, h, w) at the places of the decoder, and which features save
+    bits.
     """
     layer = make_feature_layers(make_estimator(name, seed, 1), (1, *ds.feature_shape))[0]
     layer = replace(layer, n_features=len(given))
@@ -123,7 +125,7 @@ def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tupl
 
 
 def compress_by_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
-    """Return the compression by the generator's features at the places that our decoder finds.
+    """Return the compression by the generator's features at the places that the decoder finds.
 
     The features are centred in their windows.
     """
@@ -137,14 +139,16 @@ def compress_by_true_features(name: str, images: ImageSet, ds: Dataset, seed: in
 
 
 def cut_patches(name: str, images: ImageSet, ds: Dataset) -> np.ndarray:
-    """Return all patches of the size of a feature that are not empty."""
+    """Return all patches of the size of a feature that are not empty, as rows."""
     x = ds.read_x(0, 1).reshape(images.image_shape)
     found = extract_patches_2d(x, SETS[name][1][1]).astype(np.float64)
     return found.reshape(len(found), -1)[found.any(axis=(1, 2))]
 
 
 def learn_by_nmf(name: str, seed: int) -> dict[str, Any]:
-    """Return the results of features from an NMF of the patches of an image."""
+    """Return the compression and the found building blocks of features from an NMF of the patches of an
+    image.
+    """
     images, ds = draw_image(name, seed, 0)
     count, window = SETS[name][1]
     begin = time.process_time()
@@ -200,25 +204,28 @@ def fit_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.
 
 
 def summarise(fits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians and worst values over the seeds."""
+    """Return medians, sums and worst values over the seeds."""
 
-    def of(key: str) -> list[float]:
-        return [fit[key] for fit in fits]
+    columns = {key: [fit[key] for fit in fits] for key in fits[0]}
 
-    missing = [a - b for a, b in zip(of("kinds"), of("found"), strict=True)]
-    often = [a - b for a, b in zip(of("kinds_placed_twice"), of("found_of_these"), strict=True)]
-    nearer = [a < b for a, b in zip(of("wrong_pixels"), of("noisy_pixels"), strict=True)]
+    def differences(a: str, b: str) -> list[float]:
+        return [x - y for x, y in zip(columns[a], columns[b], strict=True)]
+
+    over = columns["over_truth"]
+    nearer = [difference < 0 for difference in differences("wrong_pixels", "noisy_pixels")]
     return {
-        **{key: round(float(np.median(of(key))), 4) for key in ("compression", "truth", "true_features")},
-        "over_truth": [round(float(v), 3) for v in (np.median(of("over_truth")), max(of("over_truth")))],
-        "kinds": sum(of("kinds")),
-        "found": sum(of("found")),
-        "images_with_all_kinds": missing.count(0),
-        "images_with_all_kinds_placed_twice": often.count(0),
+        **{
+            key: round(float(np.median(columns[key])), 4) for key in ("compression", "truth", "true_features")
+        },
+        "over_truth": [round(float(v), 3) for v in (np.median(over), max(over))],
+        "kinds": sum(columns["kinds"]),
+        "found": sum(columns["found"]),
+        "images_with_all_kinds": differences("kinds", "found").count(0),
+        "images_with_all_kinds_placed_twice": differences("kinds_placed_twice", "found_of_these").count(0),
         "images_shorter_than_by_true_features": sum(
             fit["compression"] <= fit["true_features"] for fit in fits
         ),
-        "images_nearer_to_clean": sum(nearer) if any(of("noisy_pixels")) else None,
+        "images_nearer_to_clean": sum(nearer) if any(columns["noisy_pixels"]) else None,
     }
 
 

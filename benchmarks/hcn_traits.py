@@ -2,26 +2,26 @@
 
     python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips] [--seeds 5]
 
-Each image of `data make traits` shows a square or a circle, and one of two diagonals: four patterns. A seed
-draws 100 training images, 10,000 test images and the first beliefs of the network. Each part has a result
-for each seed:
+Each image of `data make traits` shows a square or a circle, and one of two diagonals: four patterns. The
+network has features, and templates, which combine features. A seed draws 100 training images, 10,000 test
+images and the first beliefs of the network. Each part has a result for each seed:
 
 clusters    Test error without labels, with 4 templates over 4 features of 13 x 13. The training images
             decide which template is which pattern.
 supervised  Test error with 2 templates for each of two categories, which depend on both traits.
 few         Test error with one template per pattern, from 4 labelled and 96 unlabelled images.
-filled      One half of each trait of 1,000 test images is hidden, and the network of `clusters` fills it
-            in. The result is the share of filled pixels that are within one pixel of a true one.
-leaves      `clusters` with 2, 5 and 20 leaves, whose messages change at the same time, with damping .1, .1
-            and .05.
+filled      One half of each trait of 1,000 test images is hidden, and the network of `clusters` fills the
+            hidden pixels. The result is the share of filled pixels that are within one pixel of a true one.
+leaves      `clusters` with 2, 5 and 20 leaves (ranges of images) whose messages change at the same time,
+            with damping .1, .1 and .05.
 flips       `supervised` with 0 to 10 % of the training pixels flipped; p01 and p10 are this share (at least
             .001), and a fit has at most 200 passes. Two convolutional networks have the same training and
             test images: one of the same form (pools, 4 linear features of 13 x 13, the best of 2 templates
             per class), and a standard one with ReLU. Their weight decay is the best one on 1,000 other
             images.
-read        The network of `supervised` reads 2,000 test images with other p01 and p10: test errors, and the
-            share of images whose class differs from the class at (.001, .001). Section 3.4.2 says that this
-            share is 0.
+read        The network of `supervised` reads 2,000 test images with other assumed noise p01 and p10: test
+            errors, and the share of images whose class differs from the class at (.001, .001). Section
+            3.4.2 of the paper says that this share is 0.
 
 A record of history_ covers up to ten passes. CPU seconds are those of the process, on one thread. Draws
 results/hcn_traits.png. The part flips needs torch.
@@ -46,19 +46,25 @@ from scalelatent.generators.images import image_set
 if TYPE_CHECKING:
     import torch
 
+# Numbers of training images, of test images, and of images with hidden halves.
 TRAINING, TEST, FILLED = 100, 10_000, 1_000
+# Side of a trait and gap between traits, in pixels.
 SIZE, GAP = 13, 2
 PATTERNS = 4
 PARTS = "clusters,supervised,few,filled,leaves,flips,read"
+# Damping by the number of leaves.
 DAMPING = {2: 0.1, 5: 0.1, 20: 0.05}
+# Shares of flipped pixels, and the largest number of passes of a fit, in the part flips.
 FLIPS, PASSES = (0.0, 0.001, 0.01, 0.03, 0.1), 200
+# Assumed noise (p01, p10) and number of images in the part read.
 NOISES = ((1e-3, 1e-3), (1e-2, 1e-2), (0.1, 0.1), (0.3, 0.3), (0.2, 1e-4), (1e-4, 0.2))
 READ = 2_000
+# Weight decays to choose from, and epochs of convolutional networks.
 DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
 def make_rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels of a seed; training images come first."""
+    """Return rows ``start`` to ``stop`` of the images and labels of a seed; training images come first."""
     x, y = image_set("traits", seed=seed, labels=labels, size=SIZE, gap=GAP, **how).rows(start, stop)
     assert y is not None
     return x, y.astype(np.int64)
@@ -67,7 +73,7 @@ def make_rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tupl
 def fit_network(
     seed: int, templates: int, x: np.ndarray, y: np.ndarray | None, leaves: int = 1, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Fit a network to these images; return it, and figures of the fit."""
+    """Fit a network to images x, with labels y or without; return it and the results of the fit."""
     model = sl.HierarchicalCompositionalNetwork(
         [(4, SIZE)],
         templates=templates,
@@ -97,7 +103,7 @@ def compute_error(found: np.ndarray, true: np.ndarray) -> float:
 
 
 def fit_clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a network without labels and its errors; training images match clusters to patterns."""
+    """Return a network without labels and its errors; the training images match clusters to patterns."""
     x, y = make_rows(seed, "pattern", 0, TRAINING)
     model, reported = fit_network(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)
@@ -123,7 +129,7 @@ def fit_with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
 
 
 def compare_read_noise(seed: int) -> dict[str, Any]:
-    """Return errors and changed classes of one network that reads images at other noise levels."""
+    """Return errors and changed classes of one network with several values of its assumed noise."""
     x, y = make_rows(seed, "category", 0, TRAINING)
     model, reported = fit_network(seed, 2, x, y)
     test, true = make_rows(seed, "category", TRAINING, TRAINING + READ)
@@ -139,7 +145,7 @@ def compare_read_noise(seed: int) -> dict[str, Any]:
 
 
 def make_networks() -> dict[str, torch.nn.Module]:
-    """Return convolutional networks that score two categories, before training."""
+    """Return untrained convolutional networks that score two categories, by name."""
     import torch  # Only the part flips needs torch.
 
     of, edge = torch.nn, torch.nn.ReLU()
@@ -152,7 +158,9 @@ def make_networks() -> dict[str, torch.nn.Module]:
 
 
 def train_network(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) -> torch.nn.Module:
-    """Return a convolutional network that was trained by cross-entropy on these images."""
+    """Return the named convolutional network, trained by cross-entropy with weight decay on images x, classes
+    y.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -169,7 +177,7 @@ def train_network(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: flo
 
 
 def predict_categories(net: torch.nn.Module, x: np.ndarray) -> np.ndarray:
-    """Return the categories of images by a convolutional network."""
+    """Return the categories of images x that a convolutional network predicts."""
     import torch
 
     with torch.no_grad():
@@ -192,7 +200,9 @@ def compare_flips(seed: int, share: float) -> dict[str, Any]:
 
 
 def draw_masks(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Draw masks of known pixels that hide the upper, lower, left or right half of both traits."""
+    """Return masks (n, h, w) of known pixels that hide the upper, lower, left or right half of both
+    traits.
+    """
     known, rng = np.ones((n, *shape), bool), np.random.default_rng(seed)
     middle, width = 1 + SIZE // 2, SIZE + 3
     for given in known:
@@ -205,7 +215,7 @@ def draw_masks(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def fill_hidden_halves(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Return figures of the filled pixels when one half of each trait is hidden, and example pictures."""
+    """Return shares of correctly filled pixels when half of each trait is hidden, and example pictures."""
     x, _ = make_rows(seed, "pattern", TRAINING, TRAINING + FILLED)
     known, true = draw_masks(FILLED, x.shape[1:], seed), x.astype(bool)
     whole = model.inpaint(x, known)[:, 0].astype(bool)
@@ -220,7 +230,7 @@ def fill_hidden_halves(seed: int, model: Any) -> tuple[dict[str, Any], list[np.n
 
 
 def draw_figure(path: Any, model: Any, shown: list[np.ndarray]) -> None:
-    """Draw features, templates and filled images."""
+    """Draw features, templates and filled images into a PNG file."""
     templates, features = model.weights_[-1], model.weights_[0]
     over = templates.reshape(-1, *templates.shape[2:])
     lines = [

@@ -1,4 +1,4 @@
-"""Learner that computes nothing. The file can be uploaded to the workers of a cluster."""
+"""Learner that computes nothing, to measure the engine alone; workers of a cluster can receive this file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class IdleLearner:
-    """Learner whose chains sleep for ``seconds`` and whose state has ``numbers`` numbers."""
+    """Learner whose chains sleep for ``seconds`` and whose state is an array of ``numbers`` numbers."""
 
     numbers: int
     seconds: float = 0.0
@@ -54,5 +54,5 @@ class IdleLearner:
         return {"w": np.zeros(self.numbers)}
 
 
-# Run folders store only types of scalelatent, so these types are given a module name of this package.
+# Run folders store only types of this package, so the class gets the name of a module of scalelatent.
 IdleLearner.__module__ = "scalelatent.idle_learner"

@@ -2,14 +2,14 @@
 
     python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
 
-For each kind of file, one process measures three ways in turn. The first reads the source with the library
-of the format (images: opens and decodes them), on one thread. The second also hashes and compresses the
-rows as a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows,
-from the fastest of a few rounds, with a warm page cache. Peak memory is that of a child process that
-imports, at one size and at four times this size.
+For each kind of file, one process measures three functions in turn. The first reads the source with the
+library of the format (images: opens and decodes them), on one thread. The second also hashes and compresses
+the rows as a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows,
+from the fastest of a few rounds; the files are in the page cache. Peak memory is that of a child process
+that imports, at one size and at four times this size.
 
 The rows are MNIST's images with SCALELATENT_DATA, otherwise built-in digits. JPEG files are smooth colour
-noise of 256 x 256 pixels; `images jpg 64` also shrinks them.
+noise of 256 x 256 pixels; `images jpg 64` also shrinks them to 64 x 64.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ from common import digit_images, fastest, parser, write
 import scalelatent.data as data
 from scalelatent.deploy.probes import peak_bytes
 
+# Sides of a digit and of a JPEG image in pixels.
 SIDE = 28
 PHOTO = 256
+# Bytes of a block that plain readers read at a time.
 BLOCK = 1 << 20
-SCALE = 4  # size of the second file, whose peak memory is measured, divided by the size of the first
+# Size of the larger file divided by the size of the smaller file.
+SCALE = 4
 
 
 def make_digit_rows(n: int) -> np.ndarray:
@@ -48,7 +51,7 @@ def make_digit_rows(n: int) -> np.ndarray:
 
 
 def make_photo(i: int) -> Any:
-    """Return a smooth colour image that depends only on its number."""
+    """Return a smooth colour image of random noise; ``i`` is its seed."""
     from PIL import Image
 
     coarse = np.random.Generator(np.random.Philox(i)).integers(0, 256, (16, 16, 3)).astype("u1")
@@ -82,7 +85,7 @@ def make_h5(path: Path, n: int, dtype: str = "u1", **how: Any) -> None:
 
 
 def make_mat73(path: Path, n: int) -> None:
-    """Write a file as MATLAB does: a header of 512 bytes, reversed axes, compressed chunks."""
+    """Write a file as MATLAB 7.3 does: a header of 512 bytes, reversed axes, compressed chunks."""
     import h5py
 
     with h5py.File(path, "w", userblock_size=512) as file:
@@ -127,7 +130,7 @@ def make_svmlight(path: Path, n: int) -> None:
 
 
 def make_table(n: int, lists: bool) -> Any:
-    """Return a table of digits with a column per pixel, or with one column of lists."""
+    """Return an Arrow table of n digits with a column per pixel, or with one column of lists."""
     import pyarrow as pa
 
     rows = make_digit_rows(n).reshape(n, -1)
@@ -231,7 +234,7 @@ def read_csv(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class SourceKind:
-    """Kind of source file: how to write, read and import it."""
+    """Kind of source file: its suffix, functions that write, read and import it, and the bytes of a row."""
 
     suffix: str
     make: Callable[[Path, int], None]
@@ -310,11 +313,12 @@ KINDS = {
     ),
     "csv": SourceKind(".csv", make_csv, read_csv, make_importer("import_csv"), 8 * SIDE**2),
 }
-WHERE = {"csr": "import_csr", "svmlight": "import_svmlight"}
+# Kinds of files whose rows are floats, which a dataset does not compress.
+FLOATS = ("npy float32", "hdf5 float32", "csr", "svmlight", "csv")
 
 
 def hash_and_pack(parts: Any, floats: bool) -> None:
-    """Hash and compress rows as a dataset does (SHA-256; LZ4 unless they are floats), without writing."""
+    """Hash and compress arrays as a dataset does (SHA-256; LZ4 unless they are floats), without writing."""
     import numcodecs
 
     codec = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.NOSHUFFLE)
@@ -329,11 +333,10 @@ def measure_rates(
     kind: SourceKind, name: str, path: Path, out: str, rows: int, rounds: int
 ) -> dict[str, float]:
     """Return the MB/s of reading, of reading, hashing and packing, and of importing."""
-    floats = "float" in name or name in WHERE or name == "csv"
     seconds = fastest(
         {
             "read": lambda: [None for _ in kind.read(path)],
-            "read_hash_pack": lambda: hash_and_pack(kind.read(path), floats),
+            "read_hash_pack": lambda: hash_and_pack(kind.read(path), name in FLOATS),
             "import": lambda: kind.run(path, out),
         },
         rounds,
@@ -352,7 +355,7 @@ def count_source_bytes(path: Path) -> int:
 
 
 def measure_peak(name: str, path: Path, out: str) -> float:
-    """Return the peak MiB of a process that only imports."""
+    """Return the peak MiB of a new process that only imports the file."""
     run = [sys.executable, __file__, "--child", name, str(path), out]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=600)
     return float(json.loads(done.stdout.splitlines()[-1]))
@@ -398,8 +401,6 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for name in given.only or KINDS:
-            if name in WHERE and not hasattr(data, WHERE[name]):
-                continue
             results.append(measure(name, Path(folder), given.mb, given.rounds))
             print(json.dumps(results[-1]), flush=True)
     write(given.out, given.seed, results)

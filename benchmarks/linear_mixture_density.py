@@ -2,16 +2,16 @@
 
     python benchmarks/linear_mixture_density.py [--parts likelihood,beside,clusters,figures] [--size 16]
 
-likelihood  Log-likelihood of test rows for several numbers of components and of dimensions, fitted on
-            60,000 rows.
-beside      Log-likelihood of test rows at 16 x 16 after thirty passes over 20,000 rows, for --seeds starts.
-            Compared are our mixtures, GaussianMixture with diagonal covariances, GaussianMixture with full
-            covariances after PCA (the other directions are noise), and torch-mfa (--mfa is the path of its
-            mfa.py; needs torch).
+likelihood  Log-likelihood of test rows for several numbers of components and of latent dimensions, fitted
+            on 60,000 rows.
+beside      Log-likelihood of test rows at 16 x 16 pixels after thirty passes over 20,000 rows, for --seeds
+            starts. This package's mixtures are compared with GaussianMixture with diagonal covariances, with
+            GaussianMixture with full covariances after PCA (the other directions are noise), and with
+            torch-mfa (--mfa is the path of its mfa.py; needs torch).
 clusters    NMI and accuracy of the components as clusters of the 60,000 images at 16 x 16, compared with
             k-means.
-figures     Random samples, and digits with a hidden lower half that the model fills in, after a fit on
-            20,000 rows.
+figures     Random samples, and digits with a hidden lower half that the model fills, after a fit on 20,000
+            rows.
 
 Log-likelihoods are means in nats per row. Pixels are made continuous: (value + u) / 256 with u uniform in
 [0, 1). With --size 16 the rows are averages of these pixels at 16 x 16. Needs SCALELATENT_DATA.
@@ -38,7 +38,7 @@ LIKELIHOODS = ("ppca", "factor-analysis")
 
 
 def add_uniform_noise(part: str, args: Any) -> np.ndarray:
-    """Return MNIST rows whose pixels have uniform noise with the width of a grey level."""
+    """Return the MNIST rows of a part, with uniform noise of the width of a grey level: values in [0, 1)."""
     x, _ = mnist(part=part)
     noise = np.random.default_rng((args.seed, part == "test")).random(x.shape, dtype=np.float32)
     x = (x.astype(np.float32) + noise) / 256
@@ -46,13 +46,13 @@ def add_uniform_noise(part: str, args: Any) -> np.ndarray:
 
 
 def make_density(seed: int, jobs: int, **params: Any) -> Any:
-    """Return a density, not fitted yet."""
+    """Return an unfitted linear mixture with these parameters."""
     # The results on file were measured with this tolerance.
     return sl.LinearMixture(**{"random_state": seed, "n_jobs": jobs, "tol": 1e-4} | params)
 
 
 def measure_likelihoods(args: Any) -> list[dict[str, Any]]:
-    """Measure likelihoods of test rows under mixtures of several sizes."""
+    """Return the log-likelihoods of training and test rows under mixtures of several sizes."""
     x, test = add_uniform_noise("train", args), add_uniform_noise("test", args)
     sizes = [(k, 10) for k in (1, 10, 50, 100, 200)] + [(50, h) for h in (0, 5, 20, 40)]
     runs = [(kind, k, h) for kind in LIKELIHOODS for k, h in sizes if kind == "ppca" or k <= 50]
@@ -80,16 +80,17 @@ def measure_likelihoods(args: Any) -> list[dict[str, Any]]:
     return out
 
 
+# Numbers of training rows, of passes, and of principal components in the part beside.
 BESIDE_ROWS, PASSES, PCA_DIMS = 20_000, 30, 40
 
 
 def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
-    """Measure likelihoods of test rows under our models and those of others."""
+    """Return the log-likelihoods of test rows under this package's mixtures and those of other libraries."""
     args.size = 16
     x, test = add_uniform_noise("train", args)[:BESIDE_ROWS], add_uniform_noise("test", args)
     pca = PCA(PCA_DIMS, random_state=args.seed).fit(x)
 
-    def rest(rows: np.ndarray) -> np.ndarray:
+    def squared_residuals(rows: np.ndarray) -> np.ndarray:
         return ((rows - pca.inverse_transform(pca.transform(rows))) ** 2).sum(axis=1)
 
     def ours(seed: int, k: int, h: int) -> float:
@@ -113,8 +114,8 @@ def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
     def full(seed: int) -> float:
         mixture = GaussianMixture(10, max_iter=PASSES, random_state=seed).fit(pca.transform(x))
         left = x.shape[1] - PCA_DIMS
-        noise = rest(x).mean() / left
-        outside = -0.5 * (left * np.log(2 * np.pi * noise) + rest(test).mean() / noise)
+        noise = squared_residuals(x).mean() / left
+        outside = -0.5 * (left * np.log(2 * np.pi * noise) + squared_residuals(test).mean() / noise)
         return float(mixture.score(pca.transform(test)) + outside)
 
     ways: dict[str, Callable[[int], float]] = {
@@ -131,7 +132,7 @@ def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
     for name, way in ways.items():
         found = [way(args.seed + seed) for seed in range(args.seeds)]
         out.append(
-            {"model": name, "rows": len(x), "passes": PASSES, "test": [round(one, 2) for one in found]}
+            {"model": name, "rows": len(x), "passes": PASSES, "test": [round(value, 2) for value in found]}
         )
         print(out[-1], flush=True)
         write_part(args.out, "beside", args.seed, out)
@@ -139,7 +140,9 @@ def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
 
 
 def compare_clusters(args: Any) -> None:
-    """Compare components with labels over seeds; each number of components is a part."""
+    """Write NMI and accuracy of components and of k-means; each number of components is a part of the
+    results.
+    """
     x, y = mnist16()
     for k in map(int, args.components.split(",")):
         ways: dict[str, Callable[[int], np.ndarray]] = {
@@ -164,7 +167,7 @@ def compare_clusters(args: Any) -> None:
 
 
 def draw_figures(args: Any) -> dict[str, Any]:
-    """Draw samples, and digits with a filled lower half."""
+    """Draw samples, and digits with a filled lower half, into two PNG files."""
     x, _ = mnist()
     test = mnist(part="test")[0][:16] / np.float32(255)
     x = x[:20_000] / np.float32(255)

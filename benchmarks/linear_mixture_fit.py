@@ -3,19 +3,20 @@
     python benchmarks/linear_mixture_fit.py [--part pass]
 
 Each time is divided by the time of BLAS on the same operands in the same run. All parts except threads and
-fits use one thread. The models have ten classes, h = 10 dimensions and 16 directions per sub-class.
+fits use one thread. The models have ten classes. A sub-class (component of a class) has h = 10 latent
+dimensions, and an E-step projects its rows to 16 directions.
 
 pass         An E-step of 60,000 rows in memory, including its sums in float64, divided by its matrix
              products. The products multiply the rows of a class with the columns of its sub-classes (the
-             best of three block sizes), and the rows of a sub-class with its basis and back. Further
-             figures: the share of the M-step in the time of both steps, and the time that six tangents per
-             row add, divided by the products of six times as many rows.
+             best of three block sizes), and the rows of a sub-class with its basis and back. More results:
+             the share of the M-step in the time of both steps, and the time that six tangents per row add,
+             divided by the products of six times as many rows.
 threads      Median seconds of a pass in a fit of 60,000 rows, with two threads and with one.
-fits         Seconds of a fit of USPS with 200 sub-classes, and of MNIST averaged to 16 x 16 with 1,000; the
-             floating-point operations of their passes at the rate of sgemm in two threads are the
-             comparison.
+fits         Seconds of a fit of USPS with 200 sub-classes, and of MNIST averaged to 16 x 16 with 1,000. They
+             are compared with the floating-point operations of their passes at the rate of sgemm (the
+             float32 product of BLAS) in two threads.
 recognition  Time of recognition with tangent distance for the ten best of 1,000 sub-classes, divided by the
-             time without.
+             time without tangent distance.
 wide         A pass over random rows of 3,072 features with 300 sub-classes, compared with its products.
 row          Median milliseconds of `partial_fit` with one row: 100 sub-classes, 256 features, h = 12.
 """
@@ -47,21 +48,26 @@ from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 from scalelatent.models.linear_mixture.model.start import start_components
 
-CLASSES, DIMS, WIDTH, ROWS = 10, 10, 16, 60_000
+# Numbers of classes, of latent dimensions and of directions of a sub-class, and of rows.
+CLASSES, DIMS, DIRECTIONS, ROWS = 10, 10, 16, 60_000
+# Height and width of images, by number of features.
 SHAPES = {256: (16, 16), 784: (28, 28)}
+# Numbers of rows that are multiplied at a time.
 BLOCKS = (1024, 4096, 6000)
 
 
 class OnePass:
-    """One pass of the main phase over random rows, as a task runs it, and its products in BLAS."""
+    """One E-step over n random rows of p features with k sub-classes, as in a fit, and its products in
+    BLAS.
+    """
 
     def __init__(self, n: int, p: int, k: int, tangents: bool, rng: np.random.Generator) -> None:
         self.x, self.y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
         spec = TangentSpec(TANGENTS[:6], SHAPES[p], 0.6) if tangents else None
         mixture = MixtureSettings(p, np.repeat(np.arange(CLASSES), k // CLASSES), CLASSES, tangent_spec=spec)
-        self.em, self.k = MixtureEM(mixture, DIMS, WIDTH), k
+        self.em, self.k = MixtureEM(mixture, DIMS, DIRECTIONS), k
         chosen = np.argsort(np.arange(k) % CLASSES, kind="stable")
-        start = start_components(self.x[chosen].astype(np.float64), WIDTH, 0).with_n_dims(DIMS)
+        start = start_components(self.x[chosen].astype(np.float64), DIRECTIONS, 0).with_n_dims(DIMS)
         self.state = replace(
             initial_state(mixture, start, MAIN), tangent_weights=np.full((k, mixture.n_tangents), 0.1)
         )
@@ -72,7 +78,7 @@ class OnePass:
         self.state = self.em.update(self.state, {"train": self.stats})
 
     def run(self) -> Stats:
-        """Run the E-step, and return its sums."""
+        """Run the E-step and return its statistics."""
         prepared, stats = self.work.prepare(self.state, self.backend), Stats.zeros(self.work.layout())
         for a in range(0, len(self.x), self.block):
             part = slice(a, a + self.block)
@@ -85,12 +91,12 @@ class OnePass:
         self.em.update(self.state, {"train": self.stats})
 
     def products(self, block: int) -> None:
-        """Run all products of a pass: scores, and images of the bases."""
+        """Run all matrix products of an E-step, ``block`` rows at a time."""
         self.scores(block)
         self.images(1)
 
     def scores(self, block: int) -> None:
-        """Multiply the rows of each class with the columns of its sub-classes."""
+        """Multiply the rows of each class with the columns of its sub-classes, ``block`` rows at a time."""
         n, each = len(self.x), self.k // CLASSES * (DIMS + 1)
         columns = self.state.components.means.astype(np.float32).repeat(DIMS + 1, axis=0)
         out, n_class = np.empty((block, each), np.float32), n // CLASSES
@@ -101,11 +107,11 @@ class OnePass:
                 np.matmul(rows, w, out=out[: len(rows)])
 
     def images(self, times: int) -> None:
-        """Multiply the rows of each component with its basis and back, for ``times`` as many rows."""
+        """Multiply the rows of each sub-class with its basis and back, for ``times`` as many rows."""
         counts = np.maximum(self.stats["count"].astype(int) // (-(-len(self.x) // self.block)), 1)
         bases, image = (
             self.state.components.bases.astype(np.float32),
-            np.empty((WIDTH, self.x.shape[1]), np.float32),
+            np.empty((DIRECTIONS, self.x.shape[1]), np.float32),
         )
         made = self.x[: times * counts.max()]
         for _ in range(-(-len(self.x) // self.block)):
@@ -115,7 +121,7 @@ class OnePass:
 
 
 def measure_passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure whole passes and their products."""
+    """Return the times of E-steps, with tangents and without, in multiples of their matrix products."""
     found = []
     for p in (256,) if quick else (256, 784):
         for k in (100,) if quick else (100, 500, 1000):
@@ -144,7 +150,7 @@ def measure_passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[d
 
 
 def compare_threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure the passes of fits with one thread and with two."""
+    """Return the seconds of a pass in fits with one thread and with two."""
     found, n = [], 6000 if quick else ROWS
     for p, k in ((256, 100), (256, 1000)):
         x, y = rng.random((n, p), dtype=np.float32), np.arange(n) % CLASSES
@@ -181,7 +187,7 @@ def measure_sgemm(jobs: int, p: int, rounds: int) -> float:
 
 
 def measure_fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure whole fits of real digits."""
+    """Return the seconds of whole fits of real digits, and those of their operations at the rate of sgemm."""
     found = []
     for name, read, k in (("USPS", usps, 20), ("MNIST 16 x 16", mnist16, 100)):
         x, y = read()
@@ -198,7 +204,7 @@ def measure_fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dic
             flops = 0.0
             for record in model.history_:
                 columns = k * (record["n_dims"] + 1)
-                flops += 2.0 * len(x) * 256 * columns + 4.0 * len(x) * 256 * WIDTH
+                flops += 2.0 * len(x) * 256 * columns + 4.0 * len(x) * 256 * DIRECTIONS
             if seconds < best["seconds"]:
                 best = {
                     "rows": name,
@@ -215,7 +221,7 @@ def measure_fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dic
 
 
 def measure_recognition(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure recognition with tangent distance and without."""
+    """Return the rates of recognition with tangent distance and without."""
     n, k = (2000, 10) if quick else (20_000, 100)
     x, y = rng.random((n, 256), dtype=np.float32).reshape(n, 16, 16), np.arange(n) % CLASSES
     common: dict[str, Any] = {
@@ -251,7 +257,7 @@ def measure_recognition(rng: np.random.Generator, rounds: int, quick: bool) -> l
 
 
 def measure_wide_rows(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure passes over rows of many features."""
+    """Return the rate of a pass over rows of 3,072 features, as a share of the rate of its products."""
     n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
     ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.products, b) for b in BLOCKS[:2]}
@@ -263,7 +269,7 @@ def measure_wide_rows(rng: np.random.Generator, rounds: int, quick: bool) -> lis
 
 
 def measure_single_rows(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure `partial_fit` of single rows."""
+    """Return the median milliseconds of `partial_fit` with one row, for a classifier and a density."""
     x, y = rng.random((2000, 256), dtype=np.float32), np.arange(2000) % CLASSES
     common: dict[str, Any] = {
         "n_dims": 12,
@@ -302,7 +308,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure each part, and write its result."""
+    """Measure each part, and write its results."""
     arguments = parser(__doc__, "linear_mixture_fit")
     arguments.add_argument("--rounds", type=int, default=4)
     arguments.add_argument(

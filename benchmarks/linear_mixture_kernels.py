@@ -2,12 +2,15 @@
 
     python benchmarks/linear_mixture_kernels.py [--part scan]
 
-scan      Rate of finding the best sub-class of each row in memory, for K (h + 1) columns; compared with
-          sgemm of the same rows and columns (the faster of both memory orders of its operand).
-images    Time of multiplying each group's scatter matrix with a basis of 16 directions, including the sums
-          of the group; compared with its two products in sgemm, group by group.
-tangents  Time of adding six tangents of each row to these images; compared with their products in sgemm.
-distance  Time of a scan with tangent distance for the ten best of 1,000 sub-classes, divided by the scan
+There are K components of h latent dimensions for rows of p features; sgemm is the float32 product of BLAS.
+
+scan      Rate of finding the best component of each row in memory, which multiplies rows with K (h + 1)
+          columns. It is compared with sgemm of the same rows and columns (the faster of both memory orders).
+images    Time of multiplying the scatter matrix of each component's rows with a basis of 16 directions,
+          including the sums of the rows. It is compared with its two products in sgemm, one component at a
+          time.
+tangents  Time of adding six tangents of each row to these sums; compared with their products in sgemm.
+distance  Time of a scan with tangent distance for the ten best of 1,000 components, divided by the scan
           alone.
 """
 
@@ -31,12 +34,13 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     group_rows,
 )
 
-SCANS = ((130, 10, 12), (650, 50, 12), (1300, 100, 12), (11_000, 1000, 10))
-WIDE = ((3300, 300, 10),)
+# Numbers of components K and of latent dimensions h of scans, for narrow rows and for 3,072 features.
+SCANS = ((10, 12), (50, 12), (100, 12), (1000, 10))
+WIDE = ((300, 10),)
 
 
 def make_components(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return random means and orthonormal bases."""
+    """Return random means (k, p) and orthonormal bases (k, p, h)."""
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
@@ -48,7 +52,7 @@ def measure_rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, 
 
 
 def measure_scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return the rates of the search for the best component and of sgemm."""
+    """Return the rates of the search for the best of k components, and of sgemm with the same columns."""
     n, columns = (4096 if k < 1000 else 1024), k * (h + 1)
     x = rng.random((n, p), dtype=np.float32)
     scores = error_scores(*make_components(p, k, h, rng), np.full(p, 0.5))
@@ -72,7 +76,9 @@ def measure_scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) 
 
 
 def measure_tangents(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return the times of rows times bases and of six tangents, in multiples of their matrix products."""
+    """Return the times of sums of rows and of tangents, for ``each`` rows per component, over their
+    products.
+    """
     n, q = k * each, 16
     x, (means, bases) = rng.random((n, p), dtype=np.float32), make_components(p, k, q, rng)
     groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), k)
@@ -109,7 +115,9 @@ def measure_tangents(p: int, k: int, each: int, rng: np.random.Generator, rounds
 def measure_distances(
     p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: int
 ) -> dict[str, Any]:
-    """Measure the time that tangent distance adds to recognition."""
+    """Return the rate of recognition with tangent distance, and its time divided by that of the scan
+    alone.
+    """
     k, n = 1000, 512
     x, scores = (
         rng.random((n, p), dtype=np.float32),
@@ -151,9 +159,7 @@ def main() -> None:
             if part != "scan" and p > 784:
                 continue
             if part == "scan":
-                found += [
-                    measure_scan(p, k, h, rng, args.rounds) for _, k, h in (SCANS if p <= 784 else WIDE)
-                ]
+                found += [measure_scan(p, k, h, rng, args.rounds) for k, h in (SCANS if p <= 784 else WIDE)]
             elif part == "images":
                 found += [measure_tangents(p, 100, each, rng, args.rounds) for each in (20, 300)]
             else:

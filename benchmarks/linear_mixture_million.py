@@ -2,12 +2,14 @@
 
     python benchmarks/linear_mixture_million.py FOLDER [--parts digits,small,scale,rates]
 
+Infinite digits are random deformations of MNIST rows 0:50000. A sub-class is a component of a class.
+
 digits  For each number of sub-classes per class, two fits: of MNIST rows 0:50000 in this process, and of
-        the infinite digits, which are made of these rows, on worker processes. The results are the errors
-        of both on rows 50000:60000 and on the test set.
+        the infinite digits on worker processes. The results are the errors of both on rows 50000:60000 and
+        on the test set.
 small   The same two fits at 16 x 16 pixels (cropped by 2 and averaged) with 100 sub-classes per class, and
-        the settings of `linear_mixture_paper.py` for tangent distance, which rows 50000:60000 have chosen.
-        The errors are those with tangent distance and without.
+        the settings of `linear_mixture_paper.py` for tangent distance, which were chosen on rows
+        50000:60000. The errors are those with tangent distance and without.
 scale   Peak memory of the workers with a tenth, three tenths and all of the digits, compared with the
         prediction of `plan`: 100 sub-classes on workers of 2 GB, 500 on workers of 4 GB. --cache 0 turns
         off the row cache of the workers.
@@ -43,7 +45,7 @@ class PrintPasses(sl.Callback):
 
 
 def measure_errors(model: Any, held: Any, test: Any) -> dict[str, float]:
-    """Return the errors on validation and test rows, and with tangent distance if the model has tangents."""
+    """Return validation and test errors, also with tangent distance if the model has tangents."""
     out = {"passes": model.n_iter_}
     for name, recognition in (("", "error"), ("_tangent_distance", "tangent-distance")):
         if recognition == "error" or model.tangents:
@@ -56,7 +58,7 @@ def measure_errors(model: Any, held: Any, test: Any) -> dict[str, float]:
 
 
 def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any, args: Any) -> dict[str, Any]:
-    """Fit the rows that the digits are made of, and the digits; return the errors of both."""
+    """Fit the MNIST rows ``base`` and the infinite digits ``train``; return the errors of both."""
     params, k = {"likelihood": "error"} | params | {"random_state": args.seed}, params["n_components"]
     few = sl.LinearMixtureClassifier(n_jobs=args.workers, **params).fit(base, validation=held)
     out: dict[str, Any] = {"rows": len(train), "of 50,000 rows": measure_errors(few, held, test)}
@@ -86,6 +88,7 @@ def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any,
     return out
 
 
+# Parameters of the part small.
 SMALL = {
     "n_components": 100,
     "n_dims": 10,
@@ -99,19 +102,19 @@ SMALL = {
 
 
 def open_averaged_rows(folder: Path, ds: Any, name: str) -> Any:
-    """Return the rows at 16 x 16 as a dataset; create it if it does not exist."""
+    """Return the rows of a dataset at 16 x 16 pixels as a dataset; create it if it does not exist."""
     place = folder / f"{name}-16.zarr"
     return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
 
-# Number of timed passes of the main phase.
+# Number of timed passes, after the passes that start the components.
 PASSES = 4
 # Memory limit of a worker, by the number of sub-classes of all classes.
 LIMITS = {100: "2GB", 500: "4GB"}
 
 
 def measure_peaks(k: int, train: Any, args: Any) -> None:
-    """Measure the peak memory of a worker for several numbers of rows, with few passes."""
+    """Write the peak memory of a worker for several numbers of rows, with few passes."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
     model.set_params(likelihood="error", random_state=args.seed)
     engine = {} if args.cache is None else {"cache": args.cache}
@@ -152,7 +155,7 @@ def measure_rates(k: int, train: Any, args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run each number of sub-classes of each part."""
+    """Measure each part for each number of sub-classes."""
     arguments = parser(__doc__, "linear_mixture_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=1_000_000)

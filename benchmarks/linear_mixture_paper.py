@@ -2,6 +2,9 @@
 
     python benchmarks/linear_mixture_paper.py --parts choose_usps,table2_usps
 
+A class has several sub-classes: linear models with a mean, latent dimensions and a noise. Tangents are
+derivatives of an image by small transformations (shift, rotation, …).
+
 choose_DATA       Choose the settings by cross-validation of the training rows; for MNIST, on rows
                   50000:60000 of them.
 table2_DATA       Test errors of the chosen settings at 0 to 10 % rejects: without tangents, with light
@@ -14,21 +17,23 @@ extensions_DATA   Held-out and test errors with soft assignment, code cost, and 
                   pixel.
 floors_DATA       Noise per sub-class and per pixel with at least .1 or .3 of the mean variance of a pixel.
 dims_DATA         Chosen dimensions, compared with fixed ones.
-own_dims_DATA     The paper's rule of 95 % of the variance for each sub-class alone, from its own rows, other
-                  shares, and one dimension for all, in a hard EM of numpy.
+own_dims_DATA     The paper's rule that a sub-class keeps 95 % of the variance of its own rows; other shares
+                  than 95 %; and the same number of dimensions for all sub-classes. Fitted by EM with hard
+                  assignment, written in numpy.
 stepwise_DATA     Stepwise EM of 1, 2 and 3 epochs, compared with batch EM.
 steps_DATA        Stepwise EM of 3 epochs with other batch sizes, compared with batch EM.
 thickness_DATA    Held-out errors with tangent distance, with six tangents and with thickness as a seventh.
 search_DATA       One `sl.Search` over components, dimensions and both weights of tangents. It streams the
                   rows from disk without a cache, so that each pass reads all of them. The result includes
                   the test error of the chosen setting.
-temperature_DATA  Temperatures of probabilities that several numbers of training rows choose: their spread,
+temperature_DATA  Temperatures of probabilities that several numbers of training rows choose: their
+mean_and_deviation,
                   and the log-loss on test rows.
 figures_usps      The paper's Figures 1, 2 and 3.
 
 DATA is usps, mnist16 (MNIST cropped by 2 pixels and averaged to 16 x 16) or mnist28. Test rows choose no
-setting. Errors are means over --seeds fits. The p-value of two ways is that of a sign-flip test over rows.
-Needs SCALELATENT_DATA.
+setting. Errors are means over --seeds fits. The p-value of two settings is that of a sign-flip test over
+rows. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -68,10 +73,14 @@ from scalelatent.report.style import new_figure
 SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
 PAPERS = SIX[:4]  # Tangents in the paper: translation, rotation and scaling.
 SEVEN = (*SIX, "thickness")
+# Shares of test rows that are rejected because their class is uncertain.
 REJECTS = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
+# Weights of tangents.
 HEAVY, LIGHT = 3.0, 0.3
+# Number of held-out rows of MNIST.
 HELD = 10_000
+# Ways to use tangents in recognition.
 WAYS = ("plain", "light tangents", "tangent distance")
 
 
@@ -79,8 +88,8 @@ WAYS = ("plain", "light tangents", "tangent distance")
 
 
 @functools.cache
-def rows_of(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and the labels of the training or test part."""
+def load_rows(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows in [0, 1] and the labels of the training or test part."""
     if name.startswith("usps"):
         x, y = usps(part)
         return (x[: int(name[4:])], y[: int(name[4:])]) if name != "usps" and part == "train" else (x, y)
@@ -91,14 +100,17 @@ def _unit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32) / 255, y
 
 
-def shape_of(name: str) -> tuple[int, int]:
+def image_shape_of(name: str) -> tuple[int, int]:
     """Return the height and the width of the images."""
     return (28, 28) if name == "mnist28" else (16, 16)
 
 
-def splits(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
-    """Yield numbers of training rows and held-out rows: folds, or for MNIST its last 10,000 rows."""
-    _, y = rows_of(name, "train")
+def split_rows(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
+    """Yield indices of training rows and of held-out rows, by folds; MNIST holds out its last 10,000 rows.
+
+    ``rows`` is the number of random rows to split; 0 means all rows.
+    """
+    _, y = load_rows(name, "train")
     if name.startswith("mnist") and not rows:
         yield np.arange(len(y) - HELD), np.arange(len(y) - HELD, len(y))
         return
@@ -110,35 +122,37 @@ def splits(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[
 # -- fits ----------------------------------------------------------------------------------------------------
 
 
-def fit(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params: Any) -> Any:
-    """Return a classifier that is fitted to these rows."""
+def fit_classifier(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params: Any) -> Any:
+    """Return a classifier fitted to rows x with classes y; ``name`` is that of the data."""
     # The results on file were measured with this tolerance.
-    own = {"image_shape": shape_of(name), "random_state": seed, "n_jobs": jobs, "tol": 1e-4}
+    own = {"image_shape": image_shape_of(name), "random_state": seed, "n_jobs": jobs, "tol": 1e-4}
     params = own | {"likelihood": "error"} | params
     return sl.LinearMixtureClassifier(**params).fit(x, y)
 
 
-def scores(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
-    """Return the errors of the classes (rows, classes), with tangent distance if tangents are given."""
+def class_errors(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
+    """Return the error of each class (rows, classes), by tangent distance if a specification of tangents is
+    given.
+    """
     model._fitted = replace(model._fitted, tangent_spec=moved)
     model.set_params(recognition="error" if moved is None else "tangent-distance")
     return np.asarray(-model.decision_function(x), dtype=np.float64)
 
 
-def at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
-    """Return the error at each share of rejects.
+def errors_at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
+    """Return the error of the remaining rows at each share of rejects.
 
-    Rows are rejected by the ratio of the two best classes, or by the error of the best class.
+    Rows are rejected by the ratio of the errors of the two best classes, or by the error of the best class.
     """
     certain = confidence(found) if by == "ratio" else -found.min(axis=1)
     share, error = reject_curve(certain, found.argmin(axis=1) != y)
     return [float(error[np.searchsorted(share, r)]) for r in REJECTS]
 
 
-def paired_p(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
+def compute_p_value(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
     """Return the p-value of a sign-flip test over rows.
 
-    ``a`` and ``b`` are 1 for wrong rows (seeds, rows) of two ways, and NaN where a seed lacks a row.
+    ``a`` and ``b`` are 1 for wrong rows (seeds, rows) of two settings, and NaN where a seed lacks a row.
     """
     seen = ~np.isnan(a).all(axis=0)
     gap = np.nanmean(a[:, seen] - b[:, seen], axis=0)
@@ -152,7 +166,7 @@ def paired_p(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
     return float(f"{(above + 1) / (draws + 1):.2g}")
 
 
-def spread(values: Iterable[float]) -> dict[str, float]:
+def mean_and_deviation(values: Iterable[float]) -> dict[str, float]:
     """Return the mean and the standard deviation over seeds."""
     given = np.array(list(values), dtype=float)
     return {
@@ -161,11 +175,11 @@ def spread(values: Iterable[float]) -> dict[str, float]:
     }
 
 
-# -- choosing ------------------------------------------------------------------------------------------------
+# -- choose settings -----------------------------------------------------------------------------------------
 
 
 class Search:
-    """Held-out errors of settings, stored in a file, so that an interrupted search resumes."""
+    """Held-out errors of settings, store_rows in a file, so that an interrupted search resumes."""
 
     def __init__(self, name: str, args: Any) -> None:
         self.name, self.args = name, args
@@ -186,17 +200,17 @@ class Search:
         return json.dumps(dict(sorted(params.items())))
 
     def _measure(self, params: dict[str, Any]) -> None:
-        x, y = rows_of(self.name, "train")
-        # A fit without tangents serves all settings of tangent distance.
-        alike = not params["recognition_tangent_weight"]
+        x, y = load_rows(self.name, "train")
+        # A fit that ignores tangents is the same for all settings of tangent distance, which need no new fit.
+        no_tangents = not params["recognition_tangent_weight"]
         moved = [{key: params[key] for key in ("tangents", "tangent_smoothing")}]
-        moved += [some for some in tangent_settings(self.name) if alike and some not in moved]
+        moved += [some for some in tangent_settings(self.name) if no_tangents and some not in moved]
         wrong: dict[str, list[np.ndarray]] = {}
-        for some, held in splits(self.name, self.args.seed):
-            model = fit(self.name, x[some], y[some], self.args.seed, self.args.jobs, **params)
-            wrong.setdefault("error", []).append(scores(model, x[held]).argmin(axis=1) != y[held])
+        for some, held in split_rows(self.name, self.args.seed):
+            model = fit_classifier(self.name, x[some], y[some], self.args.seed, self.args.jobs, **params)
+            wrong.setdefault("error", []).append(class_errors(model, x[held]).argmin(axis=1) != y[held])
             for settings in moved:
-                found = scores(model, x[held], frame_of(self.name, settings))
+                found = class_errors(model, x[held], make_tangent_spec(self.name, settings))
                 wrong.setdefault(json.dumps(settings), []).append(found.argmin(axis=1) != y[held])
         share = {way: float(np.concatenate(of).mean()) for way, of in wrong.items()}
         for settings in moved:
@@ -207,26 +221,28 @@ class Search:
         self.path.write_text(json.dumps(self.known, indent=1))
 
     def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the setting with the smallest error; the first one wins a tie."""
+        """Return the setting with the smallest error of ``way``; the first setting wins a tie."""
         tried = list(settings)
         return min(tried, key=lambda setting: self.errors(**setting)[way])
 
 
-def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
+def list_combinations(**values: Iterable[Any]) -> list[dict[str, Any]]:
     """Return all combinations of the values."""
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 
 def tangent_settings(name: str) -> list[dict[str, Any]]:
-    """Return the settings of tangent distance that each fit is tested with."""
-    return grid(tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9))
+    """Return the settings of tangent distance that each fit is measured with."""
+    return list_combinations(
+        tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9)
+    )
 
 
-def choose(name: str, args: Any) -> dict[str, Any]:
-    """Return settings of the three ways: sizes and smoothing first, then likelihood, then tangents."""
+def choose_settings(name: str, args: Any) -> dict[str, Any]:
+    """Return settings of the three ways, chosen in this order: sizes and smoothing, likelihood, tangents."""
     search, out = Search(name, args), {}
     large = name.startswith("mnist")
-    sizes = grid(
+    sizes = list_combinations(
         n_components=(100,) if large else (10, 20),
         n_dims=(10, 14) if large else (8, 10, 12),
         smoothing=(0.0, 0.5) if large else (0.5, 0.7, 0.9),
@@ -237,7 +253,7 @@ def choose(name: str, args: Any) -> dict[str, Any]:
         kinds = [first | {"likelihood": kind} for kind in ("error", "code-cost")]
         if way == "plain":
             first = search.best(of, kinds)
-            light = grid(
+            light = list_combinations(
                 tangents=(SEVEN,) if large else (SIX, SEVEN),
                 recognition_tangent_weight=(0.1, 0.3) if large else (0.03, 0.1, 0.3),
             )
@@ -255,26 +271,32 @@ def choose(name: str, args: Any) -> dict[str, Any]:
 # -- Table 2 -------------------------------------------------------------------------------------------------
 
 
-def chosen(args: Any, name: str, way: str) -> dict[str, Any]:
-    """Return the settings that the part choose has found for a way."""
+def read_chosen_settings(args: Any, name: str, way: str) -> dict[str, Any]:
+    """Return the settings that the part choose has stored for a way."""
     parts = json.loads(args.out.read_text())["parts"]
     return dict(parts[f"choose_{name}"]["result"][way]["settings"])
 
 
-def frame_of(name: str, settings: dict[str, Any]) -> TangentSpec:
-    """Return the tangents of tangent distance in these settings."""
+def make_tangent_spec(name: str, settings: dict[str, Any]) -> TangentSpec:
+    """Return the tangents that tangent distance uses in these settings."""
     return TangentSpec(
-        tuple(settings.get("tangents", SIX)), shape_of(name), float(settings.get("tangent_smoothing", 0.6))
+        tuple(settings.get("tangents", SIX)),
+        image_shape_of(name),
+        float(settings.get("tangent_smoothing", 0.6)),
     )
 
 
-def table2(name: str, args: Any) -> dict[str, Any]:
-    """Return the test errors of the three ways with their chosen settings; write them after each seed."""
-    x, y = rows_of(name, "train")
-    test_x, test_y = rows_of(name, "test")
-    settings = {way: chosen(args, "mnist16" if name == "mnist28" else name, way) for way in WAYS}
+def measure_table2(name: str, args: Any) -> dict[str, Any]:
+    """Return the test errors of the three ways with their chosen settings; write the results after each
+    seed.
+    """
+    x, y = load_rows(name, "train")
+    test_x, test_y = load_rows(name, "test")
+    settings = {
+        way: read_chosen_settings(args, "mnist16" if name == "mnist28" else name, way) for way in WAYS
+    }
     if name == "mnist28":
-        settings = {way: larger(of) for way, of in settings.items()}
+        settings = {way: scale_to_28(of) for way, of in settings.items()}
     found: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
     images: dict[str, int] = {}
     out: dict[str, Any] = {}
@@ -284,31 +306,37 @@ def table2(name: str, args: Any) -> dict[str, Any]:
             plain = {} if of["recognition_tangent_weight"] else {"tangents": (), "tangent_smoothing": 0.6}
             key = json.dumps(dict(sorted((of | plain).items())))
             if key not in models:
-                models[key] = fit(name, x, y, args.seed + seed, args.jobs, **of)
+                models[key] = fit_classifier(name, x, y, args.seed + seed, args.jobs, **of)
             model = models[key]
-            moved = frame_of(name, of) if way == "tangent distance" else None
-            found[way].append(scores(model, test_x, moved))
+            moved = make_tangent_spec(name, of) if way == "tangent distance" else None
+            found[way].append(class_errors(model, test_x, moved))
             images[way] = len(model.means_) * (1 + model.n_dims_) // len(model.classes_)
-            print(name, way, seed, at_rejects(found[way][-1], test_y), model.n_iter_, flush=True)
+            print(name, way, seed, errors_at_rejects(found[way][-1], test_y), model.n_iter_, flush=True)
         out = {"rows": [len(x), len(test_x)]}
         wrong = {way: np.array([one.argmin(axis=1) != test_y for one in of]) for way, of in found.items()}
         for way, of_way in found.items():
-            curves = np.array([at_rejects(one, test_y) for one in of_way])
+            curves = np.array([errors_at_rejects(one, test_y) for one in of_way])
             out[way] = {
                 "settings": settings[way],
                 "seeds": len(of_way),
                 "images_a_class": images[way],
-                "at_rejects": {f"{r:g}": spread(of) for r, of in zip(REJECTS, curves.T, strict=True)},
-                "by_error_at_0.1": spread(at_rejects(one, test_y, "error")[-1] for one in of_way),
+                "errors_at_rejects": {
+                    f"{r:g}": mean_and_deviation(of) for r, of in zip(REJECTS, curves.T, strict=True)
+                },
+                "by_error_at_0.1": mean_and_deviation(
+                    errors_at_rejects(one, test_y, "error")[-1] for one in of_way
+                ),
                 "wrong_rows": [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]],
             }
         floats = {way: one.astype(float) for way, one in wrong.items()}
-        out["p"] = {f"{a}, {b}": paired_p(floats[a], floats[b]) for a, b in itertools.combinations(WAYS, 2)}
+        out["p"] = {
+            f"{a}, {b}": compute_p_value(floats[a], floats[b]) for a, b in itertools.combinations(WAYS, 2)
+        }
         write_part(args.out, args.part, args.seed, out)
     return out
 
 
-def wrong_of(rows: list[str], n: int) -> np.ndarray:
+def mark_wrong_rows(rows: list[str], n: int) -> np.ndarray:
     """Return an array (seeds, n) that is 1 at the listed wrong rows."""
     out = np.zeros((len(rows), n))
     for one, some in zip(out, rows, strict=True):
@@ -316,8 +344,8 @@ def wrong_of(rows: list[str], n: int) -> np.ndarray:
     return out
 
 
-def larger(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of 16 x 16 pixels for 28 x 28: lengths in pixels grow by 1.5.
+def scale_to_28(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings for 28 x 28 pixels from those for 16 x 16: lengths in pixels grow by 1.5.
 
     The 16 x 16 pixels are averages of the inner 24 x 24.
     """
@@ -329,18 +357,19 @@ def larger(settings: dict[str, Any]) -> dict[str, Any]:
 # -- nearest neighbours --------------------------------------------------------------------------------------
 
 
+# Number of rows of a pair whose tangents a distance uses.
 SIDES = {"Euclidean": 0, "one-sided": 1, "two-sided": 2}
 
 
-def neighbour_scores(
+def compute_neighbour_distances(
     name: str, settings: dict[str, Any], x: np.ndarray, y: np.ndarray, asked: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return distances (n, classes) to the nearest training row of each class, by three distances.
+    """Return distances (n, classes) to the nearest training row of each class, by three kinds of distance.
 
-    The one-sided distance is that to the tangent plane of the asked row. The two-sided distance is that
-    between both tangent planes, for the eight nearest rows of each class by the one-sided distance.
+    The one-sided distance is that to the tangent plane of the row in ``asked``. The two-sided distance is
+    that between both tangent planes, for the eight nearest rows of each class by the one-sided distance.
     """
-    shape, kernel = shape_of(name), make_backend("cpu").kernel("linear_mixture_tangent_rows")
+    shape, kernel = image_shape_of(name), make_backend("cpu").kernel("linear_mixture_tangent_rows")
     if settings["smoothing"]:
         map_ = make_smoothing_matrix(shape, settings["smoothing"]).astype(np.float32)
         x, asked = x @ map_, asked @ map_
@@ -363,35 +392,37 @@ def neighbour_scores(
     }
 
 
-def neighbours(name: str, args: Any) -> dict[str, Any]:
+def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
     """Return the errors of the nearest training row; held-out rows choose smoothing and tangents."""
     ways = json.loads(args.out.read_text())["parts"][f"table2_{name}"]["result"]
-    x, y = rows_of(name, "train")
-    test_x, test_y = rows_of(name, "test")
-    some, held = next(iter(splits(name, args.seed)))
+    x, y = load_rows(name, "train")
+    test_x, test_y = load_rows(name, "test")
+    some, held = next(iter(split_rows(name, args.seed)))
     held = held[:1500]
     sets = (SEVEN,) if name.startswith("mnist") else (SIX, SEVEN)
-    tried = grid(smoothing=(0.0, 0.5), tangents=sets, tangent_smoothing=(0.6,))
+    tried = list_combinations(smoothing=(0.0, 0.5), tangents=sets, tangent_smoothing=(0.6,))
     errors: dict[str, list[float]] = {}
     for settings in tried:
-        for way, one in neighbour_scores(name, settings, x[some], y[some], x[held]).items():
+        for way, one in compute_neighbour_distances(name, settings, x[some], y[some], x[held]).items():
             errors.setdefault(way, []).append(float((one.argmin(axis=1) != y[held]).mean()))
         print(name, settings, {way: of[-1] for way, of in errors.items()}, flush=True)
     best = {way: int(np.argmin(of)) for way, of in errors.items()}
-    tested = {i: neighbour_scores(name, tried[i], x, y, test_x) for i in sorted(set(best.values()))}
+    tested = {
+        i: compute_neighbour_distances(name, tried[i], x, y, test_x) for i in sorted(set(best.values()))
+    }
     out = {}
     for way, i in best.items():
         settings, found = tried[i], tested[i][way]
         label = f"nearest, {way}"
         wrong = (found.argmin(axis=1) != test_y).astype(float)[None]
         planes = 1 + (len(settings["tangents"]) if way == "two-sided" else 0)
-        errors_of = zip(REJECTS, at_rejects(found, test_y), strict=True)
+        errors_of = zip(REJECTS, errors_at_rejects(found, test_y), strict=True)
         out[label] = {
             "settings": settings,
             "images_a_class": len(x) * planes // len(np.unique(y)),
-            "at_rejects": {f"{r:g}": {"mean": round(e, 5)} for r, e in errors_of},
+            "errors_at_rejects": {f"{r:g}": {"mean": round(e, 5)} for r, e in errors_of},
             "p": {
-                other: paired_p(wrong_of(of["wrong_rows"], len(test_y)), wrong)
+                other: compute_p_value(mark_wrong_rows(of["wrong_rows"], len(test_y)), wrong)
                 for other, of in ways.items()
                 if "wrong_rows" in of
             },
@@ -402,6 +433,7 @@ def neighbours(name: str, args: Any) -> dict[str, Any]:
 
 # -- Table 1 -------------------------------------------------------------------------------------------------
 
+# Weights of tangents in clustering and in recognition.
 WEIGHTS = {
     "none, none": (0.0, 0.0),
     "none, light": (0.0, LIGHT),
@@ -411,13 +443,13 @@ WEIGHTS = {
 }
 
 
-def table1(name: str, args: Any) -> dict[str, Any]:
-    """Return the cross-validated errors with tangents in clustering and recognition, 10 sub-classes per
+def measure_table1(name: str, args: Any) -> dict[str, Any]:
+    """Return the cross-validated errors with tangents in clustering and in recognition, 10 sub-classes per
     class.
     """
     data, rows = ("usps", int(name[4:] or 0)) if name.startswith("usps") else (name, 11_000)
-    x, y = rows_of(data, "train")
-    smoothing = chosen(args, data, "plain")["smoothing"]
+    x, y = load_rows(data, "train")
+    smoothing = read_chosen_settings(args, data, "plain")["smoothing"]
     dims = (3, 5, 10) if rows and rows < 1000 else (10,)
     out: dict[str, Any] = {"rows": rows or len(x), "n_components": 10, "folds": FOLDS, "seeds": args.seeds}
     for h in dims:
@@ -425,8 +457,8 @@ def table1(name: str, args: Any) -> dict[str, Any]:
         for weights, (clustering, recognition) in WEIGHTS.items():
             found = np.full((args.seeds, len(x)), np.nan)
             for seed in range(args.seeds):
-                for some, held in splits(data, args.seed + seed, rows=rows or len(x)):
-                    model = fit(
+                for some, held in split_rows(data, args.seed + seed, rows=rows or len(x)):
+                    model = fit_classifier(
                         data,
                         x[some],
                         y[some],
@@ -439,11 +471,14 @@ def table1(name: str, args: Any) -> dict[str, Any]:
                         tangent_weight=clustering,
                         recognition_tangent_weight=recognition,
                     )
-                    found[seed, held] = scores(model, x[held]).argmin(axis=1) != y[held]
+                    found[seed, held] = class_errors(model, x[held]).argmin(axis=1) != y[held]
             wrong[weights] = found
-            print(name, h, weights, spread(np.nanmean(found, axis=1)), flush=True)
+            print(name, h, weights, mean_and_deviation(np.nanmean(found, axis=1)), flush=True)
         out[f"n_dims {h}"] = {
-            weights: {"error": spread(np.nanmean(one, axis=1)), "p": paired_p(one, wrong["none, none"])}
+            weights: {
+                "error": mean_and_deviation(np.nanmean(one, axis=1)),
+                "p": compute_p_value(one, wrong["none, none"]),
+            }
             for weights, one in wrong.items()
         }
     return out
@@ -452,41 +487,46 @@ def table1(name: str, args: Any) -> dict[str, Any]:
 # -- section 4, and dimensions -------------------------------------------------------------------------------
 
 
-def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return held-out and test errors of several ways with the plain settings, and p against the first."""
-    x, y = rows_of(name, "train")
-    test_x, test_y = rows_of(name, "test")
-    settings, large = chosen(args, name, "plain"), name.startswith("mnist")
+def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return held-out and test errors of several parameter settings, with p-values against the first.
+
+    ``ways`` are changes of the settings that were chosen for the plain way.
+    """
+    x, y = load_rows(name, "train")
+    test_x, test_y = load_rows(name, "test")
+    settings, large = read_chosen_settings(args, name, "plain"), name.startswith("mnist")
     about = {"settings": settings, "seeds": args.seeds}
     wrong, out = {}, {}
-    kept = begun(args, about)
+    kept = read_measured_ways(args, about)
     for way, params in ways.items():
         if way in kept and kept[way]["params"] == params:
-            out[way], wrong[way] = kept[way], wrong_of(kept[way]["wrong_rows"], len(test_y))
+            out[way], wrong[way] = kept[way], mark_wrong_rows(kept[way]["wrong_rows"], len(test_y))
             continue
         held_wrong, tests, dims = [], [], []
 
         def fitted(rows: Any, seed: int, params: dict[str, Any] = params) -> Any:
-            return fit(name, x[rows], y[rows], seed, args.jobs, **(settings | params))
+            return fit_classifier(name, x[rows], y[rows], seed, args.jobs, **(settings | params))
 
         for seed in range(args.seeds if large else 1):
-            for some, held in splits(name, args.seed + seed):
+            for some, held in split_rows(name, args.seed + seed):
                 model = fitted(some, args.seed + seed)
-                held_wrong.append(scores(model, x[held]).argmin(axis=1) != y[held])
-                if large:  # The held-out rows are fixed, so that one model serves both tests.
-                    tests.append(scores(model, test_x).argmin(axis=1) != test_y)
+                held_wrong.append(class_errors(model, x[held]).argmin(axis=1) != y[held])
+                if (
+                    large
+                ):  # MNIST has one fixed set of held-out rows, so this model predicts the test rows too.
+                    tests.append(class_errors(model, test_x).argmin(axis=1) != test_y)
                     dims.append(model.n_dims_)
         for seed in range(0 if large else args.seeds):
             model = fitted(slice(None), args.seed + seed)
-            tests.append(scores(model, test_x).argmin(axis=1) != test_y)
+            tests.append(class_errors(model, test_x).argmin(axis=1) != test_y)
             dims.append(model.n_dims_)
         wrong[way] = np.array(tests, dtype=float)
         out[way] = {
             "params": params,
             "n_dims": sorted(set(dims)),
             "held_out": round(float(np.concatenate(held_wrong).mean()), 5),
-            "test": spread(wrong[way].mean(axis=1)),
-            "p": paired_p(wrong[way], wrong[next(iter(wrong))]),
+            "test": mean_and_deviation(wrong[way].mean(axis=1)),
+            "p": compute_p_value(wrong[way], wrong[next(iter(wrong))]),
         }
         print(name, way, out[way], flush=True)
         out[way]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]]
@@ -495,28 +535,33 @@ def beside(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, A
     return about | {"ways": out}
 
 
-def begun(args: Any, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the ways of this part that an interrupted run has measured."""
+def read_measured_ways(args: Any, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of this part that an interrupted run has written."""
     if not args.resume or not args.out.exists():
         return {}
     found = json.loads(args.out.read_text())["parts"].get(args.part, {}).get("result", {})
     return dict(found["ways"]) if about.items() <= found.items() else {}
 
 
-def thickness(name: str, args: Any) -> dict[str, Any]:
-    """Measure tangent distance with and without the tangent of thickness, with all other settings as
+def compare_thickness(name: str, args: Any) -> dict[str, Any]:
+    """Return errors of tangent distance with and without the tangent of thickness, with other settings as
     chosen.
     """
-    settings, search = chosen(args, name, "tangent distance"), Search(name, args)
+    settings, search = read_chosen_settings(args, name, "tangent distance"), Search(name, args)
     ways = {"six tangents": SIX, "and thickness": SEVEN}
     found = {way: search.errors(**settings | {"tangents": used}) for way, used in ways.items()}
     return {way: round(errors["tangent-distance"], 5) for way, errors in found.items()}
 
 
-def extensions(name: str, args: Any) -> dict[str, Any]:
-    """Measure soft assignment at temperatures around the noise of hard assignment, and other likelihoods."""
-    x, y = rows_of(name, "train")
-    noise = fit(name, x, y, args.seed, args.jobs, **chosen(args, name, "plain")).noise_
+def compare_extensions(name: str, args: Any) -> dict[str, Any]:
+    """Measure soft assignment at several temperatures, and other likelihoods.
+
+    Temperatures are multiples of the noise that hard assignment finds.
+    """
+    x, y = load_rows(name, "train")
+    noise = fit_classifier(
+        name, x, y, args.seed, args.jobs, **read_chosen_settings(args, name, "plain")
+    ).noise_
     sigma2 = float(f"{np.mean(noise):.2g}")
     ways: dict[str, dict[str, Any]] = {"hard": {}}
     ways |= {
@@ -527,25 +572,25 @@ def extensions(name: str, args: Any) -> dict[str, Any]:
     ways["own noise"] = {"likelihood": "ppca"}
     ways["own noise, soft"] = {"likelihood": "ppca", "assignment": "soft"}
     ways["factor analysis"] = {"likelihood": "factor-analysis"}
-    return {"sigma2": sigma2} | beside(name, args, ways)
+    return {"sigma2": sigma2} | compare_ways(name, args, ways)
 
 
-def floors(name: str, args: Any) -> dict[str, Any]:
+def compare_floors(name: str, args: Any) -> dict[str, Any]:
     """Measure likelihoods with a lower bound of the noise."""
     ways: dict[str, dict[str, Any]] = {"hard": {}}
     for title, kind in (("own noise", "ppca"), ("factor analysis", "factor-analysis")):
         ways |= {f"{title}, floor {f:g}": {"likelihood": kind, "noise_floor": f} for f in (0.1, 0.3)}
-    return beside(name, args, ways)
+    return compare_ways(name, args, ways)
 
 
-def dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure fixed dimensions."""
+def compare_dims(name: str, args: Any) -> dict[str, Any]:
+    """Measure fixed numbers of latent dimensions."""
     ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in (6, 10, 14, 20)}
-    return beside(name, args, ways)
+    return compare_ways(name, args, ways)
 
 
-def own_dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure sub-classes that keep their own shares of the variance, and one dimension for all."""
+def compare_own_dims(name: str, args: Any) -> dict[str, Any]:
+    """Measure sub-classes that keep a share of their own variance, and a fixed number of dimensions."""
     x, y = smoothed(name, "train", args)
     test_x, test_y = smoothed(name, "test", args)
     rules = {f"own {s:g} of the variance": s for s in (0.8, 0.9, 0.95)} | {f"h = {h}": h for h in (12, 28)}
@@ -553,16 +598,18 @@ def own_dims(name: str, args: Any) -> dict[str, Any]:
     for title, rule in rules.items():
         held_wrong, tests, kept = [], [], []
         for seed in range(args.seeds):
-            for some, held in splits(name, args.seed + seed):
-                found = np.stack([distances(e, x[held]) for e in hard_em(x[some], y[some], rule, seed)])
+            for some, held in split_rows(name, args.seed + seed):
+                found = np.stack(
+                    [class_distances(e, x[held]) for e in fit_hard_em(x[some], y[some], rule, seed)]
+                )
                 held_wrong.append(np.unique(y)[found.argmin(axis=0)] != y[held])
-            experts = hard_em(x, y, rule, seed)
-            found = np.stack([distances(e, test_x) for e in experts])
+            experts = fit_hard_em(x, y, rule, seed)
+            found = np.stack([class_distances(e, test_x) for e in experts])
             tests.append(np.mean(np.unique(y)[found.argmin(axis=0)] != test_y))
             kept += [len(basis) for expert in experts for _, basis in expert]
         out[title] = {
             "held_out": round(float(np.concatenate(held_wrong).mean()), 5),
-            "test": spread(tests),
+            "test": mean_and_deviation(tests),
             "n_dims": {"least": min(kept), "mean": round(float(np.mean(kept)), 1), "largest": max(kept)},
         }
         print(name, title, out[title], flush=True)
@@ -571,26 +618,27 @@ def own_dims(name: str, args: Any) -> dict[str, Any]:
 
 def smoothed(name: str, part: str, args: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return rows with the smoothing that cross-validation chose, and their labels."""
-    x, y = rows_of(name, part)
-    smoothing = chosen(args, name, "plain")["smoothing"]
-    return (x @ make_smoothing_matrix(shape_of(name), smoothing)).astype(np.float32), y
+    x, y = load_rows(name, part)
+    smoothing = read_chosen_settings(args, name, "plain")["smoothing"]
+    return (x @ make_smoothing_matrix(image_shape_of(name), smoothing)).astype(np.float32), y
 
 
+# Mean and basis (h, features) of each sub-class of a class.
 Expert = list[tuple[np.ndarray, np.ndarray]]
 
 
-def hard_em(x: np.ndarray, y: np.ndarray, rule: float, seed: int) -> list[Expert]:
+def fit_hard_em(x: np.ndarray, y: np.ndarray, rule: float, seed: int) -> list[Expert]:
     """Return the mean and the basis (h, features) of ten sub-classes of each class, fitted by hard EM.
 
     A ``rule`` below 1 is the share of its own variance that each sub-class keeps; otherwise it is h.
     """
-    return [_hard_em(x[y == label], rule, seed) for label in np.unique(y)]
+    return [fit_class(x[y == label], rule, seed) for label in np.unique(y)]
 
 
-def _hard_em(x: np.ndarray, rule: float, seed: int) -> Expert:
+def fit_class(x: np.ndarray, rule: float, seed: int) -> Expert:
     labels = KMeans(10, n_init=1, random_state=seed).fit_predict(x)
     for _ in range(30):
-        models = [principal(x[labels == q], rule) for q in np.unique(labels)]
+        models = [find_principal_directions(x[labels == q], rule) for q in np.unique(labels)]
         found = component_distances(models, x).argmin(axis=0)
         if np.array_equal(found, labels):
             break
@@ -598,8 +646,8 @@ def _hard_em(x: np.ndarray, rule: float, seed: int) -> Expert:
     return models
 
 
-def principal(x: np.ndarray, rule: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean of rows and their principal directions."""
+def find_principal_directions(x: np.ndarray, rule: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of rows and their leading principal directions, by the rule of `fit_hard_em`."""
     mean = x.mean(axis=0)
     _, s, v = np.linalg.svd(x - mean, full_matrices=False)
     h = int(np.searchsorted(np.cumsum(s**2), rule * np.sum(s**2)) + 1) if rule < 1 else int(rule)
@@ -607,12 +655,12 @@ def principal(x: np.ndarray, rule: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def component_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
-    """Return squared distances of rows from the planes of the sub-classes (sub-classes, rows)."""
+    """Return squared distances (sub-classes, rows) of rows from the planes of the sub-classes."""
     deviations = [(x - mean, basis) for mean, basis in expert]
     return np.stack([np.sum(d**2, axis=1) - np.sum((d @ basis.T) ** 2, axis=1) for d, basis in deviations])
 
 
-def distances(expert: Expert, x: np.ndarray) -> np.ndarray:
+def class_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
     """Return squared distances of rows from the nearest plane of a class."""
     return component_distances(expert, x).min(axis=0)
 
@@ -620,30 +668,30 @@ def distances(expert: Expert, x: np.ndarray) -> np.ndarray:
 # -- stepwise EM ---------------------------------------------------------------------------------------------
 
 
-def stepwise(name: str, args: Any) -> dict[str, Any]:
-    """Measure stepwise EM and batch EM."""
+def compare_stepwise(name: str, args: Any) -> dict[str, Any]:
+    """Measure batch EM, and stepwise EM of 1 to 3 epochs."""
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
     ways |= {f"stepwise EM, epochs: {n}": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
-    return beside(name, args, ways)
+    return compare_ways(name, args, ways)
 
 
-# Rows of a step; the default is an eighth of the rows.
+# Number of rows of a step; the default is an eighth of all rows.
 STEP_ROWS = (300, 1500)
 
 
-def steps(name: str, args: Any) -> dict[str, Any]:
-    """Measure stepwise EM of three epochs for several batch sizes."""
+def compare_batch_sizes(name: str, args: Any) -> dict[str, Any]:
+    """Measure batch EM, and stepwise EM of three epochs for several numbers of rows per step."""
     online = {"algorithm": "stepwise", "n_epochs": 3}
     ways: dict[str, dict[str, Any]] = {"batch EM": {}, "stepwise EM, epochs: 3": online}
     ways |= {f"stepwise EM, {n:,} rows a step": online | {"batch_rows": n} for n in STEP_ROWS}
-    return beside(name, args, ways)
+    return compare_ways(name, args, ways)
 
 
 # -- sl.Search -----------------------------------------------------------------------------------------------
 
 
-class Reads(sl.Callback):
-    """Rows and bytes that each pass of a search reads."""
+class RecordReads(sl.Callback):
+    """Callback that records the rows and bytes that each pass of a search reads."""
 
     def __init__(self) -> None:
         self.passes: list[dict[str, Any]] = []
@@ -654,24 +702,26 @@ class Reads(sl.Callback):
             print(len(self.passes), self.passes[-1], flush=True)
 
 
-def search(name: str, args: Any) -> dict[str, Any]:
-    """Run one search over sizes and weights on training rows; test its best candidate on the test rows."""
-    x, y = rows_of(name, "train")
-    test_x, test_y = rows_of(name, "test")
-    some, held = next(iter(splits(name, args.seed)))
+def run_search(name: str, args: Any) -> dict[str, Any]:
+    """Run one search over sizes and tangent weights on training rows; measure its best candidate on test
+    rows.
+    """
+    x, y = load_rows(name, "train")
+    test_x, test_y = load_rows(name, "test")
+    some, held = next(iter(split_rows(name, args.seed)))
     large = name.startswith("mnist")
-    candidates = grid(
+    candidates = list_combinations(
         n_components=(50, 100) if large else (10, 20),
         n_dims=(10, 14) if large else (8, 12),
         tangent_weight=(0.0, HEAVY),
         recognition_tangent_weight=(0.0, LIGHT),
     )
     base = sl.LinearMixtureClassifier(
-        tangents=SEVEN, smoothing=0.5, image_shape=shape_of(name), random_state=args.seed
+        tangents=SEVEN, smoothing=0.5, image_shape=image_shape_of(name), random_state=args.seed
     )
-    log = Reads()
+    log = RecordReads()
     with TemporaryDirectory() as folder:
-        rows = stored(f"{folder}/rows.zarr", x[some], y[some])
+        rows = store_rows(f"{folder}/rows.zarr", x[some], y[some])
         found = sl.Search(base, candidates, n_jobs=args.jobs)
         found.fit(rows, validation=(x[held], y[held]), callbacks=log, engine={"cache": 0})
         about = {"rows": len(rows), "row_bytes": rows.nbytes // len(rows)}
@@ -690,12 +740,15 @@ def search(name: str, args: Any) -> dict[str, Any]:
         "reads": log.passes,
     }
     model = found.best_estimator_
-    tests = {"error": scores(model, test_x), "tangent-distance": scores(model, test_x, frame_of(name, {}))}
+    tests = {
+        "error": class_errors(model, test_x),
+        "tangent-distance": class_errors(model, test_x, make_tangent_spec(name, {})),
+    }
     out["test"] = {way: round(float((one.argmin(axis=1) != test_y).mean()), 5) for way, one in tests.items()}
     return out
 
 
-def stored(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
+def store_rows(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
     """Write rows to a dataset on disk, and return it."""
     writer = create_dataset(place, len(x), x.shape[1:], str(x.dtype), y_dtype="uint8")
     for shard in range(writer.n_shards):
@@ -706,14 +759,17 @@ def stored(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
 
 # -- the temperature -----------------------------------------------------------------------------------------
 
+# Numbers of training rows that choose a temperature.
 DRAWN = (1000, 2000, 5000, 20_000)
 
 
-def temperature(name: str, args: Any) -> dict[str, Any]:
-    """Return the temperatures that disjoint samples of training rows choose, as a fit does."""
-    x, y = rows_of(name, "train")
-    test_x, test_y = rows_of(name, "test")
-    model = fit(name, x, y, args.seed, args.jobs, **chosen(args, name, "plain"))
+def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
+    """Return the temperatures that disjoint samples of training rows choose, and their log-loss on test
+    rows.
+    """
+    x, y = load_rows(name, "train")
+    test_x, test_y = load_rows(name, "test")
+    model = fit_classifier(name, x, y, args.seed, args.jobs, **read_chosen_settings(args, name, "plain"))
     fitted = model._fitted
     scale = max(float(fitted.components.noise.mean()) * x.shape[1], 1e-12)
     tried = TemperaturePass(
@@ -731,7 +787,7 @@ def temperature(name: str, args: Any) -> dict[str, Any]:
         tried.accumulate(prepared, Block(x[some], codes[some], None, 0), stats)
         losses.append(np.array(stats["loss"]))
     seconds = time.process_time() - begin
-    of_test, own = scores(model, test_x), np.searchsorted(model.classes_, test_y)
+    of_test, own = class_errors(model, test_x), np.searchsorted(model.classes_, test_y)
 
     def log_loss(t: float) -> float:
         p = probabilities(of_test, t)
@@ -747,7 +803,7 @@ def temperature(name: str, args: Any) -> dict[str, Any]:
         out["draws"][str(rows)] = {
             "draws": parts,
             "temperature": float(f"{found.mean():.3g}"),
-            "spread": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
+            "mean_and_deviation": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
             "log_loss": round(float(np.mean(reported)), 5),
             "worst_log_loss": round(float(np.max(reported)), 5),
         }
@@ -758,13 +814,13 @@ def temperature(name: str, args: Any) -> dict[str, Any]:
 # -- figures -------------------------------------------------------------------------------------------------
 
 
-def hook(angle: np.ndarray) -> np.ndarray:
-    """Return points (n, 2) of a curve that turns back on itself."""
+def hook_points(angle: np.ndarray) -> np.ndarray:
+    """Return points (n, 2) of a curve that turns back on itself, at angles in radians."""
     return np.stack([2 * np.cos(angle), 0.5 * np.sin(angle)], axis=-1)
 
 
-def three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) -> list[list[int]]:
-    """Return the best partition of the points into one line fewer than points.
+def choose_three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) -> list[list[int]]:
+    """Return the best partition of four points into three lines, as lists of indices.
 
     Two points share a line: the pair with the smallest error of points and weighted tangents. If several
     pairs have the same error, the closest pair is taken.
@@ -781,11 +837,11 @@ def three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) -> list
 
 
 def draw_curve(path: Any) -> None:
-    """Draw Figure 1: three linear models of four points, with their tangents and without."""
+    """Draw Figure 1 into a PNG file: three linear models of four points, with their tangents and without."""
     figure = new_figure(9, 3)
     angles = np.deg2rad([150.0, 95.0, 30.0, -30.0])
-    points = hook(angles)
-    tangents = (hook(angles + 1e-4) - points) / 1e-4
+    points = hook_points(angles)
+    tangents = (hook_points(angles + 1e-4) - points) / 1e-4
     tangents /= np.linalg.norm(tangents, axis=1, keepdims=True)
     for ax, weight, title in zip(
         figure.subplots(1, 2, sharex=True, sharey=True),
@@ -793,11 +849,11 @@ def draw_curve(path: Any) -> None:
         ("points alone", "points and tangents"),
         strict=True,
     ):
-        ax.plot(*hook(np.linspace(np.deg2rad(175), np.deg2rad(-75), 200)).T, color="0.7", zorder=0)
+        ax.plot(*hook_points(np.linspace(np.deg2rad(175), np.deg2rad(-75), 200)).T, color="0.7", zorder=0)
         for place, (point, t) in enumerate(zip(points, tangents, strict=True)):
             ax.plot(*np.stack([point - 0.25 * t, point + 0.25 * t]).T, color="k", lw=2.5)
             ax.annotate(str(place + 1), point, (6, 4), textcoords="offset points")
-        for number, group in enumerate(three_lines(points, tangents, weight)):
+        for number, group in enumerate(choose_three_lines(points, tangents, weight)):
             some, t = points[group], tangents[group]
             centred = some - some.mean(axis=0)
             second = centred.T @ centred + weight * t.T @ t
@@ -810,18 +866,18 @@ def draw_curve(path: Any) -> None:
     write_png(figure, path)
 
 
-def images(axes: Any, x: np.ndarray, shape: tuple[int, int], **style: Any) -> None:
+def draw_images(axes: Any, x: np.ndarray, shape: tuple[int, int], **style: Any) -> None:
     """Draw one image into each of the axes."""
     for ax, one in zip(axes, x, strict=True):
         ax.imshow(one.reshape(shape), cmap="gray_r", **style)
         ax.axis("off")
 
 
-def figures(name: str, args: Any) -> dict[str, Any]:
-    """Draw Figures 1, 2 and 3."""
-    x, y = rows_of(name, "train")
-    test_x, test_y = rows_of(name, "test")
-    shape, twos, places = shape_of(name), x[y == 2], []
+def draw_figures(name: str, args: Any) -> dict[str, Any]:
+    """Draw Figures 1, 2 and 3 of the paper into PNG files."""
+    x, y = load_rows(name, "train")
+    test_x, test_y = load_rows(name, "test")
+    shape, twos, places = image_shape_of(name), x[y == 2], []
 
     def place(what: str) -> Any:
         places.append(f"linear_mixture_{what}.png")
@@ -835,19 +891,19 @@ def figures(name: str, args: Any) -> dict[str, Any]:
         d = sl.LinearMixture(
             tangent_weight=weight, recognition_tangent_weight=weight, random_state=args.seed, **common
         ).fit(twos)
-        images(row, d.means_[np.argsort(-d.weights_)], shape, vmin=0, vmax=1)
+        draw_images(row, d.means_[np.argsort(-d.weights_)], shape, vmin=0, vmax=1)
     for row, label in zip(grid_of, "ab", strict=True):
         row[0].set_title(f"({label})", loc="left")
     write_png(figure, place("twos"))
 
-    model = fit(name, x, y, args.seed, args.jobs, n_components=10, n_dims=10)
+    model = fit_classifier(name, x, y, args.seed, args.jobs, n_components=10, n_dims=10)
     one = test_x[test_y == 2][:1]
     figure = new_figure(5.5, 2.8)
     titles = ("a 2", "mean of its model", "reconstruction", "what is left")
     for row, label in zip(figure.subplots(2, 4), (2, 0), strict=True):
         q, found = model.encode(one, label=label)[1][0], model.reconstruct(one, label=label)[0]
-        images(row[:3], np.stack([one[0], model.means_[q], found]), shape, vmin=0, vmax=1)
-        images(row[3:], (one - found), shape, vmin=-1, vmax=1)
+        draw_images(row[:3], np.stack([one[0], model.means_[q], found]), shape, vmin=0, vmax=1)
+        draw_images(row[3:], (one - found), shape, vmin=-1, vmax=1)
         row[3].set_title(f"error {((one[0] - found) ** 2).sum():.1f}", fontsize=8)
         if label == 2:
             for ax, title in zip(row[:3], titles, strict=False):
@@ -862,20 +918,20 @@ def figures(name: str, args: Any) -> dict[str, Any]:
 def main() -> None:
     """Run each part."""
     parts: dict[str, Callable[[str, Any], dict[str, Any]]] = {
-        "choose": choose,
-        "table2": table2,
-        "neighbours": neighbours,
-        "table1": table1,
-        "thickness": thickness,
-        "extensions": extensions,
-        "floors": floors,
-        "dims": dims,
-        "own_dims": own_dims,
-        "stepwise": stepwise,
-        "steps": steps,
-        "search": search,
-        "temperature": temperature,
-        "figures": figures,
+        "choose": choose_settings,
+        "table2": measure_table2,
+        "neighbours": compare_neighbours,
+        "table1": measure_table1,
+        "thickness": compare_thickness,
+        "extensions": compare_extensions,
+        "floors": compare_floors,
+        "dims": compare_dims,
+        "own_dims": compare_own_dims,
+        "stepwise": compare_stepwise,
+        "steps": compare_batch_sizes,
+        "search": run_search,
+        "temperature": measure_temperatures,
+        "figures": draw_figures,
     }
     arguments = parser(__doc__, "linear_mixture_paper")
     arguments.add_argument("--parts", required=True, help=f"of {', '.join(parts)}, with _DATA")

@@ -2,9 +2,9 @@
 
     python benchmarks/linear_mixture_peers.py [--part mfa --mfa MFA.PY] [--threads 1]
 
-Both libraries use the same rows and the same number of threads (--threads). Seconds of a pass are the
-difference of two fits of different length. Log-likelihoods are means in nats per row, and one formula in
-float64 computes them for both libraries.
+Each part compares this package ("ours") with one library ("theirs"). Both use the same rows and the same
+number of threads (--threads). Seconds of a pass are the difference of two fits of different length.
+Log-likelihoods are means in nats per row, and one formula in float64 computes them for both libraries.
 
 mfa       torch-mfa of E. Richardson (--mfa is the path of its mfa.py; needs torch) on MNIST in [0, 1], with
           50 models of 6 factors and one noise each. The results are the processor seconds of a pass, and
@@ -16,8 +16,8 @@ factors   scikit-learn's FactorAnalysis(10): seconds of its fit with the default
           which ours reaches the same log-likelihood (up to .001).
 kmeans    KMeans (Lloyd) and MiniBatchKMeans with one start; ours has n_dims=0, in batch and in stepwise EM.
           The results are the seconds and the final mean squared distance.
-numpy     One pass with hard assignment in plain numpy, float32: residuals, errors, and one product per
-          sub-class for the images.
+numpy     One pass with hard assignment in plain numpy, float32: residuals, errors, and one product of rows
+          and their projections per component.
 
 All parts need SCALELATENT_DATA.
 """
@@ -56,8 +56,9 @@ def load_rows(p: int, part: str = "train") -> np.ndarray:
 def compute_log_likelihood(
     x: np.ndarray, means: np.ndarray, loadings: np.ndarray, noise: np.ndarray, weights: np.ndarray
 ) -> float:
-    """Return the mean log-likelihood of rows under Gaussians with covariance loadings loadings' +
-    diag(noise).
+    """Return the mean log-likelihood of rows under a mixture of Gaussians.
+
+    A component has the covariance loadings loadings' + diag(noise).
     """
     arrays = (np.asarray(a, dtype=np.float64) for a in (means, loadings, noise, weights))
     means, loadings, noise, weights = arrays
@@ -71,7 +72,7 @@ def compute_log_likelihood(
 
 
 def score_density(model: Any, x: np.ndarray) -> float:
-    """Return the mean log-likelihood of rows under one of our densities."""
+    """Return the mean log-likelihood of rows under a fitted mixture of this package."""
     values, noise = model.variances_, model.noise_
     loadings = model.bases_ * np.sqrt(np.maximum(values - noise[:, None], 0.0))[:, None, :]
     wide = np.repeat(noise[:, None], x.shape[1], axis=1)
@@ -93,13 +94,13 @@ def compute_pass_seconds(model: Any) -> float:
 
 
 def fit_density(x: np.ndarray, seed: int, **params: Any) -> Any:
-    """Return one of our densities, fitted."""
+    """Return a fitted mixture of this package with these parameters."""
     common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0}
     return sl.LinearMixture(**common, **params).fit(x)
 
 
 def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -> Any:
-    """Return a fitted model of torch-mfa."""
+    """Return a fitted model of torch-mfa with k components of h factors."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -126,7 +127,7 @@ def score_mfa(model: Any, x: np.ndarray) -> float:
 
 
 def compare_mfa(args: Any) -> dict[str, Any]:
-    """Return seconds and likelihoods of our mixture of factor analysers and of torch-mfa."""
+    """Return seconds and log-likelihoods of a mixture of factor analysers here and in torch-mfa."""
     x, test, k, h = load_rows(784)[: args.rows], load_rows(784, "test"), 50, 6
 
     def theirs(passes: int, seed: int) -> Any:
@@ -155,7 +156,10 @@ def compare_mfa(args: Any) -> dict[str, Any]:
 
 
 def measure_pass(fit: Any, few: int = 1, more: int = 3) -> float:
-    """Return the processor seconds of a pass; other work on the machine changes them little."""
+    """Return the processor seconds of a pass, which other work on the machine changes little.
+
+    ``fit`` receives a number of passes and a seed; it is called with ``few`` and with ``more`` passes.
+    """
     taken = []
     for passes in (few, more):
         begin = time.process_time()
@@ -167,7 +171,7 @@ def measure_pass(fit: Any, few: int = 1, more: int = 3) -> float:
 
 
 def compare_gaussian(args: Any) -> dict[str, Any]:
-    """Return seconds and likelihoods of our density and of GaussianMixture with full covariances."""
+    """Return seconds and log-likelihoods of a mixture here and of GaussianMixture with full covariances."""
     from sklearn.mixture import GaussianMixture
 
     found = {}
@@ -197,7 +201,7 @@ def compare_gaussian(args: Any) -> dict[str, Any]:
 
 
 def compare_factors(args: Any) -> dict[str, Any]:
-    """Return seconds and likelihoods of our factor analysis and of scikit-learn's FactorAnalysis."""
+    """Return seconds and log-likelihoods of factor analysis here and in scikit-learn."""
     from sklearn.decomposition import FactorAnalysis
 
     x = load_rows(256)[:20_000]
@@ -227,7 +231,7 @@ def compare_factors(args: Any) -> dict[str, Any]:
 
 
 def compare_kmeans(args: Any) -> dict[str, Any]:
-    """Return seconds and mean squared distances to centres: ours, KMeans and MiniBatchKMeans."""
+    """Return seconds and mean squared distances to centres: this package, KMeans and MiniBatchKMeans."""
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
     x, k, passes = load_rows(256), 100, 20
@@ -248,15 +252,16 @@ def compare_kmeans(args: Any) -> dict[str, Any]:
         "n_dims=0": {"max_iter": passes - 10},
         "n_dims=0, stepwise": {"algorithm": "stepwise", "n_epochs": 1},
     }
-    a_pass = {"KMeans": (seconds["KMeans"]) / passes}
+    pass_seconds = {"KMeans": seconds["KMeans"] / passes}
     for name, params in ours.items():
         begin = time.perf_counter()
         model = fit_density(x, 0, n_components=k, n_dims=0, **params)
         seconds[name] = time.perf_counter() - begin
         wide = model.means_.astype(np.float32)
         inertia[name] = float(np.mean([_distances(x[i : i + 5000], wide) for i in range(0, len(x), 5000)]))
-        a_pass[name] = compute_pass_seconds(model)
-    return {"rows": len(x), "K": k, "seconds": seconds, "seconds a pass": a_pass, "mean square": inertia}
+        pass_seconds[name] = compute_pass_seconds(model)
+    out = {"rows": len(x), "K": k, "seconds": seconds, "seconds a pass": pass_seconds}
+    return out | {"mean square": inertia}
 
 
 def _distances(x: np.ndarray, means: np.ndarray) -> float:
@@ -265,13 +270,13 @@ def _distances(x: np.ndarray, means: np.ndarray) -> float:
 
 
 def compare_numpy_pass(args: Any) -> dict[str, Any]:
-    """Return the seconds of our pass and of a pass in a few lines of numpy."""
+    """Return the seconds of a pass here, and of a pass in a few lines of numpy."""
     x, k, h, q = load_rows(256)[:20_000], 100, 10, 16
     rng = np.random.default_rng(args.seed)
     means = x[rng.choice(len(x), k, replace=False)]
     bases = np.linalg.qr(rng.normal(size=(k, 256, q)))[0].astype(np.float32)
 
-    def one() -> None:
+    def run_pass() -> None:
         errors = np.empty((len(x), k), dtype=np.float32)
         for j in range(k):
             r = x - means[j]
@@ -281,8 +286,8 @@ def compare_numpy_pass(args: Any) -> dict[str, Any]:
             r = x[best == j] - means[j]
             r.T @ (r @ bases[j])
 
-    one()
-    theirs = min(measure_seconds(one) for _ in range(3))
+    run_pass()
+    theirs = min(measure_seconds(run_pass) for _ in range(3))
     ours = compute_pass_seconds(fit_density(x, 0, n_components=k, n_dims=h, max_iter=6))
     return {
         "rows": len(x),

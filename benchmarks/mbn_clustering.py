@@ -14,11 +14,12 @@
                                                                      synthetic points (Figures 5, 6, 10)
 
 Each data set is clustered by k-means (the best of 50 starts by inertia) on four inputs: raw features; PCA
-with 98 % of the variance; the same, whitened, which resembles the column of the paper; and the output of
+with 98 % of the variance; the same PCA, whitened, which resembles the column of the paper; and the output of
 networks with as many components as classes. The results are NMI and accuracy in percent, as mean and
-standard deviation over --seeds networks; 3 seeds if a fit takes more than a minute. The decays are those of
---decays, and decay="auto". The results have the NMI of "auto" minus the best NMI, and minus the NMI of the
-default.
+standard deviation over --seeds networks; 3 seeds if a fit takes more than a minute. The decay of a network is
+the ratio of the numbers of centroids in consecutive layers; k1 is the number in the first layer. The decays
+are those of --decays, and decay="auto". The results have the NMI of "auto" minus the best NMI, and minus the
+NMI of the default.
 
 In the part mnist all decays share one first layer, and "auto" uses the network of the decay that it
 chooses. Needs SCALELATENT_DATA. These commands measure "auto" again and keep the decays of earlier runs, or
@@ -60,6 +61,7 @@ from scalelatent.models.mbn.report import collect_network
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
+# Networks whose fits take longer than this have fewer seeds.
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 # NMI and accuracy of the paper in percent, each with its spread: raw, PCA, MBN (decay 0.5), MBN (best decay).
@@ -85,7 +87,7 @@ NAMES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil20": "
 
 
 def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and classes of a data set."""
+    """Return the rows and the classes of a data set; the seed draws the images of "mnist5000"."""
     if name in ("wine", "digits"):
         from sklearn.datasets import load_digits, load_wine
 
@@ -102,19 +104,19 @@ def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     (x, y), (xt, yt) = mnist(), mnist(part="test")
     if name == "mnist":
         return np.concatenate([x, xt]), np.concatenate([y, yt])
-    rng = np.random.default_rng(seed)  # The set has 500 images of each digit.
+    rng = np.random.default_rng(seed)  # "mnist5000" has 500 random images of each digit.
     rows = np.sort(np.concatenate([rng.permutation(np.flatnonzero(y == c))[:500] for c in range(10)]))
     return np.ascontiguousarray(x[rows]), y[rows]
 
 
 def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
-    """Return the scores of k-means on fixed features, over seeds of k-means."""
+    """Return NMI and accuracy of k-means on the rows x, over seeds of k-means."""
     scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
     return summary([(score.nmi, score.accuracy) for score in scores])
 
 
 def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return mean and standard deviation in percent."""
+    """Return mean and standard deviation in percent of pairs (NMI, accuracy)."""
     values = 100 * np.array(pairs)
     return {
         "nmi": round(float(values[:, 0].mean()), 2),
@@ -147,7 +149,10 @@ def networks(
     earlier: dict[str, Any] | None = None,
     **params: Any,
 ) -> dict[str, Any]:
-    """Return the scores of networks of several seeds, after the seeds that ``earlier`` has."""
+    """Return NMI, accuracy and seconds of networks of several seeds.
+
+    Seeds that the result ``earlier`` has are not fitted again.
+    """
     c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
     first = earlier["seeds"] if earlier else 0
     if first >= seeds and earlier:
@@ -173,8 +178,16 @@ def networks(
     return found | {"ks": [int(k) for k in ks]}
 
 
+def project_codes(model: Any, layers: Any, codes: np.ndarray, seed: int) -> np.ndarray:
+    """Return the output of a network for the codes of its last layer, as ``fit_transform`` computes it."""
+    model.seed_, model._layers = seed, layers
+    components = layer_components(model, len(layers), sl.Dataset.from_arrays(codes))
+    projection = CodeProjection.from_components(components)
+    return projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
+
+
 class FirstLayer:
-    """Codes of all rows by the first layer, which is the same for all decays of one seed."""
+    """Codes of the first layer for all rows; all networks of one seed have the same first layer."""
 
     def __init__(self, x: np.ndarray, args: Any, **params: Any) -> None:
         fixed = {"n_components": 10, "n_classes": 10, "random_state": args.seed}
@@ -193,18 +206,15 @@ class FirstLayer:
         return plan_layers(self._model(decay), self.train, decay, seed)
 
     def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
-        """Return the output of ``fit_transform`` of a network with this decay, and the k of its layers."""
-        model, layers, codes = self._model(decay), self._layers(decay), self.codes
+        """Return the output of a network with this decay, and the numbers of centroids of its layers."""
+        layers, codes = self._layers(decay), self.codes
         for layer in layers[1:]:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
-        model.seed_, model._layers = int(self.params["random_state"]), layers
-        components = layer_components(model, len(layers), sl.Dataset.from_arrays(codes))
-        projection = CodeProjection.from_components(components)
-        z = projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
+        z = project_codes(self._model(decay), layers, codes, int(self.params["random_state"]))
         return z, [layer.k for layer in layers]
 
     def network(self, y: np.ndarray, decay: float, restarts: int) -> dict[str, Any]:
-        """Return scores of the network with this decay."""
+        """Return NMI, accuracy and seconds of the network with this decay."""
         begin = time.perf_counter()
         z, ks = self.output(decay)
         above = time.perf_counter() - begin
@@ -218,7 +228,7 @@ class FirstLayer:
 
 
 def tables(name: str, args: Any) -> dict[str, Any]:
-    """Return the scores of raw features, PCA and networks of all decays on one data set."""
+    """Return the results of raw features, PCA and networks of all decays on one data set."""
     x, y = load(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
@@ -226,10 +236,10 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     rows = x.astype(np.float32 if x.dtype == np.uint8 else np.float64)
     if not args.skip_baselines:
         few = (y, 1 if len(x) > 20_000 else args.seeds, min(10, args.restarts), args.jobs)
-        of = few if len(x) > 2000 else common
-        out["raw"] = baseline(rows, *of)
+        options = few if len(x) > 2000 else common
+        out["raw"] = baseline(rows, *options)
         for key, whiten in (("pca", False), ("pca_whitened", True)):
-            out[key] = baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *of)
+            out[key] = baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *options)
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     params["n_pools"] = args.pools
     decays = tuple(float(d) for d in args.decays.split(","))
@@ -243,7 +253,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
             found = networks(x, *common, earlier, decay=decay, **params)
         out["decays"][str(decay)] = found
         print(name, decay, found, flush=True)
-        keep(args, name, out)  # An interrupted run keeps the decays that it has finished.
+        write_part(args.out, name, args.seed, out)  # An interrupted run keeps the decays so far.
     if name == "mnist" and not args.skip_auto:
         out["auto"] = choices(x, out["classes"], args)
     elif not args.skip_auto:
@@ -258,7 +268,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     if "0.5" in out["decays"]:
         out["default"] = out["decays"]["0.5"]
     if name == "mnist" and str(chosen := out.get("auto", {}).get("chosen", [None])[0]) in out["decays"]:
-        # The networks have the first seed, so that its choice counts.
+        # There is one network per decay, with the first seed, so the choice of that seed counts.
         out["auto"] |= {key: out["decays"][str(chosen)][key] for key in ("nmi", "accuracy", "seeds")}
     for other in ("best", "default"):
         if other in out and "nmi" in out.get("auto", {}):
@@ -269,13 +279,8 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-def keep(args: Any, name: str, found: dict[str, Any]) -> None:
-    """Write the results so far."""
-    write_part(args.out, name, args.seed, found)
-
-
 def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
-    """Return the decays that "auto" chooses with some seeds, and the seconds of a choice."""
+    """Return the decays that "auto" chooses with several seeds, and the seconds of a choice."""
     from scalelatent.models.mbn.decay import choose_decay
 
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, n_clusterings=args.clusterings, n_jobs=args.jobs)
@@ -289,7 +294,7 @@ def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str
 
 
 def _earlier(path: Any, name: str) -> dict[str, Any]:
-    """Return the results of earlier runs on a data set, which stay if this run skips them."""
+    """Return the results of earlier runs on a data set, of which parts that this run skips remain."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
         return {}
@@ -298,7 +303,10 @@ def _earlier(path: Any, name: str) -> dict[str, Any]:
 
 
 def embed_spectrally(distances: np.ndarray, width: float, d: int) -> np.ndarray:
-    """Return the rows of the leading eigenvectors, as Ng, Jordan and Weiss (2002) scale them."""
+    """Return the spectral embedding (rows, d) of Ng, Jordan and Weiss (2002): scaled leading eigenvectors.
+
+    The kernel is a Gaussian of the distances (rows, rows) with this width.
+    """
     from scipy.linalg import eigh
 
     weights = np.exp(-(distances**2) / (2 * width**2))
@@ -310,10 +318,11 @@ def embed_spectrally(distances: np.ndarray, width: float, d: int) -> np.ndarray:
 
 
 def spectral(args: Any) -> dict[str, Any]:
-    """Cluster by the kernel widths of the paper: 2^-4 times the mean distance of two rows, and the best.
+    """Return scores of spectral clustering with the kernel width of the paper, and with the best width.
 
-    The paper gives the kernel's width but not its formula, nor whether a row is its own neighbour. The
-    formula of Ng et al. is used here: exp(-d^2 / 2 width^2) with zeros on the diagonal.
+    The paper's width is 2^-4 times the mean distance of two rows. The paper gives neither the formula of the
+    kernel nor whether a row is its own neighbour. This function uses the formula of Ng et al.:
+    exp(-d^2 / 2 width^2) with zeros on the diagonal.
     """
     from scipy.spatial.distance import pdist, squareform
 
@@ -336,7 +345,7 @@ def spectral(args: Any) -> dict[str, Any]:
 
 
 def sweeps(args: Any) -> dict[str, Any]:
-    """Return scores for values of V, and of a at V = 100, on the 5,000 images (Figure 11)."""
+    """Return scores for numbers of clusterings V, and for shares of features a at V = 100 (Figure 11)."""
     x, y = load("mnist5000", args.seed)
     common = (y, FEW_SEEDS, args.restarts, args.jobs)
     out: dict[str, Any] = {"V": {}, "a": {}}
@@ -352,7 +361,7 @@ def sweeps(args: Any) -> dict[str, Any]:
 def first_layers(args: Any) -> dict[str, Any]:
     """Return scores for values of k1 on the 5,000 images.
 
-    571 is the same share of 5,000 as 8,000 is of 70,000; 2,500 is the default.
+    571 is as large a share of 5,000 as 8,000 is of 70,000; 2,500 is the default.
     """
     x, y = load("mnist5000", args.seed)
     out = {}
@@ -365,9 +374,9 @@ def first_layers(args: Any) -> dict[str, Any]:
 
 
 def first_layers_of_all(args: Any) -> dict[str, Any]:
-    """Return scores for two values of k1 on all images, with 100 clusterings.
+    """Return scores for two values of k1 on all 70,000 images, with 100 clusterings.
 
-    The default is 35,000; with 400 clusterings it would take hours.
+    35,000 is the default; with 400 clusterings it would take hours.
     """
     x, y = load("mnist", args.seed)
     out = {}
@@ -379,7 +388,7 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
 
 
 def half_of_all(args: Any) -> dict[str, Any]:
-    """Return scores of networks of all images with the default k1, half of the rows, in 40 pools."""
+    """Return scores of networks of all 70,000 images with the default k1, half of the rows, in 40 pools."""
     x, y = load("mnist", args.seed)
     out = _earlier(args.out, "half_mnist")
     first = FirstLayer(x, args, n_clusterings=args.clusterings, k1=len(x) // 2, n_pools=40)
@@ -387,12 +396,12 @@ def half_of_all(args: Any) -> dict[str, Any]:
         found = first.network(y, decay, args.restarts)
         out[f"{args.clusterings} clusterings, decay {decay}"] = found
         print(args.clusterings, decay, found, flush=True)
-        keep(args, "half_mnist", out)
+        write_part(args.out, "half_mnist", args.seed, out)
     return out
 
 
 def figures(args: Any) -> dict[str, Any]:
-    """Draw the figures of the parts that the file has."""
+    """Draw the figures of the parts whose results the JSON file has."""
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     drawn: list[str] = []
 
@@ -400,13 +409,13 @@ def figures(args: Any) -> dict[str, Any]:
         write_png(figure, RESULTS / f"mbn_{name}.png")
         drawn.append(f"mbn_{name}.png")
 
-    of_decay = [
+    by_decay = [
         _sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
         for name, title in NAMES.items()
         if len(parts.get(name, {}).get("result", {}).get("decays", {})) > 1
     ]
-    if of_decay:
-        draw(plot_sweeps(of_decay, "decay"), "decay")
+    if by_decay:
+        draw(plot_sweeps(by_decay, "decay"), "decay")
     if "sweeps" in parts:
         found = parts["sweeps"]["result"]
         draw(plot_sweeps([_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
@@ -492,7 +501,7 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in parts]:
         raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
     for name in wanted:
-        keep(args, name, parts[name](args))
+        write_part(args.out, name, args.seed, parts[name](args))
 
 
 if __name__ == "__main__":

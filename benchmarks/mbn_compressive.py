@@ -4,9 +4,10 @@
     python benchmarks/mbn_compressive.py --parts mnist --fitted FOLDER       after `mbn_fit.py --keep FOLDER`
     python benchmarks/mbn_compressive.py --parts rcv1
 
-mnist  A CompressiveMBN learns the output of a bootstrap network for training images, with two and with ten
-       components. The results are its explained variance on training and test images, NMI and accuracy of
-       k-means on both outputs, and how many times faster it predicts.
+mnist  A CompressiveMBN, a small neural network, learns the output of a bootstrap network for training
+       images, with two and with ten components. The results are its explained variance on training and test
+       images, NMI and accuracy of k-means on the outputs of both networks, and how many times faster it
+       predicts.
 rcv1   The same for documents with five components; retrieval accuracy replaces the clusters.
 
 Needs SCALELATENT_DATA and torch.
@@ -34,9 +35,10 @@ def call_timed(call: Any) -> tuple[Any, float]:
 def compress(
     x: Any, z: np.ndarray, xt: Any, zt: np.ndarray, slow: float, args: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Fit the small network; return it, its scores and its times.
+    """Fit the small network to outputs z of rows x; return it, its explained variance and its times.
 
-    ``slow`` is the number of seconds that the bootstrap network needs for the test rows.
+    ``xt`` and ``zt`` are test rows and their outputs; ``slow`` is the number of seconds that the bootstrap
+    network needs for the test rows.
     """
     small = sl.CompressiveMBN(n_epochs=args.epochs, random_state=args.seed, n_jobs=args.jobs)
     _, fit = call_timed(lambda: small.fit(x, z))
@@ -52,7 +54,9 @@ def compress(
 
 
 def fit_network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return the outputs for training and test images, and the seconds of the fit and of the test images."""
+    """Return the network's outputs for training and test images, and the seconds of the fit and of test
+    images.
+    """
     if args.fitted:
         with np.load(args.fitted / "outputs.npz") as kept:
             z, zt, (seconds, slow) = kept["train"], kept["test"], kept["seconds"].tolist()
@@ -69,7 +73,7 @@ def fit_network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, n
 
 
 def compress_mnist(args: Any) -> dict[str, Any]:
-    """Return the results for images; the first two of ten components are those of a network of two."""
+    """Return the results for images, with the first two and with all ten components of a network."""
     x, (xt, yt) = mnist(slice(0, args.rows))[0], mnist(part="test")
     z, zt, seconds, slow = fit_network(x, xt, args)
     print(f"network: {seconds:.0f} s", flush=True)
@@ -86,7 +90,7 @@ def compress_mnist(args: Any) -> dict[str, Any]:
 
 
 def compress_rcv1(args: Any) -> dict[str, Any]:
-    """Return the results for documents."""
+    """Return explained variance, times and retrieval accuracy for documents."""
     counts, topics, names = rcv1_subset()
     order = np.random.default_rng(args.seed).permutation(counts.shape[0])
     half = len(order) // 2

@@ -2,21 +2,22 @@
 
     python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 10]
 
-The small networks of decay="auto" are fitted for each decay to at most 1,000 rows of each data set: two
-networks with all features, and two with half of the features. The NMI of a decay compares the classes with
-k-means on the output of the first two networks. Each way chooses a decay. Its loss is the NMI of the best
-decay minus the NMI of the chosen decay, in points. The ways are:
+The decay is the ratio of the numbers of centroids in consecutive layers of a bootstrap network. The small
+networks of decay="auto" are fitted for each decay to at most 1,000 rows of each data set: two networks with
+all features, and two with half of the features. The NMI of a decay compares the classes with k-means on the
+output of the first two networks. Each way chooses a decay. Its loss is the NMI of the best decay minus the
+NMI of the chosen decay, in points. The ways are:
 
     outputs      the best linear centred kernel alignment of the outputs of two seeds
     silhouette   the best silhouette of the clusters in the output
     seeds        the best adjusted mutual information between the clusters of two seeds with all features
     halves       the same between a network with all features and one with half of them
     grid         the best mean of the five agreements of seeds and halves, over all decays
-    auto         the same, over the decays up to a score far below the best one, which decay="auto" uses
+    auto         the best mean over the decays up to a score below the best one; decay="auto" uses this
     tolerant     among decays within one standard error of "grid", the one nearest to 0.5
 
-Each fixed decay has a loss as well. "cpu_seconds" are the seconds of the small networks and their scores, for
-"grid" and for "auto". Needs SCALELATENT_DATA, and about five seconds of one core for each set and seed.
+Each fixed decay has a loss as well. "cpu_seconds" are the seconds of the small networks and their scores,
+for "grid" and for "auto". Needs SCALELATENT_DATA, and about five seconds of one core for each set and seed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from scalelatent.evaluation import nmi
 from scalelatent.models.mbn import decay as choice
 from scalelatent.models.mbn.model.layers import Layer
 
+# Scores of a decay that a way maximises.
 CRITERIA = ("outputs", "silhouette", "seeds", "halves", "grid")
 
 
@@ -48,14 +50,14 @@ def load_rows(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compute_alignment(a: np.ndarray, b: np.ndarray) -> float:
-    """Return linear centred kernel alignment of two outputs, 0 to 1."""
+    """Return the linear centred kernel alignment of two outputs (rows, components), from 0 to 1."""
     a, b = a - a.mean(axis=0), b - b.mean(axis=0)
     own = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
     return float(np.linalg.norm(a.T @ b) ** 2 / own) if own else 0.0
 
 
 def judge_decays(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[str, float]]:
-    """Return the criteria that could choose a decay, the NMI with the classes and CPU seconds, by decay."""
+    """Return the scores of each decay, its NMI with the classes, and CPU seconds."""
     from sklearn.metrics import silhouette_score
 
     begin = time.process_time()
@@ -90,14 +92,14 @@ def judge_decays(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[st
 
 
 def compute_output(first: Layer, ks: tuple[int, ...], codes: np.ndarray, d: int) -> np.ndarray:
-    """Return the output of a small network."""
+    """Return the output (rows, d) of a small network: the codes of its first layer are given."""
     for layer in choice._make_upper_layers(first, ks):
         codes = choice.code_rows(layer, codes, codes, 1, "cpu")
     return choice.compute_output(codes, d, "cpu")
 
 
 def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
-    """Return the decay that each criterion chooses."""
+    """Return the decay that each way chooses; ``run`` has the scores of one seed by decay."""
     chosen = {name: max(run, key=lambda d, n=name: run[d][n]) for name in CRITERIA}  # type: ignore[misc]
     tried = list_tried_decays(run)
     chosen["auto"] = max(tried, key=lambda d: run[d]["grid"])
@@ -107,7 +109,7 @@ def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
 
 
 def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
-    """Return the decays that are tried until a score is far below the best one."""
+    """Return the decays that decay="auto" tries: all up to one whose score is below the best by MARGIN."""
     best = 0.0
     for count, (decay, found) in enumerate(run.items(), 1):
         best = max(best, found["grid"])

@@ -90,7 +90,7 @@ def plot_densities(examples: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndar
 def plot_outlier(
     rows: np.ndarray, pca: np.ndarray, output: np.ndarray, codes: np.ndarray, outlier: int
 ) -> Figure:
-    """Draw two classes and one far point: data, PCA and the network (the paper's Figure 6)."""
+    """Draw two classes and a distant point: the data, their PCA and the network's output (Figure 6)."""
     figure = new_figure(8.4, 2.9)
     kept = np.arange(len(rows)) != outlier
     for axes, points, title in zip(
@@ -102,13 +102,14 @@ def plot_outlier(
     return figure
 
 
-# Points of uneven density, like those of the paper's Figures 5 and 6. The sets of the paper (Jain and Law,
-# 2005; Chang and Yeung, 2008; Zahn, 1971) were drawn by hand; these sets are random and have similar shapes.
+# Points (n, 2) and their classes. The points have uneven density, like those of the paper's Figures 5 and 6.
+# The sets of the paper (Jain and Law, 2005; Chang and Yeung, 2008; Zahn, 1971) were drawn by hand; these sets
+# are random and have similar shapes.
 Points = tuple[np.ndarray, np.ndarray]
 
 
 def draw_gaussians(rng: np.random.Generator) -> Points:
-    """Draw two dense classes and a sparse one."""
+    """Return points of two dense classes and a sparse one."""
     spreads, sizes = (0.25, 0.5, 1.6), (150, 150, 150)
     centres = np.array([[0.0, 0.0], [3.0, 0.5], [1.0, 5.5]])
     parts = [c + s * rng.normal(size=(n, 2)) for c, s, n in zip(centres, spreads, sizes, strict=True)]
@@ -121,21 +122,23 @@ def draw_arc(rng: np.random.Generator, n: int, span: tuple[float, float], width:
 
 
 def draw_crescents(rng: np.random.Generator) -> Points:
-    """Draw two crescents, one three times as dense as the other (like the set of Jain and Law)."""
+    """Return points of two crescents, one three times as dense as the other (like the set of Jain and
+    Law).
+    """
     upper = draw_arc(rng, 100, (0, 1), 0.09)
     lower = draw_arc(rng, 280, (1, 2), 0.09) + np.array([1.0, 0.35])
     return np.concatenate([upper, lower]), np.repeat([0, 1], [100, 280])
 
 
 def draw_path(rng: np.random.Generator) -> Points:
-    """Draw two clouds inside a ring with a gap (like the path-based set of Chang and Yeung)."""
+    """Return points of two clouds inside a ring with a gap (like the path-based set of Chang and Yeung)."""
     ring = 2.2 * draw_arc(rng, 130, (-0.35, 1.35), 0.06)
     clouds = [c + 0.42 * rng.normal(size=(100, 2)) for c in ((-0.95, 0.0), (0.95, 0.0))]
     return np.concatenate([ring, *clouds]), np.repeat(np.arange(3), [130, 100, 100])
 
 
 def draw_compound(rng: np.random.Generator) -> Points:
-    """Draw clusters inside, next to and on top of clusters (like the compound set of Zahn)."""
+    """Return points of clusters inside, next to and on top of clusters (like the compound set of Zahn)."""
     parts = [
         np.array([0.0, 0.0]) + 0.35 * rng.normal(size=(60, 2)),
         1.5 * draw_arc(rng, 110, (0.0, 2.0), 0.05),
@@ -155,7 +158,7 @@ _MAKERS: dict[str, Callable[[np.random.Generator], Points]] = {
 }
 
 SHAPES = tuple(_MAKERS)
-"""Names for `synthetic_points`."""
+"""Names of shapes for `synthetic_points`."""
 
 
 def synthetic_points(shape: str, seed: int = 0) -> Points:

@@ -2,12 +2,13 @@
 
     python benchmarks/mbn_fit.py [--clusterings 400] [--k1 8000] [--pools auto,paper]
 
-The results are the seconds of each stage of a fit, the seconds that the matrix products of the first layer
-need at the machine's rate (sgemm of the same shapes on all cores, measured before and after the fit), the
-seconds of the transform of the 10,000 test images in memory, and the peak memory. The time of the first
-layer grows with the number of clusterings, and the time of the upper layers with its square, so that few
-clusterings measure the first layer quickly. --keep FOLDER saves both outputs for `mbn_compressive.py
---fitted`. Needs SCALELATENT_DATA.
+With pools, several clusterings draw their centroids from the same random rows. The results are the seconds
+of each stage of a fit, the seconds that the matrix products of the first layer need at the machine's rate
+(sgemm of the same shapes on all cores, measured before and after the fit), the seconds of the transform of
+the 10,000 test images in memory, and the peak memory. The time of the first layer grows with the number of
+clusterings, and the time of the upper layers with its square, so that few clusterings measure the first
+layer quickly. --keep FOLDER saves the outputs of training and test images for `mbn_compressive.py --fitted`.
+Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import scalelatent as sl
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.evaluation import kmeans_scores
 
+# Seconds of the transform of the test images in the paper (section 5.6).
 PAPER_TRANSFORM_SECONDS = 4857.0
 
 
@@ -50,9 +52,9 @@ class StageSeconds(sl.Callback):
 
 
 def measure_sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> float:
-    """Return the operations per second of products of 4,096 rows with k centroids.
+    """Return the operations per second of float32 products of 4,096 rows with k centroids.
 
-    Each thread runs a BLAS of one thread.
+    Each of ``threads`` threads runs a BLAS of one thread.
     """
     rng, rows = np.random.default_rng(0), 4096
     x = [rng.random((rows, columns), dtype=np.float32) for _ in range(threads)]
@@ -68,7 +70,7 @@ def measure_sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> f
 
     with single_threaded(), ThreadPoolExecutor(threads) as pool:
         for _ in range(rounds):
-            # The threads measure the times, because the waiting thread may wake up much later.
+            # The threads read the clock themselves, because the main thread may wake up much later.
             begins, ends = zip(*pool.map(work, range(threads)), strict=True)
             best = min(best, max(ends) - min(begins))
     return threads * 2.0 * rows * k * columns / best

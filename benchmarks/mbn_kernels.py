@@ -2,18 +2,18 @@
 
     python benchmarks/mbn_kernels.py
 
-dense   Operations per second of the nearest of k centroids on half of the columns of MNIST; rows are uint8,
-        as on disk. Without SCALELATENT_DATA the rows are noise of the same shape. They are compared with
-        sgemm of the same shapes into an existing buffer, with a large square product, with tiles of BLAS
-        and numpy's argmax, and with faiss-cpu if it is installed.
-codes   Nanoseconds of a look-up (row x clustering x clustering below) in the layers of 8,000 to 31
-        centroids, for eight clusterings at once as in a fit, and for one. The codes are those of random
-        clusterings of the same rows. The results also show how many times longer a float32 one-hot product
-        takes, scaled up from the rows that fit in memory.
-sparse  Microseconds of the nearest centroids of documents on half of the columns: RCV1's subset with its
-        2,000 most frequent stems and with its full vocabulary, as counts and as logarithms of counts.
+dense   Operations per second of finding the nearest of k centroids by half of the columns of MNIST; rows are
+        uint8, as on disk. Without SCALELATENT_DATA the rows are noise of the same shape. The rate is
+        compared with sgemm (float32 product) of the same shapes into an existing buffer, with a large square
+        product, with tiles of BLAS and numpy's argmax, and with faiss-cpu if it is installed.
+codes   Nanoseconds of a look-up in the layers of 8,000 to 31 centroids, for eight clusterings at once as in
+        a fit, and for one. A look-up compares one code of a row, from one clustering of the layer below,
+        with all centroids. The codes are those of random clusterings of the same rows. The results also show
+        how many times longer a float32 one-hot product takes, scaled up from the rows that fit in memory.
+sparse  Microseconds of finding the nearest centroids of documents by half of the columns: RCV1's subset with
+        its 2,000 most frequent stems and with its full vocabulary, as counts and as logarithms of counts.
         Without SCALELATENT_DATA columns are drawn by Zipf's law at the same density. The results show how
-        many times faster this is than making the rows dense and than the dense kernel alone, and the
+        many times faster the kernel is than making the rows dense and than the dense kernel alone, and the
         multiply-adds per row and centroid.
 """
 
@@ -31,7 +31,9 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
 
+# Size of a tile of the search by BLAS and numpy.
 TILE_ROWS, TILE_CENTROIDS = 1024, 512
+# Number of clusterings that a fit computes at once.
 SETS = 8
 
 
@@ -44,7 +46,7 @@ def load_images(n: int, seed: int) -> tuple[np.ndarray, str]:
 
 
 def find_by_blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the nearest centroids from tiles of a matrix product and numpy's argmax, without a kernel."""
+    """Return the nearest centroids of rows x by tiles of a matrix product and numpy's argmax."""
     half = 0.5 * np.einsum("jc,jc->j", w, w)
     out = np.empty(len(x), dtype=np.int64)
     for a in range(0, len(x), TILE_ROWS):
@@ -60,7 +62,9 @@ def find_by_blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def measure_dense_rates(k: int, seed: int) -> dict[str, Any]:
-    """Return the giga floating-point operations per second of each way, and the number of different codes."""
+    """Return the GFlop/s of each way to find the nearest of k centroids, and the number of codes that
+    differ.
+    """
     rows, what = load_images(60_000, seed)
     rng = np.random.default_rng(seed)
     x, columns = rows[:4096], np.sort(rng.permutation(784)[:392])
@@ -100,9 +104,10 @@ def measure_dense_rates(k: int, seed: int) -> dict[str, Any]:
 
 
 def draw_random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.ndarray, str]:
-    """Return codes of rows by clusterings of few columns, and the name of the rows.
+    """Return codes (n, clusterings) of rows by random clusterings with ``below`` centroids, and the rows'
+    name.
 
-    Few columns make the clusterings fast, and their codes are as uneven as in real fits.
+    The clusterings use few columns, which makes them fast; their codes are as uneven as in real fits.
     """
     rows, what = load_images(n, seed)
     rng = np.random.default_rng(seed)
@@ -117,7 +122,10 @@ def draw_random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[
 def measure_code_look_ups(
     codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS
 ) -> dict[str, Any]:
-    """Measure the search for nearest centroids in an upper layer, for 8,192 rows of codes."""
+    """Return the times of finding nearest centroids in an upper layer, for 8,192 rows of codes.
+
+    The layer has k centroids and ``sets`` clusterings; the layer below has ``below`` centroids.
+    """
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]
     x = np.ascontiguousarray(codes[:8192])
@@ -157,7 +165,9 @@ def to_one_hot(codes: np.ndarray, below: int) -> np.ndarray:
 
 
 def load_documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
-    """Return rows with counts of the most frequent stems (None: all stems), without empty rows."""
+    """Return CSR rows of counts of the most frequent stems (None: all stems), without empty rows, and their
+    name.
+    """
     file = Path(os.environ.get("SCALELATENT_DATA", "")) / "rcv1" / "rcv1v2_subset27613.npz"
     if file.exists():
         with np.load(file) as arrays:
@@ -181,7 +191,7 @@ def load_documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
 
 
 def take_rows(x: CsrRows, rows: np.ndarray) -> CsrRows:
-    """Return the rows with these numbers."""
+    """Return the CSR rows with these indices."""
     lengths = np.diff(x.indptr)[rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     at = np.repeat(x.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
@@ -189,7 +199,10 @@ def take_rows(x: CsrRows, rows: np.ndarray) -> CsrRows:
 
 
 def measure_sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict[str, Any]:
-    """Measure CSR rows of counts or of their logarithms, and the same rows made dense."""
+    """Return the times of finding nearest centroids of CSR rows, and of the same rows made dense.
+
+    The rows are counts, or logarithms of counts.
+    """
     rng = np.random.default_rng(seed)
     rows, what = load_documents(vocabulary, seed)
     if not counts:

@@ -3,6 +3,8 @@
     python benchmarks/mbn_million.py FOLDER --parts digits,documents
 
 digits     1,000,000 infinite digits from MNIST rows 0:50000, V = 32, k1 = 2,000.
+pools      The same digits with V = 32 and a draw of centroids for each clustering (n_pools = "paper"), then
+           with V = 200 and the default number of pools: seconds of both fits in one run.
 documents  804,414 documents, resampled from the subset of RCV1-v2 (counts of the 2,000 most frequent
            terms): sparse rows, cosine metric, V = 32, k1 = 500.
 
@@ -78,6 +80,34 @@ def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, An
     return found
 
 
+def compare_pools(ds: sl.Dataset, args: Any) -> dict[str, Any]:
+    """Fit V = 32 as the paper and V = 200 with pools, both on a cluster; return their seconds and ratio."""
+    found: dict[str, Any] = {"rows": len(ds), "workers": args.workers}
+    for name, clusterings, pools in (("paper", 32, "paper"), ("pools", 200, "auto")):
+        model = sl.MultilayerBootstrapNetwork(
+            k1=2000,
+            n_classes=10,
+            n_components=10,
+            n_clusterings=clusterings,
+            n_pools=pools,
+            decay=0.5,
+            random_state=args.seed,
+        )
+        with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
+            print(f"{name}: dashboard: {client.dashboard_link}", flush=True)
+            begin = time.perf_counter()
+            model.fit(ds, run_dir=args.folder / f"run-{name}-{len(ds)}-{time.time_ns()}")
+            seconds = time.perf_counter() - begin
+            peaks = client.run(peak_bytes)
+        found[name] = {
+            "clusterings": clusterings,
+            "seconds": round(seconds, 1),
+            "peak_worker_mib": round(max(peaks.values()) / 2**20),
+        }
+        print(name, found[name], flush=True)
+    return found | {"times_paper": round(found["pools"]["seconds"] / found["paper"]["seconds"], 3)}
+
+
 def main() -> None:
     """Run each part."""
     arguments = parser(__doc__, "mbn_million")
@@ -96,11 +126,13 @@ def main() -> None:
         if name == "digits":
             ds = infinite_digits(args.folder, args.digits, args.seed)[0]
             found = measure(ds, args, name, k1=2000, n_classes=10, n_components=10)
+        elif name == "pools":
+            found = compare_pools(infinite_digits(args.folder, args.digits, args.seed)[0], args)
         elif name == "documents":
             ds = open_documents(args.folder, args.documents, args.seed)
             found = measure(ds, args, name, k1=500, n_classes=82, n_components=5, metric="cosine")
         else:
-            raise SystemExit(f"no part {name!r}; there are digits, documents")
+            raise SystemExit(f"no part {name!r}; there are digits, pools, documents")
         write_part(args.out, name, args.seed, found)
 
 

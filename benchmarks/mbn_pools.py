@@ -4,10 +4,11 @@
     python benchmarks/mbn_pools.py --sets mnist20000 --seeds 3
     python benchmarks/mbn_pools.py --sets mnist --seeds 1
 
-Each data set and seed has a network for each number of pools (``n_pools``), and one with "paper", where
-each clustering draws its own centroids; the decay is 0.5. The results are the NMI in percent of k-means
-(the best of ten starts) on as many components as classes, and CPU seconds of the first layer and of the
-others. Runs that the file has are not repeated. Needs SCALELATENT_DATA.
+A pool is a set of random rows from which several clusterings draw their centroids. Each data set and seed
+has a network for each number of pools (``n_pools``), and one with "paper", where each clustering draws its
+own centroids from all rows; the decay is 0.5. The results are the NMI in percent of k-means (the best of ten
+starts) on as many components as classes, and CPU seconds of the first layer and of the others. Runs whose
+results are in the file are not repeated. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -18,22 +19,20 @@ from typing import Any
 
 import numpy as np
 from common import parser, rcv1_subset, single_topics, write_part
-from mbn_clustering import load
+from mbn_clustering import load, project_codes
 
 import scalelatent as sl
-from scalelatent.contract.learners import Block
-from scalelatent.engine.backend import make_backend
 from scalelatent.engine.reading import as_rows
 from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows, compute_output
-from scalelatent.models.mbn.fit import layer_components, plan_layers
-from scalelatent.models.mbn.model.pca import CodeProjection
+from scalelatent.models.mbn.fit import plan_layers
 
+# Values of n_pools.
 POOLS = (4, 10, 20, 40, 80, "paper")
 # Number of documents, each with one topic.
 DOCUMENTS = 4000
-# Centroids of the first layer for the large sets, for which the default (half of the rows) would take hours:
-# a fifth of the rows, and the number in the paper.
+# Number of centroids of the first layer for the large sets: a fifth of the rows, and the number in the paper.
+# The default, half of the rows, would take hours.
 K1 = {"mnist20000": 4000, "mnist": 8000}
 
 
@@ -71,7 +70,7 @@ def measure(x: Any, y: np.ndarray, seed: int, jobs: int | None, **params: Any) -
         codes = code_rows(layer, codes, codes, jobs, "cpu")
     rest = time.process_time() - begin - first
     few = len(codes) <= 6000
-    z = compute_output(codes, classes, "cpu") if few else _stream_output(model, layers, codes)
+    z = compute_output(codes, classes, "cpu") if few else project_codes(model, layers, codes, seed)
     score = kmeans_scores(z, y, restarts=10, random_state=seed, n_jobs=jobs)
     return {
         "nmi": round(100 * score.nmi, 2),
@@ -80,16 +79,8 @@ def measure(x: Any, y: np.ndarray, seed: int, jobs: int | None, **params: Any) -
     }
 
 
-def _stream_output(model: Any, layers: Any, codes: np.ndarray) -> np.ndarray:
-    model.seed_, model._layers = int(model.random_state), layers
-    projection = CodeProjection.from_components(
-        layer_components(model, len(layers), sl.Dataset.from_arrays(codes))
-    )
-    return projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
-
-
 def main() -> None:
-    """Run one network after the other, all settings of a seed before the next seed."""
+    """Measure all settings of a seed before those of the next seed."""
     arguments = parser(__doc__, "mbn_pools")
     arguments.add_argument("--sets", default="wine,thyroid,umist,digits,coil20,isolet1,mnist5000,documents")
     arguments.add_argument("--seeds", type=int, default=10)

@@ -2,10 +2,10 @@
 
     python benchmarks/mbn_retrieval.py [--k1 500,2000] [--clusterings 200]
 
-The data are the subset of RCV1-v2 (27,613 documents, counts of the 2,000 most frequent terms) with leaf
-topics. One half of the documents is the training set. Each document of the other half is a query in this
-half. The results are the mean shares of the first 1, 3, 7, 15, … documents that share a topic with the
-query. Draws results/mbn_retrieval.png. Needs SCALELATENT_DATA.
+The data are a subset of RCV1-v2 (27,613 documents, counts of the 2,000 most frequent terms) with leaf
+topics. Half of the documents are training rows. Each document of the other half is a query among that half.
+The results are the mean shares of the first 1, 3, 7, 15, … documents that have a topic of the query. Draws
+results/mbn_retrieval.png. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scalelatent.evaluation import retrieval_accuracy
 
 
 def measure_curve(output: Any, topics: Any, metric: str, jobs: int | None) -> dict[str, Any]:
-    """Return the retrieval accuracy of one output, and its seconds."""
+    """Return the retrieval accuracy in percent of one output of the test documents, and its seconds."""
     begin = time.perf_counter()
     found = retrieval_accuracy(output, topics, metric=metric, n_jobs=jobs).to_dict()
     found["accuracy"] = [round(100 * a, 2) for a in found["accuracy"]]

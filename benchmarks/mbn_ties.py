@@ -1,12 +1,13 @@
-"""Compare two codes for rows that share no unit with any centroid: code 0, and a code by hash.
+"""Compare two codes for rows that have no code in common with any centroid: code 0, and a code by hash.
 
     python benchmarks/mbn_ties.py [--sets documents,digits] [--clusterings 25,50,100] [--seeds 3]
 
-The network uses code 0 ("lowest"). "hash" instead gives such a row of an upper layer a code by a hash of
+In an upper layer, a row of codes gets the centroid with the most equal codes; all centroids tie if none has
+an equal code. The network then uses code 0 ("lowest"). "hash" instead gives such a row a code by a hash of
 the seed, the clustering and the codes of the row. All other rows have the same code in both networks. The
 results are the NMI in percent of k-means (the best of ten starts) on as many components as classes, with a
-decay of 0.5, and the largest share of such rows in a layer. Runs that the file has are not repeated. The
-documents need SCALELATENT_DATA.
+decay of 0.5, and the largest share of such rows in a layer. Runs whose results are in the file are not
+repeated. The documents need SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ from scalelatent.models.mbn.model.layers import Layer
 
 
 def replace_ties(layer: Layer, below: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return codes with hashed codes for rows that tie for all centroids, and the share of these ties."""
+    """Return the codes, with hashed codes for rows that tie for all centroids, and the share of these ties.
+
+    ``below`` are the rows' codes of the layer below.
+    """
     out, ties = codes.copy(), 0
     hashes = np.array([zlib.crc32(row.tobytes()) for row in below], dtype=np.uint64)
     for v in range(layer.n_clusterings):
         rows = np.flatnonzero(codes[:, v] == 0)
         first = below[layer.rows(v)[0]]
         seen = layer.draw_units(v)[0][np.arange(layer.width), first]
-        # Code 0 wins only with the most shared units. If centroid 0 shares none, no centroid shares any.
+        # A row has code 0 if no other centroid has more equal codes. If centroid 0 has none, no centroid has
+        # any.
         tied = rows[~((below[rows] == first) & seen).any(axis=1)]
         mixed = (hashes[tied] + np.uint64(v + 1)) * np.uint64(0x9E3779B97F4A7C15)
         out[tied, v] = (mixed ^ (mixed >> np.uint64(29))) % np.uint64(layer.k)

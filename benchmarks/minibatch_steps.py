@@ -2,16 +2,18 @@
 
     python benchmarks/minibatch_steps.py [--parts in_process dask auto]
 
+A step runs one or more chains (sequences of minibatches) and updates the state.
+
 in_process  Milliseconds of a step of a learner that computes nothing, with rows in memory and on disk.
 dask        The same on a LocalCluster of 2 workers with 1 thread, for 1, 2 and 4 chains and states of 16 kB
-            to 1 MB. All steps run on one worker ("one"), or the chains are spread over both ("all"). A
-            second figure is the time of a step that computes for 20 ms per chain, minus the computing time
-            of the busier worker. "transfer" is the time of a pair of plain Dask tasks that exchange the
+            to 1 MB. All steps run on one worker ("one"), or the chains are spread over both ("all").
+            "beyond_computing" is the time of a step that computes for 20 ms per chain, minus the computing
+            time of the busier worker. "transfer" is the time of a pair of plain Dask tasks that exchange the
             same bytes.
-auto        Steps that compute for 0.2, 5 and 40 ms per chain: the cost of both ways, and of the executor's
-            choice.
+auto        Milliseconds of steps that compute for 0.2, 5 and 40 ms per chain: on one worker, on both, and as
+            the executor chooses.
 
-Each figure is the smallest of several segments of one fit. Fits that are compared run in turn.
+Each time is the smallest of several segments of one fit. Fits that are compared run in turn.
 """
 
 from __future__ import annotations
@@ -42,11 +44,12 @@ from scalelatent.engine.order import RowOrder
 from scalelatent.engine.passes import make_stage
 from scalelatent.engine.threads import single_threaded
 
+# Number of features, and number of rows in a minibatch.
 FEATURES, BATCH = 196, 256
 
 
 class ReportSeconds(Callback):
-    """Seconds per step of each report."""
+    """Callback that records the seconds per step of each report, which covers ``every`` steps."""
 
     def __init__(self, every: int) -> None:
         self.every, self.seconds = every, list[float]()
@@ -58,8 +61,9 @@ class ReportSeconds(Callback):
 def measure_step_seconds(
     make: Callable[[], Any], learner: IdleLearner, rows: sl.Dataset, chains: int, steps: int
 ) -> float:
-    """Return the smallest seconds of a step over the segments of a fit, without the first, which starts
-    threads.
+    """Return the smallest seconds of a step over the segments of a fit.
+
+    The first segment does not count, because it starts threads. ``make`` returns an executor of the engine.
     """
     executor, parts = make(), ReportSeconds(steps)
     rows = rows[: BATCH * (7 * steps + 1)]
@@ -95,8 +99,8 @@ def exchange_results(numbers: int, *others: Any) -> np.ndarray:
 
 
 def time_bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
-    """Return the seconds of a step of two Dask tasks on two workers; each needs both results of the last
-    step.
+    """Return the seconds of two Dask tasks on two workers, each of which needs both results of the step
+    before.
     """
     names = sorted(client.nthreads())
     begin, futures = time.perf_counter(), list[Any]()
@@ -118,7 +122,7 @@ def time_bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
 
 
 def make_executor_factory(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
-    """Return a function that makes an executor with a new run folder."""
+    """Return a function that makes a Dask executor with a new run folder and this value of ``spread``."""
 
     def make() -> DaskExecutor:
         executor = DaskExecutor(client, EngineStore(tempfile.mkdtemp(dir=folder)))
@@ -129,7 +133,7 @@ def make_executor_factory(folder: Path, client: Any, spread: str) -> Callable[[]
 
 
 def time_on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Return the milliseconds of steps on two workers."""
+    """Return the milliseconds of steps on two workers, for each number of chains and size of the state."""
     out, busy, steps = [], 0.02, 48
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):
@@ -153,7 +157,7 @@ def time_on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, 
 
 
 def time_automatic_choice(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Return the milliseconds of steps of several lengths with the choice of "auto"."""
+    """Return the milliseconds of steps on one worker, on two, and with the executor's choice."""
     out, chains = [], 4
     for seconds in (2e-4, 5e-3, 4e-2):
         figures: dict[str, Any] = {"chain_ms": 1e3 * seconds}

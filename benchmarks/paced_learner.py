@@ -1,6 +1,6 @@
-"""Batch learner that sleeps for each row, by the speed of its worker. The file can be uploaded to workers.
+"""Batch learner that sleeps for each row, by the speed of its worker; workers can receive this file.
 
-Sleeping needs no core, so that two cores are enough for a pool of workers with any speeds.
+Sleeping needs no core, so that two cores are enough for workers with any speeds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
-# (pass from 0, rows, start, end) of each block that this process has computed, in seconds of the clock.
+# Pass (from 0), number of rows, start and end (seconds of the clock) of each block that this process
+# computed.
 blocks: list[tuple[int, int, float, float]] = []
-_late = 0.0  # Sleeps last slightly too long; the next block sleeps this much less.
+# Seconds by which earlier sleeps were too long; the next sleep is shorter by this time.
+_late = 0.0
 
 
 def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
-    """Return the speed of this thread's worker, which is named by its number; None outside a worker."""
+    """Return the speed of this thread's worker, whose name is its number; None outside a worker."""
     from distributed import get_worker
 
     try:
@@ -35,7 +37,10 @@ def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
 
 @dataclass(frozen=True)
 class PacedSums:
-    """Sums whose last bits depend on the order of the rows."""
+    """Reduction that sums sines of the rows, and sleeps ``row_seconds`` per row at speed 1.
+
+    The last bits of the sums depend on the order of the rows, so that a test detects another order.
+    """
 
     requirements = BlockRequirements()
 
@@ -66,7 +71,7 @@ class PacedSums:
 
 @dataclass(frozen=True)
 class PacedLearner:
-    """Learner that ends after ``passes`` passes."""
+    """Learner that runs ``passes`` passes of PacedSums."""
 
     row_seconds: float
     speeds: tuple[float, ...]
@@ -94,6 +99,6 @@ def list_computed_blocks(dask_worker: Any) -> list[tuple[int, int, float, float]
     return list(sys.modules["scalelatent.paced_learner"].blocks)
 
 
-# Run folders store only types of scalelatent, so these types are given a module name of this package.
+# Run folders store only types of this package, so these classes get the name of a module of scalelatent.
 for _type in (PacedSums, PacedLearner):
     _type.__module__ = "scalelatent.paced_learner"

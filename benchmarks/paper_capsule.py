@@ -1,10 +1,11 @@
-"""Repeat the experiments of the capsule paper.
+"""Repeat the experiments of the capsule paper (Saul, 2021).
 
     python benchmarks/paper_capsule.py dims|architectures|convergence|starts|latents [--data SET]
 
-dims           Test error for each capsule dimension (Figure 5, multiclass), with the paper's protocol.
+dims           Test error for each capsule dimension d (Figure 5, multiclass), with the paper's protocol.
 architectures  The same for one_vs_all and all_vs_all (Figure 5).
-convergence    Log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7).
+convergence    Log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7): with and
+               without momentum, with and without the threshold nu.
 starts         The subspace start and 20 random starts for each noise level, d = 4, 1,000 passes (Figure 8).
 latents        Fits with d = 2 and d = 8: draws squashed latent vectors of test rows (Figure 2), and a
                prototype for each element of each capsule (Figure 4).
@@ -38,14 +39,15 @@ import scalelatent as sl
 
 # Model and algorithm of the paper.
 PAPER: dict[str, Any] = {"architecture": "multiclass", "algorithm": "em", "fit_intercept": False, "ridge": 0}
+# Capsule dimensions.
 DIMS = (1, 2, 4, 8, 16)
 NAMED = {"mnist": mnist, "usps": usps}
-# Number of random starts for each standard deviation of h, and these standard deviations.
+# Number of random starts for each standard deviation of the latents h, and these standard deviations.
 N_STARTS, SCALES = 20, (0.1, 1.0, 10.0)
 
 
 def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
-    """Return training and test rows of a named set, or of the two datasets in a folder."""
+    """Return training and test datasets, by name or from a folder."""
     if data in NAMED:
         train, test = (sl.Dataset.from_arrays(*NAMED[data](part=part)) for part in ("train", "test"))
         return train, test
@@ -54,7 +56,7 @@ def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
 
 
 def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegression, dict[str, Any]]:
-    """Run one fit with the paper's protocol; return the model and its figures."""
+    """Run one fit with the paper's protocol; return the model, and its errors and seconds."""
     rows, test = datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
@@ -76,32 +78,34 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegre
     return model, record
 
 
-def resumed(
+def run_settings(
     a: argparse.Namespace, settings: list[dict[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the results of all settings; the file --partial stores finished ones."""
+    """Return the results of all settings; the file --partial stores results, which a later run does not
+    repeat.
+    """
     done = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else []
-    for one in settings[len(done) :]:
-        done.append(run(one))
+    for setting in settings[len(done) :]:
+        done.append(run(setting))
         if a.partial:
             a.partial.write_text(json.dumps(done))
     return done
 
 
 def dims(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure multiclass fits (Figure 5)."""
-    return resumed(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one)[1])
+    """Return the results of multiclass fits for each capsule dimension (Figure 5)."""
+    return run_settings(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one)[1])
 
 
 def architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure members of two classes (Figure 5)."""
+    """Return the results of one_vs_all and all_vs_all for each capsule dimension (Figure 5)."""
     kinds = ("one_vs_all", "all_vs_all")
     settings = [{"capsule_dim": d, "architecture": kind} for kind in kinds for d in a.dims]
-    return resumed(a, settings, lambda one: fit_and_score(a, **one)[1])
+    return run_settings(a, settings, lambda one: fit_and_score(a, **one)[1])
 
 
 def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure normalised log-loss and training error of four updates (Figures 6 and 7)."""
+    """Return normalised log-loss and training error after each pass, for four updates (Figures 6 and 7)."""
     data, _ = datasets(a.data)
 
     def run(one: dict[str, Any]) -> dict[str, Any]:
@@ -124,14 +128,14 @@ def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(one, found["log_loss"][-1], found["train_error"][-1], found["seconds"], flush=True)
         return found
 
-    return resumed(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
+    return run_settings(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
 
 
 def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure the lowest training error within 1,000 passes for several starts (Figure 8).
+    """Return the lowest training error within 1,000 passes for several starts (Figure 8).
 
-    The noise level is the standard deviation of h at the start. The update is that of the first round of
-    the main experiments: momentum 0.9, nu = 0.8.
+    The noise level of a random start is the standard deviation of the latents h. The update is that of the
+    first round of the main experiments: momentum 0.9, nu = 0.8.
     """
     data, _ = datasets(a.data)
     n = len(data)
@@ -157,7 +161,7 @@ def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(found, flush=True)
         return found
 
-    return resumed(a, settings, run)
+    return run_settings(a, settings, run)
 
 
 def latents(a: argparse.Namespace) -> list[dict[str, Any]]:
@@ -179,13 +183,13 @@ def latents(a: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def picture(a: argparse.Namespace, name: str) -> Path:
-    """Return the path of a picture, with the name of the data set if it is not MNIST."""
+    """Return the path of a picture, with the name of the data set unless it is MNIST."""
     other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
     return RESULTS / f"paper_capsule_{name}{other}.png"
 
 
 def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
-    """Draw the figure of an experiment next to its JSON file."""
+    """Draw the figure of an experiment into a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -237,7 +241,7 @@ EXPERIMENTS = {
 
 
 def main() -> None:
-    """Run one experiment and write its figures."""
+    """Run one experiment, and write its results and its figure."""
     args = parser(__doc__, "paper_capsule")
     args.add_argument("experiment", choices=EXPERIMENTS)
     args.add_argument("--data", default="mnist", help=f"{' or '.join(NAMED)}, or a folder")

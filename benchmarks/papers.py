@@ -15,12 +15,15 @@ from typing import Any
 from common import RESULTS
 from table_text import CLUSTERED, TABLES, TASKS, mean_of, percent, read, shown
 
+# Columns of the tables.
 HEAD = "in the paper|content|the paper|here|command in `benchmarks/`"
+# Cells of each row of a table.
 Rows = Iterable[tuple[str, str, str, str, str]]
 
 # Saul (2021), section 3.2: test errors at d = 2 (Figures 2, 3). Section 3.4: a million images (Figure 5).
 CAPSULE_MNIST, CAPSULE_FASHION, CAPSULE_MILLION = 0.0621, 0.1514, 0.0138
-# Lázaro-Gredilla et al. (2016), Table 1: compression in percent and minutes, for HCN and for NOCA.
+# Lázaro-Gredilla et al. (2016), Table 1: compression in percent and minutes, for their HCN and for the
+# earlier method NOCA.
 PAPER_SINGLE = {
     "bars": ((83, 0.07), (84, 0.67)),
     "symbols": ((11, 0.42), (85, 92)),
@@ -28,12 +31,12 @@ PAPER_SINGLE = {
     "noisy letters": ((73, 24), (102, 716)),
     "text": ((28, 31), (84, 1222)),
 }
-# The same paper, sections 4.3.1 and 4.3.2: test errors without labels, with labels, and of both convolutional
-# networks with labels.
+# Lázaro-Gredilla et al. (2016), sections 4.3.1 and 4.3.2: test errors without labels, with labels, and of two
+# convolutional networks with labels.
 TRAITS = {"clusters": 0.006, "supervised": 0.0007, "same form": 0.005, "standard": 0.025}
 # Hinton, Revow, Dayan (1995), Table 1: errors in percent by weight of tangents in clustering, recognition.
 PAPER_TANGENTS = {"none, none": 3.10, "heavy, light": 1.45, "heavy, none": 2.25, "heavy, heavy": 4.50}
-# The same paper, Table 2: errors in percent, and images to store per class.
+# Hinton, Revow, Dayan (1995), Table 2: errors in percent, and number of images to store per class.
 PAPER_DIGITS = {"plain": (4.68, 110), "tangent distance": (4.3, 110), "nearest": (3.58, 1100)}
 # Zhang (2018): Figure 12, points above LSA; section 5.6, seconds of MBN and compressive MBN (Figures 13, 14).
 PAPER_RETRIEVAL = {"500": 8, "2,000": 13}
@@ -43,25 +46,25 @@ FASHION = "Fashion-MNIST was not available"
 
 
 def run(command: str) -> str:
-    """Return a command of this folder as a cell; its script must exist."""
+    """Return a command of this folder as a table cell; fail if its script does not exist."""
     if not (RESULTS.parent / command.split()[0]).is_file():
         raise SystemExit(f"benchmarks/papers.py names {command.split()[0]}, which is not in benchmarks/")
     return f"`{command}`"
 
 
 def not_run(reason: str) -> str:
-    """Return the cell of a result that was not measured."""
+    """Return the table cell of a result that was not measured, with the reason."""
     return f"not run: {reason}"
 
 
 def middle_and_worst(errors: Iterable[float], digits: int = 2) -> str:
-    """Return the median and the largest of the errors of several seeds."""
+    """Return the median and the largest error over seeds as text."""
     values = list(errors)
     return f"{percent(statistics.median(values), digits)} (worst {percent(max(values), digits)})"
 
 
 def has_picture(name: str) -> bool:
-    """Return whether results/ has this picture."""
+    """Return True if results/ has this picture."""
     return (RESULTS / f"{name}.png").is_file()
 
 
@@ -79,7 +82,7 @@ def _from_to(kind: str) -> str:
 
 
 def _updates(key: str) -> dict[str, float]:
-    """Return a quantity after the last pass of the four updates of Figures 6 and 7."""
+    """Return a quantity after the last pass, for the four updates of Figures 6 and 7 of Saul (2021)."""
     names = {(0, 0): "EM", (0.9, 0): "momentum", (0, 0.8): "threshold", (0.9, 0.8): "both"}
     return {names[r["momentum"], r["nu"]]: r[key][-1] for r in read("paper_capsule_convergence")}
 
@@ -179,7 +182,7 @@ def paper_capsule() -> Rows:
 
 
 def _longest(task: str, learner: str) -> dict[str, Any]:
-    """Return the result of the long run of a learner if there is one, else of the short run."""
+    """Return the result of a learner's long run if there is one, otherwise that of its short run."""
     found = read("crbm_mnist")
     long = found.get(f"full/{task}/{learner}", {"failed": True})
     return found[f"{task}/{learner}"] if "failed" in long else long
@@ -190,26 +193,20 @@ def _pixels(found: dict[str, Any]) -> str:
 
 
 def _crbm_cell(task: str) -> str:
-    """Return the errors of mle-bp, and the learners whose error is well above the one in the paper."""
+    """Return the errors of mle-bp, and the learners whose error is more than 5 % above the paper's, as
+    text.
+    """
     found, best = read("crbm_mnist"), _longest(task, "mle-bp")
     names = [name.split("/")[1] for name in found if name.startswith(f"{task}/")]
-    of = {name: r for name in names if "paper" in (r := _longest(task, name))}
-    above = [name for name, r in of.items() if r["all"] > 1.05 * r["paper"]["all"]]
+    compared = {name: r for name in names if "paper" in (r := _longest(task, name))}
+    above = [name for name, r in compared.items() if r["all"] > 1.05 * r["paper"]["all"]]
     rest = f"more than 5 % above the paper: {', '.join(above)}" if above else "none is 5 % above the paper"
-    name, worst = max(of.items(), key=lambda item: item[1]["changed"] / item[1]["paper"]["changed"])
+    name, worst = max(compared.items(), key=lambda item: item[1]["changed"] / item[1]["paper"]["changed"])
     changed = f"{name} {worst['changed']:.1f} instead of {worst['paper']['changed']:.1f}"
     return (
-        f"mle-bp {_pixels(best)} ({best['epochs']} epochs). Of {len(of)} learners, {rest}. "
+        f"mle-bp {_pixels(best)} ({best['epochs']} epochs). Of {len(compared)} learners, {rest}. "
         f"Largest gap among the changed: {changed}"
     )
-
-
-def _crbm_levels() -> tuple[str, dict[str, Any]]:
-    """Return the task and the result of the network that has errors by size of the square."""
-    for task in ("occluded8", "noisy10"):
-        if "occlusion" in (found := _longest(task, "mle-bp")):
-            return task, found
-    raise SystemExit("results/crbm_mnist.json has no errors by size of the square")
 
 
 def _crbm_sizes() -> str:
@@ -283,7 +280,9 @@ def _flipped(share: str) -> dict[str, float]:
 
 
 def _grey(labels: bool, size: int) -> str | None:
-    """Return the results of networks of grey traits; those without labels have the paper's images."""
+    """Return results of networks of grey traits as text; networks without labels have as many images as the
+    paper.
+    """
     images = 100 if labels else 200
     fits = [
         r
@@ -303,7 +302,7 @@ def _grey_cell(labels: bool) -> str:
 
 
 def _digits(kind: str) -> float:
-    """Return the median error of 400-digit networks: "clean", or "mean of corruptions"."""
+    """Return the median error of networks of 400 digits on clean digits, or the mean over corruptions."""
     return statistics.median(fit["errors"][kind] for fit in read("hcn_digits")["hcn"].values())
 
 
@@ -469,7 +468,7 @@ def paper_mixtures() -> Rows:
 
 
 def _differences(key: str, ours: str, theirs: str) -> str:
-    """Return our score minus the one of the paper, in points, by data set."""
+    """Return the scores of this package minus those of the paper, in points by data set, as text."""
     cells = []
     for part, name in CLUSTERED.items():
         r = read("mbn_clustering")[part]
@@ -613,7 +612,7 @@ def paper_mbn() -> Rows:
 
 
 def _rows_run(table: str) -> str:
-    """Return how many rows of a table were run."""
+    """Return as text how many rows of a table were run."""
     lines = TABLES[table]().splitlines()[2:]
     return f"{sum('| not run: ' not in line for line in lines)} of {len(lines)}"
 

@@ -4,8 +4,8 @@
 
 Each job is two commands: `scalelatent plan --json`, then `scalelatent fit --json`. The time is that of the
 whole second command. Peak memory is the largest resident size of the process or of any worker. A first plan
-of each job compiles the kernels and measures the rates. Without --only, the peak memory of a fit of
-capsules in one process is measured with 50,000 and with 800,000 rows as well.
+of each job compiles the kernels and measures the rates of this machine. Without --only, the peak memory of a
+fit of capsules in one process is measured with 50,000 and with 800,000 rows as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import scalelatent as sl
 
 CAPSULES = "kind = 'capsule'\narchitecture = 'multiclass'"
 CLUSTER = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
-# Name -> number of training rows, kind of rows, lines of the job file from [model] on.
+# By name of the job: number of training rows, kind of rows, and lines of the job file from [model] on.
 JOBS: dict[str, tuple[int, str, str]] = {
     "capsule em, d = 8": (50_000, "digits", f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 200"),
     "capsule em, whole schedule": (20_000, "digits", f"{CAPSULES}\ncapsule_dim = 4"),
@@ -73,12 +73,14 @@ JOBS: dict[str, tuple[int, str, str]] = {
         f"corruption = {{kind = 'flip', rate = 0.1}}\n{CLUSTER}",
     ),
 }
+# Number of validation rows and of test rows of a job.
 HELD = 2_000
+# Numbers of rows of the fits whose peak memory is compared.
 FEW, MOST = 50_000, 800_000
 
 
 def run_verb(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
-    """Run a verb; return its JSON, its seconds, the peak bytes of its process, and its CPU seconds.
+    """Run a command of scalelatent; return its JSON, seconds, peak bytes of its process, and CPU seconds.
 
     The CPU seconds include those of its workers.
     """
@@ -97,7 +99,9 @@ def run_verb(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
 
 
 def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
-    """Write digit images of 28 x 28 pixels, and binary images without corruption; return their paths."""
+    """Write digit images of 28 x 28 pixels, and binary images made from them; return the paths of both
+    datasets.
+    """
     from sklearn.datasets import load_digits
 
     if base is None:
@@ -113,7 +117,7 @@ def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
 
 
 def write_job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
-    """Write the job file of a job of :data:`JOBS`."""
+    """Write the job file of a job in JOBS; return its path."""
     count, kind, lines = JOBS[name]
     place = str(rows[kind])
     data = [f"train = '{place}'", f"train_rows = '0:{count}'"]
@@ -147,6 +151,7 @@ def measure_job(file: Path) -> dict[str, Any]:
     return took | {"stages": reported["seconds"], "summary": reported["summary"]}
 
 
+# Program that prints the peak bytes of a fit with this number of rows.
 GROWTH = """
 import json, sys
 import scalelatent as sl
@@ -158,7 +163,7 @@ print(json.dumps(peak_bytes()))
 
 
 def measure_growth(place: Path) -> dict[str, int]:
-    """Return the peak bytes of a fit in one process, for each number of rows."""
+    """Return the peak bytes of a fit in one process, for few and for many rows."""
     found = {}
     for rows in (FEW, MOST):
         out = subprocess.run(
@@ -187,15 +192,15 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
         for name in wanted:
             try:
-                one = results["jobs"][name] = measure_job(write_job_file(folder, name, rows))
+                job = results["jobs"][name] = measure_job(write_job_file(folder, name, rows))
             except (RuntimeError, KeyError, ValueError) as error:  # The other jobs still run.
                 results["jobs"][name] = {"error": str(error)}
                 print(f"| {name} | failed: {str(error)[-400:]} |", flush=True)
                 continue
-            mib = [f"{one[key] / 2**20:,.0f} MiB" for key in ("told_peak_bytes", "peak_bytes")]
-            took = f"{one['seconds']:.1f} s ({one['cpu_seconds']:.1f} s of CPU)"
-            times = f"{one['told_seconds']:.1f} s | {took} | {one['time_ratio']:.2f}"
-            print(f"| {name} | {times} | {mib[0]} | {mib[1]} | {one['peak_ratio']:.2f} |", flush=True)
+            mib = [f"{job[key] / 2**20:,.0f} MiB" for key in ("told_peak_bytes", "peak_bytes")]
+            took = f"{job['seconds']:.1f} s ({job['cpu_seconds']:.1f} s of CPU)"
+            times = f"{job['told_seconds']:.1f} s | {took} | {job['time_ratio']:.2f}"
+            print(f"| {name} | {times} | {mib[0]} | {mib[1]} | {job['peak_ratio']:.2f} |", flush=True)
         if given.only is None:
             results["peak_bytes_by_rows"] = measure_growth(rows["digits"])
             reported = (

@@ -2,14 +2,14 @@
 
     python benchmarks/rivals.py                                        measure what results/rivals.json lacks
     python benchmarks/rivals.py --task clustering --method MultilayerBootstrapNetwork --again
-    python benchmarks/rivals.py --task classification --set digits,USPS --seeds 1
+    python benchmarks/rivals.py --task classification --set 'digits;USPS' --seeds 1
 
 The six tasks are classification, density with added outliers, clustering, denoising and completion, several
-labels, and parts of images. rivals_tasks.py defines their sets, methods and scores. Each (task, set,
-method, seed) is a unit, which runs in a new process on one thread. Its record is stored when it ends, so
-that an interrupted command can be repeated. Seconds are CPU seconds of the choice of parameters, the fit
-and the answer for held-out rows. A small fit runs first, so that compilation is not measured. If a unit
-exceeds --limit CPU seconds, its record says so, and its other seeds do not run.
+labels, and parts of images. rivals_tasks.py defines their data sets, methods and scores. A unit is one
+combination of task, data set, method and seed; it runs in a new process on one thread. Its record is stored
+when it ends, so that an interrupted command can be repeated. Seconds are CPU seconds of the choice of
+parameters, the fit and the answer for held-out rows. A small fit runs first, so that compilation is not
+measured. If a unit exceeds --limit CPU seconds, its record says so, and its other seeds do not run.
 
 Methods from other packages need the extra "bench" (LightGBM, umap-learn, PyTorch). Sets of real data need
 the folder SCALELATENT_DATA. Units whose package or data are missing are skipped.
@@ -40,11 +40,14 @@ from typing import Any
 from common import parser, write_part
 from rivals_tasks import NEEDS, TASKS
 
+# Task, data set, method and seed.
 Unit = tuple[str, str, str, int]
 
 
 def measure(unit: Unit, limit: int) -> dict[str, Any]:
-    """Return the scores and CPU seconds of a unit; the system kills this process at the limit."""
+    """Return the scores and CPU seconds of a unit; the system kills this process after ``limit`` CPU
+    seconds.
+    """
     name, set_name, method, seed = unit
     task = TASKS[name]
     rows = task.sets[set_name](seed)
@@ -60,7 +63,7 @@ def measure(unit: Unit, limit: int) -> dict[str, Any]:
 
 
 def send_record(sender: Connection, unit: Unit, limit: int) -> None:
-    """Measure a unit and send its record."""
+    """Measure a unit and send its record to the parent process."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     sender.send(measure(unit, limit))
@@ -108,7 +111,7 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_measured(found: dict[str, Any], seed: int, limit: int) -> bool:
-    """Return whether records have this seed, or show that the limit is too short for any seed."""
+    """Return True if the records of a method have this seed, or show that no seed ends within the limit."""
     longest = max((record.get("over_seconds", 0) for record in found.values()), default=0)
     return longest >= limit or "cpu_seconds" in found.get(str(seed), {})
 
@@ -119,7 +122,7 @@ def split_names(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Measure the units that the file lacks."""
+    """Measure the units whose records the file lacks."""
     arguments = parser(__doc__, "rivals")
     arguments.add_argument("--task", type=split_names, help="tasks, separated by semicolons")
     arguments.add_argument("--set", type=split_names, help="sets, separated by semicolons")

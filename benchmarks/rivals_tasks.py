@@ -1,11 +1,12 @@
-"""Sets, methods and scores of rivals.py.
+"""Data sets, methods and scores of rivals.py.
 
 A method receives rows and a seed, fits, and answers for held-out rows. Methods have the default parameters
-of their library, except for some parameters that a fifth of the training rows chooses: C of logistic
+of their library, except for some parameters that are chosen on a fifth of the training rows: C of logistic
 regression and of the SVM, the number of neighbours, the number of components of Gaussian mixtures and of
 PCA, the bandwidth of kernel densities, the weight decay of logistic regression and of an MLP for images (20
 epochs), the epochs of an MLP for labels, and the epoch of the U-Net. "chosen" in the name of a model of
-scalelatent means the same for its components and directions. The seconds of a method include its choice.
+scalelatent means that its numbers of components and directions are chosen in this way. The seconds of a
+method include its choice.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ import scalelatent as sl
 from scalelatent.evaluation.clustering import clustering_accuracy, nmi
 from scalelatent.kernels.corruption import corrupt
 
+# Function of the rows and a seed that returns the answer for held-out rows.
 Method = Callable[[Any, int], Any]
+# Function of a seed that returns an unfitted estimator.
 Make = Callable[[int], Any]
-# Largest number of training rows that choose a parameter.
+# Largest number of training rows in the choice of a parameter.
 CHOICE_ROWS = 5_000
 # Rows per class of the small fit before the measurement, which compiles the code.
 FIRST_ROWS = 20
@@ -50,7 +53,7 @@ FIRST_ROWS = 20
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Training rows with their targets, and held-out rows with the truth that a score compares with."""
+    """Training rows with their targets, and held-out rows with the true answers."""
 
     train: Any
     target: Any
@@ -60,7 +63,7 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class Task:
-    """Sets and methods by name, and the score of an answer.
+    """Data sets and methods by name, and the score of an answer.
 
     ``first`` returns the rows of the small fit before the measurement. A score is a dictionary of
     percentages, except for log-likelihoods, which are nats per row.
@@ -70,9 +73,9 @@ class Task:
     methods: dict[str, Method]
     score: Callable[[Any, Any], dict[str, float]]
     first: Callable[[Any, str], Any]
-    # Sets whose units are measured after all others.
+    # Data sets whose units are measured after all others.
     large: tuple[str, ...] = ()
-    # Names of the sets for a method that cannot run on all sets.
+    # Names of the data sets of each method that cannot run on all sets.
     only: dict[str, tuple[str, ...]] | None = None
 
     def pairs(self) -> list[tuple[str, str]]:
@@ -89,7 +92,7 @@ def predict_with(make: Make) -> Method:
 def choose_and_predict(*makes: Make) -> Method:
     """Return a method that first chooses the estimator with the fewest wrong targets of validation rows.
 
-    An estimator that needs more rows is not chosen.
+    An estimator that needs more rows than there are is not chosen.
     """
 
     def run(rows: TaskRows, seed: int) -> Any:
@@ -117,7 +120,7 @@ def to_percent(value: float) -> float:
 
 
 def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return rows and class numbers of a set of defaults.py, and whether its rows are standardised."""
+    """Return rows and class codes of a data set of defaults.py, and True if its rows are standardised."""
     found = next((given for given in small_sets() if given[0] == name), None)
     if found is None:
         raise FileNotFoundError(f"{name} needs SCALELATENT_DATA")
@@ -130,7 +133,7 @@ def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def split_rows(name: str, seed: int) -> TaskRows:
-    """Return 70 % training and 30 % held-out rows of a set, standardised by the training rows."""
+    """Return 70 % training and 30 % held-out rows of a data set, standardised by the training rows."""
     x, y, measurements = load_small_set(name)
     train, target, test, truth = next(splits(x, y, measurements, seed))
     return TaskRows(train, target, test, truth)
@@ -148,7 +151,7 @@ def load_mnist(seed: int, n: int = 60_000) -> TaskRows:
 
 
 def generate_rows(seed: int, n: int) -> TaskRows:
-    """Return n rows of five classes with five clusters each, a fifth of them held out."""
+    """Return n rows of five classes with five clusters each; a fifth of the rows are held out."""
     x, y = make_classification(
         n, 40, n_informative=15, n_redundant=10, n_classes=5, n_clusters_per_class=5, random_state=seed
     )
@@ -175,7 +178,7 @@ def make_logistic(seed: int, c: float) -> Any:
 
 
 def select_first_of_classes(rows: TaskRows, method: str) -> TaskRows:
-    """Return the first rows of each class, and 50 held-out rows."""
+    """Return the first 20 training rows of each class, and 50 held-out rows."""
     found = [np.flatnonzero(rows.target == c)[:FIRST_ROWS] for c in np.unique(rows.target)]
     kept = np.concatenate(found)
     return TaskRows(rows.train[kept], rows.target[kept], rows.test[:50], rows.truth[:50])
@@ -233,7 +236,7 @@ def load_noisy_digits(seed: int) -> TaskRows:
 
 
 def load_usps_levels(seed: int) -> TaskRows:
-    """Return USPS in 256 grey levels, with uniform noise of the width of a level."""
+    """Return USPS rows in 256 grey levels, with uniform noise of the width of a level."""
     rows, rng = load_usps(seed), np.random.default_rng(seed)
     return replace(
         rows,
@@ -243,7 +246,7 @@ def load_usps_levels(seed: int) -> TaskRows:
 
 
 def load_mnist_levels(seed: int, n: int) -> TaskRows:
-    """Return MNIST in 256 grey levels with uniform noise, averaged to 16 x 16 pixels."""
+    """Return MNIST rows in 256 grey levels with uniform noise, averaged to 16 x 16 pixels."""
     rows, rng = load_mnist(seed, n), np.random.default_rng(seed)
     noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
     train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
@@ -251,7 +254,7 @@ def load_mnist_levels(seed: int, n: int) -> TaskRows:
 
 
 def add_outliers(load: Callable[[int], TaskRows]) -> Callable[[int], TaskRows]:
-    """Exclude a rare class from the training rows, and add outliers to the held-out rows.
+    """Return a loader that excludes a rare class from training, and adds outliers to the held-out rows.
 
     The truth is 0 for rows of the other classes, 1 for rows of the excluded class, and 2 for mixtures of
     two held-out rows, in which each column comes from one of the two.
@@ -312,7 +315,7 @@ class KernelDensityByScale:
 
 
 def compute_density_score(rows: TaskRows, answer: tuple[np.ndarray, bool]) -> dict[str, float]:
-    """Return the mean log-likelihood of usual rows, and the areas under the ROC curves of both kinds of
+    """Return the mean log-likelihood of usual rows, and the ROC areas in percent of both kinds of
     outliers.
     """
     scores, is_density = answer
@@ -365,7 +368,7 @@ DENSITY = Task(
 
 
 def load_all_rows(name: str) -> Callable[[int], TaskRows]:
-    """Return a loader of a set whose rows are all clustered."""
+    """Return a loader of a data set whose rows are all clustered."""
 
     def make(seed: int) -> TaskRows:
         x, y, measurements = load_small_set(name)
@@ -383,7 +386,10 @@ def load_small_mnist(seed: int) -> TaskRows:
 
 
 def cluster_embedding(embed: Callable[[np.ndarray, int, int], np.ndarray]) -> Method:
-    """Return a method that runs k-means with ten starts on an embedding of the rows."""
+    """Return a method that runs k-means with ten starts on an embedding of the rows.
+
+    ``embed`` receives the rows, the number of clusters and the seed.
+    """
 
     def run(rows: TaskRows, seed: int) -> np.ndarray:
         k = len(np.unique(rows.truth))
@@ -404,7 +410,7 @@ def embed_by_umap(x: np.ndarray, k: int, seed: int) -> np.ndarray:
     return UMAP(min_dist=0.0, random_state=seed, n_jobs=1).fit_transform(x)
 
 
-def embed_spectrally(rows: TaskRows, seed: int) -> np.ndarray:
+def cluster_spectrally(rows: TaskRows, seed: int) -> np.ndarray:
     k = len(np.unique(rows.truth))
     near = SpectralClustering(k, affinity="nearest_neighbors", random_state=seed)
     return near.fit_predict(rows.train)
@@ -432,7 +438,7 @@ CLUSTERING = Task(
         ),
         "k-means": cluster_embedding(lambda x, k, seed: x),
         "UMAP + k-means": cluster_embedding(embed_by_umap),
-        "spectral clustering": embed_spectrally,
+        "spectral clustering": cluster_spectrally,
         "HDBSCAN": lambda rows, seed: HDBSCAN(copy=True).fit_predict(rows.train),
     },
     score=lambda rows, answer: {
@@ -445,6 +451,7 @@ CLUSTERING = Task(
 
 # -- denoising and completion
 
+# Numbers of training and of held-out images.
 IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
 
 
@@ -480,7 +487,9 @@ def make_silhouettes(seed: int) -> TaskRows:
 
 
 class LabelNeighbours:
-    """Classifier of labels: a label is on if more than half of the k nearest training rows have it."""
+    """Classifier of several labels: a label is on if more than half of the k nearest training rows have
+    it.
+    """
 
     def __init__(self, k: int) -> None:
         self.near = NearestNeighbors(n_neighbors=k)
@@ -495,7 +504,7 @@ class LabelNeighbours:
 
 
 class TargetPerceptron(MLPClassifier):
-    """Network with a logistic output per target; without hidden units it is logistic regression."""
+    """MLP with a logistic output per target; without hidden units it is logistic regression."""
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> TargetPerceptron:
         # scikit-learn 1.9 mixes up the columns of more than 256 targets that are uint8.
@@ -518,7 +527,10 @@ def filter_by_median(rows: TaskRows, seed: int) -> np.ndarray:
 
 
 def restore_by_unet(epochs: int) -> Method:
-    """Return a U-Net with two poolings and 16 to 64 channels; a tenth of the rows chooses the epoch."""
+    """Return a method that trains a U-Net with two poolings and 16 to 64 channels.
+
+    The epoch with the fewest wrong pixels on a tenth of the training rows is used.
+    """
 
     def run(rows: TaskRows, seed: int) -> np.ndarray:
         import torch
@@ -578,7 +590,7 @@ def restore_by_unet(epochs: int) -> Method:
 
 
 def compute_restored_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]:
-    """Return the wrong pixels, and the wrong pixels among the pixels that the corruption changed."""
+    """Return the percentages of wrong pixels, and of wrong pixels among those that the corruption changed."""
     wrong = answer != rows.truth
     found = {"error": to_percent(wrong.mean())}
     if rows.test.shape[1] == 784:
@@ -620,7 +632,7 @@ DENOISING = Task(
 
 
 def load_documents(seed: int) -> TaskRows:
-    """Return 5,000 documents of RCV1, 500 terms, with their 20 most frequent topics."""
+    """Return 5,000 documents of RCV1 as 500 binary terms, with their 20 most frequent topics."""
     counts, topics, _ = rcv1_subset(500)
     rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
     found = topics[rows].toarray()
@@ -647,13 +659,15 @@ def make_chain(seed: int) -> Any:
 
 
 def predict_by_ten_chains(rows: TaskRows, seed: int) -> np.ndarray:
-    """Return the labels whose mean probability over ten chains exceeds one half."""
+    """Return the labels whose mean probability over ten classifier chains exceeds one half."""
     chains = (make_chain(10 * seed + i).fit(rows.train, rows.target) for i in range(10))
     return np.mean([one.predict_proba(rows.test) for one in chains], axis=0) > 0.5
 
 
 def compute_labels_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]:
-    """Return the wrong labels, micro-averaged F1, and the rows with a wrong label."""
+    """Return the percentage of wrong labels, micro-averaged F1, and the percentage of rows with a wrong
+    label.
+    """
     return {
         "error": to_percent(np.mean(answer != rows.truth)),
         "f1": to_percent(f1_score(rows.truth, answer, average="micro")),
@@ -662,7 +676,7 @@ def compute_labels_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]
 
 
 def select_first_labels(rows: TaskRows, method: str) -> TaskRows:
-    """Return 100 rows; each label has both values, as logistic regression needs."""
+    """Return 100 training rows, in which each label has both values, as logistic regression needs."""
     target = rows.target[:100].copy()
     target[:20], target[20:40] = 0, 1
     return TaskRows(rows.train[:100], target, rows.test[:20], rows.truth[:20])
@@ -693,7 +707,7 @@ LABELS = Task(
 
 @dataclass(frozen=True)
 class GeneratedPicture:
-    """Image of a generator that knows its features; ``epochs`` replaces the epochs of the network."""
+    """Image of a generator whose true features are available; ``epochs`` replaces the network's epochs."""
 
     name: str
     seed: int
@@ -720,8 +734,8 @@ def learn_parts_by_network(restarts: int) -> Method:
 def decompose_patches(make: Callable[[int, int], Any]) -> Method:
     """Return a method whose features are components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
 
-    It has three times as many components as the network has features, and any of the three cuts may
-    match.
+    There are three times as many components as the network has features. A feature counts as found if any of
+    its three cuts matches.
     """
 
     def run(given: GeneratedPicture, seed: int) -> np.ndarray:
@@ -740,7 +754,9 @@ def make_dictionary(count: int, seed: int, **given: Any) -> Any:
 
 
 def compute_parts_score(given: GeneratedPicture, features: np.ndarray) -> dict[str, float]:
-    """Return the share of the image's kinds that match a feature (intersection over union of at least .9)."""
+    """Return the share of the image's building blocks that match a feature (intersection over union >=
+    .9).
+    """
     kinds = given.images.features[count_placed_kinds(given.images)[0]]
     found = count_found(features, kinds) if len(features) else 0
     return {"found": to_percent(found / len(kinds)), "kinds": len(kinds)}
@@ -773,5 +789,5 @@ TASKS = {
     "parts": PARTS,
     "denoising": DENOISING,
 }
-# Packages of the extra "bench" that a method needs.
+# Package of the extra "bench" that a method needs, by the first word of the method's name.
 NEEDS = {"LightGBM": "lightgbm", "UMAP": "umap", "U-Net": "torch"}

@@ -10,14 +10,15 @@ troubled  A fit of ten passes without a cache, from the server alone and through
           503, resets the connection in the middle of one answer of a hundred, and sends one answer of a
           hundred in pieces over half a second. The results are seconds, rates, the proxy's failures, and
           whether the weights have the same bits.
-The figures of the part pass are:
+
+The results of the part pass are:
 
     compute_s      seconds with the rows in memory
     disk_s, s3_s   seconds of reading and computing; ratio = s3_s / disk_s
     read_*_s       seconds of reading alone
     server_s       seconds in which eight plain HTTP connections read the same objects without decoding
-    delay          the same with a server that delays every request, as a network does: several simultaneous
-                   reads, and one read after the other
+    delay          seconds with a server that delays every request, as a network does: with several
+                   simultaneous reads, and with one read after the other
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import parser, stored_rows, write_part
+from common import fastest, parser, stored_rows, write_part
 from streamed_pass import make_learner
 
 import scalelatent as sl
@@ -72,7 +73,10 @@ def make_bucket() -> None:
 
 
 def serve(pipe: Any, delay: Any) -> None:
-    """Run the server until the process is killed; every request first waits `delay` seconds."""
+    """Run the S3 server until the process is killed; send its port through the pipe.
+
+    Every request first waits `delay` seconds.
+    """
     import logging
 
     from moto.server import DomainDispatcherApplication, create_backend_app
@@ -93,7 +97,9 @@ def serve(pipe: Any, delay: Any) -> None:
 
 @contextmanager
 def start_s3_server() -> Iterator[tuple[int, Any]]:
-    """Start a server in a separate process; yield its port and its delay in seconds, which can be set."""
+    """Start an S3 server in a separate process; yield its port and its delay in seconds, which can be
+    changed.
+    """
     context = multiprocessing.get_context("spawn")
     delay = context.Value("d", 0.0)
     here, there = context.Pipe()
@@ -108,12 +114,18 @@ def start_s3_server() -> Iterator[tuple[int, Any]]:
         process.join(10)
 
 
+# Failures of the proxy, and the share of requests with each of them.
 TROUBLES = ("503", "reset", "slow")
-SHARE, PIECES, SLOW_SECONDS = 0.01, 10, 0.5
+SHARE = 0.01
+# A slow answer arrives in this number of pieces over this number of seconds.
+PIECES, SLOW_SECONDS = 10, 0.5
 
 
 def serve_with_failures(pipe: Any, server: int, latency: float, counts: Any, seed: int) -> None:
-    """Run the proxy until the process is killed."""
+    """Run the proxy of a server until the process is killed; send its port through the pipe.
+
+    ``counts`` is a shared array with the number of each failure so far.
+    """
     chance, lock = random.Random(seed), threading.Lock()
 
     class Proxy(BaseHTTPRequestHandler):
@@ -181,7 +193,7 @@ SINGLE = ("content-length", "connection", "transfer-encoding")
 
 @contextmanager
 def start_failing_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int, Any]]:
-    """Start a proxy in a separate process; yield its port and the count of each of its failures."""
+    """Start a proxy of a server in a separate process; yield its port and the counts of its failures."""
     context = multiprocessing.get_context("spawn")
     counts = context.Array("q", len(TROUBLES))
     here, there = context.Pipe()
@@ -198,19 +210,8 @@ def start_failing_proxy(server: int, latency: float, seed: int) -> Iterator[tupl
         process.join(10)
 
 
-def measure_fastest(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the smallest seconds of each function; the functions run in turn."""
-    least = dict.fromkeys(functions, float("inf"))
-    for _ in range(rounds):
-        for name, function in functions.items():
-            begin = time.perf_counter()
-            function()
-            least[name] = min(least[name], time.perf_counter() - begin)
-    return least
-
-
 def make_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], Any]:
-    """Return a function that runs a pass of the E-step over a dataset, always from the same state."""
+    """Return a function that runs an E-step over a dataset, always from the same state."""
     em, state = make_learner(8, seed)
     stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
     executor = InProcessExecutor(1, cache=cache)
@@ -229,7 +230,7 @@ def read_all(dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def make_plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
-    """Return a function that reads all objects of the rows with eight plain connections."""
+    """Return a function that reads all objects of the dataset's rows with eight plain HTTP connections."""
     source = dataset._columns.x
     keys = [source.shard_key(i) for i in range(-(-len(dataset) // source.shard_rows))]  # type: ignore[attr-defined]
     paths = [f"/{BUCKET}/noise.zarr/{key}" for key in keys]
@@ -249,7 +250,10 @@ def make_plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float) -> dict[str, Any]:
-    """Return all figures of a pass that reads rows from the object store and from disk."""
+    """Return the results of a pass that reads rows from the object store and from disk.
+
+    ``milliseconds`` is the delay of every request in the results "delay".
+    """
     disk = stored_rows(folder, rows, seed)
     with start_s3_server() as (port, delay):
         point_environment_to(port)
@@ -263,7 +267,7 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
         with single_threaded():
             warm = make_pass(disk, seed, PieceCache(2**34))
             warm()
-            found = measure_fastest(
+            found = fastest(
                 {
                     "compute_s": warm,
                     "disk_s": make_pass(disk, seed, PieceCache(0)),
@@ -276,7 +280,7 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
                 rounds,
             )
             delay.value = milliseconds / 1e3
-            delayed = measure_fastest(
+            delayed = fastest(
                 {
                     "s3_s": make_pass(remote, seed, PieceCache(0)),
                     "s3_one_at_a_time_s": make_pass(one, seed, PieceCache(0)),
@@ -297,7 +301,7 @@ def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float
 
 
 def measure_failures(folder: Path, a: Any) -> dict[str, Any]:
-    """Measure the same fit from the server alone, and through the proxy."""
+    """Return seconds and rates of the same fit from the server alone, and through the proxy."""
     disk = stored_rows(folder, a.rows, a.seed)
     found: dict[str, Any] = {}
     weights = []
@@ -326,7 +330,7 @@ def measure_failures(folder: Path, a: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run each part, and write its figures."""
+    """Run each part, and write its results."""
     args = parser(__doc__, "s3_pass")
     args.add_argument("--parts", default="pass,troubled")
     args.add_argument("--rows", type=int, default=400_000)

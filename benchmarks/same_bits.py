@@ -57,9 +57,7 @@ class CallOnce(sl.Callback):
 
 
 def open_images(folder: Path, rows: int, seed: int) -> sl.Dataset:
-    """Return rows of ten binary 8 x 8 images, with one pixel in twenty inverted; create them if they do not
-    exist.
-    """
+    """Return rows of ten binary 8 x 8 images with 5 % inverted pixels as a dataset; create it if needed."""
 
     def make() -> sl.Dataset:
         rng = np.random.default_rng(seed)
@@ -78,7 +76,9 @@ def open_images(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 
 def compute_digest(model: Any, folder: Path) -> str:
-    """Return a digest of all arrays of the saved model, without its metadata, which name the run folder."""
+    """Return a digest of all arrays of the saved model, without its metadata, which contain the run
+    folder.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     model.save(folder)
     total = hashlib.sha256()
@@ -88,7 +88,7 @@ def compute_digest(model: Any, folder: Path) -> str:
 
 
 def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
-    """Return a model that was fitted in one of the ways."""
+    """Return a model that was fitted in one of the ways, or a text if the fit was not interrupted."""
     if way == "one thread":
         return make(1).fit(data)
     if way == "two threads":

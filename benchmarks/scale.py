@@ -16,23 +16,25 @@ ten_million  Fits of --rows infinite digits with the memory of the workers over 
 100,000; by default the limits are ten million and four million rows. Needs SCALELATENT_DATA. Batch learners
 cache rows between passes (`[engine] cache = 0.3`), as their plans suggest.
 
-The model. Two passes of a kind by one worker, over the two smallest numbers of rows, give its constants:
-the seconds of a row, and the seconds of a pass beyond its rows. The functions of the engine give the spans
-of a pass over n rows by W workers. The parts of a pass are then:
+The model of the time of a pass. Two passes of a kind by one worker, over the two smallest numbers of rows,
+give two constants: the seconds per row, and the seconds of a pass that do not depend on its rows. A span is
+the range of rows of one task; the functions of the engine give the spans of a pass over n rows by W workers.
+The parts of a pass are then:
 
-    batch, map  the rows of the worker with most spans, times the seconds of a row
-    online      steps, one after another: the rows of the worker with most chains, times the seconds of a row,
-                and the cost of spreading a step; or all steps on one worker if that is faster
+    batch, map  the rows of the worker with most spans, times the seconds per row
+    online      steps, one after another: the rows of the worker with most chains (sequences of minibatches),
+                times the seconds per row, and the cost of spreading a step over workers; or all steps on one
+                worker if that is faster
     all         the bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
 
-These times overlap, so that the longest counts. Two times are added: the seconds of a pass beyond its rows,
-and the time of the levels of the reduce tree, whose vectors are sent over the network. Passes that gave no
-constants check the model. Their workers, scheduler and driver share two processors, so that two costs are
-added: the scheduler's and driver's seconds of further spans (with the fewest simulated workers), and the
-vectors between workers at the rate of a network.
+These times overlap, so that the longest counts. Two times are added: the seconds of a pass that do not
+depend on its rows, and the time of the levels of the tree that merges the workers' sums, which are sent over
+the network. Passes that gave no constants check the model. Their workers, scheduler and driver share two
+processors, so that two costs are added: the scheduler's and driver's seconds of further spans (with the
+fewest simulated workers), and the sums sent between workers at the rate of a network.
 
-Prices and rates of store and network are assumptions (ASSUMED). The scheduler's cost of a span, a shard and
-a step is measured with simulated workers (simulated_cluster.py).
+Prices and rates of store and network are assumptions (ASSUMED). The scheduler's cost of a span, an output
+shard and a step is measured with simulated workers (simulated_cluster.py).
 """
 
 from __future__ import annotations
@@ -64,15 +66,18 @@ from scalelatent.estimators.session import tile_layout
 from scalelatent.models.mbn.fit import LayerCoder, plan_layers
 
 PAGE = Path(__file__).parent / "scale.md"
+# Numbers of rows and of workers of the estimate.
 BILLION, WORKERS = 10**9, 1000
-# Assumptions about an object store and a network; none was measured. Dollars of a thousand reading and of a
-# thousand writing requests (list prices of S3 standard), MB/s that a worker reads, MB/s of its network.
+# Assumptions about an object store and a network, none of which was measured: dollars of a thousand reading
+# and of a thousand writing requests (list prices of S3 standard), MB/s that a worker reads, MB/s of its
+# network.
 ASSUMED = {
     "dollars_of_1000_gets": 0.0004,
     "dollars_of_1000_puts": 0.005,
     "store_mb_per_second_of_a_worker": 100.0,
     "network_mb_per_second_of_a_worker": 1000.0,
 }
+# Remedy for each bottleneck.
 SETTINGS = {
     "refused": "`[engine] leaf_rows`: fewer, longer leaves",
     "computing": "more workers, up to the number of spans (`[engine] leaf_rows`)",
@@ -80,9 +85,13 @@ SETTINGS = {
     "scheduler": "`[engine] leaf_rows`: fewer, longer spans",
     "steps": "`n_chains`, and with it the rows of a step: more chains at a time",
 }
-OF_TIME = ("keep-alive", "heartbeat-client")  # messages that depend on time, not on the number of tasks
-PASSES = 4  # passes of batch learners; the first one reads and compiles, and does not count
+# Messages of Dask whose number depends on time, not on the number of tasks.
+TIMED_MESSAGES = ("keep-alive", "heartbeat-client")
+# Number of passes of batch learners; the first one reads rows and compiles, and does not count.
+PASSES = 4
+# Numbers of rows of the passes that give the constants of batch learners, and of slower kinds.
 SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
+# Numbers of rows of the passes that check the model, and the largest one with --quickest.
 LARGER = {
     "batch": (100_000, 1_000_000, 4_000_000, 10_000_000),
     "map": (100_000, 1_000_000, 4_000_000),
@@ -93,23 +102,23 @@ QUICKEST = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
 
 @dataclass(frozen=True)
 class ScaleCase:
-    """Kind of model: its loop, its rows, the measured stage, and the passes of a fit over all rows."""
+    """Kind of model whose passes are measured."""
 
-    loop: str
-    rows: str
-    stage: str
-    make: Callable[[], Any]
-    passes: int
-    why: str
+    loop: str  # batch, map or online
+    rows: str  # digits or letters
+    stage: str  # name of the measured stage of the fit
+    make: Callable[[], Any]  # returns an unfitted estimator
+    passes: int  # number of passes of a typical fit
+    why: str  # words for this number on the page
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Return the engine's options; rows of batch learners are cached, as plans suggest."""
+        """Options of the engine; rows of batch learners are cached, as their plans suggest."""
         return {"cache": 0.3} if self.loop == "batch" else {}
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the numbers of rows: two that give the constants, and others that check them."""
+        """Numbers of rows: two that give the constants, and others that check the model."""
         return SMALLEST["batch" if self.loop == "batch" else "slow"] + LARGER[self.loop]
 
 
@@ -154,7 +163,10 @@ CASES = {
 
 
 def open_rows(folder: Path, name: str, n: int) -> Dataset:
-    """Return n infinite digits or images of letters, from the smallest stored dataset with enough rows."""
+    """Return a dataset of n infinite digits or letter images.
+
+    It is a part of the smallest stored dataset with enough rows; without one, n rows are created.
+    """
     made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
     size = min((rows for rows in made if rows >= n), default=n)
     place = folder / f"{name}-{size}.zarr"
@@ -172,7 +184,7 @@ def open_rows(folder: Path, name: str, n: int) -> Dataset:
 
 
 class MeasuredEnough(KeyboardInterrupt):
-    """Interruption of a fit after the measured passes."""
+    """Exception that ends a fit after the measured passes."""
 
 
 class PassSeconds(sl.Callback):
@@ -194,11 +206,11 @@ class PassSeconds(sl.Callback):
             self.began = time.perf_counter()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        # Mixtures start with passes of k-means, which are cheaper.
+        # Linear mixtures start with passes of k-means, which are cheaper and do not count.
         if record["stage"] == self.stage and record.get("phase", "em") == "em":
             self.passes.append(self.parts + float(record["seconds"]))
             self.parts = 0.0
-            # The checkpoint of a pass is written after its report, so that the fit runs one more pass.
+            # The fit runs one more pass, because the checkpoint of a pass is written after its report.
             if len(self.passes) > self.wanted:
                 raise MeasuredEnough
 
@@ -211,13 +223,13 @@ class PassSeconds(sl.Callback):
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of the fastest pass among the second, third and fourth."""
+        """Seconds of the fastest pass among the second, third and fourth."""
         return min(self.passes[1:PASSES] or self.passes)
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """Number of rows and features, for the functions of the engine that divide rows."""
+    """Number of rows and of features, in place of a dataset in functions of the engine that divide rows."""
 
     n: int
     n_features: int
@@ -227,7 +239,9 @@ class RowShape:
 
 
 def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """Return the spans (row ranges of a task) of a pass, their rows, and the levels of the tree of sums."""
+    """Return the number of spans of a pass, the rows of a span, and the levels of the tree that merges
+    sums.
+    """
     grid = choose_grid(RowShape(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
     rows = min(n, grid.leaf_rows * FAN_IN**level)
@@ -235,7 +249,12 @@ def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> 
 
 
 def divide_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
-    """Return the division of the codes of a layer: tiles, rows times share of columns, reads of a row."""
+    """Return the number of tiles (tasks) of a map to the codes of a layer, their rows, and the reads of a
+    row.
+
+    A tile has some columns of the codes, so that each row is read once for each group of columns; "span_rows"
+    is the number of rows times the share of columns.
+    """
     tiles = tile_layout(n, row_bytes, coder)
     width = int(coder.output()[0][0])
     strips, parts = -(-n // tiles["shard_rows"]), -(-width // tiles["tile_columns"])
@@ -244,7 +263,9 @@ def divide_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
 
 
 def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
-    """Return the counts of a pass, measured and for a billion rows."""
+    """Return sizes of a pass (bytes, flops, spans), and its spans for the measured rows and for a billion
+    rows.
+    """
     store, pieces = EngineStore(run / "engine"), ds.pieces()
     found: dict[str, Any] = {
         "row_bytes": ds.nbytes / len(ds),
@@ -272,7 +293,7 @@ def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> d
         stage = store.load_stage(case.stage)
         reduction, rows = stage.reductions["train"], stage.datasets["train"]
         flops, statistic = reduction.flops_per_row(), reduction.layout().nbytes
-        found["row_bytes"] = rows.nbytes / len(rows)  # The rows are projected.
+        found["row_bytes"] = rows.nbytes / len(rows)  # The stage reads rows that an earlier stage projected.
 
         def divide_rows(n: int, workers: int) -> dict[str, int]:
             return divide_pass(n, workers, rows.n_features, reduction)
@@ -282,12 +303,12 @@ def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> d
 
 
 def measure_busy_share() -> float:
-    """Return the share of this machine's processors that other work uses now."""
+    """Return the share of this machine's processors that other programs use now."""
     return psutil.cpu_percent(interval=1.0) / 100
 
 
 def run_measured_fit(case: ScaleCase, ds: Dataset, workers: int) -> dict[str, Any]:
-    """Run a fit on the current cluster up to the measured pass; return its figures."""
+    """Run a fit on the current cluster up to the measured pass; return its seconds and sizes."""
     seen = PassSeconds(case.stage)
     begin, others = time.perf_counter(), measure_busy_share()
     with tempfile.TemporaryDirectory() as run:
@@ -307,18 +328,18 @@ def run_measured_fit(case: ScaleCase, ds: Dataset, workers: int) -> dict[str, An
 
 
 def list_wanted_passes(a: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """Return (kind, rows, workers) of the requested passes; those that give constants come first."""
+    """Return (kind, rows, workers) of the requested passes, first those that give constants."""
     out = []
     for name in a.kinds.split(","):
         case = CASES[name]
         sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST[case.loop]]
-        # The two smallest sizes give the constants of the model, which need fits with one worker only.
+        # The two smallest sizes give the constants of the model, for which one worker is enough.
         out += [(name, n, w) for i, n in enumerate(sizes) for w in a.workers if i > 1 or w == 1]
     return sorted(out, key=lambda piece: (piece[2], piece[1]))
 
 
 def measure(a: argparse.Namespace) -> None:
-    """Measure the requested passes without results, on one cluster for each number of workers."""
+    """Measure the requested passes that have no results, on one cluster for each number of workers."""
     begin, had = time.perf_counter(), {} if a.again else read_measured_passes(a.out)
     todo = [piece for piece in list_wanted_passes(a) if piece not in had]
     datasets = {(name, n): open_rows(a.folder, CASES[name].rows, n) for name, n, _ in todo}
@@ -358,7 +379,10 @@ def read_measured_passes(out: Path) -> dict[tuple[str, int, int], dict[str, Any]
 
 
 def compute_constants(kind: str, pieces: dict[tuple[str, int, int], dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the seconds of a row and of a pass beyond its rows, from two passes of one worker."""
+    """Return the seconds per row and the other seconds of a pass, from two passes of one worker.
+
+    Return None if there are fewer than two such passes.
+    """
     own = sorted(n for name, n, workers in pieces if name == kind and workers == 1)
     if len(own) < 2:
         return None
@@ -375,11 +399,11 @@ def compute_constants(kind: str, pieces: dict[tuple[str, int, int], dict[str, An
 
 
 def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
-    """Return the scheduler's cost of a span, a shard and a step, with the most simulated workers or (0) the
-    fewest.
+    """Return the scheduler's cost of a span, a shard and a step, by loop.
 
-    Tasks and messages are counted. The scheduler's seconds of a message come from batch passes with the
-    same number of workers, in which messages of spans far outnumber heartbeats.
+    The costs were measured with several numbers of simulated workers; ``which`` is -1 for the largest and 0
+    for the smallest number. Tasks and messages are counted. The scheduler's seconds of a message come from
+    batch passes with the same number of workers, in which messages of spans far outnumber heartbeats.
     """
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
 
@@ -389,7 +413,7 @@ def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
 
     def messages(r: dict[str, Any]) -> int:
         reported = (r["messages_in"], r["messages_out"])
-        return sum(n for ops in reported for op, n in ops.items() if op not in OF_TIME)
+        return sum(n for ops in reported for op, n in ops.items() if op not in TIMED_MESSAGES)
 
     batch = by_workers("batch")[which]
     beats = batch["idle_scheduler_share"] * batch["seconds_per_pass"]
@@ -407,7 +431,9 @@ def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
 
 
 def get_spreading_cost(chains: int, statistic_bytes: float) -> float:
-    """Return the seconds of a step beyond its computing, with two workers and a state of about this size."""
+    """Return the seconds of a step beyond its computing, measured with two workers and a state of similar
+    size.
+    """
     kept = json.loads((RESULTS / "minibatch_steps.json").read_text(encoding="utf-8"))["results"]
     spread = [r for r in kept["dask_2_workers"] if "all_beyond_computing_ms" in r]
     nearest = min(
@@ -418,9 +444,10 @@ def get_spreading_cost(chains: int, statistic_bytes: float) -> float:
 
 
 def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = False) -> dict[str, Any]:
-    """Return the parts of a pass and its seconds; bytes, tasks, messages and dollars of requests.
+    """Return the seconds of a pass and of its parts, and its bytes, tasks, messages and dollars of requests.
 
-    ``r`` has the counts of a pass and the constants of its kind.
+    ``r`` has the sizes of a pass and the constants of its kind. ``remote`` means a cluster of separate
+    machines with an object store; otherwise all processes share this machine.
     """
     loop, row, shared = (
         CASES[r["kind"]].loop,
@@ -449,7 +476,7 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
         parts["reading"] = bytes_read / reading / (ASSUMED["store_mb_per_second_of_a_worker"] * 1e6)
         parts["scheduler"] = spans * counted["seconds"]
     first = max(parts, key=lambda name: parts[name])
-    refused = loop != "online" and spans > MAX_TASKS  # One task runs the steps of several seconds.
+    refused = loop != "online" and spans > MAX_TASKS  # Online steps are few tasks, each of several seconds.
     network = ASSUMED["network_mb_per_second_of_a_worker"] * 1e6
     if remote:
         merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network
@@ -476,6 +503,7 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
 
 
 def format_table(head: str, rows: list[list[str]]) -> list[str]:
+    """Return the lines of a Markdown table; ``head`` has the names of columns, separated by |."""
     names = head.split("|")
     return ["", *(f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows))]
 
@@ -486,7 +514,7 @@ def round_to_three(number: float) -> str:
 
 
 def check_predictions(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the passes that did not determine the model's constants, with their predictions."""
+    """Return predicted and measured seconds of the passes that did not give the model's constants."""
     out = []
     for (kind, n, workers), r in sorted(
         pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])
@@ -631,12 +659,13 @@ def describe_step_costs() -> list[str]:
 
 # -- ten million ---------------------------------------------------------------------------------------------
 
+# Number of parts of a fit's time for which the peak memory is written.
 QUARTERS = 4
 
 
 @dataclass
 class WorkerSamples:
-    """Samples of the largest resident size of a worker, and the processor seconds of all workers."""
+    """Resident size of the largest worker at each sample, and the processor seconds of all workers."""
 
     sizes: list[int]
     seconds: float = 0.0
@@ -644,7 +673,7 @@ class WorkerSamples:
 
 @contextmanager
 def sample_workers(client: Any, seconds: float = 2.0) -> Iterator[WorkerSamples]:
-    """Yield samples of the workers' memory and CPU time, which a thread records during the block."""
+    """Yield samples of the workers' memory and CPU time, which a thread adds every ``seconds`` seconds."""
     workers = [psutil.Process(pid) for pid in client.run(lambda: psutil.Process().pid).values()]
     seen, ended = WorkerSamples([]), threading.Event()
 
@@ -665,7 +694,7 @@ def sample_workers(client: Any, seconds: float = 2.0) -> Iterator[WorkerSamples]
 
 
 def add_class_outputs(folder: Path, ds: Dataset) -> Dataset:
-    """Return rows whose outputs are ten zeros and ones that encode the class."""
+    """Return a dataset whose outputs are the classes of the rows in one-hot form, with ten columns."""
 
     def make() -> Dataset:
         classes = ds.read_y(0, len(ds))
@@ -677,7 +706,7 @@ def add_class_outputs(folder: Path, ds: Dataset) -> Dataset:
 
 
 def run_ten_million(a: argparse.Namespace) -> None:
-    """Run each of --fits on a local cluster; write the peak memory of each quarter of its time."""
+    """Run each of --fits on a local cluster; write the peak memory in each quarter of its time."""
     capsules = {"architecture": "multiclass", "capsule_dim": 6, "algorithm": "stepwise"}
     capsules |= {"projection": None, "n_epochs": 1}
     chains = {"batch_size": 100, "n_chains": 2, "local_steps": 50, "learning_rate": 1e-3, "n_epochs": 1}

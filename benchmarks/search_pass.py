@@ -3,7 +3,7 @@
     python benchmarks/search_pass.py FOLDER
 
 All ways run in one process with 2 threads. The rows are streamed from disk without a cache, so that every
-pass reads them:
+pass reads all rows:
 
     search    `sl.Search` over 16 candidates with validation rows
     singles   the same candidates, fitted one after the other; the bits must be the same
@@ -39,15 +39,15 @@ GRID = {"capsule_dim": [1, 2, 4, 8], "momentum": [0.0, 0.3, 0.6, 0.9]}
 
 
 class KeepingSearch(sl.Search):
-    """Search that keeps the models of all candidates."""
+    """Search that stores the models of all candidates in ``models_``."""
 
     def _gather(self, params: Any, candidates: Any, scores: Any) -> None:
-        self.models_ = [one.model for one in candidates]
+        self.models_ = [candidate.model for candidate in candidates]
         super()._gather(params, candidates, scores)
 
 
 class PassReads(sl.Callback):
-    """Rows and bytes of all passes of learning."""
+    """Callback that counts the passes of learning, and the rows and bytes that they read."""
 
     def __init__(self) -> None:
         self.passes = self.rows = self.bytes = 0
@@ -58,7 +58,7 @@ class PassReads(sl.Callback):
         self.bytes += record["bytes_read"]
 
     def reported(self) -> dict[str, Any]:
-        """Return the figures in the format of the results."""
+        """Return the counts in the format of the results."""
         return {"passes": self.passes, "rows_read": self.rows, "bytes_read": self.bytes}
 
 

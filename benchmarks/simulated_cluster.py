@@ -3,15 +3,15 @@
     python benchmarks/simulated_cluster.py [--loops batch paced online map] [--workers 10 100 1000]
 
 The scheduler is a real one in a separate process. The workers are real Worker objects, many in each of a
-few processes. They receive, answer and exchange the messages of 1,000 machines, but their spans have few
-rows. The driver is that of the engine. The results are the CPU seconds of scheduler and driver and the
-messages of a pass, of a step and of a map. The cost of a task gives the number of workers that one job can
-keep busy, and the shortest useful duration of its spans.
+few processes. They receive, answer and exchange the messages of 1,000 machines, but their spans (tasks over
+ranges of rows) have few rows. The driver is that of the engine. The results are the CPU seconds of scheduler
+and driver and the messages of a pass, of a step and of a map. The cost of a task gives the number of workers
+that one job can keep busy, and the shortest useful duration of its spans.
 
 batch   Passes of a batch learner whose spans compute nothing.
-paced   The same with --paced workers and spans of one second.
-online  Steps of a minibatch learner: each of --chains chains on its own worker, for each number of workers;
-        and (chains 1) all steps of a segment on one worker.
+paced   Passes with --paced workers and spans of one second.
+online  Steps of a minibatch learner for each number of workers: each of --chains chains (sequences of
+        minibatches) on its own worker; or, with one chain, all steps of a segment on one worker.
 map     An output of --shards shards for each worker.
 """
 
@@ -35,7 +35,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write_part
 
+# Numbers of rows in a span and of features.
 LEAF_ROWS, FEATURES = 8, 4
+# Options of Dask that turn off what depends on the machine rather than on the number of workers.
 QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.target": False,
@@ -48,7 +50,8 @@ QUIET = {
     "distributed.comm.timeouts.tcp": "600s",  # All workers share two cores, and wait for each other.
     "distributed.scheduler.worker-ttl": None,
 }
-BATCH, PROCESS_WORKERS = 25, 250  # workers that join at the same time, and workers per process
+# Number of workers that start at the same time, and number of workers of a process.
+BATCH, PROCESS_WORKERS = 25, 250
 
 
 def run_scheduler(pipe: Any) -> None:
@@ -92,7 +95,7 @@ def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
 
 @contextmanager
 def start_simulated_cluster(count: int, threads: int = 0) -> Any:
-    """Yield a client of ``count`` simulated workers; each process has ``threads`` threads, or one per
+    """Yield a client of ``count`` simulated workers; a process has ``threads`` threads, or (0) one per
     worker.
     """
     import dask
@@ -126,12 +129,15 @@ def start_simulated_cluster(count: int, threads: int = 0) -> Any:
 
 def receive(pipe: Any, seconds: float) -> Any:
     if not pipe.poll(seconds):
-        raise SystemExit(f"nothing came within {seconds} s")
+        raise SystemExit(f"a process of the simulated cluster sent nothing within {seconds} s")
     return pipe.recv()
 
 
 def retry(make: Callable[[], Any], times: int = 5) -> Any:
-    """Return ``make()`` after retries, because 1,000 workers in few processes may take over a minute."""
+    """Return ``make()``, after retries if it raises RunError.
+
+    Starting tasks on 1,000 workers in few processes may take over a minute.
+    """
     from scalelatent.errors import RunError
 
     for _ in range(times - 1):
@@ -141,7 +147,7 @@ def retry(make: Callable[[], Any], times: int = 5) -> Any:
 
 
 def count_messages(dask_scheduler: Any) -> None:
-    """Count incoming and outgoing messages by operation from now on."""
+    """Make the scheduler count incoming and outgoing messages by operation from now on."""
     import inspect
 
     received, sent = Counter(), Counter()
@@ -183,20 +189,20 @@ def read_meter(dask_scheduler: Any) -> dict[str, Any]:
 
 
 class MeterReadings:
-    """Callback that reads the scheduler's meter after every pass, or report of some steps."""
+    """Reader of the scheduler's counters after every pass, or after every report of some steps."""
 
     def __init__(self, client: Any) -> None:
         from scalelatent import Callback
 
-        outer = self
+        readings = self
         self.client, self.taken = client, []
 
         class Read(Callback):
             def on_pass_end(self, record: dict[str, Any]) -> None:
-                outer.take()
+                readings.take()
 
             def on_report(self, record: dict[str, Any]) -> None:
-                outer.take()
+                readings.take()
 
         self.callback = Read()
 
@@ -213,7 +219,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.passes import make_stage
 
-    # Spans (tasks) that sleep need one thread each; spans that compute would compete for the two cores.
+    # Spans that sleep need one thread each. Without sleep, two threads per process are enough for two cores.
     with (
         start_simulated_cluster(count, 0 if seconds else 2) as client,
         tempfile.TemporaryDirectory() as folder,
@@ -238,7 +244,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
 def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
 ) -> Iterator[dict[str, Any]]:
-    """Measure steps of a learner that computes nothing, with each chain on its own worker."""
+    """Yield the costs of steps of a learner that computes nothing, with each chain on its own worker."""
     from idle_learner import IdleLearner
 
     from scalelatent.engine.callbacks import Callbacks
@@ -271,7 +277,10 @@ def measure_steps(
 
 
 def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
-    """Measure the second map of several shards per worker; the first one starts threads and opens files."""
+    """Return the costs of a map of several shards per worker.
+
+    The second of two maps counts, because the first one starts threads and opens files.
+    """
     from simulated_learner import EchoMap
 
     from scalelatent.engine.checkpoints import EngineStore
@@ -338,7 +347,7 @@ def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 
 
 def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of workers (one thread each) that a scheduler keeps busy, by the seconds of spans.
+    """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of spans.
 
     The result does not depend on the rows: a pass has between 4 and 32 spans for each thread
     (`choose_level`), for any number of rows.

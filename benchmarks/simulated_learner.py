@@ -1,4 +1,6 @@
-"""Batch learner and map that compute almost nothing. The file can be uploaded to workers."""
+"""Batch learner and map that compute almost nothing, to measure the engine alone; workers can receive this
+file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class CountReduction:
-    """Reduction whose blocks sleep for ``seconds`` and whose statistic has ``numbers`` numbers."""
+    """Reduction that counts rows; each block sleeps for ``seconds``, and the statistic has ``numbers``
+    numbers.
+    """
 
     requirements = BlockRequirements()
 
@@ -42,7 +46,7 @@ class CountReduction:
 
 @dataclass(frozen=True)
 class CountLearner:
-    """Learner that ends after ``passes`` passes."""
+    """Learner that runs ``passes`` passes of CountReduction."""
 
     numbers: int
     passes: int
@@ -81,6 +85,6 @@ class EchoMap:
         return block.x
 
 
-# Run folders store only types of scalelatent, so these types are given a module name of this package.
+# Run folders store only types of this package, so these classes get the name of a module of scalelatent.
 for _type in (CountReduction, CountLearner, EchoMap):
     _type.__module__ = "scalelatent.simulated_learner"

@@ -2,18 +2,20 @@
 
     python benchmarks/streamed_pass.py FOLDER [--parts overlap dask kept memory pairs]
 
+D is the total dimension of ten capsules.
+
 overlap  Seconds of three passes over stored float32 rows, for several D: one that only reads, one that only
          computes (all rows cached), and one that does both and should be hardly slower than the slower of
          the other two. A fourth pass reads the rows into new memory.
 dask     Seconds per pass over 1,000,000 x 196 rows, all cached after the first pass: in one process with 2
          threads, and on a LocalCluster of 2 workers with 1 thread, in turn. The allowed difference is 20 ms
-         + 2 ms per span.
+         + 2 ms per span (task of a pass).
 kept     Seconds per pass over the same rows with two threads in one process, for several D: with all rows
          cached between passes, with none, and with the fit's own choice, in turn.
-memory   Largest resident size of a worker with 100,000 and with 1,000,000 rows, with caches that both
-         numbers of rows fill.
-pairs    Bytes that all 45 members of all_vs_all read per pass without a cache, compared with the bytes of
-         the rows.
+memory   Largest resident size of a worker with 100,000 and with 1,000,000 rows, with caches so small that
+         both numbers of rows fill them.
+pairs    Bytes that a fit of all 45 pairs of classes (all_vs_all) reads per pass without a cache, compared
+         with the bytes of the rows.
 """
 
 from __future__ import annotations
@@ -44,11 +46,12 @@ from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import build_members
 
 FEATURES = 196
+# Engine options with which the workers cache all rows.
 KEPT = {"cache": 0.3}
 
 
 def make_learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:
-    """Return a learner with nu = 0 and its first state, from moments of white rows."""
+    """Return a learner of capsules of d dimensions with nu = 0, and its first state, without reading rows."""
     members = build_members(architecture, 10, d)
     moment = np.stack([np.eye(FEATURES)] * 10)
     em = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.0, 0.0, 0.0, 10**9, None, 0)
@@ -63,7 +66,7 @@ def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
 
 
 def run_with_fresh_pages(call: Callable[[], Any]) -> None:
-    """Run a pass that reads its rows into new memory of the operating system."""
+    """Run a pass that reads its rows into memory pages that the process has not used before."""
     with patch.object(RecyclingAllocator, "empty", lambda self, shape, dtype: np.empty(shape, dtype)):
         call()
 
@@ -97,8 +100,8 @@ def measure_overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]
                 "pass_fresh_pages_s": partial(run_with_fresh_pages, partial(step, cold)),
             }
             record = {"D": 10 * d} | interleaved(works, 15 if d == 2 else 5)
-            # These two numbers show why a pass takes longer than reading or computing alone: it waits for
-            # rows, or it computes more slowly while the other core reads.
+            # A pass may take longer than reading or computing alone because it waits for rows, or because it
+            # computes more slowly while the other core reads. These two numbers distinguish both causes.
             alone = [
                 time_pass(PassContext(stage, state, make_backend("cpu"), PieceCache(0))) for _ in range(5)
             ]
@@ -111,7 +114,7 @@ def measure_overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]
 
 
 class PassSeconds(sl.Callback):
-    """Seconds and bytes of each pass, and the CPU time of this process so far."""
+    """Callback that records seconds and bytes of each pass, and the CPU time of this process after it."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -127,7 +130,7 @@ class PassSeconds(sl.Callback):
 def time_fit(
     dataset: sl.Dataset, passes: int, d: int, architecture: str = "multiclass", **where: Any
 ) -> PassSeconds:
-    """Run some passes of plain EM; return the seconds of each."""
+    """Fit capsules by plain EM; return the recorder of the seconds of each pass."""
     seconds = PassSeconds()
     model = sl.CapsuleRegression(
         capsule_dim=d,
@@ -145,7 +148,7 @@ def time_fit(
 def time_fit_on_cluster(
     dataset: sl.Dataset, d: int, client: Any
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return the seconds of each pass on a cluster, idle seconds of the busiest worker, and CPU seconds.
+    """Return, for the passes of a fit on a cluster, seconds, idle seconds of the busiest worker, CPU seconds.
 
     The CPU seconds are those of this process, which runs the driver and the scheduler.
     """
@@ -163,13 +166,13 @@ def time_fit_on_cluster(
                     key = (int(name[1][2:]), task["worker"])
                     busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
-    # The pass after the last one may have started before it was cancelled.
+    # Tasks of one pass after the last pass may have run before they were cancelled.
     idle = [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
     return seconds[2:], idle, np.diff(reported.cpu)[1:].tolist()
 
 
 def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """Measure the same fits in one process and on a cluster, in turn."""
+    """Return the seconds of passes in one process and on a cluster, measured in turn."""
     dataset, out = stored_rows(folder, rows, seed), []
     with sl.cluster("local", workers=2, memory_limit="6GB", dashboard_address=None) as client:
         for d in (2, 8):
@@ -196,7 +199,8 @@ def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, 
             record["not_computing_s"] = float(np.median(idle))
             record["driver_cpu_s"] = float(np.median(driver))
             record["difference_s"] = record["cluster_s"] - record["in_process_s"]
-            # Workers, scheduler and driver share the cores, so that the times of the cluster are noisier.
+            # Workers, scheduler and driver share two cores, so the times of the cluster vary; compare the
+            # fastest.
             record["fastest_difference_s"] = record["cluster_fastest_s"] - record["in_process_fastest_s"]
             out.append({k: round(v, 4) for k, v in record.items()})
             print(out[-1], flush=True)
@@ -220,8 +224,8 @@ def _no_client() -> Any:
 
 
 def measure_memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Return the peak memory of workers with a tenth of the rows and with all."""
-    # A worker's half of a tenth of the rows is 37 MiB; a larger cache would only be full with all rows.
+    """Return the peak memory of a worker with a tenth of the rows and with all rows."""
+    # With a tenth of the rows, each of two workers reads 37 MiB. A cache of 24 MiB is full even then.
     os.environ["SCALELATENT_CACHE_BYTES"] = str(24 * 2**20)
     out = {}
     for n in (rows // 10, rows):
@@ -236,7 +240,7 @@ def measure_memory(folder: Path, rows: int, seed: int) -> dict[str, float]:
 
 
 def measure_pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
-    """Return the bytes that one pass of all_vs_all reads."""
+    """Return the bytes that one pass of all_vs_all reads, and the bytes of the rows."""
     os.environ["SCALELATENT_CACHE_BYTES"] = "0"
     dataset = stored_rows(folder, rows // 10, seed)
     with sl.cluster("local", workers=2, memory_limit="3GB", dashboard_address=None) as client:
@@ -254,7 +258,7 @@ def measure_pairs(folder: Path, rows: int, seed: int) -> dict[str, float]:
 
 
 def measure_row_cache(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """Measure how much faster passes with a row cache are, while every processor computes."""
+    """Return the seconds of passes with a row cache, without one, and by default, while all cores compute."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
         stage = make_stage(
@@ -282,7 +286,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the parts, and write their figures."""
+    """Run the parts, and write their results."""
     args = parser(__doc__, "streamed_pass")
     args.add_argument(
         "folder",

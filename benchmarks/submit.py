@@ -1,11 +1,11 @@
-"""Measure the cost of running a job on a cluster: time to the first span, CPU of driver and scheduler, task
-sizes.
+"""Measure the cost of running a job on a cluster: time to the first span, CPU of driver and scheduler, tasks.
 
     python benchmarks/submit.py
 
-Scheduler and workers are separate processes on loopback, as on a cluster. After two first jobs, which
-compile and load, each round submits one job from the command line (a new process) and one from this
-process. The CPU shares are those of a fit whose spans take about one second.
+A span is the range of rows of one task. Scheduler and workers are separate processes on loopback, as on a
+cluster. After two first jobs, which compile and load, each round submits one job from the command line (a
+new process) and one from this process. The CPU shares of driver and scheduler are those of a fit whose spans
+take about one second. The result also has the bytes of each kind of task.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from scalelatent.jobs.submit import submit_job
 
 # Rows of a span of the fit whose CPU shares are measured: about one second of work.
 LEAF_ROWS = 2**19
+# Topic of Dask events that the scheduler plugin logs.
 TOPIC = "benchmark"
 
 
 class FirstSpanRecorder(SchedulerPlugin):
-    """Scheduler plugin that records the first span of each fit and the size of each kind of task."""
+    """Scheduler plugin that logs the times of the first span of each fit, and the bytes of each kind of
+    task.
+    """
 
     name = "first-spans"
 
@@ -89,7 +92,7 @@ def write_job_file(folder: Path, name: str, rows: str, **model: Any) -> Path:
 
 
 def start_cluster(folder: Path, workers: int) -> tuple[str, list[subprocess.Popen[bytes]]]:
-    log = open(folder / "dask.log", "ab")  # noqa: SIM115  The processes write to it.
+    log = open(folder / "dask.log", "ab")  # noqa: SIM115  The processes write to it until they end.
     file = folder / "scheduler.json"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
@@ -150,7 +153,9 @@ def measure_first_spans(client: Client, folder: Path, address: str, rounds: int)
 
 
 def measure_driver_threads(dask_worker: Any = None) -> dict[str, float]:
-    """Return the CPU seconds of the driver's threads in this worker, with the event loop of its client."""
+    """Return the CPU seconds of the threads of a job's driver, including its client's event loop, in this
+    worker.
+    """
     import threading
 
     import psutil
@@ -168,7 +173,7 @@ def measure_driver_threads(dask_worker: Any = None) -> dict[str, float]:
 def measure_shares(
     client: Client, folder: Path, address: str, scheduler: int, rows: int, seconds: float
 ) -> Any:
-    """Return the CPU shares of driver and scheduler while a fit runs."""
+    """Return the CPU seconds per second of driver and scheduler while a fit runs for ``seconds`` seconds."""
     import psutil
 
     process = psutil.Process(scheduler)

@@ -10,6 +10,7 @@ from typing import Any
 
 from common import RESULTS
 
+# Function of each table, and its names of columns separated by |, by the name of the table.
 TABLES: dict[str, Callable[[], str]] = {}
 HEADS: dict[str, str] = {}
 # Parts of results/mbn_clustering.json and their names on the pages.
@@ -32,7 +33,10 @@ TASKS = {
 
 
 def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
-    """Return a decorator that turns a function of rows into a function of a table with these columns."""
+    """Return a decorator that registers a function of rows as a table with these columns.
+
+    ``head`` has the names of columns, separated by |. The decorated function returns the table as Markdown.
+    """
 
     def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
         def text() -> str:
@@ -61,11 +65,11 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def mean_of(found: dict[str, float]) -> str:
-    """Return the mean and the spread over seeds."""
+    """Return the mean and the standard deviation over seeds in percent, as text."""
     return f"{100 * found['mean']:.2f}" + (f" ± {100 * found['sd']:.2f}" if found.get("sd") else "")
 
 
 def over_seeds(shares: list[float]) -> str:
-    """Return the median in percent and, for several values, the smallest and the largest."""
+    """Return the median of shares in percent and, for several shares, the smallest and the largest."""
     reported = percent(statistics.median(shares), 1)
     return reported if len(shares) == 1 else f"{reported} ({100 * min(shares):.1f} - {100 * max(shares):.1f})"

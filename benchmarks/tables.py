@@ -1,6 +1,6 @@
-"""Print tables of the files in results/, or rewrite the tables of benchmarks/README.md and papers.md.
+"""Print tables of the files in results/, or rewrite the tables of the pages in PAGES.
 
-    python benchmarks/tables.py                 rewrite the tables of both pages
+    python benchmarks/tables.py                 rewrite the tables of the pages
     python benchmarks/tables.py --check         write nothing; fail if a page differs from the files
     python benchmarks/tables.py --list          print the names of all tables, with their columns
     python benchmarks/tables.py NAME ...        print these tables
@@ -26,25 +26,27 @@ from table_text import CLUSTERED, HEADS, TABLES, TASKS, mean_of, over_seeds, per
 
 import scalelatent as sl
 
-PAGES = (RESULTS.parent / "README.md", RESULTS.parent / "papers.md")
+_ROOT = RESULTS.parent.parent
+PAGES = (RESULTS.parent / "README.md", RESULTS.parent / "papers.md", _ROOT / ".docs" / "guide" / "gpu.md")
+# Lines of a page that name a table, a picture or a source, with the text that follows and is rewritten.
 _TABLE = re.compile(r"(<!-- table: (\w+)(?:: (.*))? -->\n)(?:\|.*\n)*")
 _PICTURE = re.compile(r"(<!-- picture: (\w+) -->\n)(?:!\[.*\n\n.*\n)?")
 _SOURCE = re.compile(r"(<!-- source: (\w+)(?:/(.*))? -->\n)(?:`python .*\n)?")
 
 
 def to_mib(size: float) -> str:
-    """Return bytes in MiB."""
+    """Return a number of bytes as text in MiB."""
     return f"{size / 2**20:.0f} MiB"
 
 
 def round_to_three(number: float) -> str:
-    """Return a number with three significant figures and commas."""
+    """Return a number as text with three significant figures, and commas between thousands."""
     size = 10 ** max(0, len(str(int(number))) - 3)
     return f"{round(number / size) * size:,.0f}"
 
 
 def to_millions(rows: float) -> str:
-    """Return a number of rows in millions."""
+    """Return a number of rows as text in millions."""
     return f"{rows / 1e6:.0f} million"
 
 
@@ -100,8 +102,8 @@ def starts() -> Iterable[Iterable[Any]]:
         if r["init"] == "random":
             groups.setdefault(f"random, {r['init_scale']:g}", []).append(r["lowest_train_error"])
     for name, errors in groups.items():
-        of = min(errors), statistics.median(errors), max(errors)
-        yield name, ", ".join(percent(error) for error in dict.fromkeys(of))
+        shown_errors = min(errors), statistics.median(errors), max(errors)
+        yield name, ", ".join(percent(error) for error in dict.fromkeys(shown_errors))
 
 
 @shown("algorithm|test error|rows read|share of batch EM's rows|seconds of the fit, on a busy machine")
@@ -156,6 +158,7 @@ def capsule_pass() -> Iterable[Iterable[Any]]:
 def overlap() -> Iterable[Iterable[Any]]:
     for r in read("streamed_pass")["overlap"]:
         keys = ("read_only_s", "compute_only_s", "pass_s", "pass_fresh_pages_s")
+
         seconds = (f"{r[key]:.2f} s" for key in keys)
         waited, cpu = f"{r['waited_for_rows_s']:.3f} s", f"{r['computing_thread_cpu_s']:.2f} s"
         yield r["D"], *seconds, f"{r['ratio']:.2f}", waited, cpu
@@ -186,18 +189,21 @@ def kept_rows() -> Iterable[Iterable[Any]]:
 
 
 def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable[float] = ()) -> str:
+    """Return NMI and accuracy as text, with their standard deviations, and the chosen decays."""
     if found is None:
         return ""
-    of = " / ".join(
+    scores = " / ".join(
         f"{found[key]:.1f}" + (f" ± {found[f'{key}_spread']:.1f}" if spread else "")
         for key in ("nmi", "accuracy")
     )
     chosen = ", ".join(f"{decay:g}".lstrip("0") for decay in sorted(set(decays)))
-    return of + (f" ({chosen})" if chosen else "")
+    return scores + (f" ({chosen})" if chosen else "")
 
 
 def _widths(found: dict[str, Any] | None) -> tuple[str, str]:
-    """Return the NMI of spectral clustering with the fixed and the best kernel width, and the paper's."""
+    """Return the NMI of spectral clustering, here and in the paper, with the fixed and the best kernel
+    width.
+    """
     if found is None:
         return "", ""
     ours = tuple(found[width]["nmi"] for width in ("fixed", "best"))
@@ -205,7 +211,7 @@ def _widths(found: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _paper(found: dict[str, Any] | None, what: str) -> str:
-    """Return NMI and accuracy from the tables of the paper."""
+    """Return NMI and accuracy from the tables of the paper as text; ``what`` is the column."""
     if found is None or what not in found["nmi"]:
         return ""
     keys = {"nmi": found["nmi"], "accuracy": found["accuracy"]}
@@ -403,17 +409,18 @@ def steps() -> Iterable[Iterable[Any]]:
 
 
 def _mixtures(what: str) -> dict[str, Any]:
-    """Return the parts of one experiment of the mixtures, by data set."""
+    """Return the results of one experiment of linear_mixture_paper.py by data set."""
     found = read("linear_mixture_paper")
     return {part.removeprefix(f"{what}_"): r for part, r in found.items() if part.startswith(f"{what}_")}
 
 
+# Names of data sets in the tables.
 _ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28", "usps732": "USPS, 732 rows"}
 
 
 def _setting(given: dict[str, Any]) -> str:
-    """Return the settings of a way as short text."""
-    if "n_components" not in given:  # neighbours
+    """Return settings of a classifier or of nearest neighbours as short text."""
+    if "n_components" not in given:  # These are settings of nearest neighbours.
         return f"smoothing {given['smoothing']:g}, {len(given['tangents'])} tangents"
     words = [f"k = {given['n_components']}, h = {given['n_dims']}", f"smoothing {given['smoothing']:g}"]
     if given["likelihood"] != "error":
@@ -628,6 +635,7 @@ def corrupted_digits() -> Iterable[Iterable[Any]]:
         yield name, *(over_seeds([e[key] for e in errors]) for key in errors[0])
 
 
+# Parts of the results with templates, and their names in the table.
 READ_BY = {
     "hcn": "forward passes",
     "hcn, 64 features of 26 x 26": "forward passes, 64 features of 26 x 26",
@@ -635,7 +643,7 @@ READ_BY = {
 
 
 def spread_of(values: list[float]) -> str:
-    """Return the median and, for several values, the smallest and the largest."""
+    """Return the median as text and, for several values, the smallest and the largest value."""
     reported = f"{statistics.median(values):,.4g}"
     return reported if len(values) == 1 else f"{reported} ({min(values):,.4g} - {max(values):,.4g})"
 
@@ -668,7 +676,7 @@ def digit_templates() -> Iterable[Iterable[Any]]:
 def more_digits() -> Iterable[Iterable[Any]]:
     for fit in read("hcn_digits_more")["more"].values():
         for name, r in fit.items():
-            yield name.split()[0], percent(r["test_error"], 2), r[DENSITY]
+            yield name.split()[0], percent(r["test_error"], 2), r["edges_drawn_over_those"]
 
 
 @shown("seeds|images with both digits right|digits right|digits within two pixels of their place")
@@ -676,9 +684,6 @@ def digits_side_by_side() -> Iterable[Iterable[Any]]:
     fits = list(read("hcn_digits_more")["objects"].values())
     names = ("both_right", "right", "within_two_pixels")
     yield len(fits), *(over_seeds([r[name] for r in fits]) for name in names)
-
-
-DENSITY = "edges_drawn_over_those"
 
 
 @shown("templates learned with p01, p10|images read with p01, p10|error of 2,000 held-out digits")
@@ -704,8 +709,9 @@ def online_epochs() -> Iterable[Iterable[Any]]:
 def thinner_templates() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["thin"].values())
     for noise in seeds[0]:
-        found = [one[noise] for one in seeds]
-        sizes = (statistics.median(r[key] for r in found) for key in ("weights_of_a_template", DENSITY))
+        found = [seed[noise] for seed in seeds]
+        keys = ("weights_of_a_template", "edges_drawn_over_those")
+        sizes = (statistics.median(r[key] for r in found) for key in keys)
         yield noise, *sizes, over_seeds([r["held_out_error"] for r in found])
 
 
@@ -1141,7 +1147,7 @@ def defaults_others() -> Iterable[Iterable[Any]]:
             yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
 
 
-# Columns of the tables of rivals.py: name of the column of each method, by task. Our methods come first.
+# Column of each method in the tables of rivals.py, by task. The models of this package come first.
 RIVALS: dict[str, dict[str, str]] = {
     "classification": {
         "CapsuleRegression": "capsules",
@@ -1202,7 +1208,7 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return the records of a task by set and method, for the seeds that all methods of a set have."""
+    """Return the records of a task by data set and method, for the seeds that all methods of a set have."""
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
     out = {}
@@ -1217,8 +1223,8 @@ def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return out
 
 
-# A cell is the mean over the stored seeds, with the median of the CPU seconds.
 def _rival_rows(task: str, *keys: str, digits: int = 1) -> Iterable[Iterable[Any]]:
+    """Yield the rows of a task: scores as means over the seeds, with the median of the CPU seconds."""
     for name, methods in rivals(task).items():
         yield name, *(_rival_cell(methods.get(method, []), keys, digits) for method in RIVALS[task])
 
@@ -1277,8 +1283,50 @@ def rivals_parts() -> Iterable[Iterable[Any]]:
     return _rival_rows("parts", "found")
 
 
+# Work in the table of predictions, and its names in results/gpu_predicted.json.
+_PREDICTED = {
+    "capsule, a block of 65,536 uint8 rows in host memory": "capsule, D = 20, block of 65,536 uint8 rows",
+    "capsule, `transform` of a block of 65,536 uint8 rows in host memory": (
+        "capsule map, D = 20, block of 65,536 uint8 rows"
+    ),
+    "mixture, a leaf of 655,360 rows in host memory, K = 1,000": "linear mixture, leaf, rows of the host",
+    "capsule, a block of 65,536 uint8 rows from the second pass on (before: rows in host memory)": (
+        "capsule, D = 20, 65,536 uint8 rows, pass 2"
+    ),
+    "capsule, a block of 65,536 rows on the GPU, D = 20, 784 features": (
+        "capsule, D = 20, 65,536 rows on the card"
+    ),
+    "mixture, a leaf of 655,360 rows on the GPU, K = 1,000, 784 features": (
+        "linear mixture, leaf of 655,360 rows, K = 1,000"
+    ),
+    "conditional RBM, a step of 2 chains of 10 rows, 784 x 256 units, 32 sweeps": (
+        "crbm step, 2 chains of 10 rows, 32 sweeps"
+    ),
+    "conditional RBM, a step of 64 chains of 20 rows": "crbm step, 64 chains of 20 rows, 32 sweeps",
+    "compositional network online, a sweep of 128 chains of 5 images": "hcn sweep, 128 chains of 5 images",
+    "compositional network in batch, a sweep of 128 leaves of 40 images": (
+        "hcn batch, 128 leaves of 40 images"
+    ),
+    "bootstrap network, layer 2: 60,000 rows, 32 clusterings, k = 2,000": (
+        "mbn layer 2, 60,000 rows, 32 clusterings"
+    ),
+}
+
+
+@shown("work|H100: share of the limit before → now|H200|waits before → now")
+def gpu_predictions() -> Iterable[Iterable[Any]]:
+    content = json.loads((RESULTS / "gpu_predicted.json").read_text(encoding="utf-8"))
+    found = {(r["example"], r["card"].split()[0]): r for r in content["predictions"]}
+    for work, example in _PREDICTED.items():
+        cards = [found[example, card] for card in ("H100", "H200")]
+        shares = (f"{100 * r['before_share']:.2g} % → {100 * r['after_share']:.2g} %" for r in cards)
+        yield work, *shares, f"{cards[0]['before_downloads']} → {cards[0]['after_downloads']}"
+
+
 def selected(name: str, starts: str | None) -> str:
-    """Return a table, or its rows that start with one of the texts."""
+    """Return a table, or only its rows that start with one of the texts in ``starts`` (separated by
+    semicolons).
+    """
     text = TABLES[name]()
     if starts is None:
         return text
@@ -1288,7 +1336,7 @@ def selected(name: str, starts: str | None) -> str:
 
 
 def source(name: str, part: str | None) -> str:
-    """Return the command, machine, date and seed of a file or of one of its parts."""
+    """Return the command, machine, date and seed of a file of results, or of one of its parts."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     run = content["parts"][part] if part else content
     machine = run["machine"]
@@ -1296,7 +1344,7 @@ def source(name: str, part: str | None) -> str:
 
 
 def rewritten(page: str) -> str:
-    """Return the page with the tables, pictures and sources of the files."""
+    """Return the text of a page with its tables, pictures and sources made from results/."""
     page = _PICTURE.sub(lambda found: found[1] + caption(found[2]), page)
     page = _SOURCE.sub(lambda found: found[1] + source(found[2], found[3]), page)
     return _TABLE.sub(lambda found: found[1] + selected(found[2], found[3]), page)
@@ -1321,9 +1369,8 @@ def main(arguments: list[str]) -> None:
             if not arguments:
                 page.write_text(after, encoding="utf-8")
             elif before != after:
-                raise SystemExit(
-                    f"benchmarks/{page.name} and results/ differ: run `python benchmarks/tables.py`"
-                )
+                name = page.relative_to(_ROOT)
+                raise SystemExit(f"{name} and benchmarks/results differ: run `python benchmarks/tables.py`")
 
 
 if __name__ == "__main__":

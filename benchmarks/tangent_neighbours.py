@@ -10,10 +10,11 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 
+# Function of rows (n, p) that returns their tangents (n, kinds, p).
 Tangents = Callable[[np.ndarray], np.ndarray]
-# Rows whose neighbours are searched at a time, and training rows per block.
+# Number of rows whose neighbours are searched at a time, and number of training rows in a block.
 QUERY_ROWS, BLOCK_ROWS = 256, 4096
-# Singular values below this share of the largest count as 0.
+# Singular values of a row's tangents below this share of the largest value count as 0.
 _TOL = 1e-4
 
 
@@ -35,12 +36,12 @@ def nearest_neighbours(
     n_candidates: int = 40,
     damping: float = 1e-3,
 ) -> NearestRows:
-    """Find the nearest training row of each row; the training rows are read block by block.
+    """Find the nearest training row of each row of x; the training rows are read block by block.
 
     ``sides`` is 0 (Euclidean distance), 1 (distance from a training row to the plane of a row's tangents) or
-    2 (distance between the planes of both; P. Simard, Y. LeCun, J. Denker, 1993). With 2, the nearest
-    ``n_candidates`` rows by one side are compared by both sides; ``damping`` is the penalty on steps along
-    unit tangents, so that nearly crossing planes stay apart.
+    2 (distance between the planes of both rows; P. Simard, Y. LeCun, J. Denker, 1993). With 2, the nearest
+    ``n_candidates`` training rows by the one-sided distance are compared by the two-sided distance.
+    ``damping`` is the penalty on steps along unit tangents, so that nearly crossing planes stay apart.
     """
     if sides not in (0, 1, 2):
         raise ValueError(f"sides={sides!r}: give 0 (Euclidean), 1 or 2")
@@ -86,7 +87,7 @@ def iterate_blocks(train: Dataset) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _make_planes(x: np.ndarray, tangents: Tangents) -> np.ndarray:
-    """Return orthonormal tangents (n, kinds, p); dependent ones become 0."""
+    """Return orthonormal tangents (n, kinds, p) of rows; linearly dependent tangents become 0."""
     _, length, ways = np.linalg.svd(np.asarray(tangents(x), dtype=np.float64), full_matrices=False)
     return np.asarray(ways * (length > _TOL * np.maximum(length[:, :1], np.finfo(float).tiny))[:, :, None])
 
@@ -94,7 +95,10 @@ def _make_planes(x: np.ndarray, tangents: Tangents) -> np.ndarray:
 def _one_sided_distances(
     x: np.ndarray, planes: np.ndarray, rows: np.ndarray, square: np.ndarray
 ) -> np.ndarray:
-    """Return squared distances (n, rows) from planes, or from the rows if planes have no directions."""
+    """Return squared distances (n, training rows) of training rows from the tangent planes of rows x.
+
+    Planes without directions give the squared Euclidean distances; ``square`` has the rows' squared norms.
+    """
     found = (x * x).sum(axis=1)[:, None] - 2.0 * x @ rows.T + square
     for t in range(planes.shape[1]):
         ways = planes[:, t]
@@ -110,7 +114,7 @@ def _two_sided_distances(
     tangents: Tangents,
     damping: float,
 ) -> np.ndarray:
-    """Return squared distances (n, candidates) between planes; each block of training rows is read once."""
+    """Return squared distances (n, candidates) between tangent planes; each training block is read once."""
     out = np.full(found.shape, np.inf)
     for first, rows in iterate_blocks(train):
         queries, places = np.nonzero((found >= first) & (found < first + len(rows)))

@@ -4,8 +4,8 @@
 
 Scheduler, two workers and the driver are separate processes on loopback. Every 20 passes the script reads
 the resident memory of each process. Dask keeps the last 1,000 events of each topic and the last 1,000
-stories of each worker, so that all processes grow slightly over the first thousand passes. The result is
-the slope over the last half of several thousand passes, in bytes per pass.
+transitions of each worker's tasks, so that all processes grow slightly over the first thousand passes. The
+result is the slope over the last half of several thousand passes, in bytes per pass.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from distributed import Client
 import scalelatent as sl
 from scalelatent.deploy.clusters import close_cluster, start_cluster
 
+# Number of passes between two readings of the memory.
 EVERY = 20
 
 
 def read_resident_size(pid: int | None = None) -> int:
+    """Return the bytes of resident memory of a process; None means this process."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
 def serve(ready: Any, ended: Any) -> None:
-    """Run the scheduler and the workers in this process."""
+    """Run the scheduler and the workers in this process until ``ended`` is set."""
     cluster = start_cluster(workers=2, threads=1, dashboard_address=None)
     ready.put((cluster.scheduler_address, os.getpid()))
     ended.wait()
@@ -41,7 +43,9 @@ def serve(ready: Any, ended: Any) -> None:
 
 
 class MemorySizes(sl.Callback):
-    """Callback that records the memory of all processes every 20 passes."""
+    """Callback that records the memory of all processes and the numbers of tasks and files every 20
+    passes.
+    """
 
     def __init__(self, client: Client, scheduler: int, run: Path) -> None:
         self.client, self.scheduler, self.run = client, scheduler, run
@@ -66,9 +70,7 @@ class MemorySizes(sl.Callback):
 
 
 def compute_growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
-    """Return the MiB after each fifth of the fit, and the bytes per pass over the last half (least
-    squares).
-    """
+    """Return the MiB after each fifth of the fit, and the slope over its last half in bytes per pass."""
     fifths = [seen[len(seen) * k // 5 - 1] for k in range(1, 6)]
     half = seen[len(seen) // 2 :]
     slope = np.polyfit([row["pass"] for row in half], [row[what] for row in half], 1)[0]
@@ -79,6 +81,7 @@ def compute_growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
 
 
 def measure(passes: int, rows: int, seed: int) -> dict[str, Any]:
+    """Fit capsules on a cluster; return the growth of each process, and the most tasks and files."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")

@@ -223,7 +223,7 @@ ROWS_SHARE = 0.4
 _ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}  # backends of this process, by the number of their GPU
 # Number of threads of a backend that copy rows to page-locked memory, at 6 GB/s each
 # (benchmarks/gpu_model.py), and the smallest number of bytes that is worth a thread.
-COPY_THREADS, STRIPE_BYTES = 4, 2**21
+COPY_THREADS, STRIPE_BYTES = 5, 2**21
 STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
 # Codes of cudaErrorMemoryAllocation, and of the two errors of cublasCreate on a GPU without free memory. The
 # GPU can still be used after these errors.

@@ -33,10 +33,14 @@ from .subkernels import SubkernelCompiler
 if TYPE_CHECKING:
     from numba import types
 
+_FEATURES = llvmlite.binding.get_host_cpu_features()
 # Number of float32 in the widest vectors of this machine. No sum runs over lanes, so no result depends on it.
 # Tests set SCALELATENT_LANES to run the kernels of other machines, with vectors that LLVM emulates.
-LANES = int(
-    os.environ.get("SCALELATENT_LANES", 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8)
+LANES = int(os.environ.get("SCALELATENT_LANES", 16 if _FEATURES.get("avx512f") else 8))
+# Whether the machine has the instruction (VNNI) that adds four products of bytes to each lane of a vector.
+# Tests set SCALELATENT_DOTS=0 to run the kernels of other machines.
+DOTS = bool(
+    os.environ.get("SCALELATENT_DOTS") != "0" and _FEATURES.get("avx512vnni" if LANES == 16 else "avxvnni")
 )
 
 
@@ -76,9 +80,9 @@ def _digest(family: str) -> str:
     digest = hashlib.blake2b(digest_size=5)
     for file in sorted(set(_sources(family))):
         digest.update(repr((str(file.relative_to(_ROOT)), file.read_bytes())).encode())
-    # numba's own key does not include LANES. The digest includes numba's version, because another version
-    # would overwrite files of an index that it cannot read.
-    digest.update(repr((LANES, numba.__version__)).encode())
+    # numba's own key does not include LANES and DOTS. The digest includes numba's version, because another
+    # version would overwrite files of an index that it cannot read.
+    digest.update(repr((LANES, DOTS, numba.__version__)).encode())
     return digest.hexdigest()
 
 

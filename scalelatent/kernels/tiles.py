@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 
 from .jit import entry, in_array, subkernel
 from .memory import zeros
-from .vectors import BYTES, F32, I64, LANES, Value, Vectors, instructions
+from .vectors import BYTES, I64, LANES, Value, Vectors, instructions
 
 # Rows of a strip of X. A strip of 196 columns and its products stay in the second-level cache.
 STRIP = 128
@@ -47,7 +47,7 @@ Sums = list[list[Value]]
 def add_products(v: Vectors, sums: Sums, left: Iterable[Value], right: Sequence[Value]) -> Sums:
     """Return ``sums`` plus the product of each value of ``left`` (one per row) with each vector ``right``."""
     return [
-        [v.fma(one, x, s) for x, s in zip(right, row, strict=True)]
+        [v.multiply_add(one, x, s) for x, s in zip(right, row, strict=True)]
         for one, row in zip(left, sums, strict=True)
     ]
 
@@ -76,7 +76,7 @@ def sum_products(
 
 def zero_sums(v: Vectors, rows: int, columns: int) -> Sums:
     """Return a table of ``rows`` x ``columns`` zero vectors, to which products are added."""
-    return [[v.constant(0.0)] * columns] * rows
+    return [[v.zero] * columns] * rows
 
 
 def accumulate(
@@ -86,20 +86,21 @@ def accumulate(
     """Return the matrix product of a tile: sums[r][c] is the sum over k < n of a[r, k] * b[k, c]; n >= 1.
 
     The sums stay in registers. With ``ahead`` the loop prefetches later rows of ``a``. ``mask`` selects the
-    vector lanes for which ``b`` has columns.
+    vector lanes for which ``b`` has columns. If the sums are integers, k counts groups of four columns, whose
+    values are bytes (unsigned in ``a``, signed in ``b``).
     """
     offsets = [v.b.mul(row_step, I64(r)) for r in range(rows)]
 
     def operands(k: Value, places: list[Value]) -> tuple[Iterable[Value], Sequence[Value], Sequence[Value]]:
         pa, pb = places
-        right = [v.load(pb, v.wide * c, mask=mask) for c in range(vecs)]
+        right = [v.load(pb, v.wide * c, v.sums, mask) for c in range(vecs)]
         if ahead:
             # Each step prefetches four bytes per row of the tile, so that later rows arrive just in time. The
             # hardware prefetcher would start again with every row.
             far = v.b.add(v.b.mul(row_step, I64(_AHEAD)), v.b.mul(k, I64(BYTES * rows)))
             v.fetch(a, far)
         # A generator loads one row at a time, because there are not enough registers for all rows.
-        left = (v.spread(v.load(pa, offset, F32)) for offset in offsets)
+        left = (v.spread(v.load(pa, offset, v.sums.element)) for offset in offsets)
         return left, right, (v.b.add(pa, k_step), v.b.add(pb, b_step))
 
     return sum_products(v, zero_sums(v, rows, vecs), n, operands, (a, b))
@@ -111,12 +112,14 @@ def make_tile(
     finish: Callable[..., None],
     ahead: bool = False,
     masked: bool = False,
+    dots: bool = False,
     **kinds: Any,
 ) -> Callable[..., Any]:
     """Return tile(a, row_step, k_step, b, b_step, n, *rest) for kernels.
 
     The tile computes the sums of `accumulate` and calls finish(vectors, sums, *rest). Arguments are
-    addresses, byte steps and counts, except those of ``kinds``, see `instructions`. A ``masked`` tile of one
+    addresses, byte steps and counts, except those of ``kinds``, see `instructions`. With ``dots`` the
+    operands are bytes and the sums integers. A ``masked`` tile of one
     vector, tile(…, n, width, *rest), reads ``width`` columns of b and passes their mask to ``finish``.
     """
     rest = [name for name in inspect.signature(finish).parameters if name != "mask"][2:]
@@ -134,7 +137,7 @@ def make_tile(
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     setattr(tile, "__signature__", inspect.Signature([inspect.Parameter(name, kind) for name in names]))  # noqa: B010
-    return instructions(**kinds)(tile)
+    return instructions(dots=dots, **kinds)(tile)
 
 
 def add(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
@@ -142,7 +145,7 @@ def add(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:
     for r, row in enumerate(sums):
         base = v.b.add(c, v.b.mul(c_step, I64(r)))
         for k, value in enumerate(row):
-            v.store(v.b.fadd(v.load(base, v.wide * k), value), base, v.wide * k)
+            v.store(v.plus(v.load(base, v.wide * k, v.sums), value), base, v.wide * k)
 
 
 def store_transposed(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:

@@ -13,14 +13,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .jit import DOTS as DOTS
 from .jit import LANES as LANES
 from .jit import subkernel
+
+llvmlite.binding.initialize_native_asmparser()  # for the instruction of Vectors.dot
 
 BYTES = 4
 F32, F64 = ir.FloatType(), ir.DoubleType()
@@ -63,13 +67,18 @@ def _size(kind: ir.Type) -> int:
 class Vectors:
     """Instructions on vectors of ``lanes`` float32 or integers, which are appended to an LLVM builder.
 
-    Addresses and offsets are int64 numbers of bytes.
+    Addresses and offsets are int64 numbers of bytes. The sums of a tile are float32; with ``dots`` they are
+    integers, and an operand has four bytes in each lane.
     """
 
-    def __init__(self, builder: ir.IRBuilder, lanes: int = LANES) -> None:
+    def __init__(self, builder: ir.IRBuilder, lanes: int = LANES, dots: bool = False) -> None:
         self.b, self.lanes = builder, lanes
         self.vec, self.ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
         self.wide = BYTES * lanes
+        self.sums = self.ints if dots else self.vec  # type of the sums of a tile
+        self.zero = self.integer(0) if dots else self.constant(0.0)
+        self.plus = self.b.add if dots else self.b.fadd
+        self.multiply_add = self.dot if dots else self.fma
 
     def constant(self, x: float) -> Value:
         """Return a vector with the same number in all lanes."""
@@ -142,6 +151,14 @@ class Vectors:
         if isinstance(x.type.element, ir.IntType):
             return self.b.add(z, self.b.mul(x, y))
         return self.call("fma", x, y, z)
+
+    def dot(self, x: Value, y: Value, z: Value) -> Value:
+        """Return z plus, per lane, the four products of unsigned bytes of x and signed bytes of y (VNNI)."""
+        kind = ir.FunctionType(self.ints, [self.ints] * 3)
+        # Versions of LLVM declare its function for this instruction with different types.
+        text, register = ("vpdpbusd", "v") if self.lanes == 16 else ("{vex} vpdpbusd", "x")
+        places = f"={register},0,{register},{register}"
+        return self.b.asm(kind, f"{text} $3, $2, $0", places, [z, x, y], side_effect=False)
 
     def max(self, x: Value, y: Value) -> Value:
         """Return the larger value of each lane; the values are not NaN."""
@@ -257,7 +274,9 @@ class Vectors:
         return ends
 
 
-def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., None]], Callable[..., Any]]:
+def instructions(
+    lanes: int = LANES, dots: bool = False, **kinds: Any
+) -> Callable[[Callable[..., None]], Callable[..., Any]]:
     """Return a decorator that makes ``body(vectors, *arguments)`` a function that kernels call.
 
     ``body`` appends LLVM instructions. Its arguments are int64 addresses, byte steps and counts; ``kinds``
@@ -273,7 +292,7 @@ def instructions(lanes: int = LANES, **kinds: Any) -> Callable[[Callable[..., No
             def append(
                 context: Any, builder: ir.IRBuilder, signature: object, values: Sequence[Value]
             ) -> object:
-                body(Vectors(builder, lanes), *values)
+                body(Vectors(builder, lanes, dots), *values)
                 return context.get_dummy_value()
 
             return signature, append

@@ -127,7 +127,7 @@ def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
 def test_kernels_of_a_processor_pass_the_checks_at_full_size(model, tmp_path):
     """A check that float32 kernels of the processor fail shows nothing about a GPU."""
     out = tmp_path / "result.json"
-    done = run("", model, "--out", str(out), "--bodies", "numba")
+    done = run("", model, "--out", str(out), "--kernels", "numba")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text(encoding="utf-8"))
     assert all(check["passed"] for check in result["checks"])

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
     "mbn": {"dense", "codes", "sparse"},
     "crbm": {"rates", "steps"},
-    "linear_mixture": {"scan", "images", "passes"},
+    "linear_mixture": {"scan", "projections", "passes"},
     "hcn": {"rates", "learned"},
 }
 STAND_IN = f"""

@@ -199,15 +199,15 @@ def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, mo
     span = Span("train", stage.grids["train"].depth, 0)
     context.run_span(span, StopEvent())  # The first call prepares the state and is not counted.
     got = counts.of(lambda: context.run_span(span, StopEvent()))
-    block = model.rows_ahead(model.capsule_block(2048, 30, 20, 1, None, 1), 2048 * 30)
+    block = model.copy_rows_ahead(model.capsule_block(2048, 30, 20, 1, None, 1), 2048 * 30)
     assert got == expected(block * 3)
     assert counts.copied_bytes == 3 * (block.copied_bytes + block.ahead_bytes)
     assert counts.waits == 3
     card = model.H100
-    before = model.rows_before(model.capsule_block(65_536, 784, 20, 1, None, 1), 65_536.0 * 784)
-    now = model.rows_ahead(model.capsule_block(65_536, 784, 20, 1, None, 1), 65_536.0 * 784)
-    assert now.bound(card) == before.bound(card)
-    assert now.predicted(card) < before.predicted(card) / 3
+    before = model.copy_rows_first(model.capsule_block(65_536, 784, 20, 1, None, 1), 65_536.0 * 784)
+    now = model.copy_rows_ahead(model.capsule_block(65_536, 784, 20, 1, None, 1), 65_536.0 * 784)
+    assert now.find_bottleneck(card) == before.find_bottleneck(card)
+    assert now.predicted_seconds(card) < before.predicted_seconds(card) / 3
     assert model.COPY_THREADS == backend.COPY_THREADS
 
 
@@ -298,8 +298,8 @@ def test_the_model_counts_the_work_of_a_step_on_the_gpu(fake, counts, model, emu
     assert counts.copied_bytes == work.copied_bytes - missing
     before = model.crbm_host_step(784, 256, 784, 2, 10, 32)
     now = model.crbm_step(784, 256, 784, 2, 10, 32)
-    assert now.predicted(model.H100) < before.predicted(model.H100) / 2
-    assert now.limit(model.H100) > 0.8 * now.predicted(model.H100)
+    assert now.predicted_seconds(model.H100) < before.predicted_seconds(model.H100) / 2
+    assert now.card_seconds(model.H100) > 0.8 * now.predicted_seconds(model.H100)
 
 
 def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model):
@@ -405,19 +405,20 @@ def test_a_leaf_of_a_mixture_waits_once_per_block_and_copies_its_sums_once(
     assert got == expected(work)
     assert counts.copied_bytes == work.copied_bytes
     assert counts.waits == work.downloads == 4
-    before = model.earlier_mixture_leaf(3, n, p, k, dims, q, classes)
+    before = model.earlier_linear_mixture_leaf(3, n, p, k, dims, q, classes)
     assert before.downloads == 3 * (2 * classes + 2)
     sums = 8 * k * (q + 2) * p
     assert before.copied_bytes - work.copied_bytes > 2 * sums
 
 
 def test_bounds_name_the_resource(model):
-    seconds, resource = model.capsule_block(65_536, 784, 20, 1, None, 1).bound(model.H100)
+    seconds, resource = model.capsule_block(65_536, 784, 20, 1, None, 1).find_bottleneck(model.H100)
     assert resource == "copies to and from the host"
     assert seconds > 65_536 * 784 / 55e9
-    assert model.mbn_nearest(60_000, 784, 392, 4000, 1).bound(model.H100)[1] == "float32 operations"
+    assert model.mbn_nearest(60_000, 784, 392, 4000, 1).find_bottleneck(model.H100)[1] == "float32 operations"
     on_card = model.capsule_block(65_536, 784, 20, 1, None, 4, on_card=True)
-    assert (
-        on_card.seconds(model.H200)["memory of the card"] < on_card.seconds(model.H100)["memory of the card"]
+    h100, h200 = (
+        on_card.seconds_by_resource(card)["memory of the card"] for card in (model.H100, model.H200)
     )
-    assert model.share(on_card, 1.0)["share_of_bound"] == on_card.bound(model.H100)[0]
+    assert h200 < h100
+    assert model.compare_with_bound(on_card, 1.0)["share_of_bound"] == on_card.find_bottleneck(model.H100)[0]

@@ -242,6 +242,41 @@ def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.skipif(not dense.DOTS, reason="the machine has no VNNI")
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize("columns", [1, 3, 4, 5, 18, 392, 813, 1626])
+def test_bytes_have_the_same_codes_with_integer_sums(
+    columns: int, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(columns)
+    x, w = (rng.integers(low, 256, (n, columns)).astype("u1") for low, n in ((0, 130), (1, 300)))
+    draws, which = _draw_clusterings(rng, 5, 300, 150), np.arange(columns)
+    with_integers = dense.nearest(x, which, dense.make_bank(w, metric, draws))
+    monkeypatch.setattr(dense, "DOTS", False)
+    bank = dense.make_bank(w, metric, draws)
+    np.testing.assert_array_equal(with_integers, dense.nearest(x, which, bank))
+    np.testing.assert_array_equal(with_integers, dense.nearest(x.astype("f4"), which, bank))
+    if metric == "euclidean":
+        want = reference.nearest(x, which, reference.make_bank(w, metric, draws))
+        np.testing.assert_array_equal(with_integers, want)
+
+
+def test_the_largest_sums_of_bytes_do_not_overflow() -> None:
+    """Rows of 255 have the largest products, and each row has its own nearest centroid."""
+    columns = dense._MAX_BYTES
+    w = np.full((40, columns), 255, dtype="u1")
+    w[np.arange(40), np.arange(40)] = 0
+    which = np.arange(columns)
+    got = dense.nearest(w, which, dense.make_bank(w, "euclidean"))
+    np.testing.assert_array_equal(got[:, 0], np.arange(40))
+
+
+def test_rows_of_floats_have_codes_by_centroids_of_bytes() -> None:
+    x, w = _draw(0, 50, 12, "f4"), _draw(1, 30, 12, "u1")
+    want = dense.nearest(x, np.arange(12), dense.make_bank(w.astype("f4"), "euclidean"))
+    np.testing.assert_array_equal(dense.nearest(x, np.arange(12), dense.make_bank(w, "euclidean")), want)
+
+
 def _draw_clusterings(rng: np.random.Generator, clusterings: int, rows: int, k: int) -> np.ndarray:
     """Return which rows each clustering may take as centroids, bool (clusterings, rows)."""
     draws = np.zeros((clusterings, rows), dtype=bool)

@@ -13,10 +13,15 @@ The steps for a strip of rows:
 So the codes do not depend on the width of vectors, the order of float32 sums or the device. On rows of
 integers Euclidean scores in float64 are exact: ties go to the lowest index. On floats, and under the cosine,
 float64 rounds: of centroids at equal distances up to the last digit any may win, the same one everywhere.
+
+If rows and centroids are bytes, and the machine has the instruction (VNNI), sums are integers: an instruction
+adds four products to a sum, and the sums are exact. A centroid is stored minus 128 as signed bytes c, and the
+sum of a row x begins with 128 (x_1 + x_2 + ...), so that it is x . (c + 128).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +31,7 @@ from numba import types
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.tiles import Sums, add, make_tile
-from scalelatent.kernels.vectors import BYTES, F32, I32, I64, LANES, Vectors
+from scalelatent.kernels.vectors import BYTES, DOTS, F32, I32, I64, LANES, Vectors
 from scalelatent.models.mbn.kernels.reference import score_terms, squared_lengths
 
 from .candidates import (
@@ -49,13 +54,17 @@ PANEL = VECS * LANES
 _PANEL_BYTES = 26_000
 # Number of rows of a strip; with 392 columns they take 190 kB of the second-level cache.
 STRIP = 120
+# Number that is subtracted from bytes of centroids, and the largest number of columns of bytes whose sums of
+# products fit 32 bits.
+_SHIFT, _MAX_BYTES = 128, (2**31 - 1) // 255**2
 
 
 @dataclass(frozen=True)
 class PackedCentroids:
     """Distinct centroids that several clusterings share, in the layout that the tiles read."""
 
-    # Panels of PANEL centroids, (columns, PANEL) each; the last is padded with zeros
+    # Panels of PANEL centroids, one after the other: float32 (columns, PANEL), or bytes minus 128, int8
+    # (columns / 4, PANEL, 4). Zeros fill the last panel and the last four columns.
     packed: np.ndarray
     # float32 (k rounded up to whole panels,): scale and bias of the scores, see
     # :class:`..reference.ScoredCentroids`; the bias of the padding is -inf
@@ -72,10 +81,18 @@ class PackedCentroids:
     # Euclidean norm of the row.
     error: tuple[float, float]
 
+    def floats(self, columns: int) -> np.ndarray:
+        """Return the centroids as panels of float32."""
+        if self.packed.dtype == np.float32:
+            return self.packed
+        panels = self.packed.reshape(-1, -(-columns // 4), PANEL, 4).swapaxes(2, 3).astype(np.float32)
+        return (panels + _SHIFT).reshape(len(panels), -1, PANEL)[:, :columns].reshape(-1)
+
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedCentroids:
     """Pack centroids for :func:`nearest`, see :func:`..reference.make_bank`."""
-    w, codes = merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
+    w = np.ascontiguousarray(w, dtype=np.uint8 if w.dtype == np.uint8 else np.float32)
+    w, codes = merge_rows(w, draws)
     return pack(w, codes, squared_lengths(w), metric)
 
 
@@ -89,12 +106,14 @@ def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.
 
 
 def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedCentroids:
-    """Pack centroids, their codes and the scale and bias of their scores."""
+    """Return centroids with their codes and the scale and bias of their scores."""
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
-    rows = np.zeros((full, columns), dtype=np.float32)
-    rows[:k] = w
-    packed = np.ascontiguousarray(rows.reshape(-1, PANEL, columns).swapaxes(1, 2))
+    with_bytes = DOTS and w.dtype == np.uint8 and columns <= _MAX_BYTES
+    group = 4 if with_bytes else 1
+    rows = np.zeros((full, -(-columns // group) * group), np.int8 if with_bytes else np.float32)
+    rows[:k, :columns] = w.astype(np.int16) - _SHIFT if with_bytes else w
+    packed = np.ascontiguousarray(rows.reshape(full // PANEL, PANEL, -1, group).swapaxes(1, 2))
     exact = np.stack(score_terms(squares, metric))
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
     scale[:k], bias[:k] = exact
@@ -126,12 +145,18 @@ def bound_rounding(
 def nearest(x: np.ndarray, columns: np.ndarray, centroids: PackedCentroids) -> np.ndarray:
     """Return the code of each row's nearest centroid in each clustering, as :func:`..reference.nearest`."""
     out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
-    body = _nearest_bytes if x.dtype == np.uint8 else _nearest_floats
-    if x.dtype != np.uint8:
-        x = np.ascontiguousarray(x, dtype=np.float32)
     columns = np.ascontiguousarray(columns, dtype=np.int32)
+    panels = centroids.packed
+    if x.dtype == np.uint8 and panels.dtype == np.int8:
+        body = _nearest_bytes
+    else:
+        body, panels = _nearest_floats, centroids.floats(len(columns))
+        if x.dtype == np.uint8:
+            body = _nearest_converted
+        else:
+            x = np.ascontiguousarray(x, dtype=np.float32)
     terms = (
-        centroids.packed,
+        panels,
         centroids.scale,
         centroids.bias,
         centroids.exact,
@@ -159,11 +184,13 @@ def _store_scores(
     """
     b = v.b
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
+    whole = v.sums == v.ints
     for r, row in enumerate(sums):
         bound, found = v.spread(v.load(least, b.mul(step, I64(r)), F32)), I32(0)
         for k, value in enumerate(row):
             place = v.wide * (VECS * r + k)
-            total = b.fadd(v.load(partial, place), value)
+            total = v.plus(v.load(partial, place, v.sums), value)
+            total = b.sitofp(total, v.vec) if whole else total
             score = b.fadd(b.fmul(total, scales[k]), biases[k])
             v.store(score, scores, place)
             bits = b.bitcast(b.fcmp_ordered(">", score, bound), ir.IntType(LANES))
@@ -171,18 +198,19 @@ def _store_scores(
         v.store(found, hits, BYTES * r)
 
 
-_sums, _scores = make_tile(ROWS, VECS, add), make_tile(ROWS, VECS, _store_scores)
+_float_sums, _float_scores = (make_tile(ROWS, VECS, finish) for finish in (add, _store_scores))
+_byte_sums, _byte_scores = (make_tile(ROWS, VECS, finish, dots=True) for finish in (add, _store_scores))
 
 
 @subkernel
-def _gather_columns(
+def _gather_floats(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
-    error: tuple[float, float], strip: np.ndarray, gaps: np.ndarray,
+    error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
     """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles.
 
     ``gaps`` receives a number per row: rounding in float32 cannot exchange two scores that differ by at least
-    this number. It is 0 if the scores of the row are exact.
+    this number. It is 0 if the scores of the row are exact. ``starts`` receives the first term of its sums.
     """
     for i in range(rows):
         row, out, whole = x[first + i], strip[i], True
@@ -194,6 +222,25 @@ def _gather_columns(
         exact = whole and length <= exact_length
         gaps[i] = 0.0 if exact else 2.0 * (error[0] * length + error[1])
     strip[rows : -(-rows // ROWS) * ROWS] = 0.0
+    starts[:] = 0.0
+
+
+@subkernel
+def _gather_bytes(
+    x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
+    error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
+) -> None:  # fmt: skip
+    """Write columns of rows to ``strip``, and ``gaps`` and ``starts`` as in :func:`_gather_floats`."""
+    for i in range(rows):
+        row, out, total, square = x[first + i], strip[i], np.int64(0), np.int64(0)
+        for c in range(len(columns)):
+            value = np.int64(row[columns[c]])
+            out[c] = value
+            total += value
+            square += value * value
+        length = np.sqrt(np.float64(square))
+        gaps[i] = 0.0 if length <= exact_length else 2.0 * (error[0] * length + error[1])
+        starts[i] = _SHIFT * total
 
 
 @subkernel
@@ -221,132 +268,194 @@ def _sum_squares(x: np.ndarray) -> np.float32:
 
 
 @subkernel
-def _find_best_scores(
-    strip: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray, partial: np.ndarray,
-    scores: np.ndarray, hits: np.ndarray, best: np.ndarray, index: np.ndarray,
-) -> None:  # fmt: skip
-    """Find the best scores of each row; ``partial`` is zeroed scratch space for sums."""
-    q, length = strip.shape[1], best.shape[1]
-    row, wide, step = BYTES * q, BYTES * PANEL, BYTES * best.shape[1]
-    width = -(-q // -(-q * wide // _PANEL_BYTES))
-    last = (q - 1) // width * width  # start of the last part, which is not empty
-    for first in range(0, len(scale), PANEL):
-        panel = packed.ctypes.data + first * row
-        if last:
-            partial[:] = 0.0
-        for c in range(0, last, width):
+def _float_value(packed: np.ndarray, columns: int, first: int, j: int, c: int) -> float:
+    """Return column c of centroid first + j in float64, where ``first`` is the first centroid of a panel."""
+    return np.float64(packed[first * columns + c * PANEL + j])
+
+
+@subkernel
+def _byte_value(packed: np.ndarray, columns: int, first: int, j: int, c: int) -> float:
+    """Return column c of a centroid of bytes in float64, see :func:`_float_value`."""
+    return np.float64(packed[first * columns + (c // 4 * PANEL + j) * 4 + c % 4]) + _SHIFT
+
+
+def _make_search(
+    gather: Callable[..., None], add_sums: Callable[..., None], store_scores: Callable[..., None],
+    value: Callable[..., float],
+) -> Callable[..., None]:  # fmt: skip
+    """Return a subkernel that codes rows, for rows and centroids of one type.
+
+    The arguments read columns of rows, sum products, compare scores, and read a value of a centroid.
+    """
+
+    @subkernel
+    def find_best_scores(
+        strip: np.ndarray, starts: np.ndarray, n: int, packed: np.ndarray, scale: np.ndarray,
+        bias: np.ndarray, partial: np.ndarray, scores: np.ndarray, hits: np.ndarray, best: np.ndarray,
+        index: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Find the best scores of each row; ``partial`` is scratch space for sums.
+
+        ``q`` counts columns, or groups of four columns of bytes; both take BYTES.
+        """
+        q, length = strip.shape[1] * strip.itemsize // BYTES, best.shape[1]
+        row, wide, step = BYTES * q, BYTES * PANEL, BYTES * best.shape[1]
+        width = -(-q // -(-q * wide // _PANEL_BYTES))
+        last = (q - 1) // width * width  # start of the last part, which is not empty
+        for first in range(0, len(scale), PANEL):
+            panel = packed.ctypes.data + first * row
+            if last or first == 0:
+                for i in range(n):
+                    for j in range(PANEL):
+                        partial[i, j] = starts[i]
+            for c in range(0, last, width):
+                for i in range(0, n, ROWS):
+                    add_sums(
+                        strip.ctypes.data + i * row + BYTES * c,
+                        row,
+                        BYTES,
+                        panel + c * wide,
+                        wide,
+                        width,
+                        partial.ctypes.data + i * wide,
+                        wide,
+                    )
             for i in range(0, n, ROWS):
-                _sums(
-                    strip.ctypes.data + i * row + BYTES * c,
+                store_scores(
+                    strip.ctypes.data + i * row + BYTES * last,
                     row,
                     BYTES,
-                    panel + c * wide,
+                    panel + last * wide,
                     wide,
-                    width,
+                    q - last,
                     partial.ctypes.data + i * wide,
-                    wide,
+                    scale.ctypes.data + BYTES * first,
+                    bias.ctypes.data + BYTES * first,
+                    best.ctypes.data + i * step + BYTES * (length - 1),
+                    step,
+                    scores.ctypes.data,
+                    hits.ctypes.data,
                 )
-        for i in range(0, n, ROWS):
-            _scores(
-                strip.ctypes.data + i * row + BYTES * last,
-                row,
-                BYTES,
-                panel + last * wide,
-                wide,
-                q - last,
-                partial.ctypes.data + i * wide,
-                scale.ctypes.data + BYTES * first,
-                bias.ctypes.data + BYTES * first,
-                best.ctypes.data + i * step + BYTES * (length - 1),
-                step,
-                scores.ctypes.data,
-                hits.ctypes.data,
-            )
-            for r in range(ROWS):
-                bits, j = hits[r], 0
-                while bits:
-                    if bits & 1 and scores[r, j] > best[i + r, length - 1]:
-                        insert_score(best[i + r], index[i + r], scores[r, j], first + j)
-                    bits, j = bits >> 1, j + 1
+                for r in range(ROWS):
+                    bits, j = hits[r], 0
+                    while bits:
+                        if bits & 1 and scores[r, j] > best[i + r, length - 1]:
+                            insert_score(best[i + r], index[i + r], scores[r, j], first + j)
+                        bits, j = bits >> 1, j + 1
+
+    @subkernel
+    def exact_score(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, j: int) -> float:
+        """Return the score of a row and a centroid in float64, summed over the columns in order."""
+        total = 0.0
+        for c in range(len(row)):
+            # np.float64, because float() does not convert a float32 here.
+            total += np.float64(row[c]) * value(packed, len(row), j // PANEL * PANEL, j % PANEL, c)
+        return total * exact[0, j] + exact[1, j]
+
+    @subkernel
+    def exact_scores(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, out: np.ndarray) -> None:
+        """Write the scores of a row and all centroids in float64, summed as in :func:`exact_score`."""
+        k = exact.shape[1]
+        for j in range(len(out)):
+            out[j] = 0.0
+        for first in range(0, len(out), PANEL):
+            sums = out[first : first + PANEL]
+            for c in range(len(row)):
+                factor = np.float64(row[c])
+                for j in range(PANEL):
+                    sums[j] += factor * value(packed, len(row), first, j, c)
+        for j in range(k):
+            out[j] = out[j] * exact[0, j] + exact[1, j]
+
+    @subkernel
+    def search(
+        x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+        exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
+        out: np.ndarray, strip: np.ndarray, partial: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Write the codes of all rows.
+
+        ``strip`` and ``partial`` are scratch space for columns of rows and for sums.
+        """
+        n = len(x)
+        starts, gaps = zeros(STRIP, partial.dtype), empty(STRIP, np.float64)
+        scores, hits = empty((ROWS, PANEL), np.float32), empty(ROWS, np.uint32)
+        best, index = empty((STRIP, length), np.float32), empty((STRIP, length), np.int32)
+        keys, wide = empty(length, np.float64), empty(len(scale), np.float64)
+        before, tops = empty(out.shape[1], np.int32), empty(out.shape[1], np.float64)
+        for first in range(0, n, STRIP):
+            rows = min(STRIP, n - first)
+            gather(x, first, rows, columns, exact_length, (slope, floor), strip, starts, gaps)
+            padded = -(-rows // ROWS) * ROWS
+            for i in range(padded):
+                for t in range(length):
+                    # An infinite last score keeps all scores out of the lists of padding rows.
+                    best[i, t] = -np.inf if i < rows else np.inf
+            find_best_scores(strip, starts, padded, packed, scale, bias, partial, scores, hits, best, index)
+            for i in range(rows):
+                for t in range(length):
+                    close = is_close(best[i], t, gaps[i])
+                    keys[t] = exact_score(strip[i], packed, exact, index[i, t]) if close else best[i, t]
+                # A centroid outside the list has at most this score.
+                least = np.float64(best[i, length - 1]) + gaps[i]
+                if length == len(codes):
+                    least = -np.inf
+                sort_list(keys, index[i])
+                if not assign_codes(keys, index[i], least, codes, before, out[first + i]):
+                    exact_scores(strip[i], packed, exact, wide)
+                    assign_best_codes(wide, codes, tops, out[first + i])
+
+    return search
 
 
-@subkernel
-def _exact_score(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, j: int) -> float:
-    """Return the score of a row and a centroid in float64, summed over the columns in order."""
-    at, total = j // PANEL * len(row) * PANEL + j % PANEL, 0.0
-    for c in range(len(row)):
-        # np.float64, because float() does not convert a float32 here.
-        total += np.float64(row[c]) * np.float64(packed[at + c * PANEL])
-    return total * exact[0, j] + exact[1, j]
+_code_floats = _make_search(_gather_floats, _float_sums, _float_scores, _float_value)
+_code_bytes = _make_search(_gather_bytes, _byte_sums, _byte_scores, _byte_value)
 
 
-@subkernel
-def _exact_scores(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, out: np.ndarray) -> None:
-    """Write the scores of a row and all centroids in float64, summed as in :func:`_exact_score`."""
-    q, k = len(row), exact.shape[1]
-    for j in range(len(out)):
-        out[j] = 0.0
-    for first in range(0, len(out), PANEL):
-        sums, panel = out[first : first + PANEL], packed[first * q : (first + PANEL) * q]
-        for c in range(q):
-            value, column = np.float64(row[c]), panel[c * PANEL : (c + 1) * PANEL]
-            for j in range(PANEL):
-                sums[j] += value * np.float64(column[j])
-    for j in range(k):
-        out[j] = out[j] * exact[0, j] + exact[1, j]
+def _arguments(rows: str, packed: str) -> tuple[types.Type, ...]:
+    """Return the types of the arguments of a kernel, from the types of rows and packed centroids."""
+    return (
+        in_array(rows, 2),
+        in_array("i4", 1),
+        in_array(packed, 1),
+        in_array("f4", 1),
+        in_array("f4", 1),
+        in_array("f8", 2),
+        in_array("i4", 2),
+        types.int64,
+        types.float64,
+        types.float64,
+        types.float64,
+        out_array("i4", 2),
+    )
 
 
-def _nearest(
+def _compute_codes(
     x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
     exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    n, q = len(x), len(columns)
-    strip, gaps = empty((STRIP, q), np.float32), empty(STRIP, np.float64)
-    partial, scores, hits = (
-        zeros((STRIP, PANEL), np.float32),
-        empty((ROWS, PANEL), np.float32),
-        empty(ROWS, np.uint32),
-    )
-    best, index = empty((STRIP, length), np.float32), empty((STRIP, length), np.int32)
-    keys, wide = empty(length, np.float64), empty(len(scale), np.float64)
-    before, tops = empty(out.shape[1], np.int32), empty(out.shape[1], np.float64)
-    for first in range(0, n, STRIP):
-        rows = min(STRIP, n - first)
-        _gather_columns(x, first, rows, columns, exact_length, (slope, floor), strip, gaps)
-        padded = -(-rows // ROWS) * ROWS
-        for i in range(padded):
-            for t in range(length):
-                # An infinite last score keeps all scores out of the lists of padding rows.
-                best[i, t] = -np.inf if i < rows else np.inf
-        _find_best_scores(strip, padded, packed, scale, bias, partial, scores, hits, best, index)
-        for i in range(rows):
-            for t in range(length):
-                close = is_close(best[i], t, gaps[i])
-                keys[t] = _exact_score(strip[i], packed, exact, index[i, t]) if close else best[i, t]
-            # A centroid outside the list has at most this score.
-            least = np.float64(best[i, length - 1]) + gaps[i]
-            if length == len(codes):
-                least = -np.inf
-            sort_list(keys, index[i])
-            if not assign_codes(keys, index[i], least, codes, before, out[first + i]):
-                _exact_scores(strip[i], packed, exact, wide)
-                assign_best_codes(wide, codes, tops, out[first + i])
+    _code_floats(
+        x, columns, packed, scale, bias, exact, codes, length, exact_length, slope, floor, out,
+        empty((STRIP, len(columns)), np.float32), empty((STRIP, PANEL), np.float32),
+    )  # fmt: skip
 
 
-_ARGUMENTS = (
-    in_array("i4", 1),
-    in_array("f4", 1),
-    in_array("f4", 1),
-    in_array("f4", 1),
-    in_array("f8", 2),
-    in_array("i4", 2),
-    types.int64,
-    types.float64,
-    types.float64,
-    types.float64,
-    out_array("i4", 2),
+def _compute_byte_codes(
+    x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
+    exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
+    out: np.ndarray,
+) -> None:  # fmt: skip
+    groups = (len(columns) + 3) // 4
+    _code_bytes(
+        x, columns, packed, scale, bias, exact, codes, length, exact_length, slope, floor, out,
+        zeros((STRIP, 4 * groups), np.uint8), empty((STRIP, PANEL), np.int32),
+    )  # fmt: skip
+
+
+# Rows of bytes are converted to float32 strip by strip if centroids are floats, or the machine lacks VNNI.
+_nearest_floats, _nearest_converted = (
+    entry(*_arguments(rows, "f4"))(_compute_codes) for rows in ("f4", "u1")
 )
-
-
-_nearest_bytes, _nearest_floats = (entry(in_array(rows, 2), *_ARGUMENTS)(_nearest) for rows in ("u1", "f4"))
+# LLVM ends the process if it compiles an instruction that the machine does not have.
+_nearest_bytes = entry(*_arguments("u1", "i1"))(_compute_byte_codes) if DOTS else _nearest_converted
