@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,13 @@ class EngineStore:
 
     # -- identity of the fit to which the folder belongs -----------------------------------------------------
 
-    def claim(self, identity: dict[str, Any], resume: bool) -> None:
-        """Store the description of a new fit; raise a RunError if the folder belongs to another fit."""
+    def claim(
+        self, identity: dict[str, Any], resume: bool, defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Store the description of a new fit; raise a RunError if the folder belongs to another fit.
+
+        ``defaults`` are the values of parameters that one of the two descriptions may lack.
+        """
         stored = self.identity()
         if stored is not None:
             if not resume:
@@ -95,7 +101,7 @@ class EngineStore:
                     f"{self.location.url} already holds a fit: resume it with resume=True (`scalelatent "
                     "resume`), or choose another run_dir"
                 )
-            changed = differences(stored, identity)
+            changed = differences(stored, identity, defaults)
             if changed:
                 raise RunError(
                     f"{self.location.url} holds another fit ({'; '.join(changed)}): resume with the same job "
