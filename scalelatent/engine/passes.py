@@ -6,7 +6,7 @@ A leaf is a group of consecutive blocks whose statistics are summed in order; a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -308,77 +308,55 @@ class PassContext:
         prepared, before = self._prepared[span.part], self.meter.bytes_read
         start, stop = grid.node_rows(span.level, span.index)
         work_name = f"{self.stage.name}/{span.part}"
-        leaves = grid.node_leaves(span.level, span.index)
-        per_leaf = [grid.blocks(*grid.node_rows(0, leaf)) for leaf in leaves]
         reader, blocks = self._readers[span.part], grid.blocks(start, stop)
         if reduction.requirements.reads_on_gpu and isinstance(self.backend, CupyBackend):
             rows = iter_gpu_blocks(reader, blocks, stop_event, self.backend)
         else:
             rows = iter_blocks(reader, blocks, stop_event)
-        total_sum = _SpanSum(span.level, vector_length(reduction))
+
+        def add_leaf(leaf: int, vector: np.ndarray) -> None:
+            stats, leaf_blocks = Stats(layout, vector[: layout.size]), grid.blocks(*grid.node_rows(0, leaf))
+            of_leaf = islice(rows, len(leaf_blocks))
+            if self.backend.gpu_errors:  # a GPU, which may run out of memory
+                reread = partial(iter_blocks, reader, leaf_blocks, stop_event)
+                accumulate_leaf(self.backend, work_name, reduction, prepared, of_leaf, reread, stats)
+            else:
+                for block in of_leaf:
+                    reduction.accumulate(prepared, block, stats)
+
         with name_dataset_in_errors(self.stage.datasets[span.part]), closing(rows):
-            for leaf in per_leaf:
-                vector = total_sum.zeros()
-                stats = Stats(layout, vector[: layout.size])
-                of_leaf = islice(rows, len(leaf))
-                if self.backend.gpu_errors:  # a GPU, which may run out of memory
-                    reread = partial(iter_blocks, reader, leaf, stop_event)
-                    accumulate_leaf(self.backend, work_name, reduction, prepared, of_leaf, reread, stats)
-                else:
-                    for block in of_leaf:
-                        reduction.accumulate(prepared, block, stats)
-                total_sum.add(vector)
-        total = total_sum.total()
+            total = sum_leaves(grid, span.level, span.index, vector_length(reduction), add_leaf)
         total[layout.size] = stop - start
         total[layout.size + 1] = self.meter.bytes_read - before
         return total
 
 
-class _SpanSum:
-    """Sum of the leaves of one span (rows of one task), which are added in the order of the tree."""
+def sum_leaves(
+    grid: RowGrid,
+    level: int,
+    node: int,
+    size: int,
+    add_leaf: Callable[[int, np.ndarray], None],
+    unused: list[np.ndarray] | None = None,
+) -> np.ndarray:
+    """Return the sum of the leaves (groups of blocks) below a tree node, added in the order of the tree.
 
-    # The vector of a node's first child becomes the node's sum, and the vectors of the other children are
-    # reused, because allocating a vector per leaf would take longer than the additions.
-
-    def __init__(self, level: int, size: int) -> None:
-        self._sums: list[np.ndarray | None] = [None] * (level + 1)
-        self._counts = [0] * (level + 1)
-        self._top, self._size = level, size
-        self._free: list[np.ndarray] = []
-
-    def zeros(self) -> np.ndarray:
-        """Return a vector of zeros for the statistic of the next leaf (group of consecutive blocks)."""
-        if not self._free:
-            return np.zeros(self._size)
-        vector = self._free.pop()
+    ``add_leaf`` adds the statistic of a leaf, given by its number, to a vector of ``size`` zeros. ``unused``
+    contains vectors to use again, because a new vector per leaf would take longer than the additions.
+    """
+    unused = [] if unused is None else unused
+    if level == 0:
+        vector = unused.pop() if unused else np.empty(size)
         vector.fill(0.0)
+        add_leaf(node, vector)
         return vector
-
-    def add(self, vector: np.ndarray, level: int = 0) -> None:
-        """Add a vector to the sum of a tree level; add a sum of eight vectors to the level above."""
-        node_sum = self._sums[level]
-        if node_sum is None:
-            self._sums[level] = vector
-        else:
-            node_sum += vector
-            self._free.append(vector)
-        self._counts[level] += 1
-        if level < self._top and self._counts[level] == FAN_IN:
-            self._close(level)
-
-    def _close(self, level: int) -> None:
-        node_sum = self._sums[level]
-        self._sums[level], self._counts[level] = None, 0
-        if node_sum is not None:
-            self.add(node_sum, level + 1)
-
-    def total(self) -> np.ndarray:
-        """Return the sum of all vectors, after the last one was added."""
-        for level in range(self._top):
-            self._close(level)
-        root = self._sums[self._top]
-        assert root is not None
-        return root
+    first = node * FAN_IN
+    total = sum_leaves(grid, level - 1, first, size, add_leaf, unused)
+    for child in range(first + 1, min(first + FAN_IN, grid.n_nodes(level - 1))):
+        vector = sum_leaves(grid, level - 1, child, size, add_leaf, unused)
+        total += vector
+        unused.append(vector)
+    return total
 
 
 def vector_length(reduction: Reduction) -> int:
