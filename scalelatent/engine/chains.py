@@ -170,7 +170,7 @@ class ChainRunner:
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         if isinstance(backends[0], CupyBackend) and isinstance(self.learner, MultiChainLearner):
-            n = 1  # a GPU runs all chains in one call
+            n = 1  # a GPU computes all chains (parts of a minibatch) in one call
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
         self._first = chains.start
@@ -243,14 +243,14 @@ class ChainRunner:
         backend, given = self._shares[0][0], [block for block in blocks if block is not None]
         if not isinstance(backend, CupyBackend) or not isinstance(self.learner, GpuStepLearner):
             return None
-        if len(given) < len(blocks):  # the last step of an epoch has no rows for some chains
+        if len(given) < len(blocks):  # in the last step of an epoch, some parts of the minibatch have no rows
             return None
         with keep_current_device():
             try:
                 return self.learner.step_on_gpu(state, given, n_rows, backend)
             except backend.gpu_errors as error:
                 named = backend.name_error(error)
-                if isinstance(named, DeviceMemoryError):  # running only chains on the GPU needs less memory
+                if isinstance(named, DeviceMemoryError):  # without the update, the GPU needs less memory
                     return None
                 raise named from error
 

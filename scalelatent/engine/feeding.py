@@ -63,7 +63,7 @@ class Feed:
         self._error: BaseException | None = None
         self._closed, self._busy, self._asked = False, False, 0.0
         self._thread: threading.Thread | None = None
-        # Many steps use the same buffer, so the permutations of each chain's buffers are cached.
+        # Many steps take rows from the same shuffle buffer, so its permutation is cached.
         self._permutations = {chain: lru_cache(BUFFERS)(permutation) for chain in self._chains}
         # Only the reading thread uses these: the ranges of rows (runs) in memory, and (group of steps, the
         # runs that are needed soon after this group).
@@ -71,7 +71,7 @@ class Feed:
         self._needed: tuple[int, set[int]] = (-1, set())
 
     def blocks(self, epoch: int, step: int, check: Callable[[], None] = lambda: None) -> list[Block | None]:
-        """Return a block for each chain, or None for a chain without rows in this (last) step."""
+        """Return a block for each chain (part of a minibatch); None for a chain without rows in this step."""
         slab = epoch * self._per_epoch + step // self._steps
         with self._change:
             self._busy = True

@@ -120,7 +120,7 @@ class RowOrder:
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Return the rows (int64) at the positions ``first:last`` of a chain's shuffled rows.
+        """Return the rows (int64) at the positions ``first:last`` of a chain (part of each minibatch).
 
         The numbers do not count held-out rows; `to_dataset_rows` converts them to indices in the dataset.
         """

@@ -47,7 +47,8 @@ BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
 # Maximum time to merge the statistics of leaves (groups of blocks), as a share of their computing time.
 MERGE_SHARE = 0.02
 FEW_LEAVES = 16  # maximum number of leaves (groups of blocks) of a reduction that sets `merge_share`
-_TWO_LEAVES_FACTOR = 1.5  # a dataset with at least this multiple of the rows of a useful leaf gets two leaves
+# A dataset with at least this multiple of the rows of a useful leaf (group of blocks) gets two leaves.
+_TWO_LEAVES_FACTOR = 1.5
 MIN_TASK_SECONDS = 0.03  # minimum seconds of a task on a cluster
 # Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
@@ -61,7 +62,7 @@ _GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 pea
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one task: all leaves below the node ``(level, index)`` of the tree of sums.
+    """Rows of one task: all leaves (groups of blocks) below the node ``(level, index)`` of the tree of sums.
 
     ``part`` names the rows: "train", or "validation".
     """
@@ -403,7 +404,7 @@ def plan_spans(
 
 
 def _cover_leaves(grid: RowGrid, level: int, saved: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield tree nodes, as (level, index), with every leaf once: saved nodes, and others up to ``level``."""
+    """Yield tree nodes, as (level, index), with all rows once: saved nodes, and others up to ``level``."""
     ancestors = {
         (up, index // FAN_IN ** (up - low)) for low, index in saved for up in range(low + 1, grid.depth + 1)
     }

@@ -150,7 +150,7 @@ def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_
 
 
 def _piece_bytes(source: AnyRows) -> int:
-    """Return the bytes of the largest piece of rows that is read in one call; 0 for rows in memory."""
+    """Return the bytes of the rows that are read in one call, at most; 0 for rows in memory."""
     if isinstance(source, RowShape) or not source.is_stored:
         return 0
     pieces = source.pieces(0, min(len(source), 10**6))

@@ -1,4 +1,4 @@
-"""Read the rows of a dataset piece by piece, ahead of the computation, dense or sparse as requested."""
+"""Read the rows of a dataset in pieces (the rows of one read), ahead of the computation."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _make_inputs(
 
 
 def slice_column(pieces: list[PlacedPiece], column: int, start: int, stop: int) -> Any:
-    """Return the rows start:stop of one column (x, y or weight); a view if one piece has all of them."""
+    """Return the rows start:stop of one column (x, y or weight) of several pieces (rows of one read)."""
     parts = [
         rows[max(start - a, 0) : stop - a]
         for (a, b), piece in pieces

@@ -152,7 +152,7 @@ class SetsTask(OutputTask):
     def _read_pieces(
         self, selected: list[np.ndarray], stop_event: StopEvent, meter: Meter
     ) -> Iterator[tuple[int, HostRows, list[slice]]]:
-        """Yield (first row, rows, slice of each set's indices) for the pieces that contain selected rows."""
+        """Yield (first row, rows, slice of each set's indices) for each read with selected rows."""
         cache = shared_cache(self.cache)  # the tasks of other shards read the same rows
         reader = Reader(self.dataset, cache, meter, requirements=self.sets.requirements, skipped=self.skipped)
         for first, last in self.dataset.pieces():

@@ -105,9 +105,8 @@ def task_chains(
 ) -> ChainResults:
     """Compute the chains ``chains[0]:chains[1]`` (parts of a minibatch) of one step; return their sums.
 
-    ``results`` are those of the previous step in the segment, from which this task computes the state;
-    without a previous step the state is read from the run folder. ``index`` is the number of this task in its
-    step.
+    ``results`` are those of the previous step, from which this task computes the state; if the list is empty,
+    the state is read from the run folder. ``index`` is the number of this task in its step.
     """
     configure_worker_process()
     begin = time.perf_counter()
@@ -348,7 +347,7 @@ class FitOnWorker:
         }
 
     def close(self) -> None:
-        """Drop all states, and end the threads that compute chains and read rows."""
+        """Drop all states, and end the threads that compute steps and read rows."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
             self._replicas.clear()
