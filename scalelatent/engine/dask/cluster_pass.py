@@ -96,7 +96,6 @@ class DaskPass(Work[Span]):
         return key_of(self.stage, role, self.iteration, suffix, self.token)
 
     def _span_key(self, span: Span) -> str:
-        """Return the Dask key of the task of a span (range of rows)."""
         level = "" if span.level == self._levels[span.part] else f"{span.level}-"
         role = POOLED if self.window.unequal else None
         return self.key(role, f"{_part_prefix(span.part)}{level}{span.index:04d}")
@@ -145,7 +144,6 @@ class DaskPass(Work[Span]):
         return {} if quiet else {span: futures[key] for span, key in keys.items()}
 
     def _add_mstep(self, graph: Graph, params: TaskRef | None) -> str:
-        """Add the task that merges the remaining partial sums and computes the next state; return its key."""
         key = self.key("mstep")
         sums = [tree.take_sums(graph) for tree in self._trees.values()]
         about = self.ref, self.stage.name, self.iteration, list(self._trees)

@@ -90,7 +90,6 @@ def resolve_failure(executor: DaskExecutor, current: Work[Item], ended: TaskEnde
 
 
 def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
-    """Return the exception of a failed task, or the error of a lost scheduler."""
     from concurrent.futures import CancelledError
 
     if future.status in ("cancelled", "lost", "pending"):
@@ -105,7 +104,6 @@ def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
 def _explained_error(
     executor: DaskExecutor, future: Future, error: BaseException, current: Work[Item] | None
 ) -> Exception:
-    """Return the error of a task with advice for the user."""
     from distributed import KilledWorker
 
     if isinstance(error, KilledWorker):

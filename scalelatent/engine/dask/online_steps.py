@@ -283,7 +283,6 @@ class DaskSteps:
         return self._one <= self._work * largest + self._cost
 
     def _on_one(self, segment: Segment, place: Place, stop: int, worker: str) -> SegmentEnd:
-        """Run the next steps from ``place`` as one task on one worker; return its result."""
         threads = min(self.executor.threads.get(worker, 1), self._order.n_chains)
         seconds = FIRST_SECONDS if self._one is None else self._segment_seconds
         future = segment.submit(task_steps, "step", worker, place, stop, threads, seconds)

@@ -145,12 +145,9 @@ def _guess_speeds(
     """Return the speeds of workers without reports: the median of workers with this device, or a guess."""
     on_cpu = [speed for name, speed in found.items() if name not in gpus]
     on_gpu = [speed for name, speed in found.items() if name in gpus]
-    slow = statistics.median(on_cpu) if on_cpu else None
-    fast = statistics.median(on_gpu) if on_gpu else None
-    if slow is None:
-        slow = 1.0 if fast is None else fast / GPU_GUESS
-    if fast is None:
-        fast = slow * GPU_GUESS
+    slow = statistics.median(on_cpu) if on_cpu else 1.0
+    fast = statistics.median(on_gpu) if on_gpu else slow * GPU_GUESS
+    slow = slow if on_cpu else fast / GPU_GUESS
     return {name: fast if name in gpus else slow for name in threads if name not in found}
 
 
@@ -265,21 +262,14 @@ class Pools:
 
 def devices_event(counts: Mapping[str, int], present: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the event with the devices of a fit; CPUs and GPUs together add a message about equal bits."""
-    out = {"event": "devices", **counts, "devices": describe_devices(counts, present or {})}
-    if len(counts) > 1:
-        out["message"] = MIXED
-    return out
-
-
-def describe_devices(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
-    """Return the numbers of workers by device as text, for example ``"gpu 1 worker, cpu 2 of 4 workers"``."""
-    found = []
+    found, present = [], present or {}
     for kind, n in sorted(counts.items()):
         if present.get(kind, 0) > n:
             found.append(f"{kind} {n} of {present[kind]} workers (the others had no work)")
         else:
             found.append(f"{kind} {n} worker{'s' if n > 1 else ''}")
-    return ", ".join(found)
+    message = {"message": MIXED} if len(counts) > 1 else {}
+    return {"event": "devices", **counts, "devices": ", ".join(found), **message}
 
 
 def estimate_costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Costs[Span]:

@@ -228,7 +228,6 @@ def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> N
 
 
 def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
-    """Return the user's next step after the deaths of these workers."""
     lost = [text for address, text in executor.lost_gpus.items() if address in workers]
     if lost:
         return f"{lost[-1]}. Use device='cpu' for this fit"

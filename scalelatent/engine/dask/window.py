@@ -215,7 +215,6 @@ class Window(Generic[Item]):
         batch, ahead, refused = list[tuple[Item, str]](), self._get_queue_seconds(), 0.0
 
         def has_room(share: _Share[Item]) -> bool:
-            """Return True if the worker of a share can get one more task."""
             least, most = WINDOW * share.threads, self._costs.most * share.threads
             return share.sent_count < least or (share.busy < ahead and share.sent_count < most)
 

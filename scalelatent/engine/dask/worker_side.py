@@ -162,7 +162,7 @@ def run_of(folder: str) -> str:
 
 
 class WorkReports:
-    """Sender of reports about finished tasks to the dashboard, at most one message per stage and second."""
+    """Sender of reports about finished tasks to the dashboard: at most one message per stage and second."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, ...], dict[str, Any]] = {}
