@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import importlib.util
+import importlib
 import logging
 import sys
 import time
@@ -120,7 +120,9 @@ def add_page(scheduler: Scheduler, page: str) -> bool:
 
 def _page_variables(scheduler: Any) -> dict[str, Any]:
     """Return the variables of the dashboard's templates; empty without bokeh or if Dask has moved them."""
-    if importlib.util.find_spec("bokeh") is None:
+    try:
+        import bokeh  # noqa: F401
+    except ImportError:
         return {}
     try:
         from distributed.dashboard.scheduler import template_variables
