@@ -43,7 +43,8 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
 def find_too_large(block: Block) -> str | None:
     """Describe the first value that is NaN, infinite or has a magnitude above LARGEST_VALUE; else None.
 
-    For floats, a sum of all squares comes first, which is fast; values are checked only if it is too large.
+    For floats, the sum of all squares is computed first, which is fast; single values are checked only if
+    this sum is too large.
     """
     x = block.x.data if isinstance(block.x, CsrRows) else block.x
     if x.dtype.kind not in "fiu" or not isinstance(x, np.ndarray):

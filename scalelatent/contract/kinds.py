@@ -84,6 +84,7 @@ class Kind:
         return import_object(self.estimator)
 
     def table(self) -> Parameters:
+        """Import and return the declarations of the constructor's parameters."""
         table: Parameters = import_object(self.parameters)
         return table
 

@@ -90,10 +90,10 @@ class Block:
 class Backend(Protocol):
     """One thread's array library, its kernels and its reusable buffers."""
 
-    name: str
-    device: str
-    row_limits: dict[str, int]
-    gpu_errors: tuple[type[Exception], ...]
+    name: str  # "numba", "cupy" or "reference", as in the table of kernels
+    device: str  # "cpu", or number and name of the GPU
+    row_limits: dict[str, int]  # maximum rows per call, by name of the work, after GPU memory ran out
+    gpu_errors: tuple[type[Exception], ...]  # types of errors of the GPU libraries; empty on a CPU
 
     @property
     def xp(self) -> ModuleType:
@@ -127,12 +127,16 @@ class Backend(Protocol):
         """Return an error that names the GPU, for an error of a type in ``gpu_errors``."""
 
 
-class Reduction(Protocol[StateIn, Prepared]):
-    """Computation of an additive statistic; each task sums it over one span (a range of rows)."""
+class BlockReceiver(Protocol):
+    """An object to which the engine gives blocks of rows."""
 
     @property
     def requirements(self) -> BlockRequirements:
         """Requirements for the blocks of rows that this object receives, such as their number of rows."""
+
+
+class Reduction(BlockReceiver, Protocol[StateIn, Prepared]):
+    """Computation of an additive statistic; each task sums it over one span (a range of rows)."""
 
     def layout(self) -> Layout:
         """Return the names and shapes of the statistic's fields."""
@@ -178,12 +182,8 @@ class BatchLearner(Protocol[State]):
         """Return True if the learner needs no further pass."""
 
 
-class RowMap(Protocol[Prepared]):
+class RowMap(BlockReceiver, Protocol[Prepared]):
     """A function with one output row per row of the data: projections, predictions, codes of a layer."""
-
-    @property
-    def requirements(self) -> BlockRequirements:
-        """Requirements for the blocks of rows that this object receives, such as their number of rows."""
 
     def output(self) -> tuple[tuple[int, ...], str]:
         """Return (shape of one output row, dtype)."""
@@ -234,14 +234,14 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
 
 
 class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
-    """A :class:`ColumnMap` that can be split by columns; its costs determine the size of output tiles."""
+    """A :class:`ColumnMap` that can be split by columns; its costs determine the columns of one task."""
 
     def select_columns(self, first: int, stop: int) -> ColumnStage:
         """Return a map that computes only the output columns ``first:stop``."""
 
     @property
     def column_group(self) -> int:
-        """Number of adjacent output columns that are computed together; one column costs as much as all."""
+        """Number of adjacent output columns that cost as much together as one of them alone."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations that compute one output column of one row."""
@@ -250,15 +250,11 @@ class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
         """Return the floating point operations that prepare one output column, for any number of rows."""
 
 
-class RowSets(Protocol):
+class RowSets(BlockReceiver, Protocol):
     """Selections of rows of a dataset (sets with equal numbers of rows) that the engine copies in one pass.
 
     The copies are CSR rows if ``requirements`` sets ``csr``.
     """
-
-    @property
-    def requirements(self) -> BlockRequirements:
-        """Requirements for the blocks of rows that this object receives, such as their number of rows."""
 
     @property
     def n_sets(self) -> int:
@@ -281,12 +277,8 @@ class RowSets(Protocol):
         """Raise a ValueError if the rows ``x``, the first of which is row ``start``, cannot be used."""
 
 
-class StepLearner(Protocol[State, PreparedOut]):
+class StepLearner(BlockReceiver, Protocol[State, PreparedOut]):
     """Common methods of learners that update their state after each minibatch, see :class:`OnlineLearner`."""
-
-    @property
-    def requirements(self) -> BlockRequirements:
-        """Requirements for the blocks of rows that this object receives, such as their number of rows."""
 
     def layout(self) -> Layout:
         """Return the names and shapes of the statistic's fields; a chain (part of a minibatch) fills them."""

@@ -107,7 +107,7 @@ class Stats:
         return Stats(self.layout, merge_vectors([self.vector, other.vector], self.layout.size))
 
     def scale(self, factor: float) -> Stats:
-        """Return the summed fields multiplied by ``factor``, without the records (some numbers per row)."""
+        """Return a statistic whose summed fields are multiplied by ``factor``, without records of rows."""
         return Stats(self.layout, self.vector[: self.layout.size] * factor)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -61,7 +61,7 @@ class HostBackend:
 
     def __init__(self, name: str = "numba") -> None:
         self.name = name
-        self.row_limits: dict[str, int] = {}
+        self.row_limits: dict[str, int] = {}  # stays empty, because only GPUs halve blocks
         self._buffers: dict[str, np.ndarray] = {}
 
     def kernel(self, name: str) -> Callable[..., Any]:
@@ -220,16 +220,16 @@ def keep_current_device() -> Iterator[None]:
 
 # Share of CuPy's memory limit for rows that all backends of a GPU keep between passes.
 ROWS_SHARE = 0.4
-_ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}
-# Threads of a backend that copy rows to page-locked memory, at 6 GB/s each (benchmarks/gpu_model.py), and the
-# fewest bytes for each of them.
+_ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}  # backends of this process, by the number of their GPU
+# Number of threads of a backend that copy rows to page-locked memory, at 6 GB/s each
+# (benchmarks/gpu_model.py), and the smallest number of bytes that is worth a thread.
 COPY_THREADS, STRIPE_BYTES = 5, 2**21
 STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
 # Codes of cudaErrorMemoryAllocation, and of the two errors of cublasCreate on a GPU without free memory. The
 # GPU can still be used after these errors.
 _NO_MEMORY, _CUBLAS_NO_MEMORY = 2, (1, 3)
 POOL_SHARE, POOL_SPARE = 0.9, 512 * 2**20  # CuPy's pool may use this share of the free memory, minus 512 MiB
-_NATIVE = "?bhilqBHILQefd"
+_NATIVE = "?bhilqBHILQefd"  # characters of the dtypes that CuPy supports
 
 
 def _copy_by_threads(target: np.ndarray, source: np.ndarray, pool: Executor) -> None:
@@ -448,7 +448,7 @@ class CupyBackend:
                 copy.fill(x, self._copy_stream, pool)
 
     def finish_block(self, number: int) -> None:
-        """Let the block after the next reuse the buffer of a block, once work on its rows has ended."""
+        """Let `copy_ahead` reuse the buffer of block ``number`` when the GPU has finished with its rows."""
         copy = self._copies[number % 2]
         self._make_current()
         if copy.source is not None:
@@ -630,7 +630,7 @@ def _warn_pageable(device: str) -> None:
 
 
 def _choose_pool_limit(cupy: ModuleType) -> int:
-    """Return the bytes that CuPy's pool may use on this device: the user's limit, or by the free memory."""
+    """Return the bytes that CuPy's pool may use on this GPU: the user's limit, or most of the free memory."""
     pool = cupy.get_default_memory_pool()
     if limit := int(pool.get_limit()):
         return limit

@@ -93,7 +93,7 @@ class PieceCache:
         self._lock = threading.Lock()
 
     def resize(self, limit: int) -> None:
-        """Change the limit, and evict pieces until the cache is within the limit."""
+        """Change the limit in bytes, and evict rows until the cache is within the limit."""
         with self._lock:
             self.limit = limit
             for key in list(self._pieces):
@@ -102,7 +102,7 @@ class PieceCache:
                 self._drop(key)
 
     def start_pass(self) -> None:
-        """Count a pass, so that pieces that were not used in the last two passes can be evicted."""
+        """Count a pass, so that rows that were not used in the last two passes can be evicted."""
         with self._lock:
             self._clock += 1
 
@@ -114,7 +114,10 @@ class PieceCache:
             return found[0] if found else None
 
     def put(self, key: Hashable, piece: Piece) -> bool:
-        """Store a piece if there is room; return True if it is stored. Its arrays must not change later."""
+        """Store a piece (rows of one read) if there is room, and return True if it is stored.
+
+        The arrays of the piece must not change later.
+        """
         size = sum(a.nbytes for a in piece if a is not None)
         with self._lock:
             if key in self._pieces:
@@ -127,7 +130,7 @@ class PieceCache:
             return True
 
     def make_room(self, size: int) -> bool:
-        """Evict pieces that were not used in the last two passes; return True if ``size`` bytes are free."""
+        """Evict rows that were not used in the last two passes; return True if ``size`` bytes are free."""
         with self._lock:
             return self._make_room(size)
 

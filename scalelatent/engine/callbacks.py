@@ -102,6 +102,15 @@ class Callback:
         """
 
 
+def _call_each(hook: str) -> Any:
+    """Return a method that calls ``hook`` of all callbacks, and returns True if one of them returns True."""
+
+    def call(self: Callbacks, *infos: dict[str, Any]) -> bool:
+        return any(self._call_all(hook, *infos))
+
+    return call
+
+
 class Callbacks(Callback):
     """Callback that passes each call on to several callbacks."""
 
@@ -123,39 +132,17 @@ class Callbacks(Callback):
         """Call one method of all callbacks; return their results."""
         return [getattr(callback, hook)(*infos) for callback in self.callbacks]
 
-    def on_run_start(self, info: dict[str, Any]) -> None:
-        self._call_all("on_run_start", info)
-
-    def on_fit_start(self, info: dict[str, Any]) -> None:
-        self._call_all("on_fit_start", info)
-
-    def on_stage(self, info: dict[str, Any]) -> None:
-        self._call_all("on_stage", info)
-
-    def on_progress(self, info: dict[str, Any]) -> None:
-        self._call_all("on_progress", info)
-
-    def on_wait(self) -> None:
-        self._call_all("on_wait")
-
-    def on_pass_end(self, record: dict[str, Any]) -> bool:
-        """Call all callbacks; return True if any of them returns True."""
-        return any(self._call_all("on_pass_end", record))
-
-    def on_report(self, record: dict[str, Any]) -> bool:
-        return any(self._call_all("on_report", record))
-
-    def on_checkpoint(self, info: dict[str, Any]) -> None:
-        self._call_all("on_checkpoint", info)
-
-    def on_event(self, info: dict[str, Any]) -> None:
-        self._call_all("on_event", info)
-
-    def on_fit_end(self, info: dict[str, Any]) -> None:
-        self._call_all("on_fit_end", info)
-
-    def on_run_end(self, info: dict[str, Any]) -> None:
-        self._call_all("on_run_end", info)
+    on_run_start = _call_each("on_run_start")
+    on_fit_start = _call_each("on_fit_start")
+    on_stage = _call_each("on_stage")
+    on_progress = _call_each("on_progress")
+    on_wait = _call_each("on_wait")
+    on_pass_end = _call_each("on_pass_end")
+    on_report = _call_each("on_report")
+    on_checkpoint = _call_each("on_checkpoint")
+    on_event = _call_each("on_event")
+    on_fit_end = _call_each("on_fit_end")
+    on_run_end = _call_each("on_run_end")
 
 
 class Unfailing(Callbacks):

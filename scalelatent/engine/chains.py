@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
 CHECK_SECONDS = 0.2  # interval at which computing threads check whether to stop
-
-
-class CountsEpochs(Protocol):
-    """State of a learner that counts its epochs."""
-
-    @property
-    def iteration(self) -> int: ...
-
-
-Counted = TypeVar("Counted", bound=CountsEpochs)
 
 
 class RowCheck:
@@ -130,17 +120,18 @@ def apply_step(learner: StepLearner[State, Any], state: State, sums: TreeReducer
 
 
 def learn_stream(
-    learner: OnlineLearner[Counted, Any],
-    state: Counted,
+    learner: OnlineLearner[Any, Any],
+    state: Any,
     dataset: Dataset,
     device: str,
     batch_rows: int,
     n_earlier: int,
     classes: np.ndarray | None = None,
-) -> Counted:
+) -> Any:
     """Take one step per ``batch_rows`` rows, in order, in this process; return the last state.
 
-    ``n_earlier`` is the number of rows of earlier calls.
+    ``n_earlier`` is the number of rows of earlier calls. The state must have an attribute ``iteration``, the
+    number of its epoch.
     """
     backend, reader = (
         make_backend(device),
@@ -179,7 +170,7 @@ class ChainRunner:
         self._feed = Feed(reader, order, chains, n_epochs)
         n = min(len(backends), len(chains))
         if isinstance(backends[0], CupyBackend) and isinstance(self.learner, MultiChainLearner):
-            n = 1  # a GPU runs all chains in one call
+            n = 1  # a GPU computes all chains (parts of a minibatch) in one call
         edges = [len(chains) * i // n for i in range(n + 1)]
         self._shares = [(backends[i], slice(edges[i], edges[i + 1])) for i in range(n)]
         self._first = chains.start
@@ -252,14 +243,14 @@ class ChainRunner:
         backend, given = self._shares[0][0], [block for block in blocks if block is not None]
         if not isinstance(backend, CupyBackend) or not isinstance(self.learner, GpuStepLearner):
             return None
-        if len(given) < len(blocks):  # the last step of an epoch has no rows for some chains
+        if len(given) < len(blocks):  # in the last step of an epoch, some parts of the minibatch have no rows
             return None
         with keep_current_device():
             try:
                 return self.learner.step_on_gpu(state, given, n_rows, backend)
             except backend.gpu_errors as error:
                 named = backend.name_error(error)
-                if isinstance(named, DeviceMemoryError):  # running only chains on the GPU needs less memory
+                if isinstance(named, DeviceMemoryError):  # without the update, the GPU needs less memory
                     return None
                 raise named from error
 
@@ -268,7 +259,7 @@ class ChainRunner:
         return self.learner.to_host(state) if isinstance(self.learner, GpuStepLearner) else state
 
     def close(self) -> None:
-        """Stop the threads that compute chains and the thread that reads rows."""
+        """Stop the threads that compute, and the thread that reads rows."""
         self._feed.close()
         if self._pool is not None:
             self._pool.shutdown()

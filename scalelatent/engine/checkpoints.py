@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -70,8 +71,8 @@ class EngineStore:
     # -- records ---------------------------------------------------------------------------------------------
 
     def write(self, name: str, tree: object, *, durable: bool = True) -> int:
-        self._check_run(name)
-        return write_record(self.location, name, tree, durable=durable)
+        with self._writing(name):
+            return write_record(self.location, name, tree, durable=durable)
 
     def read(self, name: str) -> Any:
         return read_record(self.location, name)
@@ -182,13 +183,11 @@ class EngineStore:
     def make_durable(self, stage: str, iteration: int) -> bool:
         """Flush a state's file to survive a power failure; return False if there is no such file."""
         name = _state_name(stage, iteration)
-        self._check_run(name)
-        try:
-            self.location.sync(name)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise self._unwritable(name, error) from error
+        with self._writing(name):
+            try:
+                self.location.sync(name)
+            except FileNotFoundError:
+                return False
         self._mark_durable(stage, iteration, self._list_states(stage)[1])
         return True
 
@@ -240,7 +239,7 @@ class EngineStore:
         self.write(_node_name(stage, iteration, span), vector, durable=False)
 
     def nodes(self, stage: str, iteration: int) -> list[Span]:
-        """Return the finished spans (ranges of rows, one per task) of a pass."""
+        """Return the spans (ranges of rows, one per task) of a pass whose statistics are saved."""
         return [
             Span(m["part"], int(m["level"]), int(m["index"]))
             for m in self.match_names(_NODE)
@@ -255,7 +254,7 @@ class EngineStore:
         return vector if np.shape(vector) == (length,) else None
 
     def drop_nodes(self, upto: int | None = None) -> None:
-        """Remove the finished spans of all passes, or only of passes up to ``upto``."""
+        """Remove the saved statistics of spans (ranges of rows) of all passes, or of those up to ``upto``."""
         for match in self.match_names(_NODE):
             if upto is None or int(match["iteration"]) <= upto:
                 self.remove(match[0])
@@ -265,14 +264,11 @@ class EngineStore:
     def append_history(self, stage: str, record: dict[str, Any]) -> None:
         """Append the record of a pass to the history of a stage."""
         name = f"history-{stage}.jsonl"
-        self._check_run(name)
-        try:
+        with self._writing(name):
             self._history(name).append(json.dumps(record).encode())
-        except OSError as error:
-            raise self._unwritable(name, error) from error
 
     def load_history(self, stage: str, upto: int, key: str = "pass") -> list[dict[str, Any]]:
-        """Return the records whose ``key`` is at most ``upto``, in order; remove the others from the file."""
+        """Return the history records whose ``key`` is at most ``upto``, in order; delete later records."""
         name = f"history-{stage}.jsonl"
         log, by_key = self._history(name), {}
         for line in log.lines():
@@ -283,10 +279,8 @@ class EngineStore:
             except (ValueError, TypeError, KeyError):  # the line is damaged
                 continue
         records = [by_key[k] for k in sorted(by_key)]
-        try:
+        with self._writing(name):
             log.rewrite([json.dumps(record).encode() for record in records])
-        except OSError as error:
-            raise self._unwritable(name, error) from error
         return records
 
     def _history(self, name: str) -> LineLog:
@@ -294,32 +288,29 @@ class EngineStore:
 
     def write_bytes(self, name: str, data: bytes, durable: bool = False) -> None:
         """Write a file that is not a record, such as JSON text."""
-        self._check_run(name)
-        try:
+        with self._writing(name):
             self.location.write(name, data, durable=durable)
-        except OSError as error:
-            raise self._unwritable(name, error) from error
 
-    def _check_run(self, name: str) -> None:
-        """Raise a RunError if a task of an earlier run would write into the folder of another run."""
-        if self._run is None:
-            return
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """Raise a RunError if the ``with`` statement cannot write the file ``name``.
+
+        A task raises it also if its run folder was removed, or belongs to another run now.
+        """
         try:
-            run_id = self.location.read("run-id")
+            run_id = None if self._run is None else self.location.read("run-id")
+            if self._run is not None and run_id != self._run.encode():
+                state = "was removed" if run_id is None else f"belongs to run {run_id.decode()} now"
+                raise RunError(
+                    f"{self.location.url} {state}, and this is a task of run {self._run}: {name} was not "
+                    "written. To repeat that run, start it again in its own folder"
+                )
+            yield
         except OSError as error:
-            raise self._unwritable(name, error) from error
-        if run_id != self._run.encode():
-            state = "was removed" if run_id is None else f"belongs to run {run_id.decode()} now"
             raise RunError(
-                f"{self.location.url} {state}, and this is a task of run {self._run}: {name} was not "
-                "written. To repeat that run, start it again in its own folder"
-            )
-
-    def _unwritable(self, name: str, error: OSError) -> RunError:
-        return RunError(
-            f"cannot write {self.location.name_of(name)}: {error}. Free some space or repair the storage, "
-            "then resume the run; its checkpoints are safe"
-        )
+                f"cannot write {self.location.name_of(name)}: {error}. Free some space or repair the "
+                "storage, then resume the run; its checkpoints are safe"
+            ) from error
 
 
 def _state_name(stage: str, iteration: int) -> str:

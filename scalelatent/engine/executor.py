@@ -90,7 +90,7 @@ class Executor(Protocol[Handle]):
 
     @property
     def keeps_states(self) -> bool:
-        """True if each pass or segment of steps writes its state into the run folder."""
+        """True if each pass, or each group of minibatch steps, writes its state into the run folder."""
 
     @property
     def quarantine(self) -> Quarantine:

@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from .cache import Piece
 
 AHEAD = 2  # number of slabs (groups of consecutive minibatch steps) whose rows are gathered in advance
-BUFFERS = 2  # number of shuffle buffers per chain in memory: the current one and the next one
-SLAB_BYTES, SLAB_STEPS = 2**21, 256  # upper bounds of a slab: bytes per chain, and number of steps
+BUFFERS = (
+    2  # number of shuffle buffers in memory per chain (part of a minibatch): the current and the next one
+)
+# Upper bounds of a slab (group of steps): bytes per chain (part of each minibatch), and number of steps.
+SLAB_BYTES, SLAB_STEPS = 2**21, 256
 IDLE_SECONDS = 10.0  # an unused `Feed` releases its rows after this time
 CLOSE_SECONDS = 5.0  # `Feed.close` waits at most this long for a read that is in progress
 _POLL_SECONDS = 0.25  # interval at which waiting threads check for changes
 
-# Rows of one chain in one slab: (x, class codes or outputs, weights, row indices).
+# Rows of one chain in a group of steps: (x, class codes or outputs, weights, row indices).
 _Rows: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None, np.ndarray]"
 
 
@@ -60,7 +63,7 @@ class Feed:
         self._error: BaseException | None = None
         self._closed, self._busy, self._asked = False, False, 0.0
         self._thread: threading.Thread | None = None
-        # Many steps use the same buffer, so the permutations of each chain's buffers are cached.
+        # Many steps take rows from the same shuffle buffer, so its permutation is cached.
         self._permutations = {chain: lru_cache(BUFFERS)(permutation) for chain in self._chains}
         # Only the reading thread uses these: the ranges of rows (runs) in memory, and (group of steps, the
         # runs that are needed soon after this group).
@@ -68,7 +71,7 @@ class Feed:
         self._needed: tuple[int, set[int]] = (-1, set())
 
     def blocks(self, epoch: int, step: int, check: Callable[[], None] = lambda: None) -> list[Block | None]:
-        """Return a block for each chain, or None for a chain without rows in this (last) step."""
+        """Return a block for each chain (part of a minibatch); None for a chain without rows in this step."""
         slab = epoch * self._per_epoch + step // self._steps
         with self._change:
             self._busy = True
@@ -123,7 +126,7 @@ class Feed:
         self._reader.meter.wait_seconds += time.perf_counter() - begin
 
     def _make_current(self, slab: int) -> bool:
-        """Make a slab the current one; if it is not ready after a short wait, return False."""
+        """Make a slab (group of steps) the current one; return False if its rows are not ready soon."""
         with self._change:
             if self._closed:
                 raise RuntimeError("a closed feed was asked for rows")
@@ -138,7 +141,7 @@ class Feed:
                 self._change.wait(_POLL_SECONDS)
             if slab not in self._ready:
                 return False
-            # Both changes are made under one lock, so that the thread does not read the slab again.
+            # Both changes are made under one lock, so that the thread does not gather these rows again.
             self._current = (slab, self._ready.pop(slab))
             return True
 
@@ -165,6 +168,7 @@ class Feed:
                 self._change.notify_all()
 
     def _list_ahead(self, requested: int) -> range:
+        """Return the numbers of the slab (group of steps) ``requested`` and of those to gather in advance."""
         return range(requested, max(requested + 1, min(requested + 1 + AHEAD, self._n_slabs)))
 
     def _wait_for_request(self, requested: int) -> bool:
@@ -191,7 +195,7 @@ class Feed:
         return True
 
     def _release_runs(self, requested: int) -> None:
-        """Release the runs (ranges of rows) that no slab needs soon."""
+        """Release the runs (ranges of rows) that the next steps do not need."""
         if self._needed[0] == requested:
             return
         needed = {run for slab in self._list_ahead(requested) for run in self._list_runs(slab)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class RowGrid:
 
     @cached_property
     def leaf_rows(self) -> int:
-        """Number of rows of a leaf; the last leaf may have fewer."""
+        """Number of rows of a leaf (group of blocks); the last leaf may have fewer."""
         return self.block_rows * self.leaf_blocks
 
     @cached_property
@@ -92,19 +92,6 @@ def space_ranges(n: int, count: int, places: int) -> list[tuple[int, int]]:
     return [(int(a), int(a) + each) for a in starts]
 
 
-class Tree(Protocol):
-    """Structure of a tree that sums statistics: level 0 has the leaves, and level ``depth`` the root."""
-
-    fan_in: ClassVar[int]
-
-    @property
-    def depth(self) -> int:
-        """Number of levels above the leaves."""
-
-    def family(self, level: int, node: int) -> range:
-        """Return ``node`` and its siblings: the nodes of a level that are summed into the same parent."""
-
-
 @dataclass(frozen=True)
 class PairTree:
     """Binary tree that sums the chains (parts of a minibatch) of a step."""
@@ -125,7 +112,7 @@ class PairTree:
 class TreeReducer:
     """Sum over one tree: nodes are added in any order, and siblings are summed once all of them are known."""
 
-    def __init__(self, tree: Tree, size: int | None = None) -> None:
+    def __init__(self, tree: RowGrid | PairTree, size: int | None = None) -> None:
         self.tree, self.size = tree, size
         self._nodes: dict[tuple[int, int], np.ndarray] = {}
 
@@ -144,7 +131,7 @@ class TreeReducer:
         return dict(sorted(self._nodes.items(), key=lambda node: node[0][1] * self.tree.fan_in ** node[0][0]))
 
     def root(self) -> np.ndarray:
-        """Return the sum of all leaves; raise a RuntimeError if a node is missing."""
+        """Return the sum of all vectors; raise a RuntimeError if a vector is missing."""
         if list(self._nodes) != [(self.tree.depth, 0)]:
             raise RuntimeError(
                 f"the tree of depth {self.tree.depth} is incomplete: it has only {sorted(self._nodes)}"

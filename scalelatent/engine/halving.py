@@ -24,7 +24,7 @@ LEAST_ROWS = 64
 
 
 def split_rows(block: Block, rows: int | None) -> Iterator[Block]:
-    """Yield a block in pieces of up to ``rows`` rows, or the whole block if ``rows`` is None."""
+    """Yield a block in parts of up to ``rows`` rows, or the whole block if ``rows`` is None."""
     count = len(block.x)
     if rows is None or count <= rows:
         yield block

@@ -60,12 +60,12 @@ class KeptLeaves(Generic[State, Prepared]):
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Process a leaf (fixed range of rows), store its data, and add the change of data to ``stats``."""
+        """Process a leaf (fixed range of rows), store its new data, and add new minus old to ``stats``."""
         old = self._read(block)
         self._store(prepared, block, old, self.learner.visit(prepared, block, old), stats)
 
     def _read(self, block: Block) -> Any:
-        """Return the stored data of a leaf from the previous epoch, or None in the first epoch."""
+        """Return the data that were stored for these rows in the previous epoch; None in the first epoch."""
         if block.epoch == 0:
             return None
         try:
@@ -100,10 +100,10 @@ class KeptLeaves(Generic[State, Prepared]):
 
 
 class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
-    """:class:`KeptLeaves` of a learner that visits several leaves in one call, on GPUs."""
+    """:class:`KeptLeaves` of a learner that processes several ranges of rows in one call, on GPUs."""
 
     def run_chains(self, prepared: Prepared, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Process several leaves (ranges of rows) in one call; store their data, and add the changes."""
+        """Process several leaves (ranges of rows) in one call, each as in `run_chain`."""
         assert isinstance(self.learner, MultiRangeLearner)
         olds = [self._read(block) for block in blocks]
         news = self.learner.visit_leaves(prepared, blocks, olds)

@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.2
 _END: Any = object()
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-# Minimum seconds of the work that a thread takes at once; taking it costs tens of microseconds.
+# Minimum seconds of a span (rows of one task of a thread); starting a span takes tens of microseconds.
 THREAD_TASK_SECONDS = 2e-4
 
 
@@ -93,7 +93,6 @@ class InProcessExecutor:
         """Do nothing, because this executor never starts a pass in advance."""
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> InProcessSteps:
-        """Return a runner that distributes the chains (parts) of each minibatch to threads."""
         self._resize_cache(stage, once=n_epochs == 1)
         threads = min(self.workers, order.n_chains)
         backends = [self._backend(stage.device, slot) for slot in range(threads)]
@@ -186,7 +185,6 @@ class InProcessExecutor:
         return self._backends[key]
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of the output of a row map; one thread computes each shard."""
         while True:
             skipped = self.quarantine.excluded_rows(task.dataset)
             remaining = replace(task, skipped=skipped, cache=choose_map_cache(self._cache_size, task))

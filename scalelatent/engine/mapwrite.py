@@ -82,7 +82,7 @@ class OutputTask:
         raise NotImplementedError
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the task as a tree for a record, from which workers read it."""
+        """Return the task as a dict that a record in the run folder can store, for the workers."""
         fields = {
             "name": self.name,
             "dataset": self.dataset.spec(),
@@ -119,7 +119,7 @@ class MapTask(OutputTask):
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
         is_tiled = self.writer.n_tiles > 1
-        # Only rows that several tiles read are cached.
+        # Rows are cached only if several tiles (groups of output columns) read them.
         cache = shared_cache(self.cache) if is_tiled else None
         reader = Reader(
             self.dataset, cache, meter, skipped=self.skipped, requirements=self.row_map.requirements

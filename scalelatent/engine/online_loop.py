@@ -63,8 +63,8 @@ def fit_online(
     n_rows = len(stage.datasets["train"])
     if order.n_rows + len(held_rows(order.held, n_rows)) != n_rows:
         raise ValueError(f"the order has {order.n_rows} rows, but the stage has {n_rows} training rows")
-    settings = _Settings(n_epochs, checkpoint_seconds, checkpoint_steps, report_steps, validate_steps)
-    fit = _OnlineFit(executor, stage, order, callbacks, store, settings)
+    intervals = checkpoint_seconds, checkpoint_steps, report_steps, validate_steps
+    fit = _OnlineFit(executor, stage, order, callbacks, store, *intervals)
     state = fit.restore(state)
     with executor.online_steps(stage, order, n_epochs) as run:
         run.callbacks = callbacks
@@ -81,15 +81,6 @@ def fit_online(
         return LoopResult(run.get(*fit.at), fit.history)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    n_epochs: int
-    checkpoint_seconds: float
-    checkpoint_steps: int | None
-    report_steps: int | None
-    validate_steps: int | None
-
-
 class _OnlineFit:
     """State of `fit_online` between two steps: position, history, and the last checkpoint."""
 
@@ -100,10 +91,17 @@ class _OnlineFit:
         order: RowOrder,
         callbacks: Callback,
         store: EngineStore | None,
-        settings: _Settings,
+        checkpoint_seconds: float,
+        checkpoint_steps: int | None,
+        report_steps: int | None,
+        validate_steps: int | None,
     ) -> None:
         self.executor, self.stage, self.order = executor, stage, order
-        self.callbacks, self.store, self.settings = callbacks, store, settings
+        self.callbacks, self.store = callbacks, store
+        self._checkpoint_seconds, self._checkpoint_steps = checkpoint_seconds, checkpoint_steps
+        self._validate_steps = validate_steps
+        # A report or a validation is due after every multiple of these numbers of steps.
+        self._stop_intervals = [steps for steps in (report_steps, validate_steps) if steps]
         # Position and state are one tuple, so that an interrupt cannot separate them.
         self.at: tuple[Place, Any] = (Place(), None)
         self.done, self.history = False, list[dict[str, Any]]()
@@ -152,7 +150,7 @@ class _OnlineFit:
         return stored["state"]
 
     def begin(self, run: OnlineSteps, state: object) -> None:
-        """Give the first state to ``run``, which runs the minibatch steps."""
+        """Give the first state of the fit to ``run``, which runs the minibatch steps."""
         self.run, place = run, self.place
         self.at = (place, run.put(place, state, is_written=self._restored))
         # `is_done` is called only where an uninterrupted fit calls it too.
@@ -168,22 +166,21 @@ class _OnlineFit:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def _is_stop(self, place: Place) -> bool:
-        every = (self.settings.report_steps, self.settings.validate_steps)
-        return place.step == self.order.n_steps or any(k and place.step % k == 0 for k in every)
+        """Return True if a report, a validation or the end of an epoch is due at this position."""
+        return place.step == self.order.n_steps or any(place.step % n == 0 for n in self._stop_intervals)
 
     def _is_validation_due(self, place: Place) -> bool:
         if self._validation is None or place.validated:
             return False
-        every = self.settings.validate_steps
-        return place.step == self.order.n_steps or bool(every and place.step % every == 0)
+        interval = self._validate_steps
+        return place.step == self.order.n_steps or bool(interval and place.step % interval == 0)
 
     def next_stop(self) -> int:
         """Return the number of the step at which the next report, validation or end of an epoch is due."""
         step = self.place.step
         if self._pending:
             return step
-        every = (self.settings.report_steps, self.settings.validate_steps)
-        return min([self.order.n_steps] + [(step // k + 1) * k for k in every if k])
+        return min([self.order.n_steps] + [(step // n + 1) * n for n in self._stop_intervals])
 
     def advance(self, stop: int) -> None:
         """Run the minibatch steps of the current epoch up to the step ``stop``."""
@@ -248,10 +245,10 @@ class _OnlineFit:
     def _is_checkpoint_due(self) -> bool:
         if self.store is None:
             return False
-        steps, seconds = self.settings.checkpoint_steps, self.settings.checkpoint_seconds
+        steps = self._checkpoint_steps
         if steps and self.place.total(self.order) - self._saved.total(self.order) >= steps:
             return True
-        return time.perf_counter() - self._saved_at >= seconds
+        return time.perf_counter() - self._saved_at >= self._checkpoint_seconds
 
     def checkpoint(self) -> None:
         """Store the current state, unless the last checkpoint has it."""

@@ -69,7 +69,7 @@ class RowOrder:
     ) -> RowOrder:
         """Return an order with the run length (rows per read) of the [engine] ``options``, or a default."""
         buffer = int(options.get("buffer_runs") or cls.buffer_runs)
-        # With few rows, runs are shorter, so that each chain has enough runs to fill one buffer.
+        # With few rows, runs are shorter, so that each chain (part of a batch) has enough runs for a buffer.
         run = int(options.get("run_rows") or min(cls.run_rows, n_rows // (buffer * n_chains) + 1))
         return cls(n_rows, seed, batch_rows, n_chains, run, buffer, held=held)
 
@@ -84,7 +84,7 @@ class RowOrder:
 
     @property
     def chain_rows(self) -> int:
-        """Number of rows of a chain in every step except the last."""
+        """Number of rows of a chain (part of a minibatch) in every step except the last."""
         return self.batch_rows // self.n_chains
 
     @property
@@ -93,18 +93,18 @@ class RowOrder:
         return self.run_rows * self.buffer_runs
 
     def step_rows(self, step: int) -> int:
-        """Return the number of rows of a step over all chains."""
+        """Return the number of rows of the minibatch of a step."""
         return min(self.batch_rows, self.n_rows - step * self.batch_rows)
 
     def segment(self, chain: int) -> tuple[int, int]:
-        """Return (first position, number of rows) of a chain's segment in the shuffled rows of an epoch."""
+        """Return (first position, number of rows) of a chain's part of the shuffled rows of an epoch."""
         last_rows = self.step_rows(self.n_steps - 1)
         share, more = divmod(last_rows, self.n_chains)
         whole = (self.n_steps - 1) * self.chain_rows
         return chain * (whole + share) + min(chain, more), whole + share + (chain < more)
 
     def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
-        """Return (start, stop): positions in the shuffled rows of a chain that the steps read."""
+        """Return (start, stop): positions of the rows of these steps in the shuffled rows of one chain."""
         length = self.segment(chain)[1]
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
@@ -120,7 +120,7 @@ class RowOrder:
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Return the rows (int64) at the positions ``first:last`` of a chain's shuffled rows.
+        """Return the rows (int64) at the positions ``first:last`` of a chain (part of each minibatch).
 
         The numbers do not count held-out rows; `to_dataset_rows` converts them to indices in the dataset.
         """

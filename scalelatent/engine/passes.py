@@ -6,7 +6,7 @@ A leaf is a group of consecutive blocks whose statistics are summed in order; a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,23 +44,25 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 # Blocks are larger than a CPU cache, so that threads rarely wait for Python's lock, but not larger than a
 # chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
-MERGE_SHARE = 0.02  # largest time to merge statistics of leaves, as a share of their computing time
-FEW_LEAVES = 16  # a reduction that sets `merge_share` gets at most this number of leaves
-_TWO_LEAVES_FACTOR = 1.5  # rows that are at least this multiple of the smallest useful leaf make two leaves
-MIN_TASK_SECONDS = 0.03  # least seconds of a task on a cluster
+# Maximum time to merge the statistics of leaves (groups of blocks), as a share of their computing time.
+MERGE_SHARE = 0.02
+FEW_LEAVES = 16  # maximum number of leaves (groups of blocks) of a reduction that sets `merge_share`
+# A dataset with at least this multiple of the rows of a useful leaf (group of blocks) gets two leaves.
+_TWO_LEAVES_FACTOR = 1.5
+MIN_TASK_SECONDS = 0.03  # minimum seconds of a task on a cluster
 # Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 # Bytes per second between workers; sending a statistic may take this share of the time to compute it.
 SEND_RATE, SEND_SHARE = 5e8, 0.1
-# Assumed bytes per second of summing statistics, and flops per second of one core; sizes are chosen from
-# them.
+# Assumed bytes per second of summing statistics, and flops per second of one core, for the sizes of leaves
+# and tasks.
 _MERGE_RATE, FLOP_RATE = 2e10, 6e10
 _GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 peak of an H100
 
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one task: all leaves below the node ``(level, index)`` of the tree of sums.
+    """Rows of one task: all leaves (groups of blocks) below the node ``(level, index)`` of the tree of sums.
 
     ``part`` names the rows: "train", or "validation".
     """
@@ -122,7 +124,7 @@ def make_stage(
     leaf_rows: int | None = None,
     gpu_blocks: bool = False,
 ) -> Stage:
-    """Return a stage with grids chosen for its reductions.
+    """Return a stage whose rows are divided into blocks and leaves (groups of blocks) for its reductions.
 
     ``gpu_blocks`` chooses the large blocks that suit GPUs; clusters with CPU workers use smaller blocks.
     """
@@ -162,10 +164,11 @@ def choose_grid(
     leaf_rows: int | None = None,
     on_gpu: bool = False,
 ) -> RowGrid:
-    """Return a grid with leaves so large that merging costs little; it is the same on any cluster.
+    """Return the division of rows into blocks and leaves (groups of blocks), which is equal on all clusters.
 
-    A GPU computes rows faster than a CPU merges sums, so its leaves are larger. They are still few enough for
-    several GPUs: at least half of `FEW_LEAVES`, unless the blocks are larger.
+    Leaves are so large that merging their statistics costs little. A GPU computes rows faster than a CPU
+    merges statistics, so its leaves are larger; still there are at least half of `FEW_LEAVES` for several
+    GPUs, unless a leaf would be smaller than a block.
     """
     n, requirements, is_free = len(dataset), reduction.requirements, block_rows is None
     block_rows = choose_block_rows(dataset.n_features, block_rows, leaf_rows, requirements.block_rows)
@@ -183,7 +186,7 @@ def choose_grid(
 
 
 def _make_few_leaves(n: int, target: float, block_rows: int) -> RowGrid:
-    """Return a grid of an even number of leaves of equal size, so that threads finish at the same time."""
+    """Return a grid of an even number of equal leaves (groups of blocks), so that threads end together."""
     count = n / max(target, min(block_rows, n / 4), 1.0)
     leaf_rows = math.ceil(max(n, 1) / (2 * max(round(count / 2), 1) if count >= _TWO_LEAVES_FACTOR else 1))
     blocks = math.ceil(leaf_rows / block_rows)
@@ -193,7 +196,7 @@ def _make_few_leaves(n: int, target: float, block_rows: int) -> RowGrid:
 def choose_block_rows(
     n_features: int, block_rows: int | None = None, leaf_rows: int | None = None, requested: int | None = None
 ) -> int:
-    """Return the rows of a block: the user's number, else a divisor of the user's leaf near the request.
+    """Return the rows of a block: the user's number, or a divisor of ``leaf_rows`` near ``requested``.
 
     Whether the options are refused does not depend on ``n_features``, so a session can check them early.
     """
@@ -219,7 +222,7 @@ def seconds_per_row(reduction: Reduction | StepLearner) -> float:
 
 
 def _fit_block_to_leaf(block_rows: int, leaf_rows: int) -> int:
-    """Return the rows of a block near ``block_rows`` that divides the user's leaf."""
+    """Return a number of rows near ``block_rows`` that divides ``leaf_rows``, which the user has set."""
     common = math.gcd(block_rows, leaf_rows)
     if leaf_rows <= block_rows:
         return leaf_rows
@@ -265,7 +268,7 @@ def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds
 
 
 def list_spans(stage: Stage, workers: int, task_seconds: float | None = None) -> list[Span]:
-    """Return all spans of a pass, with the training rows first; see :func:`choose_level`."""
+    """Return all spans (ranges of rows, one per task) of a pass; training rows come first."""
     out = []
     for part, reduction in stage.reductions.items():
         level = choose_level(stage.grids[part], reduction, workers, task_seconds)
@@ -298,7 +301,7 @@ class PassContext:
         }
 
     def run_span(self, span: Span, stop_event: StopEvent) -> np.ndarray:
-        """Return the vector of one span: its statistic, then the number of rows and the bytes read."""
+        """Return the vector of one span (rows of a task): statistic, number of rows, bytes read."""
         grid, reduction = self.stage.grids[span.part], self.reductions[span.part]
         layout = reduction.layout()
         if span.part not in self._prepared:
@@ -306,81 +309,59 @@ class PassContext:
         prepared, before = self._prepared[span.part], self.meter.bytes_read
         start, stop = grid.node_rows(span.level, span.index)
         work_name = f"{self.stage.name}/{span.part}"
-        leaves = grid.node_leaves(span.level, span.index)
-        per_leaf = [grid.blocks(*grid.node_rows(0, leaf)) for leaf in leaves]
         reader, blocks = self._readers[span.part], grid.blocks(start, stop)
         if reduction.requirements.reads_on_gpu and isinstance(self.backend, CupyBackend):
             rows = iter_gpu_blocks(reader, blocks, stop_event, self.backend)
         else:
             rows = iter_blocks(reader, blocks, stop_event)
-        total_sum = _SpanSum(span.level, vector_length(reduction))
+
+        def add_leaf(leaf: int, vector: np.ndarray) -> None:
+            stats, leaf_blocks = Stats(layout, vector[: layout.size]), grid.blocks(*grid.node_rows(0, leaf))
+            of_leaf = islice(rows, len(leaf_blocks))
+            if self.backend.gpu_errors:  # a GPU, which may run out of memory
+                reread = partial(iter_blocks, reader, leaf_blocks, stop_event)
+                accumulate_leaf(self.backend, work_name, reduction, prepared, of_leaf, reread, stats)
+            else:
+                for block in of_leaf:
+                    reduction.accumulate(prepared, block, stats)
+
         with name_dataset_in_errors(self.stage.datasets[span.part]), closing(rows):
-            for leaf in per_leaf:
-                vector = total_sum.zeros()
-                stats = Stats(layout, vector[: layout.size])
-                of_leaf = islice(rows, len(leaf))
-                if self.backend.gpu_errors:  # a GPU, which may run out of memory
-                    reread = partial(iter_blocks, reader, leaf, stop_event)
-                    accumulate_leaf(self.backend, work_name, reduction, prepared, of_leaf, reread, stats)
-                else:
-                    for block in of_leaf:
-                        reduction.accumulate(prepared, block, stats)
-                total_sum.add(vector)
-        total = total_sum.total()
+            total = sum_leaves(grid, span.level, span.index, vector_length(reduction), add_leaf)
         total[layout.size] = stop - start
         total[layout.size + 1] = self.meter.bytes_read - before
         return total
 
 
-class _SpanSum:
-    """Sum of the leaves of one span (rows of one task), which are added in the order of the tree."""
+def sum_leaves(
+    grid: RowGrid,
+    level: int,
+    node: int,
+    size: int,
+    add_leaf: Callable[[int, np.ndarray], None],
+    unused: list[np.ndarray] | None = None,
+) -> np.ndarray:
+    """Return the sum of the leaves (groups of blocks) below a tree node, added in the order of the tree.
 
-    # The vector of a node's first child becomes the node's sum, and the vectors of the other children are
-    # reused, because allocating a vector per leaf would take longer than the additions.
-
-    def __init__(self, level: int, size: int) -> None:
-        self._sums: list[np.ndarray | None] = [None] * (level + 1)
-        self._counts = [0] * (level + 1)
-        self._top, self._size = level, size
-        self._free: list[np.ndarray] = []
-
-    def zeros(self) -> np.ndarray:
-        """Return a vector of zeros for the statistic of the next leaf (group of consecutive blocks)."""
-        if not self._free:
-            return np.zeros(self._size)
-        vector = self._free.pop()
+    ``add_leaf`` adds the statistic of a leaf, given by its number, to a vector of ``size`` zeros. ``unused``
+    contains vectors to use again, because a new vector per leaf would take longer than the additions.
+    """
+    unused = [] if unused is None else unused
+    if level == 0:
+        vector = unused.pop() if unused else np.empty(size)
         vector.fill(0.0)
+        add_leaf(node, vector)
         return vector
-
-    def add(self, vector: np.ndarray, level: int = 0) -> None:
-        """Add a child's vector to the open node of a level, and close the node after its last child."""
-        node_sum = self._sums[level]
-        if node_sum is None:
-            self._sums[level] = vector
-        else:
-            node_sum += vector
-            self._free.append(vector)
-        self._counts[level] += 1
-        if level < self._top and self._counts[level] == FAN_IN:
-            self._close(level)
-
-    def _close(self, level: int) -> None:
-        node_sum = self._sums[level]
-        self._sums[level], self._counts[level] = None, 0
-        if node_sum is not None:
-            self.add(node_sum, level + 1)
-
-    def total(self) -> np.ndarray:
-        """Return the sum of the span after its last leaf was added."""
-        for level in range(self._top):
-            self._close(level)
-        root = self._sums[self._top]
-        assert root is not None
-        return root
+    first = node * FAN_IN
+    total = sum_leaves(grid, level - 1, first, size, add_leaf, unused)
+    for child in range(first + 1, min(first + FAN_IN, grid.n_nodes(level - 1))):
+        vector = sum_leaves(grid, level - 1, child, size, add_leaf, unused)
+        total += vector
+        unused.append(vector)
+    return total
 
 
 def vector_length(reduction: Reduction) -> int:
-    """Return the length of the vector of a span: its statistic, then its counters of rows and bytes."""
+    """Return the length of the vector of a span (rows of a task): statistic, rows and bytes read."""
     return reduction.layout().size + COUNTERS
 
 
@@ -390,13 +371,13 @@ def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, in
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
 
 
-# Estimated seconds per file and bytes per second of a disk. A finished span is saved if writing it takes
-# less than this share of the time to compute it.
+# Estimated seconds per file and bytes per second of a disk. The result of a task is saved if writing it takes
+# less than this share of the seconds of the task.
 _FILE_SECONDS, _DISK_RATE, _SAVE_SHARE = 2e-3, 5e8, 0.05
 
 
 def is_worth_saving(seconds: float, nbytes: int, checkpoint_seconds: float) -> bool:
-    """Return True if a finished span should be saved, so that a resume in the same pass can reuse it."""
+    """Return True if the result of a task should be saved, so that a resume in the same pass can reuse it."""
     return checkpoint_seconds <= 0 or seconds * _SAVE_SHARE > _FILE_SECONDS + nbytes / _DISK_RATE
 
 
@@ -407,7 +388,7 @@ def plan_spans(
     workers: int,
     task_seconds: float | None = None,
 ) -> tuple[list[Span], list[Span]]:
-    """Return (spans to compute, saved spans of an interrupted run), which together cover every leaf once."""
+    """Return (spans to compute, spans with saved sums); a span is the rows of a task, both cover all rows."""
     spans = list_spans(stage, workers, task_seconds)
     finished = set() if store is None else set(store.nodes(stage.name, iteration))
     if not finished:
@@ -423,7 +404,7 @@ def plan_spans(
 
 
 def _cover_leaves(grid: RowGrid, level: int, saved: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield nodes that cover every leaf once: saved nodes, and other nodes of ``level`` or below."""
+    """Yield tree nodes, as (level, index), with all rows once: saved nodes, and others up to ``level``."""
     ancestors = {
         (up, index // FAN_IN ** (up - low)) for low, index in saved for up in range(low + 1, grid.depth + 1)
     }

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
     from .rates import AnyRows
 
-# Resident bytes of a process without rows: one that has imported everything (pandas and pyarrow take 60 MiB)
-# and compiled its kernels (70 MiB), and a worker. Measured by tests/estimators/test_plan_check.py.
+# Resident bytes, without rows, of a process that has imported all packages (pandas and pyarrow take 60 MiB)
+# and compiled its kernels (70 MiB), and of a Dask worker (measured: tests/estimators/test_plan_check.py).
 PROCESS_BYTES, WORKER_BYTES = 448 * 2**20, 240 * 2**20
 KEPT_BYTES = 2**25  # freed bytes that the allocator of a worker keeps per thread (dask/worker_side.py)
 ALLOWED_SHARE = 0.6  # a fit without its row cache may use at most this share of the memory of a worker
@@ -65,7 +65,7 @@ MAX_TASKS = 10_000  # a fit with more tasks per pass is refused
 # Seconds per pass and per task in addition to the computation: in this process, and on a cluster.
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
-# Seconds per online step in addition to its chains; also the estimate of the M-step before it is measured.
+# Seconds per minibatch step in addition to its rows; also the estimate for the update of the parameters.
 STEP_SECONDS = 1.5e-4
 LONG_SECONDS = 3600.0  # a fit that would take longer gives a warning before it starts
 
@@ -122,7 +122,7 @@ def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants:
         "process": process_bytes(resources),
         "pieces read ahead": resources.threads * (ahead + 2) * piece,
         "blocks and buffers": resources.threads * blocks,
-        # One partial sum per level, and the leaf that is being computed.
+        # One partial sum per level of the tree, and the sum of the rows that are being computed.
         "statistics in a span": resources.threads * (2 + level) * stat,
         "statistics waiting for their siblings": (waiting + 2) * stat,
         "constants and states": constants,
@@ -150,7 +150,7 @@ def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_
 
 
 def _piece_bytes(source: AnyRows) -> int:
-    """Return the bytes of the largest piece of rows that is read in one call; 0 for rows in memory."""
+    """Return the bytes of the rows that are read in one call, at most; 0 for rows in memory."""
     if isinstance(source, RowShape) or not source.is_stored:
         return 0
     pieces = source.pieces(0, min(len(source), 10**6))
@@ -207,7 +207,7 @@ class Forecast:
         measure: bool,
     ) -> None:
         self.kind, self.train, self.validation, self.resources = kind, train, validation, resources
-        self.options, self.measure = dict(options), measure  # measure: rates may be measured now
+        self.options, self.measure = dict(options), measure  # measure: True if speeds may be measured now
         self.codes = 0  # number of classes of the random rows with which speed is measured
         # Input rows of the next stages by part: datasets, or shapes of rows that the fit will make.
         self.rows: dict[str, Any] = {"train": train}
@@ -286,13 +286,14 @@ class Forecast:
         """Add a stage of steps over minibatches; ``extra_bytes`` is bytes per row in addition to features."""
         rows, layout, resources = self.rows["train"], learner.layout(), self.resources
         row_bytes, chains = rows.nbytes // len(rows) + extra_bytes, order.n_chains
-        # A chain has the runs of its current and next buffer in memory; without shuffling, a few runs.
+        # A chain (part of a minibatch) has the runs (ranges of rows) of two shuffle buffers in memory, or a
+        # few runs without shuffling.
         runs = 2 * order.buffer_runs if order.shuffle else 2 + -(-order.chain_rows // order.run_rows)
         buffered = min(2 * order.n_rows, chains * runs * order.run_rows) if rows.is_stored else 0
         slab = chains * max(SLAB_BYTES, order.chain_rows * row_bytes)
         threads = min(resources.threads, chains)
-        # A thread merges its statistics in a tree, which leaves at most `depth` of them. On a cluster, a
-        # worker receives the statistics of all workers.
+        # A thread has at most `depth` statistics, because it merges them in a tree. On a cluster, each worker
+        # receives the statistics of all workers.
         depth = chains.bit_length() + 1
         summed = min(chains, (depth if resources.workers == 1 else 2 * depth * resources.workers) * threads)
         memory = {
@@ -404,7 +405,7 @@ class Forecast:
         *,
         rows: int,
     ) -> tuple[float, float]:
-        """Return (seconds per row of a chain, seconds of its step); ``begin`` returns (state, block)."""
+        """Return (seconds per row of a minibatch, seconds of an update); ``begin`` returns (state, block)."""
         slots = self.count_slots(order)
 
         def make_call(stepping: bool) -> Callable[[], object]:
@@ -429,7 +430,7 @@ class Forecast:
         return row, self.probe(work_name, partial(make_call, True), STEP_SECONDS, threads=1)
 
     def count_slots(self, order: RowOrder) -> int:
-        """Return the number of threads that run chains of a step at the same time."""
+        """Return the number of threads that compute a minibatch step at the same time."""
         return min(self.resources.slots, order.n_chains)
 
     def scratch_rates(self) -> tuple[float, float]:

@@ -54,7 +54,7 @@ class RowShape:
         return 4 * self.n_rows * self.n_features
 
 
-FORMAT = 2
+FORMAT = 2  # version of the file with the rates
 STALE_SECONDS = 90 * 86400.0  # a rate that was measured longer ago is measured again
 PROBE_SECONDS = 0.15  # CPU seconds of one measurement
 WAIT_SECONDS = 60.0  # longest time that measuring threads wait for each other to start

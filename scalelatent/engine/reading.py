@@ -1,9 +1,8 @@
-"""Read the rows of a dataset piece by piece, ahead of the computation, dense or sparse as requested."""
+"""Read the rows of a dataset in pieces (the rows of one read), ahead of the computation."""
 
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
 from collections import deque
@@ -166,7 +165,7 @@ class Reader:
         return self.cache.get((self.name, start, stop)) if self.cache is not None else None
 
     def read(self, start: int, stop: int) -> Piece:
-        """Return (x, class codes or outputs, weight) of the rows ``start:stop``; x may be the outputs."""
+        """Return (x, class codes or outputs, weight) of rows ``start:stop``, if possible from the cache."""
         found = self.cached(start, stop)
         if found is not None:
             return found
@@ -236,7 +235,7 @@ def _make_inputs(
 
 
 def slice_column(pieces: list[PlacedPiece], column: int, start: int, stop: int) -> Any:
-    """Return the rows start:stop of one column (x, y or weight); a view if one piece has all of them."""
+    """Return the rows start:stop of one column (x, y or weight) of several pieces (rows of one read)."""
     parts = [
         rows[max(start - a, 0) : stop - a]
         for (a, b), piece in pieces
@@ -244,15 +243,18 @@ def slice_column(pieces: list[PlacedPiece], column: int, start: int, stop: int) 
     ]
     if not parts:
         return None
-    if len(parts) == 1:
-        return parts[0]
+    return parts[0] if len(parts) == 1 else join_rows(parts)
+
+
+def join_rows(parts: list[HostRows]) -> HostRows:
+    """Return the rows of all parts, one part after the other, as one array or `CsrRows`."""
     sparse = [part for part in parts if isinstance(part, CsrRows)]
     if sparse:
         return CsrRows.concatenate(sparse)
     return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
-AHEAD, AHEAD_BYTES = 3, 2**25  # upper bounds on the pieces and bytes that are read ahead
+AHEAD, AHEAD_BYTES = 3, 2**25  # upper bounds on the pieces (rows of one read) and bytes that are read ahead
 _POLL_SECONDS = 0.2  # interval at which waiting threads check whether the pass was cancelled
 
 
@@ -264,14 +266,13 @@ def iter_blocks(
         return
     pieces = reader.pieces(blocks[0][0], blocks[-1][1])
     in_memory = not reader.dataset.is_stored or all(reader.cached(*piece) is not None for piece in pieces)
-    read_ahead = _read_concurrently if reader.dataset.reads_at_once > 1 else _read_ahead
     source: Generator[PlacedPiece, None, None]
     if stop_event.notes:
         source = _read_noted(reader, pieces, stop_event.note)
     elif in_memory:
         source = ((piece, reader.read(*piece)) for piece in pieces)
     else:
-        source = read_ahead(reader, pieces, stop_event)
+        source = _read_ahead(reader, pieces, stop_event)
     try:
         current: list[PlacedPiece] = []
         for start, stop in blocks:
@@ -299,10 +300,9 @@ def iter_gpu_blocks(
 ) -> Generator[Block, None, None]:
     """Yield the same blocks as :func:`iter_blocks`, with rows on the GPU if it has kept them.
 
-    Without ``keeps_rows`` the GPU neither keeps rows nor uses kept rows.
-
-    For other blocks a thread copies the rows of the next block to the GPU while the caller computes. These
-    blocks have rows of the host, which some models check, and ``backend.asarray`` returns the copies.
+    If a block is not on the GPU, a thread copies its rows to the GPU while the caller computes the previous
+    block. The block itself has the rows in host memory, which some models check, and ``backend.asarray``
+    returns the copy. Without ``keeps_rows`` the GPU keeps no rows for later passes.
     """
     keys = [(reader.name, *block) for block in blocks]
     pieces = [backend.kept_rows.get(key) if keeps_rows else None for key in keys]
@@ -389,79 +389,40 @@ def _read_noted(
 def _read_ahead(
     reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
 ) -> Generator[PlacedPiece, None, None]:
-    """Yield the pieces in order; a thread reads up to ``AHEAD`` pieces, or ``AHEAD_BYTES``, in advance."""
-    ready: queue.Queue[tuple[PlacedPiece | None, BaseException | None]] = queue.Queue(
-        maxsize=_limit_read_ahead(reader.dataset, pieces, reader.target_width)
-    )
-    closed = threading.Event()
+    """Yield the pieces (rows of one read) in order, while threads read the following pieces.
 
-    def put(item: PlacedPiece | None, error: BaseException | None = None) -> bool:
-        while not closed.is_set():
-            try:
-                ready.put((item, error), timeout=_POLL_SECONDS)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for piece in pieces:
-                if not put((piece, reader.read(*piece))):
-                    return
-        except BaseException as error:  # noqa: BLE001  passed to the consumer, which raises it
-            put(None, error)
-
-    thread = threading.Thread(target=work, name="scalelatent-read", daemon=True)
-    thread.start()
-    try:
-        for _ in pieces:
-            begin = time.perf_counter()
-            while True:
-                try:
-                    item, error = ready.get(timeout=_POLL_SECONDS)
-                    break
-                except queue.Empty:
-                    if stop_event.is_set():
-                        raise Stopped from None
-            reader.meter.wait_seconds += time.perf_counter() - begin
-            if item is None:
-                raise error or Stopped
-            yield item
-    finally:
-        closed.set()
-        # A cancelled pass does not wait for a read that hangs.
-        thread.join(timeout=1.0 if stop_event.is_set() else None)
-
-
-def _limit_read_ahead(dataset: Dataset, pieces: list[tuple[int, int]], target_width: int) -> int:
-    """Return the number of pieces (rows of one read) to read ahead of the computation."""
-    if dataset.is_sparse:  # their bytes are unknown before they are read, but their row groups are small
-        return AHEAD
-    row_bytes = dataset.n_features * dataset.dtype.itemsize + target_width
-    largest = max(stop - start for start, stop in pieces) * row_bytes
-    return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
-
-
-def _read_concurrently(
-    reader: Reader, pieces: list[tuple[int, int]], stop_event: StopEvent
-) -> Generator[PlacedPiece, None, None]:
-    """Yield the pieces in order; several threads read them, because each waits for the network."""
-    at_once = reader.dataset.reads_at_once
+    One thread reads from a disk. Several threads read from an object store, because each waits for the
+    network.
+    """
+    threads, ahead = reader.dataset.reads_at_once, reader.dataset.reads_at_once
+    if threads == 1:
+        ahead = 1 + _limit_read_ahead(reader.dataset, pieces, reader.target_width)
     waiting: deque[tuple[tuple[int, int], Future[Piece]]] = deque()
-    pool = ThreadPoolExecutor(min(at_once, len(pieces)), thread_name_prefix="scalelatent-read")
+    pool = ThreadPoolExecutor(min(threads, len(pieces)), thread_name_prefix="scalelatent-read")
     try:
         rest = iter(pieces)
-        for piece in itertools.islice(rest, at_once):
+        for piece in itertools.islice(rest, ahead):
             waiting.append((piece, pool.submit(reader.read, *piece)))
         while waiting:
-            piece, future = waiting.popleft()
-            rows = _wait_for_rows(future, reader.meter, stop_event)
+            rows = _wait_for_rows(waiting[0][1], reader.meter, stop_event)
+            piece, _ = waiting.popleft()
             for following in itertools.islice(rest, 1):
                 waiting.append((following, pool.submit(reader.read, *following)))
             yield piece, rows
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        running = [future for _, future in waiting if not future.cancel()]
+        # A cancelled pass waits at most one second for a read that hangs.
+        hangs = wait(running, timeout=1.0 if stop_event.is_set() else None).not_done
+        pool.shutdown(wait=not hangs)
+
+
+def _limit_read_ahead(dataset: Dataset, pieces: list[tuple[int, int]], target_width: int) -> int:
+    """Return how many pieces (rows of one read) one thread reads ahead of the computation."""
+    if dataset.is_sparse:  # the bytes of CSR rows are unknown before the read, but their row groups are small
+        return AHEAD
+    row_bytes = dataset.n_features * dataset.dtype.itemsize + target_width
+    largest = max(stop - start for start, stop in pieces) * row_bytes
+    return max(1, min(AHEAD, AHEAD_BYTES // max(largest, 1)))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from scalelatent.storage.disk import Location
 from .cache import shared_cache
 from .mapwrite import OutputTask, open_spec, read_task_fields
 from .quarantine import Ranges
-from .reading import Meter, Reader, StopEvent, Stopped, as_rows, name_dataset_in_errors
+from .reading import Meter, Reader, StopEvent, Stopped, as_rows, join_rows, name_dataset_in_errors
 
 if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
@@ -152,7 +152,7 @@ class SetsTask(OutputTask):
     def _read_pieces(
         self, selected: list[np.ndarray], stop_event: StopEvent, meter: Meter
     ) -> Iterator[tuple[int, HostRows, list[slice]]]:
-        """Yield (first row, rows, slice of each set's indices) for the pieces that contain selected rows."""
+        """Yield (first row, rows, slice of each set's indices) for each read with selected rows."""
         cache = shared_cache(self.cache)  # the tasks of other shards read the same rows
         reader = Reader(self.dataset, cache, meter, requirements=self.sets.requirements, skipped=self.skipped)
         for first, last in self.dataset.pieces():
@@ -174,14 +174,6 @@ class SetsTask(OutputTask):
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> SetsTask:
         return cls(**read_task_fields(tree), sets=tree["sets"])
-
-
-def join_rows(parts: list[HostRows]) -> HostRows:
-    """Return the rows of all parts, one part after the other, as one array or `CsrRows`."""
-    sparse = [part for part in parts if isinstance(part, CsrRows)]
-    if sparse:
-        return CsrRows.concatenate(sparse)
-    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
 def _concatenate(parts: list[HostRows]) -> DenseOrCsr:

@@ -25,39 +25,6 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-class _ThreadLimit:
-    """Limit of one thread for BLAS and zarr in this process; the first user sets it, the last one removes it.
-
-    If every user restored the limit that it found, overlapping users could remove the limit too early or
-    leave it set forever.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._blas: Any = None
-        self._zarr: Any = None
-
-    def enter(self) -> None:
-        import zarr
-
-        with self._lock:
-            if not self._users:
-                _take_control()
-                self._blas = _controller().select(user_api="blas").limit(limits=1)
-                self._zarr = zarr.config.set({"threading.max_workers": 1})
-            self._users += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                _take_control()
-                self._blas.restore_original_limits()
-                _take_control()
-                self._zarr.__exit__(None, None, None)
-
-
 def _take_control() -> None:
     """Allow the calling thread to set the limits of OpenBLAS."""
     # Since threadpoolctl 3.8, changes by any thread but the first that set a limit are silently ignored.
@@ -67,19 +34,39 @@ def _take_control() -> None:
             clear(force=True)
 
 
-_thread_limit = _ThreadLimit()
+_lock = threading.Lock()  # protects the two variables below
+_users = 0  # number of `single_threaded` statements that run now, in any thread
+_limits: tuple[Any, Any] = None, None  # limits of (BLAS, zarr) while there are users
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Limit BLAS, zarr and OpenMP to one thread each inside the ``with`` statement."""
-    _thread_limit.enter()
+    """Limit BLAS, zarr and OpenMP to one thread each inside the ``with`` statement.
+
+    The first of several overlapping statements sets the limits of the process, and the last one restores the
+    earlier limits.
+    """
+    import zarr
+
+    global _users, _limits
+    with _lock:
+        if not _users:
+            _take_control()
+            blas = _controller().select(user_api="blas").limit(limits=1)
+            _limits = blas, zarr.config.set({"threading.max_workers": 1})
+        _users += 1
     try:
         # The limit of OpenMP holds only for the calling thread; the other limits hold for the process.
         with _controller().select(user_api="openmp").limit(limits=1):
             yield
     finally:
-        _thread_limit.leave()
+        with _lock:
+            _users -= 1
+            if not _users:
+                _take_control()
+                _limits[0].restore_original_limits()
+                _take_control()
+                _limits[1].__exit__(None, None, None)
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T:

@@ -101,7 +101,7 @@ def test_sums_that_are_lost_before_the_driver_fetches_them_are_recomputed(
     assert killed
 
 
-def test_the_driver_requests_the_result_of_an_m_step_whose_event_is_lost(
+def test_the_driver_reads_the_result_of_an_m_step_whose_event_is_lost_from_the_run_folder(
     client: Any, fit: Any, fit_alone: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor.DaskExecutor, "pass_report", lambda self, current: None)

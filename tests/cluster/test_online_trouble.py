@@ -210,7 +210,7 @@ def test_a_hanging_worker_is_avoided(
     finally:
         (tmp_path / "over").touch()
     (redone,) = [info for info in reported if info["event"] == "steps_redone"]
-    assert re.fullmatch(rf"no message arrived for \d s from {hung}", redone["reason"])
+    assert re.fullmatch(rf"no report arrived for \d s from {hung}", redone["reason"])
     assert (redone["pass"], redone["step"]) == (1, 0)
 
 
@@ -283,7 +283,7 @@ def steps() -> Any:
 
 
 def test_retired_workers_never_end_a_fit(steps: Any) -> None:
-    left = [online.WorkerLeft("worker a was taken away")] * 20
+    left = [online.WorkerLeft("worker a was stopped")] * 20
 
     def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
         if left:
@@ -306,10 +306,10 @@ def test_workers_that_die_one_after_another_end_a_fit(steps: Any) -> None:
 
 def test_the_error_of_steps_without_progress_does_not_mention_memory(steps: Any) -> None:
     def run(segment: online.Segment, workers: list[str], careful: bool) -> dict[str, Any]:
-        raise NoProgress("no message arrived for 301 s from a")
+        raise NoProgress("no report arrived for 301 s from a")
 
     with pytest.raises(
-        RunError, match=r"failed 4 times.*no message arrived for 301 s from a\. .*resume"
+        RunError, match=r"failed 4 times.*no report arrived for 301 s from a\. .*resume"
     ) as reported:
         steps._repeat_until_done(run, online.Place(), "the steps")
     assert "memory" not in str(reported.value)

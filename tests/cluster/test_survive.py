@@ -161,7 +161,7 @@ def test_a_hanging_span_is_computed_by_another_worker(
         (tmp_path / "mark.over").touch()
     assert time.monotonic() - begin < 45
     assert (tmp_path / "mark.taken").exists()
-    assert any("it sent no message for" in event["why"] for event in log.infos("span_redone"))
+    assert any("it sent no report for" in event["why"] for event in log.infos("span_redone"))
 
 
 class LeaveOnWait(Callback):

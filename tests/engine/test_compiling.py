@@ -69,7 +69,7 @@ def test_a_worker_reports_compilation_to_every_driver(monkeypatch) -> None:
     worker = SimpleNamespace(
         address="tcp://w:1", log_event=lambda topic, message: reported.append((topic, message))
     )
-    monkeypatch.setattr(worker_side, "_worker", lambda: worker)
+    monkeypatch.setattr(worker_side, "current_worker", lambda: worker)
     monkeypatch.setattr(compile_observers, "_observers", [])
     worker_side.report_kernels()
     make_fresh_kernel()(1)

@@ -53,7 +53,7 @@ def test_a_result_that_is_lost_during_the_fetch_is_awaited_again(executor: Any, 
 
 
 def test_a_result_that_never_arrives_is_computed_again(executor: Any) -> None:
-    with pytest.raises(NoProgress, match="the result of toy-1 was not to be had for 60 s"):
+    with pytest.raises(NoProgress, match="the result of toy-1 could not be fetched within 60 s"):
         executor.fetched(Task("finished", TimeoutError()))
 
 

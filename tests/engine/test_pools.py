@@ -108,13 +108,13 @@ def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(link, "ask_workers", answer)
     assert link.find_gpus(client) == {"a": "used", "b": "used", "c": "none", "d": "unused"}
-    assert asked == [(hooks.is_gpu_worker, ["a", "d"])]
+    assert asked == [(hooks.offers_gpu, ["a", "d"])]
     worker: Any = SimpleNamespace(nanny="tcp://n", state=SimpleNamespace(total_resources={}))
-    assert not hooks.is_gpu_worker(worker)
+    assert not hooks.offers_gpu(worker)
     monkeypatch.setitem(sys.modules, "dask_cuda.initialize", SimpleNamespace())
-    assert hooks.is_gpu_worker(worker)
+    assert hooks.offers_gpu(worker)
     worker.nanny = None  # This worker is in a process that imported dask-cuda for another cluster.
-    assert not hooks.is_gpu_worker(worker)
+    assert not hooks.offers_gpu(worker)
 
 
 @pytest.mark.parametrize(("device", "asked"), [("cpu", 0), ("reference", 0), ("auto", 1)])

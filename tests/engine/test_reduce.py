@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalelatent.contract.stats import merge_vectors
 from scalelatent.engine.grid import FAN_IN, PairTree, RowGrid, TreeReducer
-from scalelatent.engine.passes import _SpanSum
+from scalelatent.engine.passes import sum_leaves
 
 
 def make_leaves(n: int, seed: int) -> list[np.ndarray]:
@@ -49,14 +49,13 @@ def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: in
     level = min(level, grid.depth)
     leaves = make_leaves(n, seed)
     reducer = TreeReducer(grid)
+
+    def add_leaf(leaf: int, vector: np.ndarray) -> None:
+        assert not vector.any()
+        vector += leaves[leaf]
+
     for index in reversed(range(grid.n_nodes(level))):
-        tree = _SpanSum(level, 2)
-        for leaf in grid.node_leaves(level, index):
-            vector = tree.zeros()
-            assert not vector.any()
-            vector += leaves[leaf]
-            tree.add(vector)
-        reducer.add(level, index, tree.total())
+        reducer.add(level, index, sum_leaves(grid, level, index, 2, add_leaf))
     np.testing.assert_array_equal(reducer.root(), merge_in_order(leaves))
 
 

@@ -40,7 +40,7 @@ def case() -> tuple[Watch, Pass, list[dict[str, Any]]]:
 
 def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
     looker, current, events = case
-    looker.members = {"tcp://a:1": ClusterMember(1, True, "0", "10.0.0.1", 3 * 2**29, 2**31)}
+    looker.members = {"tcp://a:1": ClusterMember(True, "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
         looker._worker_events.append(
             {"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}}

@@ -219,7 +219,7 @@ def test_missing_hook_warns_once_and_is_skipped(name: str, said: Any) -> None:
     (line,) = said()
     assert line.startswith("scalelatent: this Dask (distributed 2")
     assert f"lacks what {name} needs" in line
-    assert "going on without" in line
+    assert "continuing without" in line
     assert call() == instead
     assert said() == [line]
 

@@ -1,6 +1,7 @@
-"""Executor on a Dask cluster; it sums rows in the same tree as one process, with bitwise identical results.
+"""Executor of fits on a Dask cluster, with the same bits as the executor of one process.
 
-Law 4 requires identical bits; `test_same_bits.py` compares this executor with the executor of one process.
+Both executors sum statistics in the same fixed tree, because law 4 requires identical bits
+(`test_same_bits.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.callbacks import Callback
@@ -46,9 +48,9 @@ if TYPE_CHECKING:
     from scalelatent.engine.mapwrite import OutputTask
 
 W = TypeVar("W", bound=Work[Any])
-# A pass or map fails after this number of consecutive retries in which no further item was done.
+# A pass or map fails after this number of consecutive retries that finish no further rows.
 ATTEMPTS = 4
-# Maximum seconds that a fit waits for workers; by default Dask would wait forever (no-workers-timeout).
+# Maximum seconds that a fit waits for a first worker. Dask would wait forever (no-workers-timeout).
 STALL_SECONDS = 300.0
 # Reuse worker information for this many seconds, so that short passes do not query the scheduler each time.
 REFRESH_SECONDS = 1.0
@@ -78,17 +80,17 @@ class DaskExecutor:
         self.callbacks = callbacks or Callback()
         self.quarantine = quarantine or Quarantine("stop", store)
         self.spread, self._parts = "auto", 0
-        # Part of the names of tasks and records: the end of a long job id, because jobs differ there.
+        # Suffix of the names of tasks and records. It has the end of a long job id, where ids differ most.
         self.token = "-".join(filter(None, (job[-JOB_CHARS:], uuid.uuid4().hex[:6])))
         self.pass_token = self.token
         self.wake_event = threading.Event()
-        # References (folder, run id, token) with which tasks load stages; a new one for each time a stage is
-        # written.
+        # For each stage, the reference (folder, run id, token) with which tasks load it; the token is new
+        # each time that the stage is written.
         self.stage_refs: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._queued_pass: DaskPass | None = None
-        self.has_checked_crashes = False
+        self._has_checked_crashes = False
         self.watch, self.pools = Watch(self), Pools(self.link)
         self.threads, self._looked = self.link.threads(), time.monotonic()
         if not self.threads:
@@ -100,13 +102,13 @@ class DaskExecutor:
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
         self.lost_gpus: dict[str, str] = {}  # worker -> error of its GPU before its process ended
-        self.link.call("its news were asked for", listener(client).add, KERNELS, self.receive)
+        self.link.call("events were requested", listener(client).add, KERNELS, self.receive)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
-        """Number of tasks that run at once: the threads of all workers, at least 1."""
+        """Number of tasks that run at the same time: the threads of all workers, at least 1."""
         return max(1, sum(self.threads.values()))
 
     def refresh(self) -> None:
@@ -115,7 +117,7 @@ class DaskExecutor:
             self.look_at_workers()
 
     def look_at_workers(self) -> dict[str, int]:
-        """Return the threads of each worker by address; if none is left, remember the last known ones."""
+        """Return the threads of each worker that takes part, by address; empty if no worker is left."""
         found = self.pools.chosen(self.watch.trusted(self.link.threads()))
         self._looked = time.monotonic()
         self.threads = found or self.threads
@@ -129,34 +131,27 @@ class DaskExecutor:
         if len(offers) > 1:
             self.pools.report_devices(offers, self.callbacks)
 
-    def wait_for_workers(self) -> dict[str, int]:
+    def wait_for_workers(self, work: str = "the next step") -> dict[str, int]:
         """Return the threads of each worker by address; wait at most `STALL_SECONDS` for the first worker."""
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
-                self.raise_no_workers("the next step")
+                kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
+                raise RunError(
+                    f"no {kind} are left on {self.link.address} for {work}, and none joined within "
+                    f"{STALL_SECONDS:.0f} s. Start workers, then resume the run; finished passes are kept"
+                )
             self.wait(WAIT_SECONDS)
         return found
 
-    def raise_no_workers(self, work: str) -> NoReturn:
-        """Raise the `RunError` for a cluster that stayed without workers."""
-        kind = "workers with a GPU" if self.pools.device == "gpu" else "workers"
-        raise RunError(
-            f"no {kind} are left on {self.link.address} and none came in {STALL_SECONDS:.0f} s; "
-            f"waiting for {work}. Start workers, then resume the run: finished passes are kept"
-        )
-
     def _check_shared(self, location: Location, name: str, option: str, *, all_answer: bool = True) -> None:
         """Raise a RunError if a worker does not see a folder or, with ``all_answer``, does not answer."""
-        mark, wrong = f".seen-{self.token}", dict[str, str | Exception]()
+        mark = f".seen-{self.token}"
+        action = f"the workers were looking for {name}"
+        ask: Any = partial(self.link.ask_workers, action) if all_answer else partial(ask_workers, self.client)
         location.write(mark, b"seen")
         try:
-            if all_answer:
-                wrong.update(
-                    self.link.ask_workers(f"looking for {name}", find_folder_problem, location.url, mark)
-                )
-            else:
-                wrong.update(ask_workers(self.client, find_folder_problem, location.url, mark))
+            wrong = ask(find_folder_problem, location.url, mark)
         finally:
             location.delete(mark)
         blind = {a: str(words) for a, words in wrong.items() if words and not isinstance(words, GONE_ERRORS)}
@@ -164,7 +159,7 @@ class DaskExecutor:
             raise RunError(
                 f"worker(s) {', '.join(blind)} do not see {name} {location.url} "
                 f"({'; '.join(sorted(set(blind.values())))}): put it on storage that all workers share "
-                f"({option}), and let them have the credentials for it"
+                f"({option}), and give them its credentials"
             )
 
     def send_access(self, dataset: Dataset) -> None:
@@ -174,16 +169,17 @@ class DaskExecutor:
     # -- names and events ------------------------------------------------------------------------------------
 
     def next_token(self) -> str:
-        """Return a new suffix for task names, because Dask would return the old result of a name in use."""
+        """Return a new suffix for task names, because Dask returns the old result for a name in use."""
         self._parts += 1
         return f"{self.token}{self._parts}"
 
     @property
     def fit(self) -> tuple[str, ...]:
-        """Address of this driver for events of tasks: (topic, token of the pass, token of the driver)."""
+        """Address of this driver for events of its tasks: (topic, token of the pass, token of the driver)."""
         return self.watch.topic, self.pass_token, self.token
 
     def _save_stage(self, stage: Stage) -> None:
+        """Write a stage (learner and datasets) to the run folder, and choose a new reference to it."""
         skipped = self._skipped[stage.name] = self.quarantine.excluded_parts(stage)
         self.store.save_stage(replace(stage, skipped=skipped, cache=choose_cache(self.cache, stage)))
         self.pass_token = self.next_token()
@@ -192,11 +188,6 @@ class DaskExecutor:
     def span_seconds(self, name: str) -> float | None:
         """Return the measured seconds of one task of a stage on one thread; None before the first pass."""
         return self._seconds.get(name)
-
-    @property
-    def stall_seconds(self) -> float:
-        """Maximum seconds to wait for a worker while the cluster has none."""
-        return STALL_SECONDS
 
     def pass_report(self, current: DaskPass) -> str | None:
         """Return the results that the M-step of a pass sent as an event, as JSON text; None before that."""
@@ -210,7 +201,7 @@ class DaskExecutor:
             self.wake_event.clear()
 
     def receive(self, event: dict[str, Any]) -> None:
-        """Queue the event of a worker for the callbacks; runs in the client's thread."""
+        """Queue an event from a worker for the callbacks; Dask calls this method in the client's thread."""
         if event["event"] == "card_lost":
             self.lost_gpus[event["worker"]] = event["message"]
         self._events.append(event)
@@ -224,14 +215,13 @@ class DaskExecutor:
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> int:
         """Write a stage and its state into the run folder, from which the workers load them."""
-        self._cancel_work()
+        self._cancel_queued_pass()
         self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
         self.watch.begin()
         return iteration
 
     def get_state(self, stage: Stage, iteration: int, handle: int) -> Any:
-        """Read the state of a stage at the pass ``handle`` from the run folder, and return it."""
         return self.store.load_state(stage.name, handle)
 
     def spans(self, stage: Stage) -> list[Span]:
@@ -242,77 +232,111 @@ class DaskExecutor:
         """Run one pass and its M-step on the cluster; the pass may be queued already."""
         current = self._queued_pass
         if current is None or current.stage is not stage or current.iteration != iteration:
-            self._cancel_work()
+            self._cancel_queued_pass()
             self.refresh()
-            current = self._pass(stage, iteration)
-        current = self._complete(current, on_rows)
+            current = self._make_pass(stage, iteration)
+        current = self.run(lambda: self._make_pass(stage, iteration), on_rows, first=current)
         out = current.result
         self._queued_pass, current.following = current.following, None
         assert out is not None
-        self.pools.record_pass(current.window, self.threads)
+        if current.window.unequal:
+            self.pools.pace.record_pass(current.window.participants, self.threads)
         current.release()
         self.watch.pass_reports.clear()
         if out["done"]:
-            self._cancel_work()
+            self._cancel_queued_pass()
         self.store.drop_nodes(upto=iteration)
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
 
-    def _pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
+    def _make_pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
+        """Return a new pass over the rows that are not excluded; it uses saved sums of an earlier attempt."""
         if self.quarantine.excluded_parts(stage) != self._skipped[stage.name]:
             self._save_stage(stage)
         todo, finished = plan_spans(stage, iteration, self.store, self.workers)
         return DaskPass(self, stage, iteration, todo, finished, learns=learns)
 
-    def _complete(self, current: DaskPass, on_rows: OnRows) -> DaskPass:
-        """Supervise a pass to its end; return this pass, or after a retry the pass that replaced it."""
-        first: list[DaskPass] = [current]
+    def run(self, create_work: Callable[[], W], on_rows: OnRows, first: W | None = None) -> W:
+        """Run a pass or map to its end, and return it; after each failure, run a new one.
 
-        def create_work() -> DaskPass:
-            return first.pop() if first else self._pass(current.stage, current.iteration, current.learns)
-
-        return self.run(create_work, on_rows)
-
-    def run(self, create_work: Callable[[], W], on_rows: OnRows) -> W:
-        """Create a pass or map with ``create_work`` and run it, again after failures; return the last one."""
+        ``first`` is the pass to start with; ``create_work`` creates all others.
+        """
         self.watch.begin()
-        ended = run_to_end(self, create_work, on_rows)
-        self._seconds[ended.name] = self.watch.span_seconds(ended)
-        return ended
+        tries, most = 0, -1
+        while True:
+            current, first = first or create_work(), None
+            try:
+                if self._run_suspects_first(current):
+                    continue
+                supervise(self, current, on_rows)
+                self._seconds[current.name] = self.watch.span_seconds(current)
+                return current
+            except RowsExcluded:
+                current.cancel()
+                # Stored sums of this pass include the rows that are now excluded.
+                self.store.drop_nodes()
+                self.pass_token = self.next_token()
+                tries, most = 0, -1
+            except Retry as again:
+                try:
+                    self.watch.record_cancelled(current)
+                finally:
+                    current.cancel()
+                tries = 1 if current.rows_done > most else tries + 1
+                most = max(most, current.rows_done)
+                if tries > ATTEMPTS:
+                    raise RunError(
+                        f"{current.name} (pass {current.number}) was started {tries} times and made no "
+                        f"progress: {again}. {again.advice}, then resume the run"
+                    ) from None
+                self.pass_token = self.next_token()  # New tasks need other names than the cancelled tasks.
+                self.wait_for_workers()
+            except BaseException:
+                current.cancel()
+                raise
 
-    def rename(self) -> None:
-        """Change the suffix of task names, so that new tasks differ from cancelled tasks."""
-        self.pass_token = self.next_token()
+    def _run_suspects_first(self, current: Work[Item]) -> bool:
+        """Before work starts, run each item (the rows of one task) alone that may have killed workers.
 
-    def _cancel_work(self) -> None:
-        begun, self._queued_pass = self._queued_pass, None
-        if begun is not None:
-            begun.cancel()
+        Return True if there are such items; the caller must then create the work again.
+        """
+        if current.window.opened:  # The pass was sent in advance, so its tasks have started already.
+            if self.watch.suspects(current):
+                raise WorkerDied("two workers died while they read the same shard")
+            return False
+        if not self._has_checked_crashes:
+            self._has_checked_crashes = True
+            find_suspect_items(self, current)
+        return run_isolated(self, current)
+
+    def _cancel_queued_pass(self) -> None:
+        """Cancel the pass that was sent in advance, if there is one."""
+        queued, self._queued_pass = self._queued_pass, None
+        if queued is not None:
+            queued.cancel()
 
     def end(self) -> None:
-        """Cancel the pass that is queued behind the last one, and unsubscribe from events."""
-        self._cancel_work()
+        """Cancel the pass that was sent in advance, and unsubscribe from the scheduler's events."""
+        self._cancel_queued_pass()
         self.watch.end()
         self._report_events()
         present = self.pools.offers(self.threads)
         self.pools.report_devices(self.pools.count_computing_workers(), self.callbacks, present)
 
     def close(self) -> None:
-        """Record in the run folder that the driver ended without a crash; unsubscribe from kernel events."""
+        """Record in the run folder that this driver has not crashed; unsubscribe from events of kernels."""
         clear_attempts(self.store)
         listener(self.client).remove(KERNELS, self.receive)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
-        """Return the runner of an online fit, which runs several minibatch steps per task on the workers."""
         return DaskSteps(self, stage, order, n_epochs, self.spread)
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        """Run one pass that only sums statistics; return the sums of training and validation rows by part."""
-        self._cancel_work()
+        self._cancel_queued_pass()
         self.refresh()
         self._save_stage(stage)
         self.watch.begin()
         try:
-            current = self._complete(self._pass(stage, 0, learns=False), on_rows)
+            current = self.run(lambda: self._make_pass(stage, 0, learns=False), on_rows)
             current.release()
             sums = {part: split_vector(stage, part, current.sums[part])[0] for part in stage.grids}
         finally:
@@ -321,10 +345,10 @@ class DaskExecutor:
         return sums
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
-        """Write the missing shards of a map's output dataset, one task per shard."""
         self.refresh()
         location = locate(task.url)
-        if not contains(self.store.location, location):  # A folder inside the store was checked before.
+        # The run folder was checked before.
+        if not contains(self.store.location, location):
             self._check_shared(location, "the output", "out=…, or the fit's scratch", all_answer=False)
         try:
             run_map(self, task, on_rows)
@@ -341,9 +365,9 @@ class DaskExecutor:
     # -- results and errors ----------------------------------------------------------------------------------
 
     def fetched(self, future: Future, item: object = None) -> tuple[Any, ...]:
-        """Return (result,) of a supervised task, or () until the result is computed and fetched.
+        """Return the result of a task as (result,), or () while it is not available.
 
-        If the only copy of the result is lost before it is fetched, Dask computes the result again.
+        If the worker with the result is lost before the driver has a copy, Dask computes the result again.
         """
         if future.status in ("pending", "lost"):
             return ()
@@ -356,56 +380,6 @@ class DaskExecutor:
                 return ()
             if self.link.connected and isinstance(error.__cause__, TimeoutError):
                 raise NoProgress(
-                    f"the result of {future.key} was not to be had for {CALL_SECONDS:.0f} s"
+                    f"the result of {future.key} could not be fetched within {CALL_SECONDS:.0f} s"
                 ) from None
             raise
-
-
-def run_to_end(executor: DaskExecutor, create_work: Callable[[], W], on_rows: OnRows) -> W:
-    """Create and supervise a pass or map, again after each failure; return the last one."""
-    tries, most = 0, -1
-    while True:
-        current = create_work()
-        try:
-            if _run_suspects_first(executor, current):
-                continue
-            supervise(executor, current, on_rows)
-            return current
-        except RowsExcluded:
-            current.cancel()
-            # Stored sums of this pass include the rows that are now excluded.
-            executor.store.drop_nodes()
-            executor.rename()
-            tries, most = 0, -1
-        except Retry as again:
-            try:
-                executor.watch.record_cancelled(current)
-            finally:
-                current.cancel()
-            tries = 1 if current.rows_done > most else tries + 1
-            most = max(most, current.rows_done)
-            if tries > ATTEMPTS:
-                raise RunError(
-                    f"{current.name} (pass {current.number}) was started {tries} times and made no progress: "
-                    f"{again}. {again.advice}, then resume the run"
-                ) from None
-            executor.rename()
-            executor.wait_for_workers()
-        except BaseException:
-            current.cancel()
-            raise
-
-
-def _run_suspects_first(executor: DaskExecutor, current: Work[Item]) -> bool:
-    """Before work starts, run alone each item that may have killed workers; return True if there are any.
-
-    The caller must then create the work again.
-    """
-    if current.began is not None:  # The work was queued behind the previous pass and has started already.
-        if executor.watch.suspects(current):
-            raise WorkerDied("two workers have died of it")
-        return False
-    if not executor.has_checked_crashes:
-        executor.has_checked_crashes = True
-        find_suspect_items(executor, current)
-    return run_isolated(executor, current)

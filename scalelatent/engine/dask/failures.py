@@ -1,6 +1,7 @@
-"""Supervision of a pass or map: after a failed task, start it again, exclude rows, or raise an error.
+"""Supervise the tasks of a pass or map; after a failure, retry, exclude bad rows, or raise an error.
 
-Dask's retries ignore the cause of a failure; `test_failures.py` and `test_bad_shards.py` test these causes.
+Dask retries a failed task whatever the cause; this module decides by the cause (`test_failures.py`,
+`test_bad_shards.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
 
-# Seconds between two checks of futures: at least POLL_SECONDS, LOOK_SHARE per pending future, and
-# WAIT_SECONDS without futures. Checks use 1.5 % of a core with tasks of 1 s (submit.py), or 0.6 ms per task
-# with 1,000 workers (simulated_cluster.py).
+# Seconds between two checks of the futures: LOOK_SHARE per pending future, but at least POLL_SECONDS; and
+# WAIT_SECONDS without pending futures. With tasks of 1 s the checks use 1.5 % of a core (submit.py), and with
+# 1,000 workers 0.6 ms per task (simulated_cluster.py).
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
 
 
 class RowsExcluded(Retry):
-    """Signal that a pass or map must be started again without rows that have just been excluded."""
+    """Signal that a pass or map must start again, because some of its rows have just been excluded."""
 
 
 def guard_spans(client: Client) -> None:
-    """Let the scheduler fail a task after two workers died while they ran it, if it accepts our plugin."""
+    """Register the plugin with which the scheduler fails a task after two workers died while they ran it.
+
+    If the scheduler refuses plugins, nothing changes.
+    """
     from .scheduler_policies import NAME, SpanGuard
 
     with suppress(Exception):
@@ -40,9 +44,9 @@ def guard_spans(client: Client) -> None:
 
 
 def supervise(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
-    """Supervise a pass or map until it is done; call ``on_rows`` with the finished rows and all rows."""
+    """Supervise a pass or map to its end; call ``on_rows`` with (number of finished rows, of all rows)."""
     reported_rows = -1
-    current.open()
+    current.window.open()
     executor.watch.start(current)
     while True:
         try:
@@ -62,7 +66,7 @@ def supervise(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> N
 
 
 def resolve_failure(executor: DaskExecutor, current: Work[Item], ended: TaskEnded) -> NoReturn:
-    """Raise `Retry` for a failed or cancelled task if a retry can help, else the error of the task."""
+    """Raise `Retry` for a failed or cancelled task if a retry can help, otherwise the error of the task."""
     from distributed import KilledWorker
 
     future = ended.future
@@ -72,11 +76,12 @@ def resolve_failure(executor: DaskExecutor, current: Work[Item], ended: TaskEnde
     if isinstance(error, KilledWorker):
         key = str(error.task)
         if executor.watch.count_named_death(current, key, error.last_worker.address):
-            raise WorkerDied(f"workers have died of {key}")
+            raise WorkerDied(f"workers died while they ran {key}")
     where = {"stage": current.name, "pass": current.number}
     if (
         isinstance(error, ShardError)
-        # The M-step of a short pass has no item, and it fails if any span of the pass fails.
+        # In a short pass the driver has only the future of the M-step, which fails with the error of the
+        # first task of the pass that fails.
         and (ended.item is None or current.dataset_of(ended.item) is not None)
         and executor.quarantine.exclude_unreadable(error, executor.callbacks, **where)
     ):
@@ -88,7 +93,7 @@ def _exception_of(executor: DaskExecutor, future: Future) -> BaseException:
     from concurrent.futures import CancelledError
 
     if future.status in ("cancelled", "lost", "pending"):
-        return executor.link.lost(f"task {future.key} was waited for", f"the task was {future.status}")
+        return executor.link.lost(f"task {future.key} was running", f"the task was {future.status}")
     try:
         error: BaseException = future.exception(timeout=ASK_SECONDS)
     except (CancelledError, TimeoutError, OSError, AttributeError) as cancelled:
@@ -104,12 +109,13 @@ def _explained_error(
     if isinstance(error, KilledWorker):
         words = executor.watch.describe_killed_task(current, str(error.task), error.last_worker.address)
         return RunError(
-            f"{words}. Most often that is memory: give workers more of it (`dask worker --memory-limit`, "
-            "[cluster] memory_limit) or fewer threads each; if it is always the same rows, look at their "
-            "shard files (`scalelatent data check DATA`). Then resume the run, which keeps the finished work"
+            f"{words}. Most often the cause is memory: give workers more memory (`dask worker "
+            "--memory-limit`, [cluster] memory_limit) or fewer threads each; if the same rows fail again, "
+            "check their shard files (`scalelatent data check DATA`). Then resume the run, which keeps the "
+            "finished work"
         )
     if isinstance(error, (ScalelatentError, FloatingPointError)):
-        # A new error is raised, because the original one keeps frames of this pass and its futures alive.
+        # The original error refers to stack frames, which would keep the futures of this pass alive.
         return type(error)(*error.args)
     return RunError(
         f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume the run"

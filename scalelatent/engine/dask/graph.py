@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-__all__ = ["Graph", "Node", "Reads", "TaskRef"]
+__all__ = ["Graph", "Reads", "TaskRef"]
 
 try:
     from dask.task_spec import List, Task, TaskRef
@@ -20,16 +20,14 @@ except ImportError:  # In earlier versions the module is private.
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-# Reference to the result of a task: a key if the task is in the same graph, a future if it was sent before.
-Node = Union[str, "Future"]
-# Whole shards that a task reads: (name of the fit and its rows, first row, row after the last).
+# Rows of the whole shards that a task reads: (name of the dataset in the fit, first row, row after the last).
 Reads = tuple[str, int, int]
 
 
 class Graph:
-    """Tasks by key, which are sent to the scheduler in one message.
+    """Tasks by Dask key, which are sent to the scheduler in one message.
 
-    Ten tasks in one graph take the scheduler a third of the time of ten single messages.
+    Ten tasks in one message take the scheduler a third of the time of ten messages with one task.
     """
 
     def __init__(self) -> None:
@@ -39,18 +37,18 @@ class Graph:
         self.reads: dict[str, Reads] = {}
         self._held: list[Future] = []
 
-    def hold(self, future: Node) -> TaskRef:
+    def hold(self, future: Future) -> TaskRef:
         """Return a reference to a result, and keep its future alive as long as this graph exists."""
-        # The scheduler unpacks a graph asynchronously, so a future that is released right after sending could
-        # be forgotten first. Callers therefore keep the graph until one of its tasks is done.
-        if not isinstance(future, str):
-            self._held.append(future)
-        return self.ref(future)
+        # The scheduler unpacks a graph asynchronously. If a future were released right after the graph was
+        # sent, the scheduler could forget the result before it sees the tasks that need the result. Callers
+        # therefore keep the graph until one of its tasks is done.
+        self._held.append(future)
+        return TaskRef(future.key)
 
     @staticmethod
-    def ref(key: Node) -> TaskRef:
+    def ref(key: str) -> TaskRef:
         """Return a reference to a task's result, for the arguments of another task."""
-        return TaskRef(key if isinstance(key, str) else key.key)
+        return TaskRef(key)
 
     def add(
         self,
@@ -71,12 +69,14 @@ class Graph:
             self.reads[key] = reads
 
     def send(self, client: Client, wanted: Iterable[str], only: Sequence[str] = ()) -> dict[str, Future]:
-        """Send all tasks, and return futures of the keys ``wanted``.
+        """Send all tasks, and return the futures of the tasks with the keys ``wanted``.
 
-        Tasks run only on the workers ``only``; if it is empty, on all workers.
+        ``only`` contains the addresses of the workers that may run the tasks; if it is empty, all workers
+        may.
         """
         keys = list(wanted)
-        # An annotation is a function of the key, because Dask accepts one value or function per graph layer.
+        # Each annotation is a function of the task's key, because Dask accepts only one value or function for
+        # all tasks of a graph layer.
         workers = {**{key: list(only) for key in self.tasks}, **self.workers} if only else self.workers
         notes: dict[str, Any] = {"workers": workers.get, "priority": self.priorities.get}
         if not only:

@@ -1,6 +1,6 @@
-"""Functions that use private parts of Dask; no other module uses any.
+"""Functions that use private parts of Dask; no other module uses private parts.
 
-If a version of Dask lacks such a part, the function returns a default, and a fit lacks one feature
+If a version of Dask lacks such a part, the function returns a default, and the fit runs without one feature
 (`test_hooks.py`).
 """
 
@@ -34,7 +34,7 @@ _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:Worke
 def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callable[[_F], _F]:
     """Return a decorator: if Dask lacks an attribute of ``needs``, the function returns ``default()``.
 
-    ``without`` names the feature that a fit then lacks, for the log.
+    ``without`` names, for the log, the feature that is then missing.
     """
 
     def wrap(function: _F) -> _F:
@@ -42,8 +42,8 @@ def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callab
         def call(*args: Any, **kwargs: Any) -> Any:
             if function.__name__ not in _tested:
                 try:
-                    # `run_on_scheduler` passes the scheduler by name.
-                    owner = args[0] if args else kwargs.get("dask_scheduler")
+                    # Dask passes a scheduler or worker by name.
+                    owner = next(iter([*args, *kwargs.values()]), None)
                     for need in needs:
                         _find(need, owner)
                 except (AttributeError, ImportError) as error:
@@ -59,6 +59,7 @@ def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callab
 
 
 def _find(need: str, owner: object) -> None:
+    """Raise an error if the attribute ``need``, of a module ("module:path") or of ``owner``, is missing."""
     module, _, path = need.rpartition(":")
     found = importlib.import_module(module) if module else owner
     for name in path.split("."):
@@ -71,7 +72,7 @@ def log_once(name: str, without: str, error: Exception) -> None:
         return
     _logged_features.add(name)
     logger.warning(
-        "scalelatent: this Dask (distributed %s) lacks what %s needs (%s: %s); going on without %s",
+        "scalelatent: this Dask (distributed %s) lacks what %s needs (%s: %s); continuing without %s",
         version("distributed"),
         name,
         type(error).__name__,
@@ -109,10 +110,6 @@ def add_routes(scheduler: Any, routes: Sequence[tuple[str, type, dict[str, Any]]
 @_guarded("an entry in the dashboard's navigation bar", lambda: False, "http_application")
 def add_page(scheduler: Scheduler, page: str) -> bool:
     """Add a page to the dashboard's navigation bar; return False if there is no dashboard (no bokeh)."""
-    try:
-        import bokeh  # noqa: F401
-    except ImportError:
-        return False
     pages = _page_variables(scheduler).get("pages")
     if pages is None:
         return False
@@ -122,7 +119,11 @@ def add_page(scheduler: Scheduler, page: str) -> bool:
 
 
 def _page_variables(scheduler: Any) -> dict[str, Any]:
-    """Return the variables of the dashboard's templates; empty if Dask has moved them."""
+    """Return the variables of the dashboard's templates; empty without bokeh or if Dask has moved them."""
+    try:
+        import bokeh  # noqa: F401
+    except ImportError:
+        return {}
     try:
         from distributed.dashboard.scheduler import template_variables
     except ImportError as error:
@@ -139,32 +140,31 @@ def _page_variables(scheduler: Any) -> dict[str, Any]:
 )
 def page_frame(scheduler: Any) -> tuple[Path | None, dict[str, Any]]:
     """Return the folder of the dashboard's jinja2 templates (``base.html``) and their variables."""
-    try:
-        import bokeh  # noqa: F401
-    except ImportError:
-        return None, {}
     import distributed.http
 
+    variables = _page_variables(scheduler)
+    if not variables:
+        return None, {}
     folder = Path(distributed.http.__file__).parent / "templates"
     text = (folder / "base.html").read_text(encoding="utf-8") if (folder / "base.html").exists() else ""
     if "{% block content %}" not in text:
         error = LookupError("no base.html with a block of its content")
         log_once("page_frame", "the dashboard's frame around the page", error)
         return None, {}
-    return folder, _page_variables(scheduler)
+    return folder, variables
 
 
 # -- events --------------------------------------------------------------------------------------------------
 
 
-@_guarded("events of before the plugin was there", tuple, "get_events")
+@_guarded("events from the time before the plugin was registered", tuple, "get_events")
 def past_events(scheduler: Scheduler, topic: str) -> tuple[tuple[float, Any], ...]:
     """Return (seconds since the epoch, message) of each event of a topic that the scheduler still stores."""
     return tuple((float(when), message) for when, message in scheduler.get_events(topic))
 
 
 class LostWorker(NamedTuple):
-    """A worker that the scheduler removed: its address, its running tasks, and whether this was planned."""
+    """A worker that the scheduler removed: address, keys of its tasks, and True if the stop was planned."""
 
     worker: str
     keys: list[str]
@@ -173,12 +173,13 @@ class LostWorker(NamedTuple):
 
 def lost_worker(topic: str, message: object) -> LostWorker | None:
     """Parse the scheduler's event of a removed worker (topic ``"all"``); return None for any other event."""
-    # Only this event lists the tasks: when remove_worker of a plugin runs, they are on other workers already.
+    # Only this event lists the tasks of the worker. When Dask calls `remove_worker` of a plugin, the tasks
+    # are assigned to other workers already.
     if topic != "all" or not isinstance(message, Mapping) or message.get("action") != "remove-worker":
         return None
     if not {"worker", "processing-tasks"} <= message.keys():
         error = LookupError(f"the event has {', '.join(map(str, message))}")
-        log_once("lost_worker", "knowing which tasks a lost worker had", error)
+        log_once("lost_worker", "a list of the tasks that a lost worker had", error)
         return None
     keys = sorted(map(str, message["processing-tasks"]))
     return LostWorker(str(message["worker"]), keys, bool(message.get("expected", False)))
@@ -189,7 +190,7 @@ def post_event(
     client: Any, topic: str, messages: Sequence[dict[str, Any]], pause: float = 0.0
 ) -> Future[None] | Literal[False]:
     """Log events on the scheduler without waiting for its answer; return False if not connected."""
-    # Client.log_event waits for an answer, so a driver would block while the scheduler is unreachable.
+    # `Client.log_event` waits for an answer, so a driver would block while the scheduler is unreachable.
     if client.scheduler is None or client.loop is None or client.status not in ("running", "connecting"):
         return False
     log_event = client.scheduler.log_event
@@ -229,25 +230,25 @@ def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
 @_guarded("drivers that outlive any number of workers", lambda: False, "tasks", f"{_TASK}.suspicious")
 def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
     """Set the number of workers that died with a task to 0, so that the scheduler runs the task again."""
-    # The scheduler fails a task (KilledWorker) after distributed.scheduler.allowed-failures deaths. A driver
-    # runs as long as its job and needs little memory, so it is not the cause of these deaths.
+    # The scheduler fails a task (KilledWorker) after `distributed.scheduler.allowed-failures` workers died
+    # while they ran it. A driver is a task that runs as long as its job and is not the cause of these deaths.
     task = scheduler.tasks.get(key)
     if task is None:
         return False
-    # The count starts at -1, because with allowed-failures 0 the first dead worker would fail the task.
+    # -1 instead of 0, because with allowed-failures = 0 the next dead worker would fail the task.
     task.suspicious = -1
     return True
 
 
 class RunningSpan(NamedTuple):
-    """Task of a span (range of rows) that a worker computes, or was computing when it died."""
+    """Task of a span (range of rows) on a worker, with the rows of the shards that it reads, see `Reads`."""
 
     key: str
     worker: str
     reads: tuple[str, int, int]
 
 
-_DEADLY = "finding the rows that workers die of before a fourth does"
+_DEADLY = "a limit of three on the workers that die while they read the same rows"
 
 
 @_guarded(
@@ -255,7 +256,7 @@ _DEADLY = "finding the rows that workers die of before a fourth does"
     f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
 def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[RunningSpan]:
-    """Return the spans (the rows of one task) that workers compute, or those of the tasks ``keys``."""
+    """Return the tasks of spans (ranges of rows) on all workers, or only the tasks ``keys``."""
     if keys is None:
         tasks = [task for worker in scheduler.workers.values() for task in worker.processing]
     else:
@@ -271,7 +272,7 @@ def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> li
 
 @_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
 def isolate_suspects(scheduler: Scheduler, keys: Iterable[str]) -> None:
-    """Let the scheduler fail these tasks if their worker dies once more, whatever Dask's setting."""
+    """Let the scheduler fail these tasks if their worker dies, whatever `allowed-failures` is."""
     for task in _known(scheduler, keys):
         task.suspicious = max(task.suspicious, int(scheduler.allowed_failures))
 
@@ -298,22 +299,22 @@ def bind(scheduler: Scheduler, keys: Iterable[str], worker: str | None) -> list[
     return [str(task.key) for task in found]
 
 
-@_guarded("waiting for tasks that are called off", list, "active_keys")
+@_guarded("waiting for cancelled tasks", list, "active_keys")
 def running_tasks(worker: Worker) -> list[str]:
     """Return the keys of the tasks that a worker runs, including cancelled tasks."""
     return [str(key) for key in worker.active_keys]
 
 
 @_guarded(
-    "slow workers that take no spans from fast ones",
+    "exclusion of tasks from work stealing",
     lambda: False,
     "extensions",
     "distributed.stealing:fast_tasks",
 )
 def disable_stealing(scheduler: Scheduler, name: str) -> bool:
     """Exclude tasks with this name prefix (`distributed.utils.key_split`) from Dask's work stealing."""
-    # Work stealing assumes one duration for all tasks with one prefix. It would move tasks to an idle slow
-    # worker that a fast worker finishes much sooner.
+    # Work stealing assumes one duration for all tasks with the same prefix. It would move a task to an idle
+    # slow worker although a fast worker would finish the task sooner.
     from distributed import stealing
 
     if "stealing" in scheduler.extensions:
@@ -324,15 +325,15 @@ def disable_stealing(scheduler: Scheduler, name: str) -> bool:
 @_guarded("jobs that outlive the client that submits them", lambda: False, "tasks", "client_desires_keys")
 def hold_task(scheduler: Scheduler, key: Any) -> bool:
     """Keep a task running when its client disconnects, as `distributed.fire_and_forget` does."""
-    # The client's own message client_desires_keys can arrive before its task. A client that submits a task
-    # and disconnects would then lose the task.
+    # The message that a client wants a result can reach the scheduler before the task itself. The scheduler
+    # ignores the message then, and it forgets the task when the client disconnects.
     if key not in scheduler.tasks:
         return False
     scheduler.client_desires_keys([key], "fire-and-forget")
     return True
 
 
-@_guarded("word of drivers that wait for a worker", lambda: None, "tasks", f"{_TASK}.state")
+@_guarded("reports of drivers that wait for a worker", lambda: None, "tasks", f"{_TASK}.state")
 def task_state(scheduler: Scheduler, key: str) -> str | None:
     """Return the scheduler's state of a task, such as ``"processing"``; None if the task is unknown."""
     task = scheduler.tasks.get(key)
@@ -346,33 +347,28 @@ def idle_seconds(scheduler: Scheduler) -> float:
     return time.time() - since if since else 0.0
 
 
-@_guarded("tasks that stop in their midst once they are not wanted", lambda: True, "state.tasks")
+@_guarded("cancellation of running tasks", lambda: True, "state.tasks")
 def is_task_needed(worker: Worker, key: Any) -> bool:
     """Return True if the scheduler still needs a task that runs on this worker."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled"
 
 
-@_guarded("handlers of Dask events that a user has set before", lambda: None, "_event_handlers")
+@_guarded("the user's own handlers of Dask events", lambda: None, "_event_handlers")
 def topic_handler(client: Client, topic: str) -> Callable[[tuple[float, Any]], object] | None:
     """Return the handler of a client for events of a topic; None if the client is not subscribed."""
     return client._event_handlers.get(topic)
 
 
-@_guarded("workers with GPUs, which compute on their CPU", lambda: False, "state.total_resources", "nanny")
-def offers_gpu(worker: Worker) -> bool:
-    """Return True if a worker offers the resource ``GPU``, or if dask-cuda has started it."""
+@_guarded("GPUs of workers", lambda: False, "state.total_resources", "nanny")
+def offers_gpu(dask_worker: Worker) -> bool:
+    """Return True if a worker offers the resource ``GPU``, or if dask-cuda has started the worker."""
     # dask-cuda loads this module in each worker process that it starts, and gives the process one GPU.
-    of_dask_cuda = worker.nanny is not None and "dask_cuda.initialize" in sys.modules
-    return of_dask_cuda or bool(worker.state.total_resources.get("GPU"))
+    of_dask_cuda = dask_worker.nanny is not None and "dask_cuda.initialize" in sys.modules
+    return of_dask_cuda or bool(dask_worker.state.total_resources.get("GPU"))
 
 
-def is_gpu_worker(dask_worker: Worker) -> bool:
-    """Return True if the worker on which Dask runs this function computes on a GPU."""
-    return offers_gpu(dask_worker)
-
-
-@_guarded("news of finished spans", lambda: None, "loop.add_callback", "loop.call_later")
+@_guarded("reports of finished tasks", lambda: None, "loop.add_callback", "loop.call_later")
 def call_later(worker: Worker, seconds: float, function: Callable[..., object], *args: object) -> None:
     """Call a function in a worker's event loop, from any of its threads."""
     worker.loop.add_callback(worker.loop.call_later, seconds, function, *args)
@@ -410,7 +406,7 @@ def scheduler_of(worker: Worker) -> tuple[str, Security]:
     """Return the address of a worker's scheduler and the security settings that a client of it needs."""
     security: Any = worker.security
     if security.tls_worker_cert is not None and security.tls_client_cert is None:
-        # Workers behind Dask Gateway have no client certificate, because one certificate serves all roles.
+        # Workers behind Dask Gateway have a single certificate, which also serves for their clients.
         security = copy.copy(security)
         security.tls_client_cert, security.tls_client_key = security.tls_worker_cert, security.tls_worker_key
     return str(worker.scheduler.address), security

@@ -1,7 +1,4 @@
-"""Calls to a cluster's client with timeouts, and errors with the user's next step.
-
-The project's law 8 (every wait is bounded) needs it; `test_survive.py` and `test_watch.py` check the errors.
-"""
+"""Calls of a Dask client with timeouts, whose errors name the user's next step (`test_survive.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from scalelatent.engine.threads import call_with_timeout
 from scalelatent.errors import RunError, ScalelatentError
 
-from .hooks import is_gpu_worker
+from .hooks import offers_gpu
 from .timed_calls import ask_every_worker, ask_workers
 
 if TYPE_CHECKING:
@@ -30,9 +27,7 @@ Gpu = Literal["used", "unused", "none"]
 class ClusterMember:
     """Properties of one worker of the cluster; memory in bytes."""
 
-    threads: int
     running: bool
-    name: str
     host: str
     memory: int
     memory_limit: int
@@ -51,27 +46,30 @@ class Link:
         return str(scheduler.address if scheduler is not None else "(closed)")
 
     def call(self, action: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call a function of the client; if the call fails, raise a RunError that names the ``action``."""
+        """Call a function that asks the scheduler; if the call fails, raise a RunError.
+
+        ``action`` completes the sentence "the scheduler was lost while …".
+        """
         try:
             return function(*args, **options)
         except ScalelatentError:
             raise
-        # Closed clients and their event loops raise AttributeError and RuntimeError.
+        # A closed client and its event loop raise AttributeError and RuntimeError.
         except (OSError, TimeoutError, CancelledError, AttributeError, RuntimeError) as error:
             raise self.lost(action, error) from error
 
     def lost(self, action: str, error: BaseException | str) -> RunError:
-        """Return the error for a scheduler that cannot be reached."""
+        """Return the error for a scheduler that cannot be reached, or for a closed client."""
         status = getattr(self.client, "status", "closed")
-        word = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
+        cause = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
         if status == "closed":
             return RunError(
-                f"the client of the scheduler {self.address} was closed while {action} ({word}): connect "
+                f"the client of the scheduler {self.address} was closed while {action} ({cause}): connect "
                 "again, then resume the run; finished passes are kept"
             )
         return RunError(
-            f"the scheduler {self.address} was lost while {action} ({word}): start it and its workers again, "
-            "or name another one, then resume the run; finished passes are kept"
+            f"the scheduler {self.address} was lost while {action} ({cause}): start the scheduler and its "
+            "workers again, or choose another scheduler, then resume the run; finished passes are kept"
         )
 
     @property
@@ -79,37 +77,46 @@ class Link:
         """True if the client is connected to a scheduler."""
         return bool(getattr(self.client, "status", "closed") == "running")
 
-    def _asked(self, action: str, function: Callable[[], T]) -> T:
+    def _call_in_time(self, action: str, function: Callable[[], T]) -> T:
         return self.call(action, lambda: call_with_timeout(CALL_SECONDS, function))
 
     def threads(self) -> dict[str, int]:
         """Return the number of threads of each worker, by address."""
-        return dict(sorted(self._asked("its workers were counted", self.client.nthreads).items()))
+        return dict(sorted(self._call_in_time("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
         """Return the keys of the tasks that each worker runs or has queued, by address."""
-        found = self._asked("its tasks were looked at", self.client.processing)
+        found = self._call_in_time("its tasks were listed", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
     def members(self) -> dict[str, ClusterMember]:
         """Return the scheduler's information about each worker, by address."""
-        found = self._asked("its workers were looked at", partial(self.client.scheduler_info, n_workers=-1))
-        return {address: _member(info) for address, info in sorted(found["workers"].items())}
+        get_info = partial(self.client.scheduler_info, n_workers=-1)
+        found = self._call_in_time("its workers were listed", get_info)
+        return {
+            address: ClusterMember(
+                running=info.get("status", "running") == "running",
+                host=str(info.get("host", "")),
+                memory=int(info.get("metrics", {}).get("memory", 0)),
+                memory_limit=int(info.get("memory_limit") or 0),
+            )
+            for address, info in sorted(found["workers"].items())
+        }
 
     def find_gpus(self) -> dict[str, Gpu]:
         """Return whether each worker computes on a GPU, by address."""
-        return self._asked("its GPUs were looked at", partial(find_gpus, self.client))
+        return self._call_in_time("GPUs were listed", partial(find_gpus, self.client))
 
     def ask_workers(
         self, action: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
-        """Run a function on every worker while its tasks run; return the answers by address."""
+        """Run a function on every worker, without waiting for its tasks; return the results by address."""
         ask = partial(ask_every_worker, self.client, function, *args, seconds=seconds)
         answers: dict[str, T] = {}
         for address, answer in self.call(action, ask).items():
             if isinstance(answer, OSError):
                 raise RunError(
-                    f"worker {address} of {self.address} was lost while {action} ({answer}); start again"
+                    f"worker {address} of {self.address} was lost while {action} ({answer}); fit again"
                 )
             if isinstance(answer, Exception):
                 raise answer
@@ -118,29 +125,18 @@ class Link:
 
 
 def find_gpus(client: Client) -> dict[str, Gpu]:
-    """Return, by the address of a worker, whether it computes on a GPU.
+    """Return whether each worker computes on a GPU, by address.
 
-    It does if it offers the resource GPU, or if dask-cuda has started it, which gives each worker one GPU.
+    A worker computes on a GPU if it offers the resource GPU, or if dask-cuda has started it.
     """
     workers = client.scheduler_info(n_workers=-1)["workers"]
     found: dict[str, Gpu] = {
         address: "used" if info.get("resources", {}).get("GPU") else "none"
         for address, info in sorted(workers.items())
     }
-    # Dask reports the GPU that a worker sees if pynvml is installed, which dask-cuda requires.
+    # Dask reports the GPU that a worker sees only if pynvml is installed there, which dask-cuda requires.
     seeing = [a for a, gpu in found.items() if gpu == "none" and workers[a].get("gpu", {}).get("name")]
     if seeing:
-        answers = ask_workers(client, is_gpu_worker, workers=seeing)
+        answers = ask_workers(client, offers_gpu, workers=seeing)
         found |= {address: "used" if answers[address] is True else "unused" for address in seeing}
     return found
-
-
-def _member(info: dict[str, Any]) -> ClusterMember:
-    return ClusterMember(
-        threads=int(info.get("nthreads", 1)),
-        running=info.get("status", "running") == "running",
-        name=str(info.get("name", "")),
-        host=str(info.get("host", "")),
-        memory=int(info.get("metrics", {}).get("memory", 0)),
-        memory_limit=int(info.get("memory_limit") or 0),
-    )

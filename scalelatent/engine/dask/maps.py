@@ -1,12 +1,11 @@
-"""Row maps on a cluster: one task computes and writes each shard of the output.
+"""Apply row maps (such as predictions) on a cluster: one task computes and writes each output shard.
 
-Each output shard has one writer (law 3). After a failure, a map continues with the missing shards.
+Each output shard has only one writer (law 3). After a failure, the missing shards are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,10 @@ from distributed.protocol.pickle import dumps, loads
 
 from scalelatent.data.read.sources import is_dask
 from scalelatent.engine.executor import OnRows
-from scalelatent.engine.quarantine import whole_shards
 from scalelatent.engine.rates import choose_map_cache
 from scalelatent.errors import DataError
 
-from .graph import Graph, Reads
+from .graph import Graph
 from .pass_tasks import task_map, task_write_rows
 from .trial import try_shard
 from .window import Batch, Window, Work
@@ -30,11 +28,11 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
     from scalelatent.data.write.writer import DatasetWriter
     from scalelatent.engine.mapwrite import OutputTask
+    from scalelatent.engine.quarantine import Ranges
 
     from .executor import DaskExecutor
-    from .window import ItemWords
 
-# Upper bound of the bytes of pickled tasks that are sent to each worker to check its imports.
+# Maximum bytes of pickled tasks that are sent to each worker, to check that the worker can import their code.
 TRIAL_BYTES = 2**20
 # A function that adds the task of a shard to a graph; its arguments are graph, key, shard and worker.
 AddShard = Callable[[Graph, str, int, str], None]
@@ -69,18 +67,12 @@ class Shards(Work[int]):
         futures = graph.send(self._client, keys.values(), only)
         return {shard: futures[key] for shard, key in keys.items()}
 
-    def item_rows(self, item: int) -> int:
-        """Return the number of rows of an output shard."""
-        a, b = self._writer.shard_bounds(item)
-        return b - a
-
     def owns(self, key: str) -> bool:
-        """Return True if the Dask task with this key belongs to this output."""
+        """Return True for the keys of this output, or for all keys if other tasks compute its rows."""
         return self._others or super().owns(key)
 
-    def about(self, item: int) -> ItemWords:
-        """Return the description of a shard for the event log."""
-        return {"part": "output", "span": item}
+    def about(self, item: int) -> dict[str, Any]:
+        return {"part": "output", "span": item, "rows": list(self._writer.shard_bounds(item))}
 
 
 class MapShards(Shards):
@@ -96,48 +88,36 @@ class MapShards(Shards):
         graph.add(key, task_map, *about, worker=worker, reads=self.reads(shard))
 
     def dataset_of(self, item: int) -> Dataset:
-        """Return the dataset that the map reads."""
         return self._task.dataset
 
-    def about(self, item: int) -> ItemWords:
-        """Return the description of a shard for the event log."""
-        return {"part": "output", "span": item, "rows": list(self._writer.shard_bounds(item))}
+    def source_rows(self, item: int) -> tuple[int, int]:
+        return self._task.source_rows(item)
 
     def label(self, item: int) -> str:
-        """Return the label of a shard in names of tasks and files."""
         return f"s{item:04d}"
 
-    def shards_of(self, item: int) -> list[tuple[str, int, int]]:
-        """Return the input shards that an output shard is computed from."""
-        return list(self._task.dataset.shards(*self._task.source_rows(item)))
-
-    def reads(self, item: int) -> Reads:
-        """Return (name of the map, first row, row after the last) of the input shards of an output shard."""
-        rows = whole_shards(self._task.dataset, *self._task.source_rows(item))
-        return (f"{self._executor.token}/{self.name}", *rows)
-
     def add_trial(self, graph: Graph, key: str, item: int, note: str, worker: str) -> None:
-        """Add the task that computes one shard on a worker that runs nothing else."""
         about = self._executor.store.ref, self._record, item, self._executor.fit, note
         graph.add(key, try_shard, *about, worker=worker)
 
 
 def run_map(executor: DaskExecutor, task: OutputTask, on_rows: OnRows) -> None:
-    """Write the missing shards of a map as tasks; restart the map when bad shards are excluded."""
-    files, known = ExitStack(), None
-    with files:
+    """Write the missing output shards of a row map, one task per shard; restart if bad input is excluded."""
+    records: dict[Ranges, str] = {}  # names of the records with the map, by its excluded rows
 
-        def create_work() -> MapShards:
-            nonlocal known
-            skipped = executor.quarantine.excluded_rows(task.dataset)
-            if known is None or skipped != known[1]:
-                name = f"map-{task.name}-{executor.next_token()}"
-                tree = replace(task, skipped=skipped, cache=choose_map_cache(executor.cache, task)).to_tree()
-                files.enter_context(_kept_while(executor, f"result-{name}.rec", tree))
-                known = name, skipped
-            return MapShards(executor, task, known[0])
+    def create_work() -> MapShards:
+        skipped = executor.quarantine.excluded_rows(task.dataset)
+        if skipped not in records:
+            name = records[skipped] = f"map-{task.name}-{executor.next_token()}"
+            tree = replace(task, skipped=skipped, cache=choose_map_cache(executor.cache, task)).to_tree()
+            executor.store.save_result(name, tree)
+        return MapShards(executor, task, records[skipped])
 
+    try:
         executor.run(create_work, on_rows)
+    finally:
+        for name in records.values():
+            executor.store.drop_result(name)
 
 
 def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRows) -> Dataset:
@@ -178,7 +158,7 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
             written.add(beside)
         rows = graph.hold(executor.client.compute(x, optimize_graph=True))
         labels = graph.hold(executor.client.compute(y)) if lazy else None
-        # The task has no fixed worker, so that Dask chooses the worker that holds most of its rows.
+        # No worker is given, so that Dask chooses the worker that has most of the rows in memory.
         graph.add(key, task_write_rows, ref, url, shard, rows, labels, beside)
 
     try:
@@ -192,7 +172,7 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
 def _check_importable(executor: DaskExecutor, array: Any) -> None:
     """Raise DataError if a worker cannot load the functions that compute a dask array.
 
-    Dask closes the connection of such a worker and tries again without an end.
+    Without this check, Dask would close the connection of such a worker and send the tasks again, forever.
     """
     graph = array.dask.cull(set(flatten(array.__dask_keys__())))
     tasks = dumps(dict(graph))
@@ -215,13 +195,3 @@ def _loading_error(tasks: bytes) -> str:
     except Exception as error:  # noqa: BLE001 - unpickling calls code of other packages
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-@contextmanager
-def _kept_while(executor: DaskExecutor, record: str, tree: object) -> Iterator[None]:
-    """Write a record into the run folder, and remove it at the end of the ``with`` block."""
-    executor.store.write(record, tree)
-    try:
-        yield
-    finally:
-        executor.store.remove(record)

@@ -1,7 +1,7 @@
 """Run an online fit on a Dask cluster in segments: consecutive minibatch steps of about three seconds.
 
-Law 7 requires segments, because one task per step costs the scheduler 20 ms or more (measured:
-`simulated_cluster.py`). A segment is repeated after a failure (`test_online_trouble.py`).
+The driver sends one segment at a time, because one message per step would cost the scheduler 20 ms or more
+(`simulated_cluster.py`). After a failure the segment runs again (`test_online_trouble.py`).
 """
 
 from __future__ import annotations
@@ -32,34 +32,38 @@ if TYPE_CHECKING:
     from .executor import DaskExecutor
     from .online_tasks import SegmentEnd
 
-# A segment is several consecutive minibatch steps that run without the driver. Seconds of a segment, and of
-# the first segment, which measures the seconds of a step. Its end takes some hundredths of a second to save
-# the state and to call the driver. With these lengths, the overhead is 0.5 to 3 ms per step on one worker
+# Seconds of a segment (several consecutive minibatch steps that run without the driver). At the end of a
+# segment, the state is saved and the driver is called, which takes 0.5 to 3 ms per step on one worker
 # (minibatch_steps.py).
-SEGMENT_SECONDS, FIRST_SECONDS = 3.0, 0.1
-# If saving the state takes more than SAVE_SHARE of a segment's seconds, later segments get more steps, up to
-# LONGEST_SECONDS. If a worker is lost, only the steps of one segment are repeated.
+SEGMENT_SECONDS = 3.0
+# Seconds of the first segment of a fit, which only measures the seconds of a step.
+FIRST_SECONDS = 0.1
+# If saving the state takes more than SAVE_SHARE of a segment's seconds, later segments (consecutive steps)
+# get longer, up to LONGEST_SECONDS. After the loss of a worker, one segment is computed again.
 SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
-# Maximum steps of a segment on several workers; it limits the tasks that the scheduler has at once.
+# Maximum number of steps in a segment on several workers; it limits the number of tasks on the scheduler.
 SEGMENT_STEPS = 256
-# Initial estimate of the seconds per step that several workers cost extra, until the fit has measured it: 8.1
-# to 9.6 ms on two workers with a state of 16 or 128 KiB (minibatch_steps.py).
+# Extra seconds of a step on several workers instead of one, before the fit has measured them: 8.1 to 9.6 ms
+# on two workers with a state of 16 or 128 KiB (minibatch_steps.py).
 SPREAD_SECONDS = 8e-3
-# If the tasks of a segment send no report for this many seconds, another worker repeats the segment.
+# A segment (consecutive steps) starts again on another worker if it sends no report for these seconds.
 OVERDUE_SECONDS = 300.0
-# Maximum seconds to notify the workers that a fit is over.
+# Maximum seconds that a driver waits until all workers have received the message that a fit has ended.
 ANSWER_SECONDS = 5.0
-# Maximum repetitions of a segment whose workers die or hang.
+# A fit fails if a segment (several consecutive steps) was repeated this number of times, because its workers
+# died or hung, and fails once more.
 REPLAYS = 3
-SPREADS = ("auto", "one", "all")
 
 
 class WorkerLeft(Retry):
-    """Signal that a worker was stopped on purpose, as adaptive clusters do; this is no failure."""
+    """Signal that a worker was stopped on purpose, for example by an adaptive cluster; it is no failure."""
 
 
 class Segment(Work[Place]):
-    """Tasks of one segment (several consecutive minibatch steps); the last task returns their result."""
+    """Tasks of one segment (several consecutive minibatch steps); the last task returns the result.
+
+    ``place`` is the position of the first step, and ``replay`` the number of earlier attempts.
+    """
 
     hang_seconds = OVERDUE_SECONDS
     unit = "segment"
@@ -75,7 +79,7 @@ class Segment(Work[Place]):
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
         place: Place | None = None,
     ) -> Future:  # fmt: skip
-        """Submit a task to a worker; the place of the step is in the key of the task."""
+        """Submit a task to a worker, with a key that names its epoch, step and first chain."""
         steps, place = self._steps, place or self._place
         model = self.name.removesuffix("_step")
         key = f"{model}_{role}-e{place.epoch + 1:04d}-s{place.step + 1:05d}"
@@ -90,7 +94,7 @@ class Segment(Work[Place]):
         )
 
     def result(self, futures: list[Future], worker: str) -> SegmentEnd:
-        """Supervise the tasks of these steps until the first of ``futures`` ends; return its result."""
+        """Supervise the tasks of these steps until the first of ``futures`` has ended; return its result."""
         executor, self.futures = self._steps.executor, futures
         futures[0].add_done_callback(lambda _: executor.wake_event.set())
         self.window = Window({worker: 1}, [self._place], lambda batch, last: {self._place: futures[0]})
@@ -110,114 +114,109 @@ class Segment(Work[Place]):
         return self._end is not None
 
     def poll(self) -> bool:
-        """Call the callbacks, which may interrupt the fit; return True if the last task has finished."""
+        """Let the callbacks interrupt the fit; return True if the last task of these steps has finished."""
         self._steps.callbacks.on_wait()
         return super().poll()
 
     def item_rows(self, item: Place) -> int:
-        """Return 0, because the rows of a segment are not counted here."""
+        """Return 0, because the tasks themselves report their rows."""
         return 0
 
     def describe(self, item: Place) -> str:
-        """Return the description of a segment for error messages."""
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def make_repeat_event(self, item: Place, why: str, worker: str) -> None:
-        """Return None, because `DaskSteps._repeat_until_done` reports repeated steps once."""
+        """Return None, because `DaskSteps._repeat_until_done` reports that steps are repeated."""
 
     def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
-        """Raise `WorkerLeft` or `WorkerDied`, because Dask cannot restore the replicas of the lost worker."""
+        """Raise `WorkerLeft` or `WorkerDied`, because the lost worker had the only copy of the last state."""
         if items and expected:
-            raise WorkerLeft(f"worker {worker} was taken away")
+            raise WorkerLeft(f"worker {worker} was stopped")
         if items:
             raise WorkerDied(f"worker {worker} died")
 
     def release(self) -> None:
-        """Release the futures of these steps, which cancels unfinished tasks."""
-        # `Client.cancel` is not used, because it waits for the scheduler, which may be lost.
+        # `Client.cancel` would wait for the scheduler, which may be lost.
         super().release()
         for future in self.futures:
             future.release()
 
 
 class DaskSteps:
-    """Minibatch steps of an online fit on a cluster.
+    """Runner of the minibatch steps of an online fit on a cluster.
 
-    The handle of a state is its `Place` (epoch and step); the state itself is in the run folder.
+    The handle of a state is its `Place` (epoch and step); the state itself is in the run folder. ``spread``
+    is the number of workers that compute a step: "one", "all", or "auto" for the faster choice by
+    measurement.
     """
 
     def __init__(
         self, executor: DaskExecutor, stage: Stage, order: RowOrder, n_epochs: int, spread: str = "auto"
     ) -> None:
-        if spread not in SPREADS:
-            raise ValueError(f"spread={spread!r} is not one of {', '.join(SPREADS)}")
         self.executor, self.stage, self._order, self._spread = executor, stage, order, spread
         self._store, self.token = executor.store, executor.next_token()
         self._store.save_stage(replace(stage, cache=choose_cache(executor.cache, stage, once=n_epochs == 1)))
         self._store.save_result(self._record, {"order": order, "n_epochs": n_epochs})
-        # Position, summary and end flag of the last known state, so that the driver need not load the state.
-        self._known: tuple[Place, dict[str, Any], bool] | None = None
-        # Seconds per step: on one worker, CPU seconds on all workers, and the extra cost of several workers.
+        # (position, summary, True if the learner is done) of the newest state, so that the driver need not
+        # load the state.
+        self._newest: tuple[Place, dict[str, Any], bool] | None = None
+        # Measured seconds per step: on one worker, CPU seconds of all workers, extra seconds of several
+        # workers.
         self._one: float | None = None
         self._work, self._cost = 0.0, SPREAD_SECONDS
-        self._seconds = SEGMENT_SECONDS
+        self._segment_seconds = SEGMENT_SECONDS
         self.callbacks = Callback()
 
     @property
     def _record(self) -> str:
+        """Name of the record in the run folder from which workers load the order of the rows."""
         return f"{self.stage.name}-{self.token}"
 
     def __enter__(self) -> DaskSteps:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.executor.end()  # Validation may have started a pass behind its last one.
+        self.executor.end()  # A validation pass may have sent another pass in advance.
         self._store.drop_result(self._record)
         args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
-        # A worker that does not receive this call drops its data of the fit after online_tasks.IDLE_SECONDS.
+        # A worker that does not receive this call releases its data of the fit after IDLE_SECONDS.
         with suppress(Exception):
             call_with_timeout(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
 
     # -- states ----------------------------------------------------------------------------------------------
 
     def put(self, place: Place, state: object, *, is_written: bool = False) -> Place:
-        """Write a state into the run folder for the workers, unless it is already there (``is_written``)."""
         if not is_written:
             tree = {"state": state, "place": place, "order": self._order}
             self._store.save_state(self.stage.name, place.total(self._order), tree, durable=False)
         learner = self.stage.online
-        self._known = (place, learner.summary(state), learner.is_done(state))
+        self._newest = (place, learner.summary(state), learner.is_done(state))
         return place
 
     def get(self, place: Place, handle: Place) -> Any:
-        """Read the state at the position ``handle`` from the run folder, and return it."""
         return self._store.load_state(self.stage.name, handle.total(self._order))["state"]
 
     def summary(self, place: Place, handle: Place) -> tuple[dict[str, Any], bool]:
-        """Return the summary of a state and whether the fit is done, as reported by the last task."""
-        assert self._known is not None
-        assert self._known[0] == handle
-        return self._known[1], self._known[2]
+        assert self._newest is not None
+        assert self._newest[0] == handle
+        return self._newest[1], self._newest[2]
 
     def _remember_end(self, place: Place, out: SegmentEnd) -> Place:
-        """Store the result of a segment (several steps), choose the length of the next; return ``place``."""
-        self._known = (place, out["summary"], out["done"])
+        """Store the result of the steps up to ``place``, and choose the seconds of the next steps."""
+        self._newest = (place, out["summary"], out["done"])
         wanted = max(SEGMENT_SECONDS, out["save_seconds"] / SAVE_SHARE)
-        self._seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
+        self._segment_seconds = min(wanted, max(LONGEST_SECONDS, SEGMENT_SECONDS))
         return place
 
     # -- steps -----------------------------------------------------------------------------------------------
 
     def steps(self, place: Place, stop: int, handle: Place) -> Iterator[Advance]:
-        """Run the steps up to ``stop``; yield the progress after each segment (several consecutive steps)."""
         while place.step < stop:
             out = self._segment(place, stop)
             place = self._remember_end(Place(place.epoch, out["step"]), out)
             yield Advance(place.step, place, out["bytes_read"])
 
     def end_epoch(self, place: Place, handle: Place) -> Place:
-        """Apply the learner's schedule at the end of an epoch on a worker; return the new place."""
-
         def end(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             future = segment.submit(task_end_epoch, "epoch", workers[0], handle, place)
             return segment.result([future], workers[0])
@@ -227,7 +226,7 @@ class DaskSteps:
         )
 
     def _segment(self, place: Place, stop: int) -> SegmentEnd:
-        """Run steps from ``place`` on, at most up to step ``stop``, as one segment; return its result."""
+        """Run some steps from ``place`` on, at most up to ``stop``; return the result of the last task."""
 
         def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
@@ -242,7 +241,11 @@ class DaskSteps:
     def _repeat_until_done(
         self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, work: str
     ) -> SegmentEnd:
-        """Return the result of ``run``, a part of the fit; repeat it if workers leave or hang."""
+        """Call ``run``, which runs one segment, until no worker leaves or hangs; return the segment's result.
+
+        ``run`` receives the segment, the addresses of the workers, and True if only one worker may compute.
+        ``work`` names the steps for error messages.
+        """
         missing = failed = 0
         self.executor.watch.begin()
         for replay in itertools.count():
@@ -263,7 +266,7 @@ class DaskSteps:
         raise AssertionError
 
     def _workers(self, fresh: bool = False) -> list[str]:
-        """Return each worker's address once per thread; the list begins with every address once."""
+        """Return the address of each worker once per thread; every address occurs once at the start."""
         if fresh:
             self.executor.wait_for_workers()
         self.executor.refresh()
@@ -271,6 +274,7 @@ class DaskSteps:
         return [name for _, name in sorted(turns)]
 
     def _use_one(self, groups: int) -> bool:
+        """Return True if one worker should compute the next steps, rather than ``groups`` threads."""
         if self._spread != "auto" or groups == 1:
             return self._spread == "one" or groups == 1
         if self._one is None:
@@ -280,20 +284,22 @@ class DaskSteps:
 
     def _on_one(self, segment: Segment, place: Place, stop: int, worker: str) -> SegmentEnd:
         threads = min(self.executor.threads.get(worker, 1), self._order.n_chains)
-        seconds = FIRST_SECONDS if self._one is None else self._seconds
+        seconds = FIRST_SECONDS if self._one is None else self._segment_seconds
         future = segment.submit(task_steps, "step", worker, place, stop, threads, seconds)
         out = segment.result([future], worker)
         self._one, self._work = out["seconds"], out["work"]
         return out
 
     def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> SegmentEnd:
+        """Run the next steps from ``place``, one task per step and entry of ``workers``; return a result."""
         count = min(self._choose_steps(len(workers)), stop - place.step)
         edges = [self._order.n_chains * i // len(workers) for i in range(len(workers) + 1)]
         begin, last = time.perf_counter(), place
         futures: list[Future] = []
         for step in range(place.step, place.step + count):
             last = Place(place.epoch, step, place.validated and step == place.step)
-            # Only the newest futures are held, so that workers can release earlier results after their use.
+            # Only the futures of the last step are kept, so that workers can release earlier results after
+            # use.
             futures = [
                 segment.submit(
                     task_chains, "step", worker, last, g, (edges[g], edges[g + 1]), futures,
@@ -305,13 +311,14 @@ class DaskSteps:
         out = segment.result([future, *futures], workers[0])
         seconds = (time.perf_counter() - begin) / count
         self._work = out["work"] / count
-        # The time measured on one worker may include loading kernels and reading rows, so take the minimum.
+        # The seconds measured on one worker may include the loading of kernels and rows, so the minimum
+        # counts.
         self._one = self._work if self._one is None else min(self._one, self._work)
-        # The moving average ignores one late answer but follows lasting delays.
+        # A moving average, because a single late answer should change the estimate only little.
         self._cost = 0.7 * self._cost + 0.3 * max(seconds - out["longest"] / count, 0.0)
         return out
 
     def _choose_steps(self, groups: int) -> int:
         """Return the number of consecutive steps to run as one segment on ``groups`` workers."""
-        wanted = self._seconds / (self._work / groups + self._cost)
+        wanted = self._segment_seconds / (self._work / groups + self._cost)
         return max(1, min(int(wanted), SEGMENT_STEPS))

@@ -1,7 +1,7 @@
 """Tasks of an online fit on workers: several minibatch steps on one worker, or one step on several workers.
 
-Workers keep copies (replicas) of the state, so that it is not sent with each step (measured:
-`minibatch_steps.py`). `test_online_sites.py` checks the number of copies.
+Each worker keeps copies (replicas) of the last states, so that no state is sent to it with each step
+(`minibatch_steps.py`).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .worker_side import REPORT_SECONDS, Fit, ReportTimer, TaskStop, restart_on_
 
 
 def task_check(fit: Fit, beat: ReportTimer) -> RowCheck:
-    """Return a check for a task: it raises `Stopped` after a cancellation, and reports that the task runs."""
+    """Return a check that reports to the driver that a task runs, and raises `Stopped` after a cancel."""
     stop = TaskStop(fit, beat)
 
-    def look() -> None:
+    def check_stop() -> None:
         stop.moved()
         if stop.is_set():
             raise Stopped
 
-    return RowCheck(look)
+    return RowCheck(check_stop)
 
 
 class StepReports:
-    """Sender of progress events for the steps, or parts of steps, that one worker computes."""
+    """Sender of progress events about the minibatch steps that one worker computes, in whole or in part."""
 
     def __init__(self, folder: str, name: str, runner: ChainRunner, place: Place) -> None:
         self._about, self._runner = (folder, name), runner
@@ -55,7 +55,7 @@ class StepReports:
         self._before = place.step, runner.rows, runner.meter.bytes_read, runner.meter.wait_seconds
 
     def report_up_to(self, place: Place) -> None:
-        """Send an event for the steps up to ``place`` since the last event."""
+        """Send an event with the rows, bytes and seconds since the last event; ``place`` is the position."""
         seconds, runner = time.perf_counter() - self.begin, self._runner
         step, rows, nbytes, waited = self._before
         where = {"pass": place.epoch + 1, "step": place.step}
@@ -69,7 +69,7 @@ class StepReports:
 def task_steps(
     ref: StageRef, name: str, token: str, fit: Fit, place: Place, stop: int, threads: int, seconds: float
 ) -> SegmentEnd:
-    """Compute all chains of the steps up to ``stop``, or until ``seconds`` have passed, on this worker."""
+    """Compute the minibatch steps from ``place`` up to ``stop``, or until ``seconds`` have passed."""
     configure_worker_process()
     with (
         restart_on_lost_gpu(fit),
@@ -103,7 +103,11 @@ def task_chains(
     chains: tuple[int, int],
     results: list[ChainResults],
 ) -> ChainResults:
-    """Compute some chains (parts of a minibatch); ``results`` of the previous step give the state."""
+    """Compute the chains ``chains[0]:chains[1]`` (parts of a minibatch) of one step; return their sums.
+
+    ``results`` are those of the previous step, from which this task computes the state; if the list is empty,
+    the state is read from the run folder. ``index`` is the number of this task in its step.
+    """
     configure_worker_process()
     begin = time.perf_counter()
     with sites.use(ref, name, token) as site:
@@ -123,7 +127,7 @@ def task_chains(
 def task_close(
     ref: StageRef, name: str, token: str, fit: Fit, before: Place, results: list[ChainResults]
 ) -> SegmentEnd:
-    """End a segment (several consecutive steps): apply the results of its last step, and save the state."""
+    """End a segment (several consecutive steps): compute and save the state after its last step."""
     configure_worker_process()
     work = [found.seconds for found in results]
     with sites.use(ref, name, token) as site:
@@ -143,13 +147,13 @@ def task_end_epoch(ref: StageRef, name: str, token: str, fit: Fit, before: Place
 
 
 def end_site(ref: StageRef, name: str, token: str) -> None:
-    """Release the data that this worker keeps for a fit; each worker runs this function after the fit."""
+    """Release the data that this worker keeps for a fit; called on each worker after the fit."""
     sites.end(ref, name, token)
     _recent.forget(ref[:2])
 
 
-# A worker process keeps the data of at most KEEP_IDLE online fits without running tasks, each for at most
-# IDLE_SECONDS, unless the driver ends the fit earlier.
+# A worker process keeps the data of at most KEEP_IDLE online fits that have no running task, each for at most
+# IDLE_SECONDS after its last task.
 KEEP_IDLE, IDLE_SECONDS = 8, 300.0
 
 
@@ -162,11 +166,11 @@ class SegmentEnd(TypedDict):
     save_seconds: float
     bytes_read: NotRequired[int]
     work: NotRequired[float]
-    """CPU seconds of one step if one worker computed the steps, else of all steps of the segment."""
+    """CPU seconds: of one step if one worker computed the segment, otherwise of all its steps."""
     seconds: NotRequired[float]
     """Seconds of one step."""
     longest: NotRequired[float]
-    """Seconds of the slowest chains of the segment."""
+    """Seconds of computing of the slowest worker in the segment."""
 
 
 class ChainResults(NamedTuple):
@@ -183,17 +187,17 @@ class ChainResults(NamedTuple):
 
 
 class StateLost(RunError):
-    """Error of a worker without a copy of the state that its task needs."""
+    """Error of a task on a worker that has no copy of the state that the task needs."""
 
 
-class _Runner:
-    """Lock around a `ChainRunner`, which one task uses at a time; closes the runner after its last use."""
+class _LockedRunner:
+    """A `ChainRunner` with a lock, because only one task may use it at a time."""
 
     def __init__(self, runner: ChainRunner) -> None:
         self.runner, self.lock, self.retired = runner, threading.Lock(), False
 
     def retire(self) -> None:
-        """Close the runner now, or after the end of the task that uses it."""
+        """Close the runner now, or when the task that uses it has ended."""
         self.retired = True
         if self.lock.acquire(blocking=False):
             try:
@@ -214,9 +218,9 @@ class FitOnWorker:
         self._loaded = False
         self._lock = threading.RLock()
         self._replicas: OrderedDict[Place, object] = OrderedDict()
-        self._runners: dict[tuple[int, int], _Runner] = {}
+        self._runners: dict[tuple[int, int], _LockedRunner] = {}  # by (first chain, chain after the last)
         self._epoch = -1
-        # All tasks share one timer, because a task may be shorter than the interval of the timer.
+        # All tasks of the fit share a timer, because one task may be shorter than the timer's interval.
         self.beat = ReportTimer()
 
     def load(self) -> None:
@@ -237,7 +241,10 @@ class FitOnWorker:
 
     @contextmanager
     def runner(self, first: int, last: int, threads: int, check: Callable[[], None]) -> Iterator[ChainRunner]:
-        """Lock and yield the runner of chains ``first:last``; call ``check`` while waiting for the lock."""
+        """Lock and yield the runner of the chains (parts of a minibatch) ``first:last``.
+
+        ``check`` is called while this method waits for the lock.
+        """
         while True:
             found = self._runner(first, last, threads)
             while not found.lock.acquire(timeout=CHECK_SECONDS):
@@ -253,7 +260,8 @@ class FitOnWorker:
             if found.retired:
                 found.retire()
 
-    def _runner(self, first: int, last: int, threads: int) -> _Runner:
+    def _runner(self, first: int, last: int, threads: int) -> _LockedRunner:
+        """Return the runner of the chains (parts of a minibatch) ``first:last``, a new one if necessary."""
         with self._lock:
             if (first, last) not in self._runners:
                 self._retire_others(first, last)
@@ -266,12 +274,15 @@ class FitOnWorker:
                     shared_cache(self.stage.cache),
                     self._n_epochs,
                 )
-                self._runners[first, last] = _Runner(runner)
+                self._runners[first, last] = _LockedRunner(runner)
             return self._runners[first, last]
 
     def _retire_others(self, first: int, last: int) -> None:
-        """Close runners of chains in ``first:last``; when workers come or go, chains are divided again."""
-        # The runner of all chains stays, since a fit may switch between one worker and several workers.
+        """Close the other runners of chains (parts of a minibatch) in ``first:last``.
+
+        When workers join or leave, the chains are divided among the workers in another way.
+        """
+        # The runner of all chains stays, because a fit may compute on one worker again.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return
@@ -282,7 +293,7 @@ class FitOnWorker:
     # -- states ----------------------------------------------------------------------------------------------
 
     def keep(self, place: Place, state: object) -> None:
-        """Store a copy (replica) of the state at ``place`` in this process, and drop the oldest copies."""
+        """Keep the state at ``place`` (epoch and step) in memory, and drop the oldest states."""
         with self._lock:
             self._replicas[place] = state
             while len(self._replicas) > KEEP_REPLICAS:
@@ -292,27 +303,27 @@ class FitOnWorker:
                 shared_cache().start_pass()
 
     def state(self, place: Place) -> object:
-        """Return the state at ``place`` (the start of some steps) from memory or from the run folder."""
+        """Return the state at ``place`` (epoch and step) from memory or from the run folder."""
         with self._lock:
             if place not in self._replicas:
                 total = place.total(self.order)
                 tree = self.store.load_state(self.name, total)
                 if tree["place"] != place:
                     raise RunError(
-                        f"{self.store.state_path(self.name, total)} holds the state of {tree['place']} where "
-                        f"{place} was expected: the run folder is not the same for all workers, or another "
-                        "fit writes to it; resume the run"
+                        f"{self.store.state_path(self.name, total)} contains the state of {tree['place']} "
+                        f"instead of {place}: the run folder is not the same for all workers, or another fit "
+                        "writes to it; resume the run"
                     )
                 self.keep(place, tree["state"])
             return self._replicas[place]
 
     def follow(self, before: Place, results: Sequence[ChainResults]) -> object:
-        """Return the state after the step at ``before``, given the results of the tasks of this step."""
+        """Return the state after the step at ``before``, from the results of all tasks of the step."""
         place = Place(before.epoch, before.step + 1)
         with self._lock:
             if place not in self._replicas:
                 if before not in self._replicas:
-                    raise StateLost(f"no replica of the state at {before} on this worker")
+                    raise StateLost(f"this worker has no copy of the state at {before}")
                 sums = TreeReducer(PairTree(self.order.n_chains), self.stage.online.layout().size)
                 for found in results:
                     for node, vector in zip(found.nodes, found.vectors, strict=True):
@@ -336,7 +347,7 @@ class FitOnWorker:
         }
 
     def close(self) -> None:
-        """Drop all copies of states, and close the threads that compute chains and read rows."""
+        """Drop all states, and end the threads that compute steps and read rows."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
             self._replicas.clear()
@@ -345,7 +356,7 @@ class FitOnWorker:
 
 
 class FitsOnWorker:
-    """Data of all online fits in a worker process: one `FitOnWorker` per fit."""
+    """Data of all online fits in a worker process: one `FitOnWorker` per fit, in the order of their use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -376,7 +387,10 @@ class FitsOnWorker:
                 site.close()
 
     def _take_idle(self) -> list[FitOnWorker]:
-        """Remove and return the data of fits that were idle too long, or that exceed `KEEP_IDLE`."""
+        """Remove and return the data of fits without a running task, if these are too old or too many.
+
+        `KEEP_IDLE` fits without a running task may stay, each for `IDLE_SECONDS` after its last task.
+        """
         idle = [key for key, site in self._kept.items() if not site.users]
         now = time.monotonic()
         return [
@@ -386,7 +400,7 @@ class FitsOnWorker:
         ]
 
     def end(self, ref: StageRef, name: str, token: str) -> None:
-        """Release a finished fit's data, after the last task that uses the data; return without waiting."""
+        """Release the data of a finished fit, or let a running task of the fit release them at its end."""
         with self._lock:
             site = self._kept.pop((ref, name, token), None)
             if site is None:
@@ -394,7 +408,8 @@ class FitsOnWorker:
             site.ended = True
             unused = not site.users
         if unused:
-            # Close in a thread: closing waits for threads, and the caller may be the worker's event loop.
+            # `close` waits for other threads, so it must not run in the worker's event loop, which may call
+            # this.
             threading.Thread(target=site.close, name="scalelatent-close", daemon=True).start()
 
 

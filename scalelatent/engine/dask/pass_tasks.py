@@ -1,4 +1,4 @@
-"""Tasks that run on the workers: module-level functions with arguments of a few hundred bytes (law 7)."""
+"""Functions that run as tasks on the workers; their arguments have a few hundred bytes (law 7)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
@@ -37,9 +37,10 @@ from .scheduler_listener import as_message
 from .worker_side import (
     Fit,
     TaskStop,
+    current_worker,
     pace_reports,
     report_kernels,
-    report_smaller_block,
+    report_smaller_blocks,
     restart_on_lost_gpu,
     reuse_freed_memory,
     send_to_driver,
@@ -56,16 +57,20 @@ T = TypeVar("T")
 
 
 class RecentObjects:
-    """Cache of the last few loaded stages and maps of a process, so that its tasks read each file once."""
+    """Cache of the last stages and maps that a process has loaded, so that its tasks read each file once.
+
+    Each object has a slot (such as the stage of a run) and a key. A slot contains only one object: a new key
+    replaces the object.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Map from a slot to (key, object); a slot holds one object, that of its last key.
+        # Map from a slot to (key, object).
         self._kept: OrderedDict[tuple[object, ...], tuple[object, object]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, slot: tuple[object, ...], load: Callable[[], T], key: object = None) -> T:
-        """Return the object of a slot; call ``load()`` if the slot is empty or has another key."""
+        """Return the object of a slot; if the slot is empty or has another key, call ``load()`` for it."""
         with self._lock:
             cached = self._kept.get(slot)
             if cached is not None and cached[0] == key:
@@ -86,23 +91,23 @@ class RecentObjects:
                 del self._kept[slot]
 
 
-# Reference of a stage: (run folder, run id, token of the last write). The id differs if the folder was
-# removed and created again. The token differs if the stage was written again after a resume.
+# Reference of a stage: (run folder, run id, token of the last write). The id changes if the folder is removed
+# and created again. The token changes if the stage is written again, for example after a resume.
 StageRef = tuple[str, ...]
-# Maximum number of stages and maps that a process keeps, and of stages whose last pass it remembers. With
-# these numbers a worker grows by 1 kB per pass (thousand_passes.py).
+# Maximum number of stages and maps that a process keeps in memory, and maximum number of stages whose last
+# pass it remembers. With these numbers a worker grows by 1 kB per pass (thousand_passes.py).
 KEEP_STAGES, KEEP_CLOCKS = 6, 16
 _recent = RecentObjects(KEEP_STAGES)
-_local = threading.local()
-_pools = threading.Lock()
-_limited: Any = None
-_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()
+_local = threading.local()  # backends and pass context of each thread
+_process_lock = threading.Lock()  # protects the two variables below
+_limited: Any = None  # limit of the thread pools of this process, after its first task
+_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()  # number of the last pass of each stage
 
 
 def configure_worker_process() -> None:
     """Set thread limits, allocator and kernel events of this process at its first task."""
     global _limited
-    with _pools:
+    with _process_lock:
         if _limited is None:
             # The object is kept in a global, because its limits end when it is deleted.
             _limited = single_threaded()
@@ -112,7 +117,7 @@ def configure_worker_process() -> None:
 
 
 def open_store(ref: StageRef) -> EngineStore:
-    """Return the store of a run for a task; it refuses to write if the folder belongs to another run."""
+    """Return the store of a run; the store refuses to write if its folder belongs to another run."""
     return EngineStore(ref[0], ref[1])
 
 
@@ -122,7 +127,8 @@ def load_stage(ref: StageRef, name: str) -> Stage:
     return _recent.get((run, "stage"), lambda: open_store(ref).load_stage(name), (name, ref[2:]))
 
 
-def _backend(device: str) -> Backend:
+def _thread_backend(device: str) -> Backend:
+    """Return this thread's backend for a device; the thread makes it at its first task."""
     cached = getattr(_local, "backends", None)
     if cached is None:
         cached = _local.backends = {}
@@ -132,16 +138,11 @@ def _backend(device: str) -> Backend:
 
 
 def worker_device(device: str) -> str:
-    """Return ``device``, or for ``"auto"`` the device ("gpu" or "cpu") that this worker offers."""
-    from distributed import get_worker
-
+    """Return the device on which this worker computes: ``device``, or for "auto" the one that it offers."""
     if device != "auto":
         return device
-    try:
-        worker = get_worker()
-    except ValueError:  # the calling thread runs no task of a worker
-        return "cpu"
-    return "gpu" if offers_gpu(worker) else "cpu"
+    worker = current_worker()
+    return "gpu" if worker is not None and offers_gpu(worker) else "cpu"
 
 
 class PassInfo(TypedDict):
@@ -155,21 +156,20 @@ class PassInfo(TypedDict):
 
 @dataclass(frozen=True)
 class TaskParams:
-    """Result of an M-step, which the tasks of the next pass read: the state, and the results of the pass."""
+    """State that an M-step returns to the tasks of the next pass.
 
-    # If the state is None, the tasks of the pass do nothing: the learner is done, or Dask lost parameters of
-    # a later pass and computes this earlier pass again.
+    If the state is None, the tasks of the next pass do nothing: the learner is done, or Dask lost the
+    parameters of a later pass and computes this earlier pass again.
+    """
 
     state: object
-    info: PassInfo | None = None
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
-        for name, value in fields.items():
-            object.__setattr__(self, name, align_arrays(value))
+        object.__setattr__(self, "state", align_arrays(fields["state"]))
 
 
 def task_params(ref: StageRef, stage: str, iteration: int) -> TaskParams:
-    """Return the state before a pass, which the previous M-step wrote into the run folder."""
+    """Return the state before a pass from the run folder, where the previous M-step saved it."""
     store = open_store(ref)
     try:
         return TaskParams(store.load_state(stage, iteration))
@@ -189,7 +189,10 @@ def task_span(
     checkpoint_seconds: float,
     is_finished: bool = False,
 ) -> np.ndarray | None:
-    """Return the sum of the statistic over the rows of one span; None if the pass is not needed any more."""
+    """Return the sum of the statistic over a span (range of rows); None if the pass is no longer needed.
+
+    ``is_finished`` is True if an interrupted run may have saved this sum.
+    """
     if params is not None and params.state is None:
         return None
     begin = time.perf_counter()
@@ -205,7 +208,7 @@ def task_span(
     seconds = time.perf_counter() - begin
     if is_worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
-    _report_smaller_blocks(fit, context.backend, limits)
+    report_smaller_blocks(fit, context.backend, limits)
     pace_reports.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     rows, nbytes = int(vector[-2]), int(vector[-1])
     work_reports.add(
@@ -217,7 +220,7 @@ def task_span(
 
 @contextmanager
 def stopping(fit: Fit) -> Iterator[None]:
-    """End a cancelled task in the ``with`` statement; Dask runs the task again if it is needed again."""
+    """End the task in the ``with`` statement if it is cancelled; Dask repeats it if it is needed again."""
     from distributed import Reschedule
 
     try:
@@ -228,22 +231,22 @@ def stopping(fit: Fit) -> Iterator[None]:
 
 
 def context_of(ref: StageRef, stage_name: str, iteration: int, state: object) -> PassContext:
-    """Return this thread's `PassContext` of a pass, and drop the context of the previous pass."""
+    """Return this thread's `PassContext` (prepared state and readers) of a pass, and drop earlier ones."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
     configure_worker_process()
     cached = getattr(_local, "context", None)
     if cached is None or cached[0] != key:
         cache = shared_cache(stage.cache)
-        _local.context = cached = (key, PassContext(stage, state, _backend(stage.device), cache))
+        _local.context = cached = (key, PassContext(stage, state, _thread_backend(stage.device), cache))
     return cached[1]
 
 
 def _enter_pass(ref: StageRef, stage: str, iteration: int) -> None:
-    """Count a new pass in the row cache, at the first task of the pass in this process."""
+    """Notify the row cache that a new pass has started, at the first task of the pass in this process."""
     key = (ref, stage)
-    with _pools:
-        # Passes and jobs overlap, so a late task of an earlier pass must not advance the clock.
+    with _process_lock:
+        # Passes overlap, so a late task of an earlier pass must not count as a new pass.
         if iteration <= _clocks.get(key, -1):
             return
         _clocks[key] = iteration
@@ -254,7 +257,7 @@ def _enter_pass(ref: StageRef, stage: str, iteration: int) -> None:
 
 
 def task_merge(vectors: list[np.ndarray | None]) -> np.ndarray | None:
-    """Return the sum of up to eight partial sums in a fixed order; None if one of them is None."""
+    """Return the sum of some partial sums in their order; None if one of them is None (not needed)."""
     there = [vector for vector in vectors if vector is not None]
     return merge_vectors(there) if len(there) == len(vectors) else None
 
@@ -268,43 +271,41 @@ def task_mstep(
     params: TaskParams,
     fit: Fit,
 ) -> TaskParams:
-    """Merge the last partial sums and run the M-step; save and return the next state."""
+    """Merge the remaining partial sums of a pass and run the M-step; save and return the next state."""
     stage, stats, rows, nbytes = load_stage(ref, stage_name), {}, 0, 0
     for part, vectors in zip(parts, nodes, strict=True):
         root = task_merge(vectors)
         if root is None:
-            # Dask lost a result and computes this pass again; the run folder keeps the last few states.
+            # Dask has lost a result and computes this pass again, but the run folder may have the next state.
             store = EngineStore(ref[0])
             found = iteration + 1 in store.iterations(stage_name)
             return TaskParams(store.load_state(stage_name, iteration + 1) if found else None)
         stats[part], part_rows, part_bytes = split_vector(stage, part, root)
         rows, nbytes = rows + part_rows, nbytes + part_bytes
     configure_worker_process()
-    with allow_threads(worker_threads()):  # All other threads wait for the M-step.
+    with allow_threads(worker_threads()):  # The other threads of this worker wait for the M-step.
         following = stage.batch.update(params.state, stats)
     open_store(ref).save_state(stage_name, iteration + 1, following, durable=False)
-    done = stage.batch.is_done(following)
-    info: PassInfo = {
-        "summary": stage.batch.summary(following),
-        "done": done,
-        "rows": rows,
-        "bytes_read": nbytes,
-    }
+    info = make_pass_info(stage, following, rows, nbytes)
     message = as_message(info)
     if message is not None:
         send_to_driver(fit, {"stage": stage_name, "pass": iteration + 1, "info": message})
-    return TaskParams(None if done else following, info)
+    return TaskParams(None if info["done"] else following)
 
 
-def task_info(params: TaskParams) -> PassInfo | None:
-    """Return the results of a pass from its M-step, for a driver that missed the event."""
-    return params.info
+def make_pass_info(stage: Stage, state: object, rows: int, bytes_read: int) -> PassInfo:
+    """Return the results of the pass whose M-step has computed ``state``."""
+    summary, done = stage.batch.summary(state), stage.batch.is_done(state)
+    return {"summary": summary, "done": done, "rows": rows, "bytes_read": bytes_read}
 
 
 def task_write_rows(
     ref: StageRef, url: str, shard: int, x: np.ndarray, y: npt.ArrayLike | None, beside: str | None
 ) -> None:
-    """Write one shard of a dask array's rows on the worker that computed the rows."""
+    """Write one output shard with the rows ``x`` of a dask array.
+
+    ``beside`` names the record with labels and weights that the dask array does not compute, or is None.
+    """
     from scalelatent.data import DatasetWriter
 
     given = {} if beside is None else open_store(ref).read(beside)
@@ -313,13 +314,14 @@ def task_write_rows(
 
 
 def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
-    """Compute and write one shard of an output; return its number of rows."""
+    """Compute and write one output shard of a row map; return its number of rows."""
     task, backend = load_map(ref, name)
     limits, meter, begin = dict(backend.row_limits), Meter(), time.perf_counter()
     with stopping(fit):
         rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
-    _report_smaller_blocks(fit, backend, limits)
-    # If the output has several tiles, a tile counts as its share of the rows.
+    report_smaller_blocks(fit, backend, limits)
+    # If the output columns are split into tiles, the rows of each tile are divided by the number of tiles, so
+    # that the reported rows add up to those of the output.
     work_reports.add(
         ref[0], task.name, "output", {"shard": shard}, backend.name, rows // task.writer.n_tiles,
         meter.bytes_read, time.perf_counter() - begin, meter.wait_seconds,
@@ -327,16 +329,11 @@ def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
     return rows
 
 
-def _report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
-    for work, limit in backend.row_limits.items() - before.items():
-        report_smaller_block(fit, work, limit, backend.device)
-
-
 def load_map(ref: StageRef, name: str) -> tuple[OutputTask, Backend]:
     """Return a map from the run folder, which each process reads once, and the backend that computes it."""
     task = _recent.get((ref[:2], name), lambda: _read_map(ref, name))
     configure_worker_process()
-    return task, _backend(task.device)
+    return task, _thread_backend(task.device)
 
 
 def _read_map(ref: StageRef, name: str) -> OutputTask:
@@ -349,8 +346,8 @@ def _read_map(ref: StageRef, name: str) -> OutputTask:
 
 def align_arrays(tree: T) -> T:
     """Return a tree of dataclasses, dicts, lists and tuples with aligned copies of its unaligned arrays."""
-    # Arrays in a message can start at any byte. NumPy multiplies unaligned arrays with its own loops instead
-    # of BLAS, which is slower and gives other bits.
+    # Arrays in a message from another worker may start at any byte of the message. NumPy multiplies such
+    # unaligned arrays without BLAS, which is slower and gives other bits.
     out: T = _aligned(tree, {})
     return out
 

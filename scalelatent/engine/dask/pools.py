@@ -1,8 +1,8 @@
-"""Heterogeneous workers in one pass: choose the workers, measure their speeds, and estimate costs of spans.
+"""Workers of different speeds in one pass: choose the workers, measure their speeds, and estimate durations.
 
-A span is the range of rows of one task. Dask estimates one duration for all tasks of a name prefix, so speeds
-per worker are measured here (`benchmarks/device_pools.py`). A worker with a GPU offers the Dask resource GPU,
-or dask-cuda has started it.
+Dask estimates one duration for all tasks with a common prefix of their names, whatever worker runs them.
+Therefore the speed of each worker is measured here (`benchmarks/device_pools.py`). A worker computes on a GPU
+if it offers the Dask resource GPU, or if dask-cuda has started it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scalelatent.errors import RunError, ScalelatentError
 from . import hooks
 from .link import find_gpus
 from .timed_calls import ask_scheduler, ask_workers
-from .window import WINDOW, Costs, Window
+from .window import WINDOW, Costs
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -36,38 +36,38 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
-"""Largest difference of sums between CPU and GPU, relative to the largest entry of each field."""
+"""Largest difference of a statistic between CPU and GPU, relative to the largest entry of each field."""
 
 MIXED = (
-    f"processors and cards compute this fit together: its sums depend, within {TOLERANCE:g} of their largest "
-    "entries, on who computed which rows; with device='cpu', or 'gpu' on equal cards, every run has the same "
-    "bits"
+    f"CPUs and GPUs compute this fit together: its sums depend, within {TOLERANCE:g} of their largest "
+    "entries, on which device computed which rows; with device='cpu', or 'gpu' on equal GPUs, every run has "
+    "the same bits"
 )
-POOLED = "pool"  # Last word of the names of tasks that Dask's work stealing must not move.
+# Word in the names of the tasks that Dask's work stealing must not move to another worker.
+POOLED = "pool"
 
-# Maximum bytes of statistics that the spans of one thread hold until they are merged.
+# Maximum bytes of the statistics that the tasks of one thread have computed and that are not merged yet.
 ROOM_BYTES = 2**26
-# Workers whose speeds differ by less than this factor count as equally fast and get equal shares of the rows.
-# If all workers get equal shares, passes of 0.5, 2 and 8 s take 2.2, 2.6 and 1.4 times as long (measured with
-# the value infinity, "equal_shares" of device_pools.py).
+# Workers whose speeds differ by less than this factor count as equally fast and get equal numbers of rows. On
+# the slow and fast workers of device_pools.py, equal numbers of rows make passes 1.4 to 2.6 times as long
+# (part "equal_shares").
 UNEQUAL = 2.0
-# Minimum seconds of a pass that uses measured speeds. The overhead of a pass is as long (0.2 to 0.3 s in
-# device_pools.py), and the times of short spans depend on other work of the machine.
+# Passes of fewer seconds give all workers equal numbers of rows, because measured speeds would not pay: the
+# overhead of a pass is as long (0.2 to 0.3 s in device_pools.py), and short measurements are noisy.
 WORTH_SECONDS = 0.25
-# Assumed speed of a GPU relative to a CPU in its first pass; later passes use measured speeds.
+# Assumed speed of a GPU relative to a CPU in the first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
-# After each pass, a worker that got no rows is assumed to be faster by the factor SPEEDUP_PER_PASS, and by at
-# most MAX_SPEEDUP in total, so that it gets rows and is measured again (test_pools.py: a worker at a tenth of
-# the speed is measured again after a hundred passes).
+# A slow worker may get no rows, and then its speed is not measured any more. Its assumed speed therefore
+# grows by the factor SPEEDUP_PER_PASS with each pass, in total by at most MAX_SPEEDUP, until it gets rows
+# again (test_pools.py).
 SPEEDUP_PER_PASS, MAX_SPEEDUP = 1.01, 8.0
-_CARDS = {"cupy": "gpu", "gpu": "gpu"}
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds of workers relative to a worker of speed 1, and the seconds per row of that worker.
+    """Speeds of workers by address, relative to a worker of speed 1, and the seconds per row of that worker.
 
-    ``row_seconds`` has a number per part of the rows: "train" and, if there are any, "validation".
+    ``row_seconds`` has one number for the "train" rows and, if there are any, one for the "validation" rows.
     """
 
     row_seconds: Mapping[str, float]
@@ -79,7 +79,7 @@ class Speeds:
         return max(self.speeds.values()) < UNEQUAL * min(self.speeds.values())
 
     def pass_seconds(self, stage: Stage, threads: Mapping[str, int]) -> float:
-        """Return the seconds of a pass on these workers if the work were balanced perfectly."""
+        """Return the seconds of a pass on these workers, if all of them end at the same time."""
         work = sum(grid.n_rows * self.row_seconds[part] for part, grid in stage.grids.items())
         return work / sum(count * self.speeds[name] for name, count in threads.items())
 
@@ -96,10 +96,10 @@ class Pace:
         """Store a worker's report of its seconds per row; this method runs in the client's thread."""
         part, worker = (message["stage"], message["part"]), str(message["worker"])
         self._reported[part] = {**self._reported.get(part, {}), worker: float(message["pace"])}
-        self.devices = {**self.devices, worker: _CARDS.get(message["device"], "cpu")}
+        self.devices = {**self.devices, worker: "gpu" if message["device"] == "cupy" else "cpu"}
 
     def record_pass(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
-        """Record that a pass ended in which ``workers`` had spans; assume higher speeds of all others."""
+        """Record that only ``workers`` got rows in the last pass; assume that the others are faster now."""
         self._assumed_speedup = {
             name: min(MAX_SPEEDUP, self._assumed_speedup.get(name, 1.0) * SPEEDUP_PER_PASS)
             for name in all_workers
@@ -113,11 +113,16 @@ class Pace:
         gpus: frozenset[str],
         row_seconds: Mapping[str, float] | None = None,
     ) -> Speeds:
-        """Return the speeds of workers relative to ``row_seconds``, guessed for workers without reports."""
+        """Return the speeds of workers relative to ``row_seconds`` (by default the median of the workers).
+
+        The speed of a worker without reports is guessed.
+        """
         rows = {part: grid.n_rows for part, grid in stage.grids.items()}
         reported = {part: self._reported.get((stage.name, part), {}) for part in rows}
         if row_seconds is None:
-            row_seconds = {part: _usual(reported[part], threads, stage.reductions[part]) for part in rows}
+            row_seconds = {
+                part: _median_seconds(reported[part], threads, stage.reductions[part]) for part in rows
+            }
         found: dict[str, float] = {}
         for worker in threads:
             parts = [part for part in rows if worker in reported[part]]
@@ -125,27 +130,24 @@ class Pace:
                 usual = sum(rows[part] * row_seconds[part] for part in parts)
                 took = sum(rows[part] * reported[part][worker] for part in parts)
                 found[worker] = self._assumed_speedup.get(worker, 1.0) * usual / max(took, 1e-12)
-        return Speeds(row_seconds, {**_guessed(found, threads, gpus), **found})
+        return Speeds(row_seconds, {**_guess_speeds(found, threads, gpus), **found})
 
 
-def _usual(reported: Mapping[str, float], threads: Mapping[str, int], reduction: Reduction) -> float:
+def _median_seconds(reported: Mapping[str, float], threads: Mapping[str, int], reduction: Reduction) -> float:
+    """Return the median of the reported seconds per row, or an estimate if no worker has reported."""
     known = [pace for worker, pace in reported.items() if worker in threads]
     return statistics.median(known) if known else seconds_per_row(reduction)
 
 
-def _guessed(
+def _guess_speeds(
     found: Mapping[str, float], threads: Mapping[str, int], gpus: frozenset[str]
 ) -> dict[str, float]:
-    """Return speeds of workers without reports: the median of workers with the same device, or a guess."""
-    kinds = {
-        card: [speed for name, speed in found.items() if (name in gpus) == card] for card in (False, True)
-    }
-    slow = statistics.median(kinds[False]) if kinds[False] else None
-    fast = statistics.median(kinds[True]) if kinds[True] else None
-    if slow is None:
-        slow = 1.0 if fast is None else fast / GPU_GUESS
-    if fast is None:
-        fast = slow * GPU_GUESS
+    """Return the speeds of workers without reports: the median of workers with this device, or a guess."""
+    on_cpu = [speed for name, speed in found.items() if name not in gpus]
+    on_gpu = [speed for name, speed in found.items() if name in gpus]
+    slow = statistics.median(on_cpu) if on_cpu else 1.0
+    fast = statistics.median(on_gpu) if on_gpu else slow * GPU_GUESS
+    slow = slow if on_cpu else fast / GPU_GUESS
     return {name: fast if name in gpus else slow for name in threads if name not in found}
 
 
@@ -172,7 +174,7 @@ class Pools:
 
     def __init__(self, link: Link) -> None:
         self._link, self.device, self.bound, self.pace = link, "auto", False, Pace()
-        self._cards: dict[str, bool] = {}
+        self._has_gpu: dict[str, bool] = {}
         self._without_stealing: set[str] = set()
         self._reported_counts: dict[str, int] = {}
 
@@ -181,7 +183,7 @@ class Pools:
         """Addresses of the workers that compute on a GPU."""
         if self.device not in ("auto", "gpu"):
             return frozenset()
-        return frozenset(name for name, card in self._cards.items() if card)
+        return frozenset(name for name, has_gpu in self._has_gpu.items() if has_gpu)
 
     def compute_on(self, device: str, threads: Mapping[str, int]) -> None:
         """Set the device of the fit; raise `RunError` if no worker offers the device."""
@@ -190,7 +192,8 @@ class Pools:
             address = self._link.address
             raise RunError(
                 f"device='gpu', but none of the {len(threads)} workers of {address} offers the resource GPU: "
-                f'start one where there is a card (`dask worker {address} --nthreads 1 --resources "GPU=1"`, '
+                "start one on a machine with a GPU (`dask worker "
+                f'{address} --nthreads 1 --resources "GPU=1"`, '
                 f"`dask cuda worker {address}`, or `scalelatent cluster up --gpus 1`), or use device='auto' "
                 "or 'cpu'"
             )
@@ -202,7 +205,7 @@ class Pools:
             _log.warning(
                 "%d of %d workers of %s see a GPU, but do not offer the resource GPU, so that they compute "
                 "on their CPU (%s): start them with --nthreads 1 --resources GPU=1 or with dask-cuda, or set "
-                "CUDA_VISIBLE_DEVICES=-1 for workers that shall use no GPU",
+                "CUDA_VISIBLE_DEVICES=-1 for workers that must not use a GPU",
                 len(unused), len(gpus), self._link.address, unused[0],
             )  # fmt: skip
 
@@ -210,15 +213,15 @@ class Pools:
         """Return the threads, by address, of the workers that take part in a fit on the chosen device."""
         if self.device not in ("auto", "gpu") or not threads:
             return dict(threads)
-        if not self._cards.keys() >= threads.keys():
+        if not self._has_gpu.keys() >= threads.keys():
             gpus = self._link.find_gpus()
             self._warn_of_unused_gpus(gpus)
             # A worker never changes its resources. A worker that joins at this moment is queried next time.
-            self._cards = {name: gpu == "used" for name, gpu in gpus.items()}
+            self._has_gpu = {name: gpu == "used" for name, gpu in gpus.items()}
         if self.device == "auto":
             return dict(threads)
-        self.bound = not all(self._cards.get(name, False) for name in threads)
-        return {name: count for name, count in threads.items() if self._cards.get(name, False)}
+        self.bound = not all(self._has_gpu.get(name, False) for name in threads)
+        return {name: count for name, count in threads.items() if self._has_gpu.get(name, False)}
 
     def speeds(
         self, stage: Stage, threads: Mapping[str, int], row_seconds: Mapping[str, float] | None = None
@@ -234,55 +237,43 @@ class Pools:
                 ask_scheduler(client, hooks.disable_stealing, name)
             except ScalelatentError:
                 raise
-            except Exception as error:  # noqa: BLE001  a scheduler without scalelatent; slower, no worse
-                hooks.log_once("disable_stealing", "slow workers that take no spans from fast ones", error)
+            except Exception as error:  # noqa: BLE001  a scheduler without scalelatent; passes are slower
+                hooks.log_once("disable_stealing", "exclusion of tasks from work stealing", error)
 
     def offers(self, threads: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of workers by device; a device without workers is missing."""
-        cards = len(self.gpus.intersection(threads))
-        counts = {"cpu": len(threads) - cards, "gpu": cards}
+        """Return the number of workers by device ("cpu", "gpu"), without devices that no worker has."""
+        on_gpu = len(self.gpus.intersection(threads))
+        counts = {"cpu": len(threads) - on_gpu, "gpu": on_gpu}
         return {kind: count for kind, count in counts.items() if count}
-
-    def record_pass(self, window: Window[Span], threads: Mapping[str, int]) -> None:
-        """Record the workers that took part in a pass that has ended."""
-        if window.unequal:
-            self.pace.record_pass(window.participants, threads)
 
     def report_devices(
         self, counts: Mapping[str, int], callbacks: Callback, present: Mapping[str, int] | None = None
     ) -> None:
-        """Send the event with the number of workers per device to the callbacks, if it has changed."""
+        """Send the callbacks an event with the number of workers per device, if a number has changed."""
         if counts and dict(counts) != self._reported_counts:
             self._reported_counts = dict(counts)
             callbacks.on_event(devices_event(counts, present))
 
     def count_computing_workers(self) -> dict[str, int]:
-        """Return the number of workers by device, counting only workers that have reported spans."""
+        """Return the number of workers by device, counting only workers that have computed rows."""
         kinds = list(self.pace.devices.values())
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
 def devices_event(counts: Mapping[str, int], present: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the event with the devices of a fit; a mixture gets a message about reproducibility."""
-    out = {"event": "devices", **counts, "devices": describe_devices(counts, present or {})}
-    if len(counts) > 1:
-        out["message"] = MIXED
-    return out
-
-
-def describe_devices(counts: Mapping[str, int], present: Mapping[str, int]) -> str:
-    """Return the numbers of workers by device as text, for example ``"gpu 1 worker, cpu 2 of 4 workers"``."""
-    found = []
+    """Return the event with the devices of a fit; CPUs and GPUs together add a message about equal bits."""
+    found, present = [], present or {}
     for kind, n in sorted(counts.items()):
         if present.get(kind, 0) > n:
             found.append(f"{kind} {n} of {present[kind]} workers (the others had no work)")
         else:
             found.append(f"{kind} {n} worker{'s' if n > 1 else ''}")
-    return ", ".join(found)
+    message = {"message": MIXED} if len(counts) > 1 else {}
+    return {"event": "devices", **counts, "devices": ", ".join(found), **message}
 
 
 def estimate_costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Costs[Span]:
-    """Return the estimated costs of the spans of a pass, on equally fast or heterogeneous workers."""
+    """Return the estimated costs of the spans (ranges of rows) of a pass, for equal or unequal workers."""
     pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
     most = max(
         WINDOW, ROOM_BYTES // max(reduction.layout().nbytes for reduction in stage.reductions.values())
@@ -307,7 +298,7 @@ def estimate_costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Spa
 
 
 def split_span(span: Span, grid: RowGrid) -> list[Span]:
-    """Return the smaller spans, one tree level below, of which a span consists; [] for a leaf."""
+    """Return the up to eight smaller spans of which a span (range of rows) consists; [] for the smallest."""
     first = span.index * FAN_IN
     stop = min(first + FAN_IN, grid.n_nodes(span.level - 1)) if span.level else first
     return [Span(span.part, span.level - 1, i) for i in range(first, stop)]

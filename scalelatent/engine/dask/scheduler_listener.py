@@ -17,12 +17,12 @@ from .hooks import topic_handler
 if TYPE_CHECKING:
     from distributed import Client
 
-# Topic of the events of jobs for the dashboard page (see scalelatent.monitor).
+# Topic of the events that the dashboard page shows (see scalelatent.monitor).
 TOPIC = "scalelatent"
-# Topic of the kernels that workers compile.
+# Topic of the events that a worker has compiled a kernel.
 KERNELS = f"{TOPIC}-kernels"
-# Number of topics that the passes of all fits share. The scheduler keeps the last events of each topic
-# forever, so each fit must not have a topic of its own (thousand_passes.py).
+# Number of topics that all fits share for the events of their passes. The scheduler keeps the last events of
+# each topic forever, so a topic per fit would fill its memory (thousand_passes.py).
 _PASS_TOPICS = 8
 
 Handler = Callable[[dict[str, Any]], None]
@@ -30,7 +30,7 @@ Event = tuple[float, Any]  # seconds since the epoch, message
 
 
 def pass_topic(token: str) -> str:
-    """Return the topic of the events that tasks of a fit send to their driver."""
+    """Return the topic of the events that the tasks of a fit send to the driver with this token."""
     return f"{TOPIC}-pass-{zlib.crc32(token.encode()) % _PASS_TOPICS}"
 
 
@@ -45,8 +45,6 @@ def as_message(value: object) -> str | None:
 
 class Listener:
     """Subscriptions of one client; any number of fits can add handlers to a topic."""
-
-    # A client has one handler per topic, so two fits with one client share this handler.
 
     def __init__(self, client: Client) -> None:
         self._client = weakref.proxy(client)

@@ -1,6 +1,7 @@
-"""Scheduler plugin that limits the number of workers that die from one bad shard.
+"""Scheduler plugin that limits how many workers die while they read the same bad shard.
 
-Dask's allowed-failures counts deaths per task; here no shard kills a fourth worker (`test_bad_shards.py`).
+Dask limits the deaths per task (`allowed-failures`), but several tasks read one shard. With this plugin, a
+shard kills at most three workers (`test_bad_shards.py`).
 """
 
 from __future__ import annotations
@@ -21,24 +22,23 @@ NAME = "scalelatent-spans"
 class SpanGuard(SchedulerPlugin):
     """Plugin that retries a task after one worker died while it ran the task, and fails it after two."""
 
-    # Without this plugin, Dask retries a task until ``allowed-failures`` workers have died. It also spreads
-    # the tasks of a lost worker over many workers, and each task that reads a bad shard would kill one more.
-    # The plugin sends all lost tasks that read one shard to one worker; if it dies too, these tasks fail.
-    # Workers that read the shard at the same time as the first worker can still die.
+    # Dask spreads the tasks of a lost worker over many workers, and each task that reads a bad shard would
+    # kill one worker more. The plugin sends all lost tasks that read one shard to one worker; if that worker
+    # dies too, these tasks fail. A worker that was reading the shard at the same time can still die.
 
     name = NAME
     idempotent = True
 
     def __init__(self) -> None:
         self.scheduler: Scheduler
-        self._bound: dict[str, str] = {}  # key of a span -> the only worker that may compute it
+        self._bound: dict[str, str] = {}  # key of a task -> address of the only worker that may run it
 
     async def start(self, scheduler: Scheduler) -> None:
         """Store the scheduler on which this plugin runs."""
         self.scheduler = scheduler
 
     def log_event(self, topic: str, msg: object) -> None:
-        """Choose the worker for tasks of a lost worker, before the scheduler does; called for each event."""
+        """Choose the worker for the tasks of a lost worker, at the event that Dask logs before it chooses."""
         lost = hooks.lost_worker(topic, msg)
         if lost is None:
             return
@@ -47,13 +47,14 @@ class SpanGuard(SchedulerPlugin):
             self._contain(lost.keys)
 
     def _free(self, lost: hooks.LostWorker) -> None:
-        """Let other workers run spans of a lost worker again, unless these spans may have killed it."""
+        """Let all workers run the tasks that were bound to a lost worker, unless they may have killed it."""
         there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
         free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
         hooks.bind(self.scheduler, free, None)
         self._bound = {key: worker for key, worker in there.items() if key not in free}
 
     def _contain(self, keys: list[str]) -> None:
+        """Send the lost tasks that read one shard to one worker, and let them fail if it dies too."""
         lost = hooks.running_spans(self.scheduler, keys)
         others = hooks.running_spans(self.scheduler) if lost else []
         for spans in group_by_shard(lost):
@@ -72,7 +73,7 @@ class SpanGuard(SchedulerPlugin):
 
 
 def group_by_shard(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
-    """Return spans in groups; spans that read the same shard are in one group."""
+    """Return the tasks of spans (ranges of rows) in groups: one group per shard that they read."""
     groups: list[list[hooks.RunningSpan]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):

@@ -1,7 +1,6 @@
 """Requests to the scheduler and the workers of a cluster, each with a timeout.
 
-Dask's own calls wait forever, so a hanging worker or scheduler would block the fit (law 8: every wait is
-bounded).
+Dask's own calls wait forever, so a hanging worker or scheduler would block the fit.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from distributed import Client, Scheduler
 
 ASK_SECONDS = 30.0  # default timeout of an answer, in seconds
-# Errors of a call to a worker that may have left the cluster.
+# Errors that a call to a worker raises if the worker hangs or has left the cluster.
 GONE_ERRORS = (TimeoutError, ConnectionError)
-LOOP_SECONDS = 5.0  # seconds in addition to the timeout, in case the client's event loop hangs
-# Maximum number of concurrent calls. With one call per worker, some of 1,000 workers did not answer within
-# 60 s; with 32 calls all answered (simulated_cluster.py, on the same busy machine).
+LOOP_SECONDS = 5.0  # seconds after the timeout, for the case that the client's event loop hangs
+# Maximum number of concurrent calls to workers. With 1,000 calls at once, some of 1,000 workers did not
+# answer within 60 s; with 32 calls all workers answered (simulated_cluster.py).
 MAX_CONCURRENT_CALLS = 32
 
 Answer = TypeVar("Answer")
@@ -57,10 +56,10 @@ def ask_workers(
     workers: Iterable[str] | None = None,
     seconds: float | None = None,
 ) -> dict[str, Answer | Exception]:
-    """Call a function on workers while their tasks run; each worker has its own timeout (default 30 s).
+    """Call a function on workers, without waiting for their tasks; each worker has ``seconds`` (default 30).
 
-    Return each worker's answer by its address, or the exception that it raised. The entry of a worker that
-    did not answer is a `TimeoutError`; the other workers' answers are returned anyway.
+    Return, by address, the result of each worker or the exception that the function raised there. The entry
+    of a worker that does not answer in time is a `TimeoutError`.
     """
     limit = ASK_SECONDS if seconds is None else seconds
     addresses = list(worker_infos(client) if workers is None else workers)
@@ -71,7 +70,7 @@ def ask_workers(
             found = await asyncio.wait_for(answer, limit)
             return {a: found.get(a, ConnectionError(f"worker {a} has left")) for a in some}
         except (TimeoutError, OSError) as error:
-            if len(some) > 1:  # ask each worker alone, so that a hanging worker does not block the others
+            if len(some) > 1:  # one of them hangs, so ask each worker alone
                 return await ask_all([[address] for address in some])
             slow = isinstance(error, TimeoutError)
             return {some[0]: TimeoutError(f"no answer within {limit:g} s") if slow else error}
@@ -89,7 +88,7 @@ def ask_workers(
 def ask_every_worker(
     client: Client, function: Callable[..., Answer], *args: Any, seconds: float | None = None
 ) -> dict[str, Answer | Exception]:
-    """Call a function on every worker; raise a RunError that names workers without an answer in time."""
+    """Call a function on every worker like `ask_workers`; raise a RunError that names silent workers."""
     limit = ASK_SECONDS if seconds is None else seconds
     answers = ask_workers(client, function, *args, seconds=limit)
     silent = [address for address, answer in answers.items() if isinstance(answer, TimeoutError)]

@@ -1,7 +1,7 @@
-"""Trials: an item (the rows of one task) during which two workers died is computed again, alone.
+"""Trials: compute an item (the rows of one task) during which two workers died again, on an idle worker.
 
-The task of the trial logs the rows of each step to the run folder. If its worker dies too, an error names
-these rows (`test_bad_shards.py`, `test_machines.py`).
+The task of a trial logs the rows of each step to the run folder. If the worker of the trial dies too, an
+error names these rows (`test_bad_shards.py`, `test_machines.py`).
 """
 
 from __future__ import annotations
@@ -34,27 +34,23 @@ if TYPE_CHECKING:
     from scalelatent.data.dataset import Dataset
 
     from .executor import DaskExecutor
-    from .window import ItemWords
 
-# A nanny kills a worker at 95 % of its memory limit. The last known memory of a dead worker is up to seconds
-# old and lower, so a worker above this share was most likely killed by its nanny (test_machines.py).
+# A nanny kills a worker at 95 % of its memory limit. The last known memory of a dead worker is some seconds
+# old and therefore lower. If it was above this share of the limit, the message says that memory ran out
+# (test_machines.py).
 FULL_SHARE = 0.8
 ATTEMPTS_FILE = "begun.json"
-# Maximum seconds to wait until cancelled tasks end; timeout of a worker's answer in seconds; maximum number
-# of trials of one item.
-QUIET_SECONDS, ASK_SECONDS, TRIALS = 20.0, 3.0, 4
+QUIET_SECONDS = 20.0  # maximum seconds to wait until cancelled tasks end
+ASK_SECONDS = 3.0  # timeout of a worker's answer, in seconds
+TRIALS = 4  # maximum number of trials of one item (the rows of one task)
 
 
-class WorkersDied(Exception):
-    """Signal that a worker died while it ran the task of a suspect item and nothing else."""
-
-    def __init__(self, item: object, worker: str) -> None:
-        super().__init__(item, worker)
-        self.item, self.worker = item, worker
+class TrialWorkerDied(Exception):
+    """Signal that a worker died while it ran only the task of a trial."""
 
 
 class Trial(Work[Item]):
-    """One task for an item that may have killed workers, on a worker that runs no other task."""
+    """One task for an item (the rows of one task) that may have killed workers, on an idle worker."""
 
     def __init__(self, executor: DaskExecutor, tried: Work[Item], suspect: Item, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
@@ -67,37 +63,35 @@ class Trial(Work[Item]):
         graph, key = Graph(), f"{self.name}-trial-{self._tried.label(item)}-{self.token}"
         self._tried.add_trial(graph, key, item, self.note, worker)
         self.items[key] = item
-        # The task is restricted to this worker, so that no other worker runs it if this worker dies.
+        # Only this worker may run the task, so that the rows kill no further worker if this worker dies.
         return {item: graph.send(self._client, [key], [worker])[key]}
 
-    def item_rows(self, item: Item) -> int:
-        """Return the number of rows that the task of an item reads."""
-        return self._tried.item_rows(item)
-
-    def about(self, item: Item) -> ItemWords:
-        """Return the description of an item for the event log."""
+    def about(self, item: Item) -> dict[str, Any]:
         return self._tried.about(item)
 
     def dataset_of(self, item: Item) -> Dataset | None:
-        """Return the dataset that an item reads."""
         return self._tried.dataset_of(item)
 
+    def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
+        """Return [], so that `Watch` counts no earlier deaths against the task of a trial."""
+        return []
+
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """Raise `WorkersDied`, or `Retry` if the lost worker had other tasks and the cause is unknown."""
+        """Raise `TrialWorkerDied`, or `Retry` if another task of the worker may have caused its death."""
         if expected or not items:
             return
         if not alone:
-            raise Retry(f"{worker} died with a suspect and tasks of others")
-        raise WorkersDied(items[0], worker)
+            raise Retry(f"{worker} died while it also ran tasks of other programs")
+        raise TrialWorkerDied(worker)
 
 
 def note_name(work: Work[Item], item: Item) -> str:
-    """Return the name of the file in which the trial of an item logs its steps."""
+    """Return the name of the file in which the trial of an item (the rows of one task) logs its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
 
 def count_attempts(store: EngineStore, name: str, number: int) -> int:
-    """Record that a driver starts a pass or map; return the number of drivers that crashed in it before."""
+    """Record that a driver starts a pass or map; return how many earlier drivers crashed during it."""
     stored = store.location.read(ATTEMPTS_FILE)
     before = {} if stored is None else json.loads(stored)
     same = (before.get("name"), before.get("number")) == (name, number)
@@ -107,20 +101,21 @@ def count_attempts(store: EngineStore, name: str, number: int) -> int:
 
 
 def clear_attempts(store: EngineStore) -> None:
-    """Remove the record of a running driver, because the driver ends without a crash."""
+    """Remove the record that `count_attempts` wrote, because the driver ends without a crash."""
     with suppress(OSError):
         store.remove(ATTEMPTS_FILE)
 
 
 def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
-    """Mark the items that may have killed earlier drivers, before the first pass of this driver."""
-    # A driver that runs on the dying worker dies too and counts nothing. After the second crash in a pass or
-    # map, all its items are suspect and run alone. After a third crash, the trial's log names the rows.
+    """Record the items (the rows of one task) that may have killed earlier drivers of this run."""
+    # A driver that runs on the dying worker dies too and cannot record the death. After the second crash of
+    # a driver in one pass or map, all its items run alone. After the third crash, the log of the trial names
+    # the rows.
     ends = count_attempts(executor.store, work.name, work.number)
     notes = set(executor.store.location.keys("")) if ends else set()
     left = [item for item in work.todo if note_name(work, item) in notes]
     if ends >= DEATHS:
-        who = [f"the worker of the driver before ({number})" for number in range(ends, 0, -1)]
+        who = [f"the worker of an earlier driver ({number})" for number in range(ends, 0, -1)]
         for item in left or work.todo:
             executor.watch.deaths[work.name, work.number, item] = list(who)
     for item in left:
@@ -132,25 +127,26 @@ def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
 
 
 def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
-    """Run alone each item that may have killed workers; return True if there are any.
+    """Run each item (the rows of one task) alone that may have killed workers.
 
-    The caller must then create the work again.
+    Return True if there are such items; the caller must then create the work again.
     """
     suspects = executor.watch.suspects(work)
     if suspects:
         wait_until_idle(executor)
     for item in suspects:
         _run_trial(executor, work, item)
-        executor.watch.forget_deaths(work, [item])
+        executor.watch.forget_deaths(work, item)
     return bool(suspects)
 
 
 def _run_trial(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
+    """Compute one item (rows) on an idle worker; if it dies, exclude the rows or raise an error with them."""
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _find_least_busy_worker(executor))
         try:
             return supervise(executor, trial, lambda done, rows: None)
-        except WorkersDied:
+        except TrialWorkerDied:
             _exclude_or_raise(executor, work, item)
         except RowsExcluded:
             raise
@@ -161,13 +157,13 @@ def _run_trial(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
             with suppress(OSError):
                 executor.store.remove(trial.note)
     raise RunError(
-        f"{executor.watch.describe_deaths(work, item)}; it was tried {TRIALS} times alone, and did not come "
-        f"to an end: {why}. Look at the logs of the workers, then resume the run: nothing is lost"
+        f"{executor.watch.describe_deaths(work, item)}; it ran {TRIALS} times alone and did not finish: "
+        f"{why}. Look at the logs of the workers, then resume the run; finished work is kept"
     )
 
 
 def _find_least_busy_worker(executor: DaskExecutor) -> str:
-    """Return the worker with the fewest tasks, if possible one without the driver of a job."""
+    """Return the worker with the fewest tasks, if possible a worker on which no driver of a job runs."""
     threads, tasks = executor.wait_for_workers(), executor.link.processing()
 
     def count_load(worker: str) -> tuple[bool, int]:
@@ -178,12 +174,12 @@ def _find_least_busy_worker(executor: DaskExecutor) -> str:
 
 
 def wait_until_idle(executor: DaskExecutor) -> None:
-    """Wait until no worker runs a task of this driver; a cancelled task may still kill its worker."""
+    """Wait until no worker runs a task of this driver, because a cancelled task may still kill its worker."""
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
         try:
             busy = executor.link.ask_workers(
-                "called-off tasks end", count_running_tasks, executor.token, seconds=ASK_SECONDS
+                "cancelled tasks were ending", count_running_tasks, executor.token, seconds=ASK_SECONDS
             )
         except RunError:  # A worker left during the call, or hangs.
             if not executor.link.connected:
@@ -195,34 +191,39 @@ def wait_until_idle(executor: DaskExecutor) -> None:
 
 
 def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
-    """After a worker died in a trial, exclude the shards that its task read, or raise an error with them."""
+    """After a worker died in a trial, exclude the shards that its task read, or raise a `RunError` with them.
+
+    If shards are excluded, raise `RowsExcluded`.
+    """
     text = executor.store.location.read(note_name(work, item))
-    said: dict[str, Any] = {} if text is None else json.loads(text)
+    logged: dict[str, Any] = {} if text is None else json.loads(text)
     workers = executor.watch.deaths_of(work, item)
-    executor.watch.raise_peak_memory(workers[-1], int(said.get("peak", 0)))
+    executor.watch.raise_peak_memory(workers[-1], int(logged.get("peak", 0)))
     dataset = work.dataset_of(item)
-    if "rows" not in said or dataset is None:
+    if "rows" not in logged or dataset is None:
         raise RunError(
-            f"{executor.watch.describe_deaths(work, item)}; the last one alone with it, before it had read a "
+            f"{executor.watch.describe_deaths(work, item)}; the last worker ran nothing else and had read no "
             f"row. {_advice(executor, workers)}"
         )
-    a, b = said["rows"]
+    a, b = logged["rows"]
     first = dataset.extent[0]
     shards = dataset.shards(a, b) or [("", first + a, first + b)]
     named = ", ".join(f"{file} (rows {start}:{stop})" for file, start, stop in shards)
     workers = executor.watch.deaths_with(work, item, shards)
     words = executor.watch.describe_deaths(work, item, workers)
-    words += f"; the last one alone with it, while {said['doing']} rows {first + a}:{first + b}"
+    words += (
+        f"; the last worker ran nothing else, and died while {logged['doing']} rows {first + a}:{first + b}"
+    )
     if executor.quarantine.skips and dataset.url is not None:
         bad = [BadShard(dataset.url, file, u, v, len(workers), words) for file, u, v in shards]
         where = {"stage": work.name, "pass": work.number}
         executor.quarantine.add(bad, executor.callbacks, **where)
-        executor.watch.forget_deaths(work, [item])
+        executor.watch.forget_deaths(work, item)
         raise RowsExcluded(words)
     raise RunError(
-        f"workers die of shard file {named} of {dataset.url or 'the given rows'}: {words}. "
-        f'{_advice(executor, workers)}, or leave the shard out ([engine] on_bad_shard = "skip"; `scalelatent '
-        "resume RUN --set engine.on_bad_shard=skip`). Then resume the run: nothing is lost"
+        f"workers die while they read shard file {named} of {dataset.url or 'the given rows'}: {words}. "
+        f'{_advice(executor, workers)}, or exclude the shard ([engine] on_bad_shard = "skip"; `scalelatent '
+        "resume RUN --set engine.on_bad_shard=skip`). Then resume the run; finished work is kept"
     )
 
 
@@ -241,13 +242,12 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
-# Seconds between samples of the memory of a worker in a trial; test_machines.py shows that growing memory is
-# sampled in time.
+# Seconds between two samples of the memory of a worker in a trial (test_machines.py).
 SAMPLE_SECONDS = 0.25
 
 
 class LoggedStop(TaskStop):
-    """Stop flag of a task in a trial; it logs the rows of each step, in case the worker dies."""
+    """Stop event of the task of a trial; it logs the rows of each step, in case the worker dies."""
 
     notes = True
 
@@ -257,11 +257,10 @@ class LoggedStop(TaskStop):
         self._entry: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "peak": 0}
 
     def note(self, doing: str, start: int, stop: int) -> None:
-        """Log that the step ``doing`` on the rows ``start:stop`` is about to start."""
         self._update_entry(doing=doing, rows=[start, stop])
 
     def sample(self) -> None:
-        """Log the memory of this process in bytes if it has grown by more than 2 %."""
+        """Log the memory of this process (bytes) if it has grown by more than 2 % since the last entry."""
         memory = _memory()
         if memory > 1.02 * self._entry["peak"]:
             self._update_entry(peak=memory)
@@ -279,7 +278,8 @@ def _memory() -> int:
 
 
 @contextmanager
-def _logged(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
+def _log_steps(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
+    """Log steps and memory to the file ``name`` in the ``with`` statement, and remove the file at its end."""
     stop, ended = LoggedStop(fit, store, name), threading.Event()
 
     def sample() -> None:
@@ -300,10 +300,10 @@ def _logged(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
 def try_span(
     ref: StageRef, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
-    """Compute and save the statistic of one span in a trial; the next try of the pass reuses it."""
+    """Compute the statistic of one span (range of rows) in a trial, and save it for the next attempt."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
-    with _logged(store, note, fit) as stop, stopping(fit):
+    with _log_steps(store, note, fit) as stop, stopping(fit):
         vector = context_of(ref, stage_name, iteration, state).run_span(span, stop)
     store.save_node(stage_name, iteration, span, vector)
 
@@ -311,7 +311,7 @@ def try_span(
 def try_shard(ref: StageRef, name: str, shard: int, fit: Fit, note: str) -> None:
     """Compute and write one output shard of a map in a trial, which logs each step in the file ``note``."""
     task, backend = load_map(ref, name)
-    with _logged(open_store(ref), note, fit) as stop, stopping(fit):
+    with _log_steps(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())
 
 

@@ -22,20 +22,22 @@ if TYPE_CHECKING:
 Shard = tuple[str, int, int]  # (file, first row, row after the last) of a dataset shard
 # Minimum seconds between two queries of the memory of the workers; an answer has 2 kB per worker.
 MEMBERS_SECONDS = 5.0
-# Seconds without progress until a pass is checked. This time doubles with each check, up to LAST_LOOK.
+# Seconds without a finished task until the tasks of a pass are checked. The time doubles with each check,
+# from FIRST_LOOK up to LAST_LOOK.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
-# A pass is retried after this number of consecutive checks in which no worker has a task of it (about 4 s).
+# A pass is retried after this number of consecutive checks in which no worker has any task of the pass (4 s).
 MAX_IDLE_CHECKS = 3
-# A task counts as hanging if it sends no report for HANG_SECONDS and for HANG_TIMES times the usual seconds
+# A task counts as hanging if it sends no report for HANG_SECONDS, and for HANG_TIMES times the usual duration
 # of a task. A running task sends a report every ten seconds (worker_side.BEAT_SECONDS).
 HANG_SECONDS, HANG_TIMES = 60.0, 20.0
 # M-steps, merges and tasks of other programs send no reports. They count as hanging after this many seconds
 # without progress of the pass.
 MAX_SILENT_SECONDS = 3600.0
-# An item (the rows of one task) runs alone after this number of workers died while they had it, so that bad
-# rows kill at most three workers (test_bad_shards.py). The driver of a job is itself a task on a worker, and
-# its Dask key begins with DRIVERS.
-DEATHS, DRIVERS = 2, "scalelatent-job-"
+# An item (the rows of one task) runs alone after DEATHS workers died while they had its task, so that bad
+# rows kill at most three workers (test_bad_shards.py).
+DEATHS = 2
+# Prefix of the Dask key of a job's driver, which is itself a task on a worker.
+DRIVERS = "scalelatent-job-"
 # Maximum seconds to wait for the event that a worker died, after an error that names this worker.
 REPORT_SECONDS = 2.0
 # Seconds for which a worker on which a task hung gets no more tasks.
@@ -50,7 +52,7 @@ class Retry(Exception):
 
 
 class WorkerDied(Retry):
-    """Signal that a worker process ended unexpectedly while it ran tasks of this work."""
+    """Signal that a worker process ended unexpectedly while it ran tasks of a pass, map or segment."""
 
     advice = (
         "Most often that is memory: look at the logs of the workers, and give them more memory or fewer "
@@ -59,11 +61,11 @@ class WorkerDied(Retry):
 
 
 class NoProgress(Retry):
-    """Signal that no task of this work has sent a report for too long."""
+    """Signal that the tasks of a pass, map or segment have sent no report for too long."""
 
     advice = (
-        "The tasks were on these workers and made no progress: look at their logs for what they wait for (a "
-        "store that does not answer, a machine that swaps), and stop those that hang"
+        "Look in the logs of these workers for the cause (a storage that does not answer, a machine that "
+        "swaps), and stop the workers that hang"
     )
 
 
@@ -75,27 +77,28 @@ class Watch:
     """Supervisor of the tasks of one executor; it detects lost workers, hanging tasks and missing progress.
 
     1. Receive the scheduler's events of workers that join or leave, and the reports of running tasks.
-    2. After a worker died, record the worker for each item (rows of one task) that it had.
-    3. If two workers died while they had items of one shard, raise `WorkerDied`; these items then run alone.
-    4. If nothing has finished for a while, ask the scheduler which worker has a task of this work.
-    5. Raise `NoProgress` if these tasks send no reports, and `Retry` if no worker has a task.
+    2. After a worker died, record its address for each item (the rows of one task) whose task it had.
+    3. If two workers died while they read the same shard, raise `WorkerDied`; its items then run alone.
+    4. If no task has finished for a while, ask the scheduler which workers have tasks of the pass or map.
+    5. Raise `NoProgress` if these tasks send no reports, and `Retry` if no worker has such a task.
     """
 
     def __init__(self, executor: DaskExecutor) -> None:
         self._executor, self.topic = executor, pass_topic(executor.token)
         self.pass_reports: dict[tuple[str, str, int], str] = {}
         self.avoided: dict[str, float] = {}
-        # The last known state of each worker. For each item, the workers that died while they had its task.
-        self.members: dict[str, ClusterMember] = {}
+        self.members: dict[str, ClusterMember] = {}  # last known properties of each worker, by address
+        # Addresses of the workers that died while they had one task, by (stage, pass, item: rows of the
+        # task).
         self.deaths: dict[tuple[str, int, Any], list[str]] = {}
-        # The cancelled items that each worker had; a worker may still die while it computes them.
-        self._held: dict[str, list[tuple[str, int, Any]]] = {}
+        # Cancelled tasks, as (stage, pass, item: rows of the task), that each worker had, by its address. The
+        # worker may still compute such a task, and die.
+        self._cancelled: dict[str, list[tuple[str, int, Any]]] = {}
         self._members_at = 0.0
         self._worker_events: deque[dict[str, Any]] = deque()
         self._listening = False
         self._beat = self._started = self._moved = 0.0
         self._look, self._idle_checks = FIRST_LOOK, 0
-        self._alone_since: float | None = None
 
     # -- listening -------------------------------------------------------------------------------------------
 
@@ -109,7 +112,7 @@ class Watch:
             self._listening = True
             for topic, handler in self._topics:
                 self._executor.link.call(
-                    "its news were asked for", listener(self._executor.client).add, topic, handler
+                    "events were requested", listener(self._executor.client).add, topic, handler
                 )
 
     def end(self) -> None:
@@ -122,13 +125,13 @@ class Watch:
             self.pass_reports.clear()
 
     def _receive_worker_event(self, message: dict[str, Any]) -> None:
-        """Queue the event of a worker that joined or left the cluster; runs in the client's thread."""
+        """Queue the event of a worker that joined or left; Dask calls this method in the client's thread."""
         if message.get("action") in ("add-worker", "remove-worker"):
             self._worker_events.append(message)
             self._executor.wake_event.set()
 
     def _receive_pass_event(self, message: dict[str, Any]) -> None:
-        """Process the event that a task has sent to this driver; runs in the client's thread."""
+        """Process an event that a task has sent; Dask calls this method in the client's thread."""
         if "driver" in message:
             if message["driver"] == self._executor.token and "cut" in message:
                 self._executor.receive(message["cut"])
@@ -146,14 +149,14 @@ class Watch:
     # -- looking ---------------------------------------------------------------------------------------------
 
     def start(self, current: Work[Item]) -> None:
-        """Start to supervise a pass; forget the workers that died during other passes."""
+        """Start to supervise a pass, map or segment; forget the workers that died during others."""
         self._started = time.monotonic()
         now = (current.name, current.number)
         self.deaths = {key: who for key, who in self.deaths.items() if key[:2] == now}
         self._reset()
 
     def _reset(self) -> None:
-        self._moved, self._look, self._idle_checks, self._alone_since = time.monotonic(), FIRST_LOOK, 0, None
+        self._moved, self._look, self._idle_checks = time.monotonic(), FIRST_LOOK, 0
 
     def span_seconds(self, current: Work[Item]) -> float:
         """Return the mean seconds of one task on one thread, for a pass that has just ended."""
@@ -175,6 +178,7 @@ class Watch:
             self._check_progress(current)
 
     def _remember_members(self) -> None:
+        """Ask the scheduler for the properties of all workers, unless the last answer is recent."""
         now = time.monotonic()
         # An answer has 2 kB per worker, so the interval grows with the number of workers.
         if now - self._members_at > max(MEMBERS_SECONDS, 0.02 * len(self.members)):
@@ -184,18 +188,19 @@ class Watch:
                 if address in self.members and self.members[address].memory > member.memory:
                     # Keep the highest memory, which may explain why this worker dies later.
                     found[address] = replace(member, memory=self.members[address].memory)
-            # Keep lost workers for error messages; drop them when their number exceeds present workers + 100.
+            # Error messages describe lost workers, so these are kept until they outnumber the others by 100.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
     def _process_worker_events(self, current: Work[Item]) -> None:
         while self._worker_events:
             message = self._worker_events.popleft()
             if message["action"] == "add-worker":
-                self._report_event("worker_joined", worker=message["worker"])
+                event = {"event": "worker_joined", "worker": message["worker"]}
+                self._executor.callbacks.on_event(event)
                 continue
             self._process_lost_worker(current, message)
         if self.suspects(current):
-            raise WorkerDied("two workers have died of it")
+            raise WorkerDied("two workers died while they read the same shard")
         threads = self._executor.look_at_workers()
         if threads:
             current.window.refresh(threads)
@@ -208,11 +213,10 @@ class Watch:
         works = current.list_with_followers()
         lost = [(work, work.items[key]) for work in works for key in keys if key in work.items]
         named = {(work.name, work.number, item) for work, item in lost}
-        for key in () if expected else named.union(self._held.pop(worker, ())):
+        for key in () if expected else named.union(self._cancelled.pop(worker, ())):
             self._count_death(key, worker)
-        self._report_event(
-            "worker_lost", worker=worker, expected=expected, **{f"{current.unit}s": len(named)}
-        )
+        event = {"event": "worker_lost", "worker": worker, "expected": expected}
+        self._executor.callbacks.on_event({**event, f"{current.unit}s": len(named)})
         for work, item in lost:
             self.report_retry(work, item, "its worker was lost", worker)
         for key in message.get("lost-computed-tasks", ()):
@@ -223,8 +227,8 @@ class Watch:
         current.worker_lost(own, worker, len(keys) == 1, expected)
 
     def record_cancelled(self, work: Work[Item]) -> None:
-        """Record the items whose tasks each worker has; called before the tasks are cancelled."""
-        self._held = {
+        """Record which worker has which tasks, before the tasks of a pass or map are cancelled."""
+        self._cancelled = {
             address: [(work.name, work.number, work.items[key]) for key in keys if key in work.items]
             for address, keys in self._executor.link.processing().items()
         }
@@ -232,7 +236,7 @@ class Watch:
     # -- dead workers ----------------------------------------------------------------------------------------
 
     def suspects(self, work: Work[Item]) -> list[Item]:
-        """Return the items that read a shard during whose reading at least :data:`DEATHS` workers died."""
+        """Return the items (the rows of one task) with a shard during which DEATHS workers have died."""
         now = work.name, work.number
         of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
@@ -242,17 +246,19 @@ class Watch:
         suspect = {shard for shard, who in of_shard.items() if len(who) >= DEATHS}
         return [item for item, _ in lost if suspect.intersection(work.shards_of(item))]
 
-    def forget_deaths(self, work: Work[Item], items: Iterable[Item]) -> None:
-        """Forget which workers died while they had the tasks of these items."""
-        for item in items:
-            self.deaths.pop((work.name, work.number, item), None)
+    def forget_deaths(self, work: Work[Item], item: Item) -> None:
+        """Forget which workers died while they had the task of ``item`` (the rows of this task)."""
+        self.deaths.pop((work.name, work.number, item), None)
 
     def deaths_of(self, work: Work[Item], item: Item) -> list[str]:
-        """Return the addresses of the workers that died while they had the task of an item."""
+        """Return the addresses of the workers that died while they had the task of ``item`` (its rows)."""
         return self.deaths.get((work.name, work.number, item), [])
 
     def deaths_with(self, work: Work[Item], item: Item, shards: Iterable[Shard]) -> list[str]:
-        """Return the workers that died during tasks that read these shards; those with ``item`` are last."""
+        """Return the workers that died during tasks that read these shards.
+
+        The workers that had the task of ``item`` are at the end of the list.
+        """
         wanted, own = set(shards), self.deaths_of(work, item)
         others = [
             who
@@ -264,7 +270,10 @@ class Watch:
         return [*dict.fromkeys(a for who in others for a in who if a not in own), *own]
 
     def count_named_death(self, work: Work[Item], key: str, worker: str) -> bool:
-        """Count the dead worker that a scheduler error names; return True if an item may kill workers."""
+        """Count the dead worker that an error of the scheduler names for the task ``key``.
+
+        Return True if the rows of some task may have killed two workers.
+        """
         deadline = time.monotonic() + REPORT_SECONDS
         while time.monotonic() < deadline and not any(worker in who for who in self.deaths.values()):
             while self._worker_events:
@@ -290,9 +299,9 @@ class Watch:
             self.members[address] = replace(member, memory=memory)
 
     def describe_deaths(self, work: Work[Item], item: Item, workers: Sequence[str] = ()) -> str:
-        """Describe an item and the workers that died while they had its task, for an error message.
+        """Describe a task and the workers that died while they had it, for an error message.
 
-        If ``workers`` is given, these are workers that died while they had a task of the same shard.
+        If given, ``workers`` are the workers that died while they had any task that reads the same shard.
         """
         workers = workers or self.deaths_of(work, item)
         others = "" if len(workers) == len(self.deaths_of(work, item)) else ", or another one of its shard,"
@@ -300,7 +309,7 @@ class Watch:
         return f"{work.describe(item)}{others} was with {_when_died(len(workers))}: {lost}"
 
     def describe_killed_task(self, current: Work[Item] | None, key: str, last: str) -> str:
-        """Describe the item of a task, the workers that died while they had the task, and their memory."""
+        """Describe the task ``key``, the workers that died while they had it, and their memory."""
         item = None if current is None else current.items.get(key)
         if current is None or item is None or not self.deaths_of(current, item):
             return f"task {key} was with {_when_died(1)}: {self._worker_words(last)}"
@@ -314,37 +323,34 @@ class Watch:
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
     def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
-        """Send the event to the callbacks that the task of an item runs again, and why."""
+        """Notify the callbacks that the task of ``item`` (its rows) runs again, and why."""
         event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
 
-    def _report_event(self, event: str, **more: object) -> None:
-        self._executor.callbacks.on_event({"event": event, **more})
-
     def _check_progress(self, current: Work[Item]) -> None:
-        link, now = self._executor.link, time.monotonic()
+        """Raise `Retry` or `RunError` if the scheduler or all workers are lost, or if the tasks hang."""
+        link = self._executor.link
         if not link.connected:
-            raise link.lost("a pass was waited for", str(getattr(self._executor.client, "status", "closed")))
+            raise link.lost("a pass was running", str(getattr(self._executor.client, "status", "closed")))
         busy = {
             address: [key for key in keys if current.owns(key)] for address, keys in link.processing().items()
         }
         busy = {address: keys for address, keys in busy.items() if keys}
         if busy:
-            self._idle_checks, self._alone_since = 0, None
+            self._idle_checks = 0
             self._check_hangs(current, busy)
         elif not self._executor.look_at_workers():
-            self._alone_since = self._alone_since or now
-            if now - self._alone_since > self._executor.stall_seconds:
-                self._executor.raise_no_workers(current.format_count(len(current.window.pending)))
+            self._executor.wait_for_workers(current.format_count(len(current.window.pending)))
         elif any(member.running for member in link.members().values()):
-            # No worker has a task of the pass. One or two such checks may be chance, because a busy scheduler
-            # may not have processed the graph yet.
-            self._alone_since, self._idle_checks = None, self._idle_checks + 1
+            # No worker has a task of the pass. A busy scheduler may not have processed the graph yet, so only
+            # several such checks in a row count.
+            self._idle_checks += 1
             if self._idle_checks >= MAX_IDLE_CHECKS:
-                raise Retry("no worker takes its tasks: those that had them are gone")
+                raise Retry("no worker has its tasks, because the workers that had them are lost")
 
     def _check_hangs(self, current: Work[Item], busy: dict[str, list[str]]) -> None:
+        """Raise `NoProgress` if the tasks ``busy`` (keys by worker) have sent no report for too long."""
         quiet = time.monotonic() - max(self._moved, self._beat)
         spans = {
             address: [current.items[key] for key in keys if key in current.items]
@@ -359,11 +365,14 @@ class Watch:
         for address, there in spans.items() if spans else ():
             self.avoided[address] = time.monotonic()
             for item in there:
-                self.report_retry(current, item, f"it sent no message for {quiet:.0f} s", address)
-        raise NoProgress(f"no message arrived for {quiet:.0f} s from {', '.join(sorted(busy))}")
+                self.report_retry(current, item, f"it sent no report for {quiet:.0f} s", address)
+        raise NoProgress(f"no report arrived for {quiet:.0f} s from {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
-        """Return the threads of workers without a recent hanging task; of all workers if none is left."""
+        """Return the threads, by address, of the workers on which no task hung recently.
+
+        If a task hung on every worker, return the threads of all workers.
+        """
         now = time.monotonic()
         self.avoided = {
             address: since
@@ -374,9 +383,9 @@ class Watch:
 
     @property
     def only(self) -> list[str]:
-        """Addresses of the only workers that may run tasks; empty if all may.
+        """Addresses of the only workers that may run tasks; empty if all workers may.
 
-        Dask counts a hanging worker as idle and would send tasks to it.
+        The restriction is needed because Dask counts a hanging worker as idle and sends it tasks.
         """
         bound = self.avoided or self._executor.pools.bound
         return list(self._executor.threads) if bound else []

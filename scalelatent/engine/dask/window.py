@@ -1,21 +1,21 @@
-"""Schedule the items of a pass on the workers: a few items at once per worker, one message per batch.
+"""Schedule the items (the rows of one task each) of a pass: a few items at once per worker.
 
-An item is the rows of one task. Bounded memory (law 2) requires few items at once. A worker's cache needs the
-same rows in every pass. Heterogeneous workers need shares in seconds (`benchmarks/device_pools.py`). Dask's
-work stealing runs once a second, assumes equal durations for tasks with one name prefix, and does not know
-which rows a task reads.
+Dask's own scheduling does not serve here for three reasons. Bounded memory (law 2) allows only few items at
+once on a worker. A worker must get the same rows in every pass, because it caches them. Workers of different
+speeds need shares of equal seconds, not of equal rows (`benchmarks/device_pools.py`).
 """
 
 from __future__ import annotations
 
 import heapq
-import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from scalelatent.engine.quarantine import whole_shards
 
 from .graph import Graph, Reads
 
@@ -27,47 +27,44 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Batch = list[tuple[Item, str]]
 
-# Minimum number of items per thread of a worker: one is computed, and one waits. The results of
-# streamed_pass.py were measured with this number.
+# Minimum number of items (the rows of one task) that each thread of a worker has: the thread computes one
+# item while the other waits. The results of streamed_pass.py were measured with this number.
 WINDOW = 2
-# Maximum and minimum seconds of work queued on a worker, so that no worker waits for the driver. A pass on
-# heterogeneous workers of at most AT_ONCE seconds is sent as one batch (measured: device_pools.py).
+# Maximum and minimum seconds of work that is queued on a worker, so that no worker waits for the driver. On
+# workers of different speeds, a pass of at most AT_ONCE seconds is sent in one message (device_pools.py).
 MOST_AHEAD, LEAST_AHEAD, AT_ONCE = 2.0, 0.2, 0.8
-# On heterogeneous workers, one item takes at most 1/REMAINING_PARTS of the remaining seconds of a pass. This
-# value keeps simulated pools near the best possible time (test_window.py).
+# On workers of different speeds, an item (the rows of one task) takes at most 1/REMAINING_PARTS of the
+# remaining seconds of a pass. With this value, simulated clusters come near the best time (test_window.py).
 REMAINING_PARTS = 4
-
-
-def _unit_cost(item: object) -> float:
-    return 1.0
-
-
-def _equal_speeds(threads: Mapping[str, int]) -> Mapping[str, float]:
-    return {}
 
 
 @dataclass(frozen=True)
 class Costs(Generic[Item]):
-    """Estimated costs of items; by default all items cost the same and all workers are equally fast."""
+    """Estimated costs of items (the rows of one task each); by default, items and workers are equal."""
 
-    work: Callable[[Item], float] = _unit_cost
+    work: Callable[[Item], float] = lambda item: 1.0
     """Function that returns the seconds of an item on a thread of speed 1."""
     known: bool = False
+    """True if the seconds of an item were measured in an earlier pass."""
     most: float = float("inf")
     """Maximum number of items per thread."""
-    speeds: Callable[[Mapping[str, int]], Mapping[str, float]] = _equal_speeds
+    speeds: Callable[[Mapping[str, int]], Mapping[str, float]] = lambda threads: {}
     """Function that returns the estimated speed of each worker; a worker without an entry has speed 1."""
     cut: Callable[[Item], Sequence[Item]] | None = None
-    """Function that cuts an item into smaller items, or returns []; None if all workers are equally fast."""
+    """Function that cuts an item into smaller items, or returns [] for an item that cannot be cut.
+
+    None if all workers are equally fast.
+    """
     shortest: float = 0.0
     """Seconds of the shortest item that justifies a task of its own."""
 
 
 @dataclass
 class _Share(Generic[Item]):
-    """Items of one worker: planned items, and the number and seconds of items that were sent to it.
+    """Items (the rows of one task each) that are planned for one worker, and the load that was sent to it.
 
-    A lost worker has 0 threads.
+    ``sent_count`` is the number of items that were sent and are not finished, and ``backlog`` their seconds
+    at speed 1. A lost worker has 0 threads.
     """
 
     threads: int = 0
@@ -79,33 +76,34 @@ class _Share(Generic[Item]):
 
     @property
     def rate(self) -> float:
+        """Seconds of work at speed 1 that this worker does per second."""
         return self.threads * self.speed
 
     @property
     def busy(self) -> float:
-        """Estimated seconds until a thread is free for one more item."""
+        """Estimated seconds until a thread is free for one more task."""
         return 0.0 if self.sent_count < self.threads else self.backlog / self.rate
 
     @property
     def remaining_seconds(self) -> float:
-        """Estimated seconds until all items of this worker are done; infinite for a lost worker."""
+        """Estimated seconds until all tasks of this worker are done; infinite for a lost worker."""
         return (self.planned_seconds + self.backlog) / self.rate if self.threads else float("inf")
 
     def add_sent(self, count: int, work: float) -> None:
-        """Count items that were sent, and their seconds; negative numbers count items that ended."""
+        """Count tasks that were sent, and their seconds; negative numbers count tasks that have ended."""
         self.sent_count += count
-        # The backlog of a worker without items is exactly 0, because sums of floats leave rounding errors.
+        # Without tasks the backlog is set to 0, because a sum of floats would leave a rounding error.
         self.backlog = self.backlog + work if self.sent_count else 0.0
 
 
 class Window(Generic[Item]):
-    """Items of a pass that are planned for, or computed by, the workers.
+    """Scheduler of the items (the rows of one task each) of a pass.
 
     1. Assign to each worker a contiguous share of the items in proportion to its threads and speed. Shares
-       are identical in every pass, so that row caches are reused.
+       are identical in every pass, so that the workers find their rows in their caches.
     2. Send each worker a few items, and more whenever few of them are left.
-    3. Let an idle worker take the last item of the share that would end last.
-    4. If workers are heterogeneous, cut items so that they shrink towards the end of the pass, and give a
+    3. Let an idle worker take the last item from the worker that would end last.
+    4. If the speeds of workers differ, cut items so that they shrink towards the end of the pass, and give a
        worker no item that another worker would end sooner (guided self-scheduling, Polychronopoulos and Kuck,
        IEEE Trans. Computers C-36, 1987).
     5. Let the remaining workers take the items of a lost worker.
@@ -137,10 +135,10 @@ class Window(Generic[Item]):
         self._rate = sum(share.rate for share in self._shares.values())
 
     def _assign_shares(self, items: Sequence[Item]) -> None:
-        """Assign a contiguous share of items to each worker; cut long items that cross an edge of a share."""
+        """Assign contiguous tasks to each worker; cut a long task on the boundary between two workers."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
-        # If all workers are equally fast, each item counts as 1. Measured seconds change with each pass, and
-        # an item on an edge would then move from worker to worker.
+        # If all workers are equally fast, each task counts as 1. Measured seconds would change with each
+        # pass, and a task on a boundary would then move from one worker to another between passes.
         whole = self._left if self.unequal else float(len(items))
         edges = [whole * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
         while shares and todo:
@@ -159,7 +157,7 @@ class Window(Generic[Item]):
 
     @property
     def seconds(self) -> float:
-        """Estimated seconds until the end of the pass if the remaining work were balanced perfectly."""
+        """Estimated seconds until the end of the pass, if all workers end at the same time."""
         return self._left / self._rate if self._rate else 0.0
 
     @property
@@ -169,24 +167,24 @@ class Window(Generic[Item]):
 
     @property
     def all_sent(self) -> bool:
-        """True if all items have been sent to workers."""
+        """True if all tasks have been sent to workers."""
         return self.opened and not any(share.items for share in self._shares.values())
 
     def open(self) -> None:
-        """Send the tasks of the first items to the workers."""
+        """Send the first tasks to the workers."""
         if not self.opened:
             self.opened = True
             self._send_items()
 
     def refresh(self, threads: Mapping[str, int]) -> None:
-        """Update the set of workers; the remaining workers take the items of lost workers."""
+        """Update the set of workers; the remaining workers take the tasks of lost workers."""
         if dict(threads) != self._threads:
             self._set_workers(threads)
             if self.opened and not self.all_sent:
                 self._send_items()
 
     def poll(self) -> list[Item]:
-        """Return the items that finished since the last call; send items to workers that have few left."""
+        """Return the items whose tasks finished since the last call; send tasks to workers with few tasks."""
         done = []
         for item, (future, worker) in list(self.pending.items()):
             status = future.status
@@ -206,7 +204,7 @@ class Window(Generic[Item]):
         return done
 
     def _get_queue_seconds(self) -> float:
-        """Return the seconds of work to queue on each worker; they shrink during a heterogeneous pass."""
+        """Return the seconds of work to queue on each worker; with unequal workers they become fewer."""
         if not self.unequal:
             return MOST_AHEAD if self._costs.known else 0.0
         return float("inf") if self._whole <= AT_ONCE else min(MOST_AHEAD, max(LEAST_AHEAD, self.seconds / 2))
@@ -225,7 +223,7 @@ class Window(Generic[Item]):
         while waiting:
             _, name = heapq.heappop(waiting)
             share = self._shares[name]
-            if share.speed <= refused:  # A faster worker that is free sooner was refused an item.
+            if share.speed <= refused:  # Even a faster worker would end the next task later than others.
                 continue
             source = share if share.items else self._find_longest_share()
             if source is None:
@@ -237,7 +235,7 @@ class Window(Generic[Item]):
             batch.append((item, name))
             if has_room(share):
                 heapq.heappush(waiting, (share.busy, name))
-        # If every worker refused the item, the worker that would end it first gets it.
+        # If no worker may take the next task now, the worker that would end it first gets it.
         while self._rate and (source := self._find_longest_share()) is not None:
             if ahead < float("inf") and any(
                 share.sent_count for share in self._shares.values() if share.threads
@@ -246,14 +244,14 @@ class Window(Generic[Item]):
             item = source.items.pop()
             work = self._costs.work(item)
             name = self._find_earliest_end(work)[1]
-            self._give(self._shares[name], source, work)
+            self._move_seconds(self._shares[name], source, work)
             batch.append((item, name))
         self.participants.update(name for _, name in batch)
         futures = self._send(batch, self.all_sent) if batch else {}
         self.pending.update({item: (futures[item], name) for item, name in batch if item in futures})
 
     def _take(self, share: _Share[Item], source: _Share[Item]) -> Item | None:
-        """Remove and return the next item of ``source``; None if another worker would end the item sooner."""
+        """Remove and return the next task of ``source``; None if another worker would end the task sooner."""
         own, items, cut = source is share, source.items, self._costs.cut
         item = items.popleft() if own else items.pop()
         work = self._costs.work(item)
@@ -267,10 +265,11 @@ class Window(Generic[Item]):
             if ends > self.seconds and ends > self._find_earliest_end(work)[0]:
                 (items.appendleft if own else items.append)(item)
                 return None
-        self._give(share, source, work)
+        self._move_seconds(share, source, work)
         return item
 
-    def _give(self, share: _Share[Item], source: _Share[Item], work: float) -> None:
+    def _move_seconds(self, share: _Share[Item], source: _Share[Item], work: float) -> None:
+        """Subtract ``work`` seconds from the plan of ``source``, and add them to the backlog of ``share``."""
         source.planned_seconds = source.planned_seconds - work if source.items else 0.0
         share.add_sent(1, work)
 
@@ -279,13 +278,13 @@ class Window(Generic[Item]):
         return max(there, key=lambda share: share.remaining_seconds, default=None)
 
     def _find_earliest_end(self, work: float) -> tuple[float, str]:
-        """Return (seconds, worker) of the earliest possible end of an item that takes ``work`` seconds."""
+        """Return (seconds, worker) of the earliest possible end of a task that takes ``work`` seconds."""
         return min((s.busy + work / s.speed, name) for name, s in self._shares.items() if s.threads)
 
     def cancel(self) -> None:
-        """Cancel the tasks of all items that have not finished."""
-        # Releasing the futures cancels their tasks. Client.cancel would also cancel dependents, and it breaks
-        # the client if a dependent was released before.
+        """Cancel all tasks that have not finished."""
+        # Releasing the futures cancels their tasks. `Client.cancel` would also cancel tasks that depend on
+        # them, and the client fails if such a task was released before.
         for future, _ in self.pending.values():
             future.release()
         self.pending.clear()
@@ -293,24 +292,18 @@ class Window(Generic[Item]):
 
 
 class TaskEnded(Exception):
-    """Signal that a task has failed or was cancelled."""
+    """Signal that the task of ``item`` has failed or was cancelled; ``future`` is the task's future."""
 
     def __init__(self, item: Any, future: Future) -> None:
         super().__init__(item, future)
         self.item, self.future = item, future
 
 
-class ItemWords(TypedDict):
-    """Part, number and rows of an item (the rows of one task), as they are written to the event log."""
-
-    part: str
-    span: int
-    level: NotRequired[int]
-    rows: NotRequired[list[int]]
-
-
 class Work(Generic[Item]):
-    """Base class of work that is split into items (one task each): a pass, a map, a segment or a trial."""
+    """Base class of work that is split into items (the rows of one task each).
+
+    The subclasses are a pass, a map, a segment (consecutive minibatch steps) and a trial of one item.
+    """
 
     window: Window[Item]
     hang_seconds: float | None = None
@@ -324,82 +317,90 @@ class Work(Generic[Item]):
         self.todo: Sequence[Item] = []
         self.rows_done = 0
         self.following: Work[Item] | None = None
-        self.began: float | None = None
-
-    def open(self) -> None:
-        """Send the tasks of the first items to the workers."""
-        if self.began is None:
-            self.began = time.monotonic()
-            self.window.open()
 
     def poll(self) -> bool:
-        """Count finished items and send more items; return True if any item has finished."""
+        """Count finished tasks and send more tasks; return True if any task has finished."""
         finished = self.window.poll()
         self.rows_done += sum(self.item_rows(item) for item in finished)
         return bool(finished)
 
     @property
     def done(self) -> bool:
-        """True if the tasks of all items are done."""
+        """True if all tasks are done."""
         return self.window.all_sent and not self.window.pending
 
     def list_with_followers(self) -> list[Work[Item]]:
-        """Return this work and all work that is queued behind it."""
+        """Return this work and the passes that were sent in advance and depend on it."""
         return [self] if self.following is None else [self, *self.following.list_with_followers()]
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
-        """React to the loss of a worker that ran these items.
+        """Handle the loss of a worker that ran the tasks of these items (rows).
 
-        ``alone`` is True if the worker ran a single task; ``expected`` is True if it was stopped on purpose.
+        ``alone`` is True if the worker ran a single task; ``expected`` is True if the worker was stopped on
+        purpose.
         """
 
     def make_repeat_event(self, item: Item, why: str, worker: str) -> dict[str, Any] | None:
-        """Return the event that an item is computed again, for the event log; None for no event."""
+        """Return the log event that the task of ``item`` runs again, and why; None for no event."""
         about = {"stage": self.name, "pass": self.number, **self.about(item)}
         return {"event": "span_redone", **about, "worker": worker, "why": why}
 
     def owns(self, key: str) -> bool:
-        """Return True if the task with this key belongs to this work."""
+        """Return True if the task with this Dask key belongs to this work."""
         return key.endswith(self.token)
 
-    def item_rows(self, item: Item) -> int:
-        """Return the number of rows that the task of an item reads."""
+    def about(self, item: Item) -> dict[str, Any]:
+        """Return the description of an item for the event log.
+
+        Its keys are "part" ("train", "validation" or "output"), "span" (number of the item) and "rows" (list
+        of the first row and the row after the last).
+        """
         raise NotImplementedError
 
-    def about(self, item: Item) -> ItemWords:
-        """Return part, number and rows of an item for the event log."""
-        raise NotImplementedError
+    def item_rows(self, item: Item) -> int:
+        """Return the number of rows that one task computes."""
+        first, stop = self.about(item)["rows"]
+        return int(stop - first)
 
     def describe(self, item: Item) -> str:
-        """Return the description of an item for error messages."""
+        """Return the description of an item (the rows of one task) for error messages."""
         about = self.about(item)
-        rows = about.get("rows")
-        where = f" (rows {rows[0]}:{rows[1]} of the {about['part']} rows)" if rows else ""
+        first, stop = about["rows"]
         number = f" of pass {self.number}" if self.number else ""
-        return f"{self.unit} {about['span']}{where}{number} of {self.name}"
+        where = f"(rows {first}:{stop} of the {about['part']} rows)"
+        return f"{self.unit} {about['span']} {where}{number} of {self.name}"
 
     def format_count(self, count: int) -> str:
-        """Return a number of items as text, such as ``"3 spans"``."""
+        """Return a number of tasks in the user's words, such as ``"3 spans"``."""
         return f"{count} {self.unit}{'' if count == 1 else 's'}"
 
     def dataset_of(self, item: Item) -> Dataset | None:
-        """Return the dataset that an item reads; None if it is not known."""
+        """Return the stored dataset that the task of ``item`` reads; None if it reads no stored rows."""
         return None
+
+    def source_rows(self, item: Item) -> Sequence[int]:
+        """Return (first row, row after the last) of the dataset rows that one task reads."""
+        rows: Sequence[int] = self.about(item)["rows"]
+        return rows
 
     def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
-        """Return the shards that an item reads (see :meth:`~scalelatent.data.Dataset.shards`)."""
-        return []
+        """Return (file, first row, row after the last) of each dataset shard that one task reads."""
+        dataset = self.dataset_of(item)
+        return [] if dataset is None else list(dataset.shards(*self.source_rows(item)))
 
     def reads(self, item: Item) -> Reads | None:
-        """Return the rows that an item reads, for the scheduler's plugin; None if it does not need them."""
-        return None
+        """Return the rows of the whole shards that one task reads, for the scheduler's plugin."""
+        dataset = self.dataset_of(item)
+        if dataset is None:
+            return None
+        return (f"{self.token}/{self.about(item)['part']}", *whole_shards(dataset, *self.source_rows(item)))
 
     def label(self, item: Item) -> str:
-        """Return the label of an item in names of tasks and files."""
+        """Return the label of an item (the rows of one task) in names of tasks and files."""
         raise NotImplementedError
 
     def add_trial(self, graph: Graph, key: str, item: Item, note: str, worker: str) -> None:
-        """Add the task that computes an item alone and logs its steps in a file of the run folder."""
+        """Add a task that computes ``item`` (its rows) and logs each step to the file ``note``."""
         raise NotImplementedError
 
     def cancel(self) -> None:

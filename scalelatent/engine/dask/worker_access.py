@@ -1,6 +1,6 @@
-"""Send storage options to the workers once, so that small tasks refer to them by an id.
+"""Send storage options to the workers once, so that tasks need only refer to them by an id.
 
-A worker plugin sends them to workers that join later, too (law 7: small tasks).
+They are sent as a worker plugin, because Dask also sends plugins to workers that join later.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def send_access(client: Client, ds: Dataset) -> None:
 
 
 def _check_seen(client: Client, url: str, access: Access) -> None:
-    """Raise a RunError if workers do not find a dataset that only this process or machine can read."""
+    """Raise a RunError if a worker cannot open the dataset at ``url``, or finds another dataset there."""
     here = _stamp(url, access.mark)
     stamps = ask_workers(client, _stamp, url, access.mark)
     blind = {
@@ -65,4 +65,5 @@ def _check_seen(client: Client, url: str, access: Access) -> None:
 
 
 def _stamp(url: str, mark: str) -> Hashable:
+    """Return a value that identifies the dataset that this process finds at ``url``."""
     return locate_recorded(url, mark).stamp("zarr.json")

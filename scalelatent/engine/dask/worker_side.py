@@ -1,7 +1,7 @@
 """Services for tasks on a worker: check for cancellation, and send events to the driver and the dashboard.
 
-Dask does not stop a running task. These checks end a cancelled task within two seconds
-(`test_survive.py`). The page /scalelatent shows the reported rows.
+Dask does not stop a running task, so each task checks at each block of rows whether it was cancelled
+(`test_survive.py`). The dashboard page /scalelatent shows the reported rows.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ from .scheduler_listener import KERNELS, TOPIC
 if TYPE_CHECKING:
     from distributed import Worker
 
+    from scalelatent.contract.learners import Backend
+
 _log = logging.getLogger(__name__)
 
 # Address of a driver: (topic of events, token of the pass, token of the driver).
 Fit = tuple[str, ...]
-# Maximum seconds that a cancelled task continues (test_survive.py), and seconds between reports of a running
-# task (watch.HANG_SECONDS is six times as long).
-CHECK_SECONDS, BEAT_SECONDS = 0.5, 10.0
+CHECK_SECONDS = 0.5  # minimum seconds between two checks of a task whether it was cancelled
+# Seconds between two reports of a running task. A task without a report for six times as long counts as
+# hanging.
+BEAT_SECONDS = 10.0
 # Minimum seconds between two reports of finished tasks from one worker; a report sums all tasks since the
-# last one. The scheduler then uses 3.5 % of a core with two workers and tasks of one second (submit.py).
+# last report. With two workers and tasks of one second, reports take the scheduler 3.5 % of a core
+# (submit.py).
 REPORT_SECONDS = 1.0
-# A worker reports its average seconds per row again after a change by PACE_SHARE. A new task has the weight
-# PACE_NEW in the average and counts as at most PACE_OUTLIER times the average, so that a pause counts little.
-# These numbers let device_pools.py find its speeds, and let steady workers report once (test_pools.py).
-PACE_SHARE, PACE_NEW, PACE_OUTLIER = 0.2, 0.3, 3.0
+PACE_SHARE = 0.2  # a worker reports its average seconds per row again after a change by this share
+PACE_NEW = 0.3  # weight of a new task in the moving average of the seconds per row
+PACE_OUTLIER = 3.0  # a task counts as at most this multiple of the average, so that a pause counts little
 # Seconds that a worker waits before it ends its own process, so that its event loop can send events.
 SENDING_SECONDS = 1.0
-KEEP_PACES = 32  # Maximum number of averages (one for the training or validation rows of a stage).
+KEEP_PACES = 32  # maximum number of averages; there is one per stage for training and for validation rows
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
 
-def _worker() -> Worker | None:
+def current_worker() -> Worker | None:
     """Return the Dask worker whose task runs in this thread, or None."""
     from distributed import get_worker
 
@@ -62,12 +65,12 @@ def _worker() -> Worker | None:
 
 def worker_threads() -> int:
     """Return the number of threads of the worker whose task runs in this thread; 1 without a worker."""
-    worker = _worker()
+    worker = current_worker()
     return 1 if worker is None else int(worker_settings(worker)["threads"])
 
 
 class ReportTimer:
-    """Timer that decides when a task sends its next progress report; consecutive tasks can share one."""
+    """Timer that decides when a task sends its next progress report; consecutive tasks can share a timer."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + BEAT_SECONDS
@@ -81,11 +84,11 @@ class ReportTimer:
 
 
 class TaskStop(StopEvent):
-    """Stop flag of the task in this thread; it is set after the scheduler has cancelled the task."""
+    """Stop event of the task in this thread; it is set after the scheduler has cancelled the task."""
 
     def __init__(self, fit: Fit | None = None, beat: ReportTimer | None = None) -> None:
         super().__init__()
-        self._worker, self._fit = _worker(), fit
+        self._worker, self._fit = current_worker(), fit
         self._key = None if self._worker is None else self._worker.get_current_task()
         self._next, self._beat = time.monotonic() + CHECK_SECONDS, beat or ReportTimer()
 
@@ -105,16 +108,18 @@ class TaskStop(StopEvent):
 
 def send_to_driver(fit: Fit, message: dict[str, Any]) -> None:
     """Send a message from a task to its driver without waiting."""
-    worker = _worker()
+    worker = current_worker()
     if worker is not None:
         worker.log_event(fit[0], {"fit": fit[1], **message})
 
 
-def report_smaller_block(fit: Fit, work: str, rows: int, device: str) -> None:
-    """Send the driver the event that this worker's GPU computes blocks in smaller pieces."""
-    worker = _worker()
-    if worker is not None:
-        send_to_driver(fit, {"driver": fit[-1], "cut": make_split_event(work, rows, device, worker.address)})
+def report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
+    """Notify the driver if this worker's GPU has split its blocks since it had the row limits ``before``."""
+    worker = current_worker()
+    for work, rows in backend.row_limits.items() - before.items():
+        if worker is not None:
+            event = make_split_event(work, rows, backend.device, worker.address)
+            send_to_driver(fit, {"driver": fit[-1], "cut": event})
 
 
 @contextmanager
@@ -126,7 +131,7 @@ def restart_on_lost_gpu(fit: Fit) -> Iterator[None]:
     try:
         yield
     except DeviceLostError as error:
-        worker = _worker()
+        worker = current_worker()
         if worker is not None and worker_settings(worker)["nanny"]:
             message = f"{worker.address} is restarted, and its tasks go to other workers. {error}"
             event = {"event": "card_lost", "worker": worker.address, "message": message}
@@ -139,10 +144,11 @@ def restart_on_lost_gpu(fit: Fit) -> Iterator[None]:
 
 def report_kernels() -> None:
     """Send an event to all drivers for each kernel that this worker compiles."""
-    first = _worker()
+    first = current_worker()
 
     def report_to_drivers(kernel: str, seconds: float | None) -> None:
-        worker = _worker() or first  # A thread that a task has started has no worker.
+        # In a thread that a task has started, `current_worker` returns None.
+        worker = current_worker() or first
         if worker is not None:
             worker.log_event(KERNELS, kernel_event(kernel, seconds, worker=worker.address))
 
@@ -168,7 +174,7 @@ class WorkReports:
         nbytes: int, seconds: float, wait_seconds: float, parts: int = 1,
     ) -> None:  # fmt: skip
         """Add finished tasks to the next report; ``where`` names the pass, step or shard of the last task."""
-        worker = _worker()
+        worker = current_worker()
         if worker is None:
             return
         key = run_of(folder), stage, part
@@ -216,9 +222,9 @@ work_reports = WorkReports()
 
 
 class PaceReports:
-    """Averages of the seconds per row of this process's tasks, which are sent to a driver after a change.
+    """Moving averages of the seconds per row of this process's tasks; a driver receives them after a change.
 
-    The first task of a part of the rows is excluded, because it includes the compilation of kernels.
+    Each average excludes its first task, which includes the compilation of kernels.
     """
 
     def __init__(self) -> None:
@@ -226,15 +232,15 @@ class PaceReports:
         self._lock = threading.Lock()
 
     def add(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
-        """Add a task to the average, and send the average to the driver if it has changed."""
+        """Add a task to the average of its stage and part; send the average to the driver after a change."""
         pace = self.averaged((fit[-1], stage, part), seconds / max(rows, 1))
-        worker = _worker()
+        worker = current_worker()
         if pace is not None and worker is not None:
             about = {"driver": fit[-1], "worker": worker.address, "device": device}
             send_to_driver(fit, {"stage": stage, "part": part, "pace": pace, **about})
 
     def averaged(self, key: tuple[str, str, str], pace: float) -> float | None:
-        """Update the average seconds per row; return it if it must be sent, otherwise None."""
+        """Add a task's seconds per row to an average; return the average if it must be sent, else None."""
         with self._lock:
             known = self._kept.get(key)
             if known is None:
@@ -254,23 +260,24 @@ class PaceReports:
 
 pace_reports = PaceReports()
 
-# Default value that Dask gives the variable MALLOC_TRIM_THRESHOLD_. Any other value was set by the user.
+# Value that Dask gives the environment variable MALLOC_TRIM_THRESHOLD_ of its workers. Another value was set
+# by the user.
 DASK_TRIM_THRESHOLD = "65536"
-# The allocator reuses the memory of freed arrays up to this many bytes. Larger arrays contain rows, and
-# data/read/chunks.py reuses their memory. With this value, and with statistics of chains summed on their own
-# worker, steps of a conditional RBM on two workers ran at 0.83 of the speed of one process, instead of 0.60.
-# No other value was measured.
+# The allocator reuses the memory of freed arrays of at most this number of bytes. Larger arrays contain rows,
+# whose memory data/read/chunks.py reuses. This value was chosen without measurements of other values.
 LARGEST_BYTES = 2**24
-# Parameter numbers of mallopt in glibc's malloc.h.
+# Numbers of the parameters of `mallopt`, as in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def reuse_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let the C allocator reuse freed memory, at most 32 MiB per thread; return True if it was changed."""
-    # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that idle workers use little memory. As a side
-    # effect glibc does not adapt to the sizes of arrays: each array above 128 kB gets new pages each time. In
-    # steps of a conditional RBM on two workers these pages took a fifth of the time.
-    # If a user has set another value, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES, nothing is changed.
+    """Let the C allocator reuse freed memory, at most 32 MiB per thread; return True if it was changed.
+
+    Nothing changes if the user has set one of the environment variables of the allocator.
+    """
+    # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that idle workers use little memory. With this
+    # setting, glibc requests new memory pages for each array above 128 kB. In steps of a conditional RBM on
+    # two workers, these requests took a fifth of the time.
     decided = "MALLOC_MMAP_THRESHOLD_" in environ or "glibc.malloc." in environ.get("GLIBC_TUNABLES", "")
     if decided or environ.get("MALLOC_TRIM_THRESHOLD_") != DASK_TRIM_THRESHOLD:
         return False

@@ -19,8 +19,7 @@ from scalelatent.data.read.selected import select_rows
 from scalelatent.engine.order import RowOrder, held_rows
 from scalelatent.engine.passes import BLOCK_ROWS, FLOP_RATE
 from scalelatent.engine.plan import STEP_SECONDS, Forecast
-from scalelatent.engine.reading import as_rows
-from scalelatent.engine.rowsets import join_rows
+from scalelatent.engine.reading import as_rows, join_rows
 from scalelatent.errors import DataError, warn_user
 from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.steps import ComputeValue, MappedRows, StartFit, Steps, StoreArrays, TrainOnline

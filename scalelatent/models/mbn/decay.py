@@ -24,8 +24,8 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
-from scalelatent.engine.reading import StopEvent, as_rows, name_dataset_in_errors
-from scalelatent.engine.rowsets import DrawnSets, join_rows
+from scalelatent.engine.reading import StopEvent, as_rows, join_rows, name_dataset_in_errors
+from scalelatent.engine.rowsets import DrawnSets
 from scalelatent.engine.threads import resolve_jobs, single_threaded
 from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
