@@ -98,19 +98,19 @@ class _CheckedPart:
             try:
                 parts.append(column.read_tile(a, b, tile))
             except ShardError as error:
-                bad.append(self._bad(error.file, error.start, error.stop, str(error)))
+                bad.append(self._make_bad_file(error.file, error.start, error.stop, str(error)))
             except DataError as error:
-                bad.append(self._bad(column.shards(a, b)[0][0], a, b, str(error)))
+                bad.append(self._make_bad_file(column.shards(a, b)[0][0], a, b, str(error)))
         size = sum(part.data.nbytes for part in parts)
         if not bad and self.digests is not None and shard_digest(*parts) != self.digests[shard].tobytes():
             files = ", ".join(file for column in self.columns.values() for file, _, _ in column.shards(a, b))
             problem = (
                 f"the rows {self.first + a}:{self.first + b} differ from the rows that were written ({files})"
             )
-            bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, problem))
+            bad.append(self._make_bad_file(self.columns["x"].shards(a, b)[0][0], a, b, problem))
         return size, bad
 
-    def _bad(self, file: str, a: int, b: int, problem: str) -> BadFile:
+    def _make_bad_file(self, file: str, a: int, b: int, problem: str) -> BadFile:
         return BadFile(file, self.first + a, self.first + b, problem)
 
 
@@ -157,7 +157,7 @@ def check_dataset(
 
     begin = time.perf_counter()
     location = locate(url)
-    parts, attrs = _parts(location)
+    parts, attrs = _open_parts(location)
     total = sum(part.n_rows for part in parts)
     bad = [table for part in parts for table in part.bad]
     size = done = 0
@@ -186,7 +186,7 @@ def check_dataset(
     )
 
 
-def _parts(location: Location) -> tuple[list[_CheckedPart], DatasetAttrs]:
+def _open_parts(location: Location) -> tuple[list[_CheckedPart], DatasetAttrs]:
     attrs = read_attrs(location)
     if not attrs.complete:
         raise make_unfinished_error(location, attrs)

@@ -117,7 +117,7 @@ def write_crcs(
     table = group.create_array("crc", shape=(size,), dtype="<u4", chunks=(size,), overwrite=True, **how)
     table[: len(crcs)] = crcs
     columns = {name: [len(part), packing[name]] for name, part in parts.items()}
-    return {"hash": _hash(crcs), "shard_rows": shard_rows, "columns": columns}
+    return {"hash": _hash_crcs(crcs), "shard_rows": shard_rows, "columns": columns}
 
 
 def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | None:
@@ -137,7 +137,7 @@ def use_crc_table(location: Location, attrs: DatasetAttrs, columns: dict[str, St
         return
     parts = split_crcs(location, attrs.crc)
     packing = {name: how for name, (_, how) in attrs.crc["columns"].items()}
-    if parts is None or _hash(np.concatenate(list(parts.values()))) != attrs.crc["hash"]:
+    if parts is None or _hash_crcs(np.concatenate(list(parts.values()))) != attrs.crc["hash"]:
         name = location.name_of("crc/c/0")
         raise DataError(
             f"dataset {location.url}: its table of checksums, {name}, is missing or was not "
@@ -155,5 +155,5 @@ def use_crc_table(location: Location, attrs: DatasetAttrs, columns: dict[str, St
             )
 
 
-def _hash(crcs: np.ndarray) -> str:
+def _hash_crcs(crcs: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(crcs, "<u4").tobytes()).hexdigest()[:32]

@@ -48,7 +48,7 @@ def csr_of(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features
     narrow = indices.dtype == np.int32 and int(indptr[-1]) <= np.iinfo(np.int32).max
     pointers = indptr.astype(np.int32 if narrow else np.int64, copy=False)
     columns = indices if narrow else indices.astype(np.int64, copy=False)
-    # The constructor with arrays would check them again, and would copy a view of a longer array.
+    # `csr_array((data, indices, indptr))` would check the arrays again, and copy a view of a longer array.
     out = csr_array((rows, n_features), dtype=data.dtype)
     out.data, out.indices, out.indptr = data, columns, pointers
     out.has_sorted_indices = True

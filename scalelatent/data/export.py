@@ -25,13 +25,13 @@ def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
             "`scalelatent data convert --dense` (convert_dataset(ds, out, sparse=False))"
         )
     lazy = ds.lazy(0, len(ds))
-    x = _column(ds, "x", (len(ds), *ds.feature_shape), ds.dtype) if lazy is None else lazy[0]
+    x = _make_dask_column(ds, "x", (len(ds), *ds.feature_shape), ds.dtype) if lazy is None else lazy[0]
     y = None
     if ds.has_y:
         one = ds.read_y(0, 1)
         dtype = one.dtype if ds.classes is None else ds.classes.dtype
-        y = _column(ds, "y", (len(ds), *one.shape[1:]), dtype)
-    return x, y, _column(ds, "weight", (len(ds),), np.dtype("f8")) if ds.has_weight else None
+        y = _make_dask_column(ds, "y", (len(ds), *one.shape[1:]), dtype)
+    return x, y, _make_dask_column(ds, "weight", (len(ds),), np.dtype("f8")) if ds.has_weight else None
 
 
 def _read_column(
@@ -41,7 +41,7 @@ def _read_column(
     return np.asarray(read(start, stop)).reshape(stop - start, *shape[1:]).astype(dtype, copy=False)
 
 
-def _column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> da.Array:
+def _make_dask_column(ds: Dataset, name: str, shape: tuple[int, ...], dtype: np.dtype) -> da.Array:
     """Return a column as a dask array, with one block for each chunk of the rows on disk."""
     import dask.array as da
 

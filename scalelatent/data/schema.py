@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
@@ -168,12 +168,7 @@ class DatasetAttrs:
                 f"{url} has format_version {version}; this scalelatent ({software()}) reads versions up "
                 f"to {FORMAT_VERSION}: install a newer scalelatent"
             )
-        names: tuple[str, ...] = (
-            "classes", "codes", "provenance", "fingerprint", "complete", "columns", "crc",
-        )  # fmt: skip
-        if version > 1:
-            names += ("x_kind", "y_kind", "n_targets", "segments")
-        known = {k: attrs[k] for k in names if k in attrs}
+        known = {f.name: attrs[f.name] for f in fields(cls) if f.name in attrs}
         if (
             known.get("x_kind", "dense") not in ("dense", "csr")
             or known.get("y_kind", "labels") not in Y_KINDS
@@ -191,7 +186,7 @@ class DatasetAttrs:
             ) from error
         if not _is_crc(known.get("crc")):
             raise DataError(f"{url}: attribute 'crc' is damaged; import the data again")
-        return cls(feature_shape=shape, **known)
+        return cls(**known | {"feature_shape": shape})
 
 
 def _is_crc(crc: Any) -> bool:

@@ -84,7 +84,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _fitted_attribute: ClassVar[str] = ""
     # Name of the output that ``transform`` returns, an argument of `_row_map`.
     _transformed: OutputName = "output"
-    # True: the candidates of a search share each pass. False: a search fits them one after the other.
+    # True: the candidates of a search share passes over the rows. False: they are fitted one by one.
     _shares_passes: ClassVar[bool] = False
     # True: ``fit`` accepts validation rows.
     _validates: ClassVar[bool] = True

@@ -102,7 +102,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
         yield given
         return
     passes, was_fitted = PassRecorder(), _is_fitted(call.model)
-    before: list[Callback] = [passes]  # first: it records a pass before a callback raises
+    before: list[Callback] = [passes]  # first, to record a pass before another callback raises
     with ExitStack() as stack:
         # By default only notebooks show a display.
         shows_display = in_notebook() if call.verbose is None else call.verbose

@@ -27,7 +27,7 @@ class FittedAttribute:
         try:
             return vars(model)[self.name] if self.of is None else self.of(model)
         except (KeyError, AttributeError):
-            # Both errors are subclasses of AttributeError, as `hasattr` requires.
+            # NotFittedError is also a subclass of AttributeError, as `hasattr` requires.
             fitted = self.name != model._fitted_attribute and model.__sklearn_is_fitted__()
             raise (AttributeError if fitted else NotFittedError)(
                 f"{type(model).__name__!r} object has no attribute {self.name!r}"

@@ -36,7 +36,10 @@ def follows_rows(method: Callable[P, R]) -> Callable[P, R]:
         _check_computes_on_gpu(model, X)
         others: dict[str, Any] = {name: value for name, value in kwargs.items() if name != "X"}
         found = cast("Any", method)(model, opened(X, "X"), *args[2:], **others)
-        return cast(R, tuple(_move(a, X) for a in found) if isinstance(found, tuple) else _move(found, X))
+        return cast(
+            R,
+            tuple(_move_to_gpu(a, X) for a in found) if isinstance(found, tuple) else _move_to_gpu(found, X),
+        )
 
     return call
 
@@ -58,7 +61,7 @@ def _check_computes_on_gpu(model: StreamedEstimator, X: Any) -> None:
     )
 
 
-def _move(found: Any, X: Any) -> Any:
+def _move_to_gpu(found: Any, X: Any) -> Any:
     """Return an array of numbers as a CuPy array on the GPU of the rows; return other results unchanged."""
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
         return found

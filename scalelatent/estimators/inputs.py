@@ -133,7 +133,7 @@ def shorten_error(text: str, array: RowsLike | LabelsLike) -> str:
         description = f"an array of shape {shown.shape}, {shown.dtype}"
     except ValueError:
         description = f"a {type(array).__name__}"
-    if text.startswith("The feature names should match"):  # one line per name follows
+    if text.startswith("The feature names should match"):  # the text lists one name per line
         text = text.strip().replace(":\n- ", ": ").replace("\n- ", ", ").replace(".\n", ". ")
         return text.replace("\n", ". ").rstrip(".") + ". Pass the columns of the fit, in their order"
     first, _, rest = text.partition("\n")

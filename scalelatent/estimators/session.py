@@ -103,10 +103,7 @@ def restore_row_ranges(datasets: Mapping[str, Dataset], run_dir: LocationLike | 
     out = dict(datasets)
     if run_dir is None:
         return out
-    try:
-        stored = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
-    except ValueError:  # the file is damaged; `begin` reports the error
-        stored = {}
+    stored = EngineStore(locate(run_dir).at("engine"), run="").identity() or {}
     for name, ds in datasets.items():
         wanted = stored.get(f"{name} data")
         found = find_earlier_rows(ds, wanted) if ds.attrs and isinstance(wanted, str) else None
@@ -228,7 +225,7 @@ class FitSession:
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
         # Include only options that are given, so that run folders of batch fits keep their identity.
         grid |= {k: self.options[k] for k in ONLINE_GRID_OPTIONS if self.options.get(k)}
-        # A resumed run keeps its block size on any hardware: a stored partial pass may depend on it.
+        # A resumed run keeps its block size on any hardware, because a stored partial pass may depend on it.
         # "card_blocks" is the name of the option in run folders.
         self._has_gpu_blocks = bool(stored.get("card_blocks")) if stored else self._uses_only_gpus()
         grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
@@ -569,7 +566,7 @@ class FitSession:
             self.remove_at_end(location)
         if stored is None or (not step.kept and location.is_empty()):
             begin = time.perf_counter()
-            dataset = self._rows(step.rows, stage)
+            dataset = self._require_rows(step.rows, stage)
             self._announce_step(step, step.sets.n_sets * step.sets.rows_per_set)
             task = start_sets(stage, dataset, step.sets, location.url, self.device)
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
@@ -587,7 +584,7 @@ class FitSession:
             self.remove_at_end(location)
         if stored is None:
             begin = time.perf_counter()
-            dataset = self._rows(step.rows, stage)
+            dataset = self._require_rows(step.rows, stage)
             self._announce_step(step, len(dataset))
             task = start_map(
                 stage,
@@ -602,13 +599,13 @@ class FitSession:
             )
             written = map_rows(self.executor, task, Progress(self.callbacks, stage, 0, **step.about))
             stored = self._store_result(step, stage, written, begin)
-        for name in step.over:
+        for name in step.removes:
             gone = self._location_of(name, False)
             if not gone.is_empty():
                 gone.clear()
         return None if location.is_empty() else MappedRows(open_spec(_locate_spec(stored, location)))
 
-    def _rows(self, rows: MappedRows | None, stage: str) -> Dataset:
+    def _require_rows(self, rows: MappedRows | None, stage: str) -> Dataset:
         if rows is None:
             raise RunError(
                 f"{self._records.location.url}: the record of {stage} cannot be read, and the rows that it "
@@ -645,7 +642,7 @@ class FitSession:
 
 
 def _report_steps(wanted: int, n_steps: int) -> int | None:
-    """Return the steps between records for ``wanted`` records per epoch, or None if the epoch is short."""
+    """Return the steps between reports for ``wanted`` reports per epoch, or None if the epoch is short."""
     return n_steps // wanted if wanted and n_steps >= 20 * wanted else None
 
 

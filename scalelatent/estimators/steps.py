@@ -81,7 +81,7 @@ class StoreArrays:
     name: str
     # Arrays by name, or a function that returns them. A resumed fit does not call the function.
     arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
-    # What ``on_stage`` of the callbacks receives before the function is called; empty: it is not called.
+    # Information for ``on_stage`` of the callbacks before the function is called; empty: no ``on_stage``.
     about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
@@ -155,8 +155,8 @@ class EncodeRows:
     name: str
     row_map: ColumnStage
     rows: MappedRows | None
-    kept: bool = False  # False: the session removes the output after the fit, or earlier, see ``over``
-    over: tuple[str, ...] = ()  # names of earlier `EncodeRows` whose output is removed after this step
+    kept: bool = False  # False: the session removes the output after the fit, or earlier, see ``removes``
+    removes: tuple[str, ...] = ()  # names of earlier `EncodeRows` whose output is removed after this step
     about: Mapping[str, int] = field(default_factory=dict)  # more information for ``on_stage`` of callbacks
 
 
@@ -183,8 +183,8 @@ class TrainOnline:
     classes: np.ndarray | None
     order: Callable[[Mapping[str, Any]], RowOrder]  # returns the order of the rows for the engine options
     n_epochs: int  # upper bound on the number of epochs
-    # Number of records of the objective per epoch; 0: no such number. The number applies if the user sets no
-    # ``report_steps`` and an epoch has at least 20 steps for each record.
+    # Number of reports of the objective per epoch; 0 leaves the number to the engine. The number applies if
+    # the user sets no ``report_steps`` and an epoch has at least 20 steps for each report.
     reports: int = 0
     # True: the learner stores a statistic of each leaf (a fixed range of rows) between epochs. The step
     # `StartFit` of the fit must have set ``keeps_records``.

@@ -70,7 +70,7 @@ class ObjectLock:
         return self._holder_of(self.newest_number())
 
     def _holder_of(self, number: int) -> dict[str, Any] | None:
-        record = self._read(number) if number else {}
+        record = self._read_lease(number) if number else {}
         if not record or record.get("released") or has_ended(record):
             return None
         age = self._location.age(self._object_key(number))
@@ -90,7 +90,7 @@ class ObjectLock:
         names = (name.removesuffix(".json") for name in self._location.keys(self._key))
         return [int(name) for name in names if name.isdigit()]
 
-    def _read(self, number: int) -> dict[str, Any]:
+    def _read_lease(self, number: int) -> dict[str, Any]:
         try:
             return dict(json.loads(self._location.read(self._object_key(number)) or b"{}"))
         except (ValueError, TypeError):

@@ -128,7 +128,7 @@ class ObjectLocation(Location):
     def read_ranges(self, ranges: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
         if len(ranges) < 2 or self.reads_at_once == 1:
             return super().read_ranges(ranges)
-        return list(_threads(os.getpid()).map(self._read_item, ranges))
+        return list(_get_shared_threads(os.getpid()).map(self._read_item, ranges))
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
         self._request(key, lambda path: self._fs.pipe_file(path, data))
@@ -220,7 +220,7 @@ class ObjectLocation(Location):
                 if _is_transient(error) and spent + pause < RETRY_SECONDS:
                     time.sleep(pause)
                     continue
-                clear = _translate(error, self.name_of(key) if key else self.url, self, tries, spent)
+                clear = _translate_error(error, self.name_of(key) if key else self.url, self, tries, spent)
                 if clear is error:
                     raise
                 raise clear from error
@@ -298,7 +298,7 @@ def _s3_settings() -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=4)
-def _threads(pid: int) -> ThreadPoolExecutor:
+def _get_shared_threads(pid: int) -> ThreadPoolExecutor:
     """Return the thread pool that all locations of this process share."""
     return ThreadPoolExecutor(2 * READS_AT_ONCE, thread_name_prefix="scalelatent-objects")
 
@@ -339,7 +339,9 @@ def _is_transient(error: BaseException) -> bool:
     )
 
 
-def _translate(error: Exception, name: str, location: ObjectLocation, tries: int, spent: float) -> Exception:
+def _translate_error(
+    error: Exception, name: str, location: ObjectLocation, tries: int, spent: float
+) -> Exception:
     """Return the error with a clear message; `FileNotFoundError` and `FileExistsError` keep their type."""
     status, code = _find_response(error)
     names = {type(e).__name__ for e in _cause_chain(error)}

@@ -49,10 +49,12 @@ def loads(data: bytes) -> Any:
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if len(data) <= _DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
         raise RunError("the record is incomplete or changed: its checksum is wrong")
-    with _read_lock, _open(body) as arrays:
+    with _read_lock, _open_arrays(body) as arrays:
         # Read each array once, because every access to an npz file makes another copy of the array.
         try:
-            return _build(json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files})
+            return _build_value(
+                json.loads(arrays["head"].tobytes()), {name: arrays[name] for name in arrays.files}
+            )
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(
                 f"the record is not a tree of values ({type(error).__name__}: {error}): resume with the "
@@ -90,7 +92,7 @@ def same_array(array: np.ndarray) -> tuple[object, ...]:
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 
-def _open(body: bytes) -> Any:
+def _open_arrays(body: bytes) -> Any:
     try:
         return np.load(io.BytesIO(body), allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
@@ -139,17 +141,17 @@ def _is_trusted(module: str) -> bool:
     return any(point.module.partition(".")[0] == package for point in entry_points(group=MODELS))
 
 
-def _build(head: Any, arrays: Any) -> Any:
+def _build_value(head: Any, arrays: Any) -> Any:
     if isinstance(head, list):
-        return [_build(v, arrays) for v in head]
+        return [_build_value(v, arrays) for v in head]
     if not isinstance(head, dict):
         return head
     if "!array" in head:
         return arrays[head["!array"]]
     if "!tuple" in head:
-        return tuple(_build(v, arrays) for v in head["!tuple"])
+        return tuple(_build_value(v, arrays) for v in head["!tuple"])
     if "!dict" in head:
-        return {k: _build(v, arrays) for k, v in head["!dict"].items()}
+        return {k: _build_value(v, arrays) for k, v in head["!dict"].items()}
     module, _, name = str(head["!type"]).partition(":")
     if not _is_trusted(module):
         raise RunError(
@@ -160,7 +162,7 @@ def _build(head: Any, arrays: Any) -> Any:
         cls = getattr(importlib.import_module(MOVED_MODULES.get(module, module)), name)
     except (ImportError, AttributeError):
         cls = None
-    fields = {k: _build(v, arrays) for k, v in head["fields"].items()}
+    fields = {k: _build_value(v, arrays) for k, v in head["fields"].items()}
     known = _fields(cls)
     # Records of earlier versions lack newer fields; each newer field has a default.
     lacking = {name for name in known or {} if name not in fields}

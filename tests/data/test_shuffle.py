@@ -137,11 +137,11 @@ _CHILD = """
 import sys, time
 from scalelatent.data import shuffle_dataset
 from scalelatent.data.write import shuffle
-cut = shuffle._cut
+cut = shuffle._split_by_shards
 def slow(*arguments):
     print("half", flush=True)
     time.sleep(60)
-shuffle._cut = slow
+shuffle._split_by_shards = slow
 shuffle_dataset(sys.argv[1], sys.argv[2], seed=0, memory=1500)
 """
 
@@ -160,7 +160,7 @@ def test_an_interrupted_shuffle_leaves_no_files(rows: Dataset, tmp_path: Path) -
 def test_the_error_names_a_lost_bucket(
     rows: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = module._cut
+    cut = module._split_by_shards
 
     def lose(buckets: Any, bounds: Any) -> Any:
         buckets._flush()
@@ -168,7 +168,7 @@ def test_the_error_names_a_lost_bucket(
         monkeypatch.setattr(type(buckets._location), "keys", lambda self, folder: [*names, "gone"])
         return cut(buckets, bounds)
 
-    monkeypatch.setattr(module, "_cut", lose)
+    monkeypatch.setattr(module, "_split_by_shards", lose)
     with pytest.raises(DataError, match=r"out\.shuffle-.*gone, a bucket of the shuffle, is missing"):
         shuffle_dataset(rows, tmp_path / "out", seed=0, memory=1500)
 

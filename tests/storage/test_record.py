@@ -302,13 +302,13 @@ def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_fields_missing_in_an_earlier_record_get_their_defaults() -> None:
     from scalelatent.models.capsule.model.em import initial_state
-    from scalelatent.storage.record import _build
+    from scalelatent.storage.record import _build_value
 
     state = initial_state(np.zeros((2, 3)), 1)
     fields = {name: value for name, value in vars(state).items() if name != "decision_error"}
     head = {"!type": "scalelatent.models.capsule.model.em:CapsuleState", "fields": fields}
-    assert np.isnan(_build(head, {}).decision_error)
+    assert np.isnan(_build_value(head, {}).decision_error)
     with pytest.raises(RunError, match="does not know"):
-        _build(head | {"fields": {k: v for k, v in fields.items() if k != "stale"}}, {})
+        _build_value(head | {"fields": {k: v for k, v in fields.items() if k != "stale"}}, {})
     with pytest.raises(RunError, match="does not know"):
-        _build(head | {"fields": fields | {"other": 1}}, {})
+        _build_value(head | {"fields": fields | {"other": 1}}, {})

@@ -119,7 +119,7 @@ def opened(x: Any, name: str = "x") -> Any:
             f"cupy.asarray({name}) or a copy on the host (arrays of CuPy, cuDF and torch are copied)"
         )
     if is_instance(x, "polars", "LazyFrame") or is_instance(x, "pyarrow", "Table", "RecordBatch"):
-        return frame_rows(x, FrameColumns(_schema(x), name))
+        return frame_rows(x, FrameColumns(_read_arrow_schema(x), name))
     if is_instance(x, "pyarrow", "Array", "ChunkedArray"):
         table = arrow_table({name: x})
         return FrameColumns(table.schema, name, label=name, features=[]).labels(table)
@@ -157,7 +157,9 @@ def frame_parts(
         opened(frame, "the frame")
     lazy = _is_lazy_frame(frame)
     rows: Any = frame if lazy else arrow_table(frame)
-    columns = FrameColumns(_schema(rows), "the frame", label=label, weight=weight, features=features)
+    columns = FrameColumns(
+        _read_arrow_schema(rows), "the frame", label=label, weight=weight, features=features
+    )
     others = [name for name in (label, weight) if name is not None]
     table = arrow_table(rows.select(others).collect()) if lazy and others else rows
     return (
@@ -170,7 +172,7 @@ def frame_parts(
 def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
     """Return the features of an Arrow table, or of a polars lazy frame, which each read executes."""
     lazy = _is_lazy_frame(frame)
-    n_rows = _count(frame) if lazy else frame.num_rows
+    n_rows = _count_rows(frame) if lazy else frame.num_rows
 
     def read(start: int, stop: int) -> np.ndarray:
         part = frame.slice(start, stop - start)
@@ -179,7 +181,7 @@ def frame_rows(frame: Any, columns: FrameColumns) -> SlicedRows:
     return SlicedRows((n_rows, *columns.feature_shape), columns.dtype, read, columns.feature_names or ())
 
 
-def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:
+def _read_arrow_schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:
     """Return the Arrow schema of a table or of a lazy frame, without computing rows."""
     if not _is_lazy_frame(frame):
         return frame.schema
@@ -188,7 +190,7 @@ def _schema(frame: pyarrow.Table | polars.LazyFrame) -> pyarrow.Schema:
     return arrow_table(DataFrame(schema=frame.collect_schema())).schema
 
 
-def _count(frame: polars.LazyFrame) -> int:
+def _count_rows(frame: polars.LazyFrame) -> int:
     from polars import len as count
 
     return int(frame.select(count()).collect().item())

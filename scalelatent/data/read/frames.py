@@ -76,7 +76,7 @@ class FrameColumns:
                     f"{join_names(schema.names)}: choose some with label=, weight= and features= (--label, "
                     "--weight, --features)"
                 )
-        found_types = [self._numbers(n, schema.field(n).type) for n in self.names]
+        found_types = [self._find_number_type(n, schema.field(n).type) for n in self.names]
         self._widths = [int(np.prod(shape)) for _, shape in found_types]
         self.dtype = np.result_type(*(dtype for dtype, _ in found_types)) if found_types else np.dtype("f8")
         alone = len(found_types) == 1 and found_types[0][1]
@@ -98,8 +98,8 @@ class FrameColumns:
         """Return the features of a table (n, *feature_shape); messages count rows from `first_row`."""
         out = np.empty((table.num_rows, sum(self._widths)), self.dtype)
         done = 0
-        for batch in _batches(table, self.names):
-            out[done : done + batch.num_rows] = self._matrix(batch, first_row + done)
+        for batch in _select_batches(table, self.names):
+            out[done : done + batch.num_rows] = self._to_matrix(batch, first_row + done)
             done += batch.num_rows
         return out.reshape(-1, *self.feature_shape)
 
@@ -108,7 +108,7 @@ class FrameColumns:
         assert self.label is not None
         assert self.label_type is not None
         parts: list[np.ndarray] = []
-        for batch in _batches(table, [self.label]):
+        for batch in _select_batches(table, [self.label]):
             column = batch.column(0)
             self._refuse_nulls(column, self.label, first_row + sum(map(len, parts)))
             if import_pyarrow(self.name).types.is_dictionary(column.type):
@@ -124,7 +124,7 @@ class FrameColumns:
         alone = FrameColumns(table.schema, self.name, features=[self.weight])
         return alone.rows(table, first_row).reshape(-1).astype(np.float64)
 
-    def _matrix(self, batch: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
+    def _to_matrix(self, batch: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
         """Return the features of a record batch (n, width)."""
         pa = import_pyarrow(self.name)
         columns = []
@@ -152,10 +152,12 @@ class FrameColumns:
         parts = [c.to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1) for c in columns]
         return (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(self.dtype, copy=False)
 
-    def _numbers(self, name: str, kind: pyarrow.DataType) -> tuple[np.dtype, tuple[int, ...]]:
+    def _find_number_type(self, name: str, kind: pyarrow.DataType) -> tuple[np.dtype, tuple[int, ...]]:
         """Return the dtype and the shape of the value that a column adds to each row."""
         types = import_pyarrow(self.name).types
-        shape: tuple[int, ...] = tuple(getattr(kind, "shape", None) or ())  # tensors only
+        shape: tuple[int, ...] = tuple(
+            getattr(kind, "shape", None) or ()
+        )  # only types of tensors have a shape
         value = _storage_type(kind)
         sizes: tuple[int, ...] = ()
         while types.is_fixed_size_list(value):
@@ -193,7 +195,9 @@ class FrameColumns:
         )
 
 
-def _batches(table: pyarrow.Table | pyarrow.RecordBatch, names: list[str]) -> list[pyarrow.RecordBatch]:
+def _select_batches(
+    table: pyarrow.Table | pyarrow.RecordBatch, names: list[str]
+) -> list[pyarrow.RecordBatch]:
     chosen = table.select(names)
     return chosen.to_batches() if hasattr(chosen, "to_batches") else [chosen]
 

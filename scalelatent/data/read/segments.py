@@ -52,7 +52,7 @@ class JoinedRows(RowSource):
         return sum(source.count_entries(a, b) for source, a, b, _ in self._parts(start, stop))
 
     def read(self, start: int, stop: int) -> DenseOrCsr:
-        parts = [_read(*part) for part in self._parts(start, stop)]
+        parts = [_read_source(*part) for part in self._parts(start, stop)]
         return csr.concatenate(parts)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -75,7 +75,7 @@ class JoinedRows(RowSource):
             start, i = last, i + 1
 
 
-def _read(source: RowSource, start: int, stop: int, first: int) -> DenseOrCsr:
+def _read_source(source: RowSource, start: int, stop: int, first: int) -> DenseOrCsr:
     try:
         return source.read(start, stop)
     except ShardError as error:

@@ -123,7 +123,7 @@ def own_columns(
     group = open_group(location) if group is None else group
     columns: dict[str, StoredColumn] = {}
     hint = _repair_hint(attrs, location.url)
-    x = columns["x"] = _rows(location, group, "x", attrs.x_kind == "csr", hint)
+    x = columns["x"] = _open_column(location, group, "x", attrs.x_kind == "csr", hint)
     if tuple(x.shape[1:]) != attrs.feature_shape:
         raise DataError(
             f"{location.url}: rows of 'x' have shape {tuple(x.shape[1:])}, but attribute 'feature_shape' is "
@@ -133,7 +133,7 @@ def own_columns(
     for name, rest in (("y", targets), ("weight", ())):
         if has_column(location, attrs, name):
             csr = name == "y" and attrs.y_kind == "multilabel"
-            column = columns[name] = _rows(location, group, name, csr, hint)
+            column = columns[name] = _open_column(location, group, name, csr, hint)
             if tuple(column.shape) != (x.shape[0], *rest):
                 raise DataError(
                     f"{location.url}: '{name}' has shape {column.shape}, but 'x' has {x.shape[0]} rows"
@@ -156,7 +156,7 @@ def has_column(location: Location, attrs: DatasetAttrs, name: str) -> bool:
     return found
 
 
-def _rows(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredColumn:
+def _open_column(location: Location, group: zarr.Group, name: str, csr: bool, hint: str) -> StoredColumn:
     if csr:
         return StoredCsr(location, group, name, hint)
     return StoredRows(location, open_array(group, name, location.url), hint)

@@ -81,7 +81,7 @@ def append_rows(
     ['a', 'c', 'c', 'b', 'a']
     """
     location = locate(url)
-    read_attrs(location)  # raises an error without a dataset, before a lock file is created
+    read_attrs(location)  # if there is no dataset, raise an error before a lock file is created
     with hold_lock(location, _LOCK, "being appended to"):
         _append(location, source if isinstance(source, Dataset) else open_dataset(source), progress, layout)
     return open_dataset(url)
@@ -102,9 +102,8 @@ def _append(location: Location, rows: Dataset, progress: Progress | None, layout
         record = {"rows": rows.n_rows, **derive_provenance(rows, "append"), "before": before}
         _commit(location, attrs, [*segments, segment], classes, record)
     except BaseException as error:
-        if not _is_listed(
-            location, folder
-        ):  # do not delete the segment if an interrupt came after the commit
+        # Do not delete the segment if an interrupt came after the commit.
+        if not _is_listed(location, folder):
             clear_after(error, folder)
         if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
             raise DataError(
@@ -122,7 +121,7 @@ def _remove_unlisted(location: Location, attrs: DatasetAttrs) -> None:
             location.at(name).clear()
 
 
-def _kind_of(ds: Dataset) -> dict[str, object]:
+def _describe_columns(ds: Dataset) -> dict[str, object]:
     """Return the properties that have to be equal before the rows of two datasets can be joined."""
     labels = None if ds.y_kind is None else str(ds.y_kind)
     if ds.y_kind == "labels":
@@ -139,8 +138,8 @@ def _kind_of(ds: Dataset) -> dict[str, object]:
 
 
 def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
-    """Return the union of the classes, or None; refuse rows that differ from the target in `_kind_of`."""
-    old_kind, new_kind = _kind_of(target), _kind_of(rows)
+    """Return the union of the classes, or None; refuse rows that cannot be joined with the target."""
+    old_kind, new_kind = _describe_columns(target), _describe_columns(rows)
     differing = [
         f"{name} {new_kind[name]} instead of {old_kind[name]}"
         for name in old_kind

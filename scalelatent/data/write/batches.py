@@ -55,7 +55,7 @@ class RowBatch:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for column in (self.x, self.y, self.weight) for part in _parts(column))
+        return sum(part.nbytes for column in (self.x, self.y, self.weight) for part in _list_arrays(column))
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -76,7 +76,7 @@ class RowBatch:
         """Return the batch as concatenated npy arrays, without pickle."""
         out = io.BytesIO()
         for column in (self.x, self.y, self.weight):
-            parts = _parts(column)
+            parts = _list_arrays(column)
             shape = () if column is None or len(parts) < 3 else column.shape
             np.save(out, np.array([len(parts), *shape]))
             for part in parts:
@@ -157,7 +157,7 @@ def row_bytes(ds: Dataset) -> float:
     return total + (0 if sample.y is None else sample.y.nbytes)
 
 
-def _parts(column: DenseOrCsr) -> list[np.ndarray]:
+def _list_arrays(column: DenseOrCsr) -> list[np.ndarray]:
     """Return the arrays of rows, labels or weights: none for None, one, or the three arrays of CSR rows."""
     if column is None:
         return []

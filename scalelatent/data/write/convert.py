@@ -117,7 +117,7 @@ def convert_dataset(
         parameters["rows"] = [a, b]
     origin = ds
     new_sizes = crop != 0 or resize is not None or (sparse is not None and sparse != ds.is_sparse)
-    layout = _layout(ds._columns.x.layout, new_sizes, chunk_rows, shard_rows, compressor)
+    layout = _choose_layout(ds._columns.x.layout, new_sizes, chunk_rows, shard_rows, compressor)
     name = ds.url or "the rows"
     if crop != 0 or resize is not None:
         parameters |= {"crop": crop, "resize": None if resize is None else list(resize)}
@@ -135,7 +135,7 @@ def convert_dataset(
     return open_dataset(out_url)
 
 
-def _layout(
+def _choose_layout(
     old: ChunkLayout | None,
     new_sizes: bool,
     chunk_rows: int | str | None,
@@ -147,8 +147,8 @@ def _layout(
     With `new_sizes` the size of a row changes, so the chunk and shard sizes of the source are not used.
     """
     keeps = old is not None and not new_sizes
-    chunks = _requested(chunk_rows, "chunk_rows", old.chunk_rows if old is not None and keeps else None)
-    shards = _requested(shard_rows, "shard_rows", old.shard_rows if old is not None and keeps else None)
+    chunks = _choose_size(chunk_rows, "chunk_rows", old.chunk_rows if old is not None and keeps else None)
+    shards = _choose_size(shard_rows, "shard_rows", old.shard_rows if old is not None and keeps else None)
     if chunks and shards and shards % chunks:
         if chunk_rows is None:  # keep the requested shard size; the chunk size is chosen to divide it
             chunks = None
@@ -159,7 +159,7 @@ def _layout(
     return {"chunk_rows": chunks, "shard_rows": shards, "compressor": compressor}
 
 
-def _requested(rows: int | str | None, name: str, old_size: int | None) -> int | None:
+def _choose_size(rows: int | str | None, name: str, old_size: int | None) -> int | None:
     """Return the requested number of rows: `old_size` if there is no request, and None for 'auto'."""
     if rows is None or rows == "auto":
         return old_size if rows is None else None
@@ -199,7 +199,7 @@ class ResizedRows(WrappedRows):
         if size is not None:
             if min(size) < 1:
                 raise DataError(f"{name}: resize={size[0]}x{size[1]} has no pixel: give two numbers above 0")
-            self._maps = _areas(height, size[0]), _areas(width, size[1])
+            self._maps = _make_area_weights(height, size[0]), _make_area_weights(width, size[1])
             height, width = size
             dtype = np.dtype("f8" if dtype == np.float64 else "f4")
         super().__init__(source, (source.shape[0], height, width, *self._shape[2:]), dtype)
@@ -230,7 +230,7 @@ def _image_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     )
 
 
-def _areas(old: int, new: int) -> np.ndarray:
+def _make_area_weights(old: int, new: int) -> np.ndarray:
     """Return a matrix (new, old) of weights: the share of each old pixel in the range of each new pixel."""
     edges = np.arange(new + 1) * (old / new)
     starts = np.arange(old)
@@ -307,7 +307,8 @@ class SparseRows(WrappedRows):
 
 def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the values in another dtype, and a mask of the values that the dtype holds exactly."""
-    wide = x.dtype.kind in "iu" and x.dtype.itemsize == 8 and dtype.kind == "f"  # numpy calls this cast safe
+    # NumPy calls the cast from 8-byte integers to floats safe, although it rounds large values.
+    wide = x.dtype.kind in "iu" and x.dtype.itemsize == 8 and dtype.kind == "f"
     if np.can_cast(x.dtype, dtype, "safe") and not wide:
         return x.astype(dtype, copy=False), np.broadcast_to(True, x.shape)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -321,7 +322,7 @@ def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarra
             return plain, exact
         if dtype.kind == "b":
             return x != 0, exact
-        low, high = _range(dtype)
+        low, high = _get_value_range(dtype)
         near = np.rint(x) if x.dtype.kind == "f" and dtype.kind in "iu" else x
         values = np.where(_is_in_range(near, dtype), near, 0).astype(dtype)
         values[_exceeds(near, high)] = high
@@ -329,7 +330,7 @@ def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarra
     return values, exact
 
 
-def _range(dtype: np.dtype) -> tuple[float, float]:
+def _get_value_range(dtype: np.dtype) -> tuple[float, float]:
     """Return the smallest and the largest value of a dtype, as Python numbers."""
     if dtype.kind == "b":
         return 0, 1
@@ -340,7 +341,7 @@ def _range(dtype: np.dtype) -> tuple[float, float]:
 
 def _is_in_range(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return a mask of the finite values inside the range of a dtype."""
-    low, high = _range(dtype)
+    low, high = _get_value_range(dtype)
     return np.isfinite(x) & ~_exceeds(x, high) & (x >= low)
 
 
@@ -383,14 +384,14 @@ def open_arrays(
                 "and --y"
             )
         return found, None
-    rows = _member(found, location.url, "x", x)
-    labels = _member(found, location.url, "y", y)
+    rows = _open_group_array(found, location.url, "x", x)
+    labels = _open_group_array(found, location.url, "y", y)
     if labels is not None and labels.dtype.kind not in "buif":
         labels = np.asarray(labels[...]).astype(object).astype(str)  # zarr has several dtypes of strings
     return rows, labels
 
 
-def _member(group: zarr.Group, url: str, role: str, key: str | None) -> zarr.Array | None:
+def _open_group_array(group: zarr.Group, url: str, role: str, key: str | None) -> zarr.Array | None:
     """Return the array of a group that holds the rows (role 'x') or labels ('y'); None without labels."""
     names = sorted(group.array_keys())
     if key is not None and key not in names and hasattr(group.get(key), "dtype"):

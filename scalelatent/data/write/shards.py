@@ -272,7 +272,7 @@ class ShardWriter:
             self._group["digest"].resize((self.n_shards, 16))
 
     def note(self, values: dict[str, Any]) -> None:
-        """Add `values`, which are known only after all rows are written, to the provenance of the dataset."""
+        """Add `values` to the provenance of the dataset; call this after the last row and before `finish`."""
         if values:
             self.attrs = replace(self.attrs, provenance={**self.attrs.provenance, **values})
 

@@ -98,7 +98,7 @@ def shuffle_dataset(
     """
     ds = source if isinstance(source, Dataset) else open_dataset(source)
     check_seed(seed)
-    plan = _plan(ds, DEFAULT_MEMORY_BYTES if memory is None else memory)
+    plan = _plan_memory(ds, DEFAULT_MEMORY_BYTES if memory is None else memory)
     gathering, writing = half_progress(progress, 0), half_progress(progress, 1)
     provenance = derive_provenance(ds, "shuffle", seed=seed)
     writer = create_like(ds, out_url, provenance=provenance, overwrite=overwrite, **layout)
@@ -109,7 +109,7 @@ def shuffle_dataset(
             if gathering is not None:
                 gathering(start + len(batch), ds.n_rows)
         bounds = [writer.shard_bounds(i) for i in range(writer.n_shards)]
-        write_shards(writer, _cut(buckets, bounds), writing)
+        write_shards(writer, _split_by_shards(buckets, bounds), writing)
         writer.finish()
     return open_dataset(writer.url)
 
@@ -120,7 +120,7 @@ def _sort_keys(seed: int, start: int, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _MemoryPlan:
     """Division of the memory limit: a third for a bucket of rows, a third for its copy, the rest for I/O."""
 
     n_buckets: int
@@ -130,7 +130,7 @@ class _Plan:
     """Bytes of rows in memory above which all rows are written to their bucket files."""
 
 
-def _plan(ds: Dataset, memory: int) -> _Plan:
+def _plan_memory(ds: Dataset, memory: int) -> _MemoryPlan:
     total = int(row_bytes(ds) * ds.n_rows)
     least = -(-3 * total // MAX_BUCKETS)
     if memory < max(1, least):
@@ -138,7 +138,7 @@ def _plan(ds: Dataset, memory: int) -> _Plan:
             f"memory is {memory:,} bytes, but shuffling {ds.n_rows:,} rows ({total / 1e6:,.0f} MB) needs at "
             f"least {max(1, least):,} bytes; give more"
         )
-    return _Plan(-(-3 * total // memory), memory // 8, memory // 4)
+    return _MemoryPlan(-(-3 * total // memory), memory // 8, memory // 4)
 
 
 def _read_in_order(ds: Dataset, read_bytes: int) -> Iterator[tuple[int, RowBatch]]:
@@ -152,7 +152,7 @@ def _read_in_order(ds: Dataset, read_bytes: int) -> Iterator[tuple[int, RowBatch
 class _Buckets:
     """Rows in buckets by intervals of their sort keys; one bucket stays in memory, several are in files."""
 
-    def __init__(self, location: Location, plan: _Plan) -> None:
+    def __init__(self, location: Location, plan: _MemoryPlan) -> None:
         self._location, self._plan = location, plan
         self._buffered: list[list[tuple[np.ndarray, RowBatch]]] = [[] for _ in range(plan.n_buckets)]
         self._buffered_bytes = 0
@@ -223,7 +223,7 @@ class _Buckets:
         return np.frombuffer(data, np.uint64, count, 8), RowBatch.from_bytes(data[8 + 8 * count :])
 
 
-def _cut(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]:
+def _split_by_shards(buckets: _Buckets, bounds: list[tuple[int, int]]) -> Iterator[RowBatch]:
     """Yield the rows of all buckets in order, one batch per shard in `bounds`."""
     sizes = iter(b - a for a, b in bounds)
     room = next(sizes)

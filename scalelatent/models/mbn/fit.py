@@ -120,9 +120,11 @@ def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, MappedRows])
         about = {"layer": layer.number, "layers": len(layers), "k": layer.k}
         sets = yield StoreRowSets(f"gather-l{layer.number}", layer, below, about)
         kept = model.keep_codes or layer is layers[-1]
-        over = () if model.keep_codes or layer.number == 1 else (f"code-l{layer.number - 1}",)
+        removes = () if model.keep_codes or layer.number == 1 else (f"code-l{layer.number - 1}",)
         coder = LayerCoder(layer, sets, 0, layer.n_clusterings)
-        below = yield EncodeRows(f"code-l{layer.number}", coder, below, kept=kept, over=over, about=about)
+        below = yield EncodeRows(
+            f"code-l{layer.number}", coder, below, kept=kept, removes=removes, about=about
+        )
         centroids.append(sets)
         if kept and below is not None:
             codes[layer.number] = below.dataset
