@@ -392,12 +392,15 @@ def _write(
     overwrite: bool,
     progress: Progress | None,
 ) -> Dataset:
-    """Write the rows to a dataset; remove it if anything fails, Ctrl-C included."""
+    """Read the rows shard by shard, while other threads write earlier shards; leave no dataset on failure."""
     check_room(location, overwrite, resumable=False)
     x = readers.x
     writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
     with remove_on_failure(writer):
-        _copy(writer, readers, progress)
+        shard_bytes = writer.shard_rows * _row_bytes(x)
+        threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
+        # One more shard than cores waits to be written, so that no core waits for the reader.
+        write_shards(writer, _shards(writer, readers), progress, threads=threads + 1)
         for reader in readers:
             if reader is not None:
                 reader.finish()
@@ -410,14 +413,6 @@ def _row_bytes(x: RowReader) -> int:
     if x.nnz is None:
         return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
     return max(1, x.nnz * (x.dtype.itemsize + 4) // x.n_rows)
-
-
-def _copy(writer: DatasetWriter, readers: _Readers, progress: Progress | None) -> None:
-    """Read the rows shard by shard, while other threads hash, compress and write the shards read before."""
-    shard_bytes = writer.shard_rows * _row_bytes(readers.x)
-    threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
-    # One more shard than cores waits to be written, so that no core waits for the reader.
-    write_shards(writer, _shards(writer, readers), progress, threads=threads + 1)
 
 
 def _shards(writer: DatasetWriter, readers: _Readers) -> Iterator[RowBatch]:

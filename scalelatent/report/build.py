@@ -84,10 +84,13 @@ def build_report(
     if not run.history and getattr(model, "history_", None):
         run.history = [dict(record) for record in model.history_]
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
+    if role is None:
+        named = run.job.get("data", {})
+        default = "training" if named else "evaluation"
+        role = next((key for key in ("test", "validation") if named.get(key)), default)
     place = find_kind(model._kind).report
-    section: Section = (import_object(place) if place else default_section)(
-        model, data, run, _choose_role(run, role), progress
-    )
+    make_section = import_object(place) if place else default_section
+    section: Section = make_section(model, data, run, role, progress)
     title = str(run.job.get("job", {}).get("name") or run.place.url.rstrip("/").rsplit("/", 1)[-1])
     page = Page(title, section, notes=run.notes, settings=run.settings(), links=run.links())
     if run.search:
@@ -151,15 +154,6 @@ def _saved_model(run: RunFiles) -> StreamedEstimator:
     from scalelatent.engine.saved_models import load_model
 
     return load_model(run.place.name_of("model.zarr"))
-
-
-def _choose_role(run: RunFiles, role: str | None) -> str:
-    named = run.job.get("data", {})
-    if role is None:
-        role = next(
-            (key for key in ("test", "validation") if named.get(key)), "training" if named else "evaluation"
-        )
-    return role
 
 
 def make_candidates_table(search: Mapping[str, Any]) -> Table:
