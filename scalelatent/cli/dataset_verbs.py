@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from scalelatent import data
 from scalelatent.errors import JobError
@@ -20,15 +20,6 @@ from .show import (
     progress_bar,
     with_options,
 )
-
-
-class WriteFlags(Protocol):
-    """Options that several commands share, as a NamedTuple."""
-
-    json: bool
-
-    def options(self) -> dict[str, Any]:
-        """Return the options as keyword arguments of a function of `scalelatent.data`."""
 
 
 def parse_base_rows(text: str | None, option: str = "--base-rows") -> tuple[int, int] | None:
@@ -68,15 +59,16 @@ def dataset_verb(
 
     The signature of the decorated function declares the arguments and options of the command, and its
     docstring is the help text. The command passes them to the function `data.<target>` as keyword arguments
-    of the same names, together with `fixed` and the options of `flags`, a NamedTuple like `WriteFlags`. If
-    the keyword arguments have other names or values than the options, the decorated function returns them.
+    of the same names, together with `fixed` and the options of `flags`: a NamedTuple with a field `json` and
+    a method `options`, which returns keyword arguments. If the keyword arguments have other names or values
+    than the options of the command, the decorated function returns the keyword arguments.
     The command shows a progress bar titled `activity`. `report` receives the result and whether to print
     JSON. With `has_kernels` the command reports the compilation of kernels.
     """
 
     def register(function: Callable[..., dict[str, Any] | None]) -> None:
         @functools.wraps(function)
-        def run(*, write_flags: WriteFlags, **arguments: Any) -> None:
+        def run(*, write_flags: Any, **arguments: Any) -> None:
             given = function(**arguments) or arguments
             source = next(iter(arguments))  # the output, `url`, is the first argument if nothing is read
             title = f"{activity} {name if source == 'url' else file_name(arguments[source])}"

@@ -58,7 +58,8 @@ def exits_with_one_line(as_json: bool) -> Iterator[None]:
         _print_and_exit(format_error(error) or "stopped", error, INTERRUPTED, as_json)
     except ScalelatentError as error:
         _raise_if_debugged(error)
-        _print_and_exit(format_error(error), error, REFUSED, as_json, hint=_join_notes(error))
+        hint = " ".join(getattr(error, "__notes__", [])) or None
+        _print_and_exit(format_error(error), error, REFUSED, as_json, hint=hint)
     except Exception as error:
         if is_usage(error) or isinstance(error, typer.Exit | typer.Abort):
             raise
@@ -97,10 +98,6 @@ def format_error(error: BaseException) -> str:
 
 def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]} …"
-
-
-def _join_notes(error: BaseException) -> str | None:
-    return " ".join(getattr(error, "__notes__", [])) or None
 
 
 def _print_and_exit(message: str, error: BaseException, code: int, as_json: bool, **more: str | None) -> None:

@@ -173,7 +173,8 @@ def cancel(
     state = cancel_job(folder, wait=wait)
     if state["state"] in ("queued", "running"):
         print_line(
-            f"asked to stop; the driver has not in {wait:g} s, but will: scalelatent status {folder.url}"
+            f"the job has not stopped within {wait:g} s; it stops at its next checkpoint. Watch it with: "
+            f"scalelatent status {folder.url}"
         )
     print_result(state, json, line=f"{state['id']}  {state['state']}")
 

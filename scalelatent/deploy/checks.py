@@ -611,12 +611,11 @@ def examine_cluster(
     client: Client,
     folder: str | os.PathLike[str] | None = None,
     *,
-    only: Collection[str] = (),
     seconds: float = ANSWER_SECONDS,
 ) -> list[Finding]:
     """Check a cluster and the folder of the runs. A worker without an answer in `seconds` is a finding."""
     where = None if folder is None else os.path.abspath(folder) if is_local(folder) else os.fspath(folder)
-    checks = _chosen("cluster", only)
+    checks = _chosen("cluster", ())
     view = _view_cluster(client, checks, Requirements(folder=where), seconds)
     return _run(checks, view, "read the log of the scheduler")
 

@@ -184,13 +184,7 @@ class InfiniteDigits:
         return k1.astype(np.int64), k2.astype(np.int64)
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return images uint8 (stop - start, h, w) and labels (stop - start,) of the indices `start:stop`.
-
-        Raises
-        ------
-        DataError
-            An index below `N_TEST`.
-        """
+        """Return images uint8 (stop - start, h, w) and labels; `start` is at least `N_TEST`."""
         from .digit_kernels import render  # numba takes a second to load
 
         if start < N_TEST or stop < start:

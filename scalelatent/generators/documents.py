@@ -89,24 +89,9 @@ class ResampledDocuments:
         return a + np.asarray(index) % (b - a)
 
     def rows(self, start: int, stop: int) -> tuple[csr_array, DenseOrCsr | None]:
-        """Return the documents `start:stop`, and the labels of the base documents from which they are drawn.
+        """Return the documents `start:stop`, CSR counts (stop - start, n_features), and their labels or None.
 
-        Parameters
-        ----------
-        start, stop : int
-            Indices, 0 <= start <= stop < 2**63.
-
-        Returns
-        -------
-        x : csr_array (stop - start, n_features)
-            Counts, unsigned integers.
-        y : ndarray, csr_array or None
-            Labels, targets or multi-labels of the base rows.
-
-        Raises
-        ------
-        DataError
-            An index out of range.
+        Labels, targets or multi-labels are those of the base documents. Indices are 0 to 2**63 - 1.
         """
         if not 0 <= start <= stop < 2**63:
             raise DataError(f"documents {start}:{stop}: indices are 0 to 2**63 - 1, in rising order")

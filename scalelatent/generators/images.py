@@ -442,12 +442,7 @@ def from_provenance(provenance: dict[str, Any], url: str) -> ImageSet:
 
 
 def image_set_of(ds: Dataset) -> ImageSet:
-    """Return the image set that `make_images` wrote to a dataset, with the shapes in each image (`truth`).
-
-    Raises
-    ------
-    DataError
-        The dataset is not one that `make_images` made.
+    """Return the image set that `make_images` wrote to a dataset; its method `truth` gives the drawn shapes.
 
     Examples
     --------

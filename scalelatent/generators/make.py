@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+from scalelatent.contract.kinds import import_object
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.write.batches import Progress
 from scalelatent.data.write.writer import DatasetWriter, create_dataset
@@ -179,6 +179,5 @@ def generator_of(provenance: dict[str, Any], url: str) -> Generator:
 @functools.lru_cache(maxsize=4)
 def _make_generator(provenance: str, url: str) -> Generator:
     parameters = json.loads(provenance)
-    module, function = GENERATORS[parameters["importer"]].split(":")
-    generator: Generator = getattr(importlib.import_module(module), function)(parameters, url)
+    generator: Generator = import_object(GENERATORS[parameters["importer"]])(parameters, url)
     return generator

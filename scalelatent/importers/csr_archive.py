@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalelatent.data.csr import check_dtype
+from scalelatent.data.csr import canonical_csr, check_dtype
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.read.array_names import choose_array
 from scalelatent.errors import DataError
 
 from .files import PathOrUrl
 from .npy import array_names, open_member, open_npz, read_small
-from .stream import BinaryReader, CsrReader, import_rows
+from .stream import BinaryReader, RowReader, import_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_array
 
-    from .stream import ImportOptions, RowReader
+    from .stream import ImportOptions
 
 
-class NpzCsrReader(CsrReader):
-    """Reader of the CSR rows of an npz archive.
+class NpzCsrReader(RowReader):
+    """Reader of the CSR rows of an npz archive; it sorts the columns of a row and adds repeated entries.
 
     If the archive has no array of values, `is_pattern=True` makes all stored entries 1 instead of an error.
     """
 
     nnz: int
+    sparse = True
+    _next_row = _rows_sorted = _entries_added = 0
 
     def __init__(
         self,
@@ -76,7 +78,18 @@ class NpzCsrReader(CsrReader):
         if columns.dtype.kind == "u":
             columns = columns.astype(np.int64)
         data = np.ones(count, np.uint8) if self._data is None else self._data.read(count)
-        return self.canonical_rows(data, columns, pointers - pointers[0])
+        rows_read, n_sorted, n_added = canonical_csr(
+            data, columns, pointers - pointers[0], self.shape[1], self._next_row, self.name
+        )
+        self._next_row += rows
+        self._rows_sorted += n_sorted
+        self._entries_added += n_added
+        return rows_read
+
+    @property
+    def notes(self) -> dict[str, int]:
+        counts = {"rows_sorted": self._rows_sorted, "entries_added": self._entries_added}
+        return {name: count for name, count in counts.items() if count}
 
     def finish(self) -> None:
         if self._last_pointer != self.nnz:

@@ -150,16 +150,14 @@ def read_small(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> np.ndarra
     """Return a whole array of at most 64 values of an archive, such as a shape."""
     name = f"npz file {os.fspath(path)}, array {key!r}"
     with open_array(archive, path, key) as file:
-        shape, _, dtype = read_header(file, name, allow_scalar=True)
+        shape, _, _ = read_header(file, name, allow_scalar=True)
         if len(shape) > 1 or math.prod(shape) > _MAX_SMALL_VALUES:
             raise DataError(f"{name} has shape {shape}; a few numbers are needed")
         try:
-            raw = file.read(math.prod(shape) * dtype.itemsize)
-        except _UNPACK_ERRORS as error:
+            file.seek(0)
+            return np.lib.format.read_array(file, allow_pickle=False)
+        except (*_UNPACK_ERRORS, ValueError) as error:
             raise DataError(f"{name} is damaged: {error}; save or copy it again") from error
-    if len(raw) < math.prod(shape) * dtype.itemsize:
-        raise DataError(f"{name} is truncated; save or copy it again")
-    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def open_npy(path: PathOrUrl, content: str) -> RowReader:

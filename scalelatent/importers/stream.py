@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dask.system
 import numpy as np
 
-from scalelatent.data.csr import canonical_csr, check_finite
+from scalelatent.data.csr import check_finite
 from scalelatent.data.dataset import Dataset
 from scalelatent.data.schema import (
     LayoutOptions,
@@ -31,8 +31,6 @@ from scalelatent.storage.write_checks import scratch
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-    from scipy.sparse import csr_array
 
     from scalelatent.data.schema import OutputOptions
     from scalelatent.kernels.arrays import DenseOrCsr
@@ -86,28 +84,6 @@ class RowReader:
 
     def close(self) -> None:
         """Close the files, and end the threads, that this reader uses."""
-
-
-class CsrReader(RowReader):
-    """Reader of CSR rows that sorts columns, adds entries of the same column, and counts both repairs."""
-
-    sparse = True
-    _next_row = _rows_sorted = _entries_added = 0
-
-    @property
-    def notes(self) -> dict[str, int]:
-        counts = {"rows_sorted": self._rows_sorted, "entries_added": self._entries_added}
-        return {name: count for name, count in counts.items() if count}
-
-    def canonical_rows(self, data: np.ndarray, columns: np.ndarray, pointers: np.ndarray) -> csr_array:
-        """Return the next rows in canonical form: columns sorted, entries of the same column added."""
-        rows, n_sorted, n_added = canonical_csr(
-            data, columns, pointers, self.shape[1], self._next_row, self.name
-        )
-        self._next_row += rows.shape[0]
-        self._rows_sorted += n_sorted
-        self._entries_added += n_added
-        return rows
 
 
 class PairedReader(RowReader):
@@ -392,12 +368,15 @@ def _write(
     overwrite: bool,
     progress: Progress | None,
 ) -> Dataset:
-    """Write the rows to a dataset; remove it if anything fails, Ctrl-C included."""
+    """Read the rows shard by shard, while other threads write earlier shards; leave no dataset on failure."""
     check_room(location, overwrite, resumable=False)
     x = readers.x
     writer = create_dataset(location.url, x.n_rows, x.shape[1:], overwrite=overwrite, **arguments)
     with remove_on_failure(writer):
-        _copy(writer, readers, progress)
+        shard_bytes = writer.shard_rows * _row_bytes(x)
+        threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
+        # One more shard than cores waits to be written, so that no core waits for the reader.
+        write_shards(writer, _shards(writer, readers), progress, threads=threads + 1)
         for reader in readers:
             if reader is not None:
                 reader.finish()
@@ -410,14 +389,6 @@ def _row_bytes(x: RowReader) -> int:
     if x.nnz is None:
         return max(1, n_features(x.shape[1:]) * x.dtype.itemsize)
     return max(1, x.nnz * (x.dtype.itemsize + 4) // x.n_rows)
-
-
-def _copy(writer: DatasetWriter, readers: _Readers, progress: Progress | None) -> None:
-    """Read the rows shard by shard, while other threads hash, compress and write the shards read before."""
-    shard_bytes = writer.shard_rows * _row_bytes(readers.x)
-    threads = min(dask.system.cpu_count(), MAX_THREADS, max(1, _WAITING_BYTES // shard_bytes))
-    # One more shard than cores waits to be written, so that no core waits for the reader.
-    write_shards(writer, _shards(writer, readers), progress, threads=threads + 1)
 
 
 def _shards(writer: DatasetWriter, readers: _Readers) -> Iterator[RowBatch]:

@@ -262,9 +262,7 @@ def _wait_until_ended(folder: RunFolder, deadline: float) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-def stop_jobs(
-    client: Client, *, wait: float = STOP_SECONDS, print_line: Callable[[str], None] = lambda line: None
-) -> None:
+def stop_jobs(client: Client, print_line: Callable[[str], None]) -> None:
     """Cancel the jobs that a cluster drives, before the cluster ends."""
     driven = []
     for known in known_jobs(client).values():
@@ -273,11 +271,11 @@ def stop_jobs(
         if state["state"] not in ENDED_STATES and _task_of(client, state) is not None:
             driven.append(folder)
     if driven:
-        print_line(f"stopping {len(driven)} job(s) at the next checkpoint, within {wait:g} s")
+        print_line(f"stopping {len(driven)} job(s) at the next checkpoint, within {STOP_SECONDS:g} s")
     for folder in driven:
         with suppress(JobError):  # the job has ended already
             cancel_job(folder, wait=0)
-    deadline = time.monotonic() + wait
+    deadline = time.monotonic() + STOP_SECONDS
     for folder in driven:
         state = _wait_until_ended(folder, deadline)
         print_line(f"{state['id']}  {state['state']}; resume with: scalelatent resume {folder.url}")

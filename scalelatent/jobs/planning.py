@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
@@ -68,18 +69,21 @@ def plan_job(
     if "engine" in inspect.signature(estimator.plan).parameters:
         options |= engine_options(job, estimator)
     cluster = job.cluster
-    with as_job_error():
+    with as_job_error(), ExitStack() as stack:
+        found = None
         if client is None and cluster.scheduler is None:
-            planned = None if cluster.workers is None else PlannedCluster.from_section(cluster)
-            limit = None if cluster.memory_limit is None else worker_bytes(cluster)
-            options |= {"client": planned, "memory_limit": limit}
-            return _whole_job(
-                job, data, _plan_fits(job, estimator, lambda one: one.plan(data.train, **options))
-            )
-        with connect(job, client, print_line) as found:
-            assert found is not None, "a scheduler is named, or a client given"
-            needs = _plan_fits(job, estimator, lambda one: one.plan(data.train, client=found, **options))
-            return _whole_job(job, data, needs) | _describe_devices(job, found)
+            options["client"] = None if cluster.workers is None else PlannedCluster.from_section(cluster)
+            options["memory_limit"] = None if cluster.memory_limit is None else worker_bytes(cluster)
+        else:
+            found = options["client"] = stack.enter_context(connect(job, client, print_line))
+
+        def plan_fit(model: StreamedEstimator) -> Mapping[str, Any]:
+            return model.plan(data.train, **options)
+
+        search = job.search is not None
+        needs = plan_candidates(job, estimator, plan_fit) if search else dict(plan_fit(estimator))
+        needs = _whole_job(job, data, needs)
+        return needs if found is None else needs | _describe_devices(job, found)
 
 
 def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]:
@@ -105,12 +109,6 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
     if not cluster:
         needs["peak_bytes_per_worker"] += FIGURE_BYTES
     return add_totals(needs, least, most)
-
-
-def _plan_fits(
-    job: Job, estimator: StreamedEstimator, plan: Callable[[StreamedEstimator], Mapping[str, Any]]
-) -> dict[str, Any]:
-    return dict(plan(estimator)) if job.search is None else plan_candidates(job, estimator, plan)
 
 
 def _describe_devices(job: Job, client: Client) -> dict[str, Any]:

@@ -72,8 +72,8 @@ class SearchProgress(Callback):
         self._folder.update_state(search=self._state)
 
 
-def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
-    """Write the results of a search into the run folder; return the part for ``state.json``."""
+def write_search_results(folder: RunFolder, search: Search) -> None:
+    """Write the results of a search to `SEARCH_FILE`, and the best result to ``state.json`` and an event."""
     found = search.cv_results_
     scoring = search.scoring_ if isinstance(search.scoring_, str) else repr(search.scoring_)
     table = [
@@ -104,7 +104,6 @@ def write_search_results(folder: RunFolder, search: Search) -> dict[str, Any]:
     best |= {"candidates": len(table), "folds": search.n_splits_}
     folder.update_state(search=best)
     folder.event("search_done", **best)
-    return best
 
 
 def _score_or_none(value: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -59,9 +60,11 @@ class ThinnedCurve:
     def add(self, x: float, values: Mapping[str, float | None]) -> None:
         """Append a point and drop earlier points at ``x`` or above, because a resumed run repeats passes."""
         if self.x and x <= self.x[-1]:
-            self._drop_points_from(x)
+            earlier = bisect_left(self.x, x)
+            self._truncate(earlier)
+            self._count, self._last_kept = earlier * self.stride, True
         if not self._last_kept:
-            self._pop()
+            self._truncate(len(self) - 1)
         self._push(x, values)
         self._last_kept = self._count % self.stride == 0
         self._count += 1
@@ -96,15 +99,9 @@ class ThinnedCurve:
             value = values.get(name)
             column.append(NAN if value is None else value)
 
-    def _pop(self) -> None:
+    def _truncate(self, points: int) -> None:
         for column in (self.x, *self.columns.values()):
-            column.pop()
-
-    def _drop_points_from(self, x: float) -> None:
-        keep = sum(1 for earlier in self.x if earlier < x)
-        for column in (self.x, *self.columns.values()):
-            del column[keep:]
-        self._count, self._last_kept = keep * self.stride, True
+            del column[points:]
 
 
 class SmoothedRate:

@@ -133,7 +133,9 @@ class ProgressDisplay(Callback):
         if seconds:
             old = self._pass_seconds
             self._pass_seconds = seconds if old is None else 0.7 * old + 0.3 * seconds
-        if self._live is None and self._is_line_due(record):
+        number = record.get("pass") or 0
+        is_regular = number == 1 or number % self.every_passes == 0
+        if self._live is None and (is_regular or self._quiet_for(self.every_seconds)):
             self._print_record(record)
 
     def on_event(self, info: dict[str, Any]) -> None:
@@ -164,19 +166,12 @@ class ProgressDisplay(Callback):
             self._live.stop()
             self._live = None
 
-    def _is_line_due(self, record: Mapping[str, Any]) -> bool:
-        number = record.get("pass") or 0
-        return number == 1 or number % self.every_passes == 0 or self._quiet_for(self.every_seconds)
-
     def _quiet_for(self, seconds: float) -> bool:
         return time.monotonic() - self._shown_at >= seconds
 
     def _print_record(self, record: Mapping[str, Any]) -> None:
         self._shown_pass = record.get("pass")
-        self._print("  ".join(f"{name} {text}" for name, text in self._describe(record)))
-
-    def _describe(self, record: Mapping[str, Any]) -> list[tuple[str, str]]:
-        return describe_record(record, self._classes)
+        self._print("  ".join(f"{name} {text}" for name, text in describe_record(record, self._classes)))
 
     def _print(self, text: str) -> None:
         self._shown_at = time.monotonic()
@@ -201,31 +196,24 @@ class ProgressDisplay(Callback):
         """Return the rows done and all rows of the current pass."""
         return self._now.get("rows_done") or 0, self._now.get("rows_total") or self._now.get("rows") or 0
 
-    def _progress_texts(self) -> list[str]:
-        """Return the texts after the progress bar: rows, rows per second, time."""
-        (done, total), rate = self._rows_done_and_total(), self._now.get("rows_per_s")
-        return [
-            f"{done:,}/{total:,} rows" if total else "",
-            f"{rate:,.0f} rows/s" if rate else "",
-            ", ".join(filter(None, (self._elapsed_text(), self._time_left()))),
-        ]
-
     def _render(self) -> RenderableType:
         """Return two lines: progress of the current pass, and numbers of the last finished pass."""
         lines: list[RenderableType] = []
-        done, total = self._rows_done_and_total()
+        (done, total), rate = self._rows_done_and_total(), self._now.get("rows_per_s")
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             Text(self._position_text(), style="bold"),
             ProgressBar(total=total or None, completed=done, width=30),
-            *self._progress_texts(),
+            f"{done:,}/{total:,} rows" if total else "",
+            f"{rate:,.0f} rows/s" if rate else "",
+            ", ".join(filter(None, (self._elapsed_text(), self._time_left()))),
         )
         lines.append(bar)
         if self._compiling:
             lines.append(Text(COMPILING, style="yellow"))
         if self._record:
             pairs = Text()
-            for name, text in self._describe(self._record):
+            for name, text in describe_record(self._record, self._classes):
                 pairs.append(f"{name} ", style="dim").append(f"{text}   ")
             lines.append(pairs)
         return Group(*lines)

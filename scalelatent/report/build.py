@@ -33,47 +33,12 @@ def build_report(
     role: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Write ``report/index.html`` and its figures into a run folder.
+    """Write ``report/index.html`` and its figures into a run folder; return the path of the page.
 
     The page is one file that loads no other resource; the figures are also written next to it as PNG files.
-    If history, rows, labels or validation are missing, the page says so and omits their figures.
-
-    Parameters
-    ----------
-    run_dir : path or str
-        A run folder. The function reads ``job.json``, ``metrics.jsonl``, ``events.jsonl``, and, without
-        ``model``, ``model.zarr``.
-    model : estimator, optional
-        The fitted model.
-    data : Dataset, optional
-        Rows with labels (or outputs) for figures and errors: test, validation or training rows. They are
-        read in one pass, in bounded memory.
-    role : {"test", "validation", "training"}, optional
-        Name of ``data`` on the page; by default the first of these three that the job names.
-    progress : callable, optional
-        Called with the number of finished rows and the number of all rows.
-
-    Returns
-    -------
-    str
-        Path or address of the page.
-
-    Raises
-    ------
-    DataError
-        There is no model, neither given nor in the folder.
-
-    Examples
-    --------
-    >>> import os, tempfile
-    >>> from sklearn.datasets import load_digits
-    >>> from scalelatent import CapsuleRegression, Dataset
-    >>> x, y = load_digits(return_X_y=True)
-    >>> model = CapsuleRegression(capsule_dim=2, max_iter=5, random_state=0).fit(x[:1000], y[:1000])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     page = build_report(folder, model=model, data=Dataset.from_arrays(x[1000:], y[1000:]))
-    ...     sorted(os.listdir(os.path.dirname(page)))[:4]
-    ['confusion.png', 'history.png', 'index.html', 'latents.png']
+    ``model`` is by default the model in the folder. ``data`` are rows with labels or outputs, for figures and
+    errors; they are read once, in bounded memory. ``role`` is the name of these rows on the page: "test",
+    "validation", "training" or "evaluation". If history, rows or labels are missing, the page says so.
     """
     run = read_run(run_dir)
     model = _saved_model(run) if model is None else model
@@ -84,10 +49,13 @@ def build_report(
     if not run.history and getattr(model, "history_", None):
         run.history = [dict(record) for record in model.history_]
         run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
+    if role is None:
+        named = run.job.get("data", {})
+        default = "training" if named else "evaluation"
+        role = next((key for key in ("test", "validation") if named.get(key)), default)
     place = find_kind(model._kind).report
-    section: Section = (import_object(place) if place else default_section)(
-        model, data, run, _choose_role(run, role), progress
-    )
+    make_section = import_object(place) if place else default_section
+    section: Section = make_section(model, data, run, role, progress)
     title = str(run.job.get("job", {}).get("name") or run.place.url.rstrip("/").rsplit("/", 1)[-1])
     page = Page(title, section, notes=run.notes, settings=run.settings(), links=run.links())
     if run.search:
@@ -151,15 +119,6 @@ def _saved_model(run: RunFiles) -> StreamedEstimator:
     from scalelatent.engine.saved_models import load_model
 
     return load_model(run.place.name_of("model.zarr"))
-
-
-def _choose_role(run: RunFiles, role: str | None) -> str:
-    named = run.job.get("data", {})
-    if role is None:
-        role = next(
-            (key for key in ("test", "validation") if named.get(key)), "training" if named else "evaluation"
-        )
-    return role
 
 
 def make_candidates_table(search: Mapping[str, Any]) -> Table:

@@ -68,14 +68,12 @@ def style_axes(axes: Axes, *, grid: bool = True) -> None:
         axes.set_axisbelow(True)
 
 
-def set_class_ticks(axes: Axes, names: Sequence[str], *, x: bool = True, y: bool = True) -> None:
-    """Write class names at 0, 1, 2, … of one or both axes."""
+def set_class_ticks(axes: Axes, names: Sequence[str]) -> None:
+    """Write class names at 0, 1, 2, … of both axes."""
     labels, where = [short_name(name) for name in names], range(len(names))
     size = 9 if len(names) <= 20 else 8
-    if x:
-        axes.set_xticks(where, labels, fontsize=size, rotation=90 if needs_rotation(names) else 0)
-    if y:
-        axes.set_yticks(where, labels, fontsize=size)
+    axes.set_xticks(where, labels, fontsize=size, rotation=90 if needs_rotation(names) else 0)
+    axes.set_yticks(where, labels, fontsize=size)
 
 
 def percent(value: float) -> str:
