@@ -86,9 +86,7 @@ def test_the_likeliest_of_all_weights_are_found() -> None:
 def test_wrong_class_messages_find_parts_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With wrong messages of classes, whose maximum includes the template's own score, the check above
-    fails.
-    """
+    """Messages of classes whose maximum includes the template's own score make check_likeliest fail."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape).astype(np.int32)
