@@ -1,6 +1,6 @@
-"""Print tables of the files in results/, or rewrite the tables of benchmarks/README.md and papers.md.
+"""Print tables of the files in results/, or rewrite the tables of the pages in PAGES.
 
-    python benchmarks/tables.py                 rewrite the tables of both pages
+    python benchmarks/tables.py                 rewrite the tables of the pages
     python benchmarks/tables.py --check         write nothing; fail if a page differs from the files
     python benchmarks/tables.py --list          print the names of all tables, with their columns
     python benchmarks/tables.py NAME ...        print these tables
@@ -26,7 +26,8 @@ from table_text import CLUSTERED, HEADS, TABLES, TASKS, mean_of, over_seeds, per
 
 import scalelatent as sl
 
-PAGES = (RESULTS.parent / "README.md", RESULTS.parent / "papers.md")
+_ROOT = RESULTS.parent.parent
+PAGES = (RESULTS.parent / "README.md", RESULTS.parent / "papers.md", _ROOT / ".docs" / "guide" / "gpu.md")
 # Lines of a page that name a table, a picture or a source, with the text that follows and is rewritten.
 _TABLE = re.compile(r"(<!-- table: (\w+)(?:: (.*))? -->\n)(?:\|.*\n)*")
 _PICTURE = re.compile(r"(<!-- picture: (\w+) -->\n)(?:!\[.*\n\n.*\n)?")
@@ -1282,6 +1283,46 @@ def rivals_parts() -> Iterable[Iterable[Any]]:
     return _rival_rows("parts", "found")
 
 
+# Work in the table of predictions, and its names in results/gpu_predicted.json.
+_PREDICTED = {
+    "capsule, a block of 65,536 uint8 rows in host memory": "capsule, D = 20, block of 65,536 uint8 rows",
+    "capsule, `transform` of a block of 65,536 uint8 rows in host memory": (
+        "capsule map, D = 20, block of 65,536 uint8 rows"
+    ),
+    "mixture, a leaf of 655,360 rows in host memory, K = 1,000": "linear mixture, leaf, rows of the host",
+    "capsule, a block of 65,536 uint8 rows from the second pass on (before: rows in host memory)": (
+        "capsule, D = 20, 65,536 uint8 rows, pass 2"
+    ),
+    "capsule, a block of 65,536 rows on the GPU, D = 20, 784 features": (
+        "capsule, D = 20, 65,536 rows on the card"
+    ),
+    "mixture, a leaf of 655,360 rows on the GPU, K = 1,000, 784 features": (
+        "linear mixture, leaf of 655,360 rows, K = 1,000"
+    ),
+    "conditional RBM, a step of 2 chains of 10 rows, 784 x 256 units, 32 sweeps": (
+        "crbm step, 2 chains of 10 rows, 32 sweeps"
+    ),
+    "conditional RBM, a step of 64 chains of 20 rows": "crbm step, 64 chains of 20 rows, 32 sweeps",
+    "compositional network online, a sweep of 128 chains of 5 images": "hcn sweep, 128 chains of 5 images",
+    "compositional network in batch, a sweep of 128 leaves of 40 images": (
+        "hcn batch, 128 leaves of 40 images"
+    ),
+    "bootstrap network, layer 2: 60,000 rows, 32 clusterings, k = 2,000": (
+        "mbn layer 2, 60,000 rows, 32 clusterings"
+    ),
+}
+
+
+@shown("work|H100: share of the limit before → now|H200|waits before → now")
+def gpu_predictions() -> Iterable[Iterable[Any]]:
+    content = json.loads((RESULTS / "gpu_predicted.json").read_text(encoding="utf-8"))
+    found = {(r["example"], r["card"].split()[0]): r for r in content["predictions"]}
+    for work, example in _PREDICTED.items():
+        cards = [found[example, card] for card in ("H100", "H200")]
+        shares = (f"{100 * r['before_share']:.2g} % → {100 * r['after_share']:.2g} %" for r in cards)
+        yield work, *shares, f"{cards[0]['before_downloads']} → {cards[0]['after_downloads']}"
+
+
 def selected(name: str, starts: str | None) -> str:
     """Return a table, or only its rows that start with one of the texts in ``starts`` (separated by
     semicolons).
@@ -1328,9 +1369,8 @@ def main(arguments: list[str]) -> None:
             if not arguments:
                 page.write_text(after, encoding="utf-8")
             elif before != after:
-                raise SystemExit(
-                    f"benchmarks/{page.name} and results/ differ: run `python benchmarks/tables.py`"
-                )
+                name = page.relative_to(_ROOT)
+                raise SystemExit(f"{name} and benchmarks/results differ: run `python benchmarks/tables.py`")
 
 
 if __name__ == "__main__":

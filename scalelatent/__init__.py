@@ -16,7 +16,7 @@ from scalelatent._registry import register
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # what a type checker and an editor see; the same names as in _WHERE
+if TYPE_CHECKING:  # the public names, for type checkers and editors
     from .data import Dataset, open_dataset
     from .deploy.checks import show_versions
     from .deploy.clusters import cluster
@@ -61,7 +61,7 @@ _load, _names = attach(__name__, _WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    # The estimators, each where its model's folder says.
+    # The class of an estimator is named in `KINDS` of the folder of its model.
     if name[:1].isupper() and not any(name in names for names in _WHERE.values()):
         from scalelatent.contract.kinds import own_kinds
 

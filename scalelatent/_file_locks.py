@@ -12,15 +12,19 @@ import time
 
 try:
     import fcntl
-except ImportError:  # no POSIX
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# Error numbers of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_SECONDS = 0.01
 
 
 def lock_file(file: int, patience: float = 0.0, *, shared: bool = False) -> bool | None:
-    """Lock a file; return False if another process held it for `patience` seconds, None without locks."""
+    """Lock an open file.
+
+    Return False if another process held the lock for `patience` seconds, None if the system has no locks.
+    """
     deadline = time.monotonic() + patience
     while True:
         try:

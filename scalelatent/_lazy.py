@@ -1,4 +1,4 @@
-"""Names loaded when they are first used (PEP 562): importing a package costs next to nothing."""
+"""Load the public names of a package when they are first used (PEP 562), so that its import stays fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def attach(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package whose names live in other modules: module -> names."""
+    """Return ``__getattr__`` and ``__dir__`` of a package that exports names of other modules, by module."""
     where = {name: module for module, names in modules.items() for name in names}
 
     def load(name: str) -> Any:

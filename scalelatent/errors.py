@@ -70,7 +70,7 @@ class ShardError(DataError):
         return str(self.args[0])
 
     def moved(self, rows: int = 0, url: str | None = None) -> ShardError:
-        """Return this error for a dataset that has ``rows`` more rows before these, or for a known URL."""
+        """Return this error with ``rows`` added to its row numbers, and with ``url`` if it has no URL."""
         return ShardError(str(self), self.file, self.start + rows, self.stop + rows, self.url or url)
 
 
@@ -106,7 +106,7 @@ class LongFitWarning(UserWarning):
     """The fit would take more than an hour; the message says how to shorten it."""
 
 
-# scikit-learn wraps methods of estimators.
+# Start of the names of modules whose lines a warning does not show; scikit-learn wraps our methods.
 _INTERNAL_PREFIXES = (f"{__package__}.", "sklearn.")
 
 

@@ -1,7 +1,6 @@
-"""Types for annotations of what users hand in.
+"""Types of the rows, labels, weights and clusters that users pass to functions.
 
-Importing it costs nothing: the libraries that it names are a type checker's alone. An alias is as wide as
-what is accepted; where a library of it is not installed, a type checker takes anything.
+Only type checkers import the libraries that the types name. Without such a library, they accept any object.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class SlicedArray(Protocol):
 
 
 class SparseLike(Protocol):
-    """A sparse matrix or array, of scipy or another library."""
+    """Sparse matrix or array of scipy, or of another library with a method `tocsr`."""
 
     @property
     def shape(self) -> Any: ...
@@ -60,7 +59,7 @@ class SparseLike(Protocol):
 
 
 class ArrowFrame(Protocol):
-    """A data frame with Arrow's interface: of pandas, polars, pyarrow and others."""
+    """Data frame with Arrow's interface, for example of pandas, polars or pyarrow."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -70,23 +69,23 @@ _Arrays: TypeAlias = (
 )
 
 FrameLike: TypeAlias = "ArrowFrame | polars.LazyFrame"
-"""A data frame of pandas, polars or pyarrow, or of another library with Arrow's interface."""
+"""Data frame with Arrow's interface (pandas, polars, pyarrow), or a lazy frame of polars."""
 
 RowsLike: TypeAlias = "Dataset | _Arrays | SparseLike | FrameLike | anndata.abc.CSRDataset"
-"""Rows (n, features): a Dataset, arrays of numpy, zarr, dask, xarray and torch, sparse, frames, lists;
-sparse rows of a backed AnnData."""
+"""Rows (n, features): a Dataset, an array (numpy, zarr, dask, xarray, torch), a list, a sparse matrix, a data
+frame, or the CSR matrix of an AnnData object whose file is open (backed mode)."""
 
 LabelsLike: TypeAlias = "Dataset | _Arrays | SparseLike"
-"""Labels (n,) or outputs (n, v); outputs may be the rows of a Dataset, or sparse."""
+"""Labels (n,) or outputs (n, v); outputs may also be a sparse matrix, or the rows of a Dataset."""
 
 WeightsLike: TypeAlias = "_Arrays"
-"""Weights of rows (n,), or one number for all where scikit-learn takes that."""
+"""Weights of the rows (n,); estimators also accept one number as the weight of every row."""
 
 ValidationLike: TypeAlias = "Dataset | tuple[RowsLike, LabelsLike | None] | list[Any]"
-"""Rows that are held out: a Dataset that brings its labels, or a pair (X, y)."""
+"""Validation rows: a Dataset that contains the labels, or a pair (X, y)."""
 
 RandomState: TypeAlias = "int | np.integer | np.random.Generator | np.random.RandomState | None"
-"""A seed of at least 0, what draws one, or None for another seed each time."""
+"""A seed of at least 0, a random generator that draws the seed, or None for another seed in each fit."""
 
 ClientLike: TypeAlias = "Client | HasScheduler"
-"""A cluster to compute on: a client, or an object of Dask's (LocalCluster, KubeCluster, SLURMCluster)."""
+"""Dask cluster to compute on: a client, or a cluster object (LocalCluster, KubeCluster, SLURMCluster)."""

@@ -217,7 +217,6 @@ def parse_size(text: str, option: str) -> int:
 
 
 def print_dataset(dataset: Dataset, as_json: bool) -> None:
-    """Print the description of a dataset."""
     values = describe_dataset(dataset)
     for key in () if as_json else ("feature_names", "classes"):
         if len(found := values[key] or ()) > _MAX_SHOWN:

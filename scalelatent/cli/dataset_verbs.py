@@ -48,7 +48,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "patch": parse_image_size,
     "base_rows": parse_base_rows,
 }
-"""Name of an option whose value is text -> function of (text, option) that returns the value."""
+"""Function of (text, name of the option) that parses an option, by the name of the option's parameter."""
 
 
 def dataset_verb(

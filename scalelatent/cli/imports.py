@@ -34,7 +34,7 @@ Table = Annotated[
 
 
 class ImportFlags(NamedTuple):
-    """Options of all ``data import`` commands: how the dataset is written and reported."""
+    """Options of all ``data import`` commands: shuffle the rows, replace a dataset, print JSON."""
 
     shuffle: Annotated[
         int | None,

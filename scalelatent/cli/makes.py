@@ -1,4 +1,4 @@
-"""``scalelatent data make``: datasets of any size, whose rows are functions of a seed and their number."""
+"""``scalelatent data make``: datasets of any size, whose rows depend only on a seed and the row number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 
 
 class MakeFlags(NamedTuple):
-    """Options of all ``data make`` commands: how the dataset is written and reported."""
+    """Options of ``data make`` commands that write one dataset: threads, resume, overwrite, JSON."""
 
     n_jobs: Jobs = None
     resume: Resume = False

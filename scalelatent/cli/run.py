@@ -122,7 +122,7 @@ def _run(
     also: dict[str, Any] | None = None,
     announced: bool = False,
 ) -> None:
-    """Run a new job, or resume one in its folder, with live progress; print a summary."""
+    """Run a new job, or resume the job of a run folder, with live progress; print a summary."""
     from scalelatent.jobs.planning import plan_job, plan_lines
     from scalelatent.jobs.runfolder import RunFolder
     from scalelatent.jobs.runner import run_job, run_new_job
@@ -155,7 +155,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
     state = folder.read_state()
     keys = ["id", "state", "pass", "objective", "train_error", "validation_error", "best_validation_error"]
     if state["state"] == "done" and state.get("best_validation_error") is not None:
-        # The saved model has the best weights; errors of the last pass belong to other weights.
+        # The saved model has the weights of the best pass, so the errors of the last pass are not its errors.
         keys = [key for key in keys if key not in ("train_error", "validation_error")]
     keys += [
         "mean_member_validation_error",

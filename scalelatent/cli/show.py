@@ -47,9 +47,9 @@ TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="Private key of y
 class TlsFiles(NamedTuple):
     """Certificate files from the command line."""
 
-    ca: TlsCa = None
-    cert: TlsCert = None
-    key: TlsKey = None
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
 
     def security(self) -> Security | None:
         """Return TLS settings from these files or from the configuration of Dask; None without TLS."""
@@ -59,13 +59,13 @@ class TlsFiles(NamedTuple):
 
     def settings(self) -> list[str]:
         """Return the files as settings of a job, ``section.key=value``."""
-        return [f'cluster.tls_{name}="{file}"' for name, file in self._asdict().items() if file is not None]
+        return [f'cluster.{name}="{file}"' for name, file in self._asdict().items() if file is not None]
 
 
-def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Function], Function]:
+def with_options(name: str, values: type[Any]) -> Callable[[Function], Function]:
     """Return a decorator that replaces the parameter ``name`` of a command by the fields of a NamedTuple."""
-    options = {prefix + field: hint for field, hint in get_type_hints(values, include_extras=True).items()}
-    defaults = dict(zip(options, inspect.signature(values).parameters.values(), strict=True))
+    options = get_type_hints(values, include_extras=True)
+    defaults = inspect.signature(values).parameters
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function, eval_str=True)
@@ -94,7 +94,7 @@ def with_options(name: str, values: type[Any], prefix: str = "") -> Callable[[Fu
     return decorate
 
 
-with_tls = with_options("tls_files", TlsFiles, prefix="tls_")
+with_tls = with_options("tls_files", TlsFiles)
 
 
 class SchedulerOptions(NamedTuple):
@@ -125,7 +125,6 @@ class SchedulerOptions(NamedTuple):
         return TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
 
     def security(self) -> Security | None:
-        """Return TLS settings for the scheduler."""
         return self.tls_files.security()
 
     def client(self) -> AbstractContextManager[Any]:
@@ -173,9 +172,9 @@ def print_line(message: str) -> None:
 
 @contextmanager
 def announces_compilation(announced: bool = False) -> Iterator[list[str]]:
-    """Print a line when the first kernel is compiled in the block, unless ``announced``; also a decorator.
+    """Print a line when the first kernel is compiled in the ``with`` block, unless ``announced`` is True.
 
-    Yield a list that is empty once the line is printed, so that the caller does not announce it again.
+    Yield a list that is empty as soon as the line is printed. Commands also use this function as a decorator.
     """
     from scalelatent.engine.callbacks import COMPILING
     from scalelatent.kernels.compile_observers import observe_compilation
@@ -191,7 +190,6 @@ def announces_compilation(announced: bool = False) -> Iterator[list[str]]:
 
 
 def print_json(value: Mapping[str, Any] | list[Any]) -> None:
-    """Print JSON to standard output."""
     typer.echo(json.dumps(value, indent=2, default=_to_json_value))
 
 
@@ -293,7 +291,7 @@ def parse_image_size(text: str | None, option: str) -> tuple[int, int] | None:
 
 @contextmanager
 def progress_bar(title: str, unit: str = "rows") -> Iterator[Callable[[int, int], None]]:
-    """Yield a function of (done, total) that updates a progress bar on a terminal, if there is one."""
+    """Yield a function of (done, total) that updates a progress bar, or does nothing without a terminal."""
     console = stderr_console()
     if not console.is_terminal:
         yield lambda done, total: None

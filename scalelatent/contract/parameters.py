@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
+from scalelatent.errors import warn_user
+
 DEVICES = ("auto", "cpu", "gpu")
 
 
@@ -176,6 +178,8 @@ class Parameters:
     # Parameters of earlier versions, with their defaults. A job or saved model that sets one of them is
     # accepted if the value is the default.
     removed: Mapping[str, Any] = field(default_factory=dict)
+    # Names in ``removed`` of parameters that changed only the fit, so that saved models predict as before.
+    removed_from_fit: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self.entries)
@@ -189,8 +193,11 @@ class Parameters:
     def defaults(self) -> dict[str, Any]:
         return {entry.name: entry.default for entry in self.entries}
 
-    def drop_removed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def drop_removed(self, given: Mapping[str, Any], *, fitted: bool = False) -> dict[str, Any]:
         """Return the given parameter values without parameters that only earlier versions had.
+
+        If ``fitted`` is True, the values are those of a fitted model. Then a value of a parameter in
+        ``removed_from_fit`` that is not the default causes a warning instead of an error.
 
         Raises
         ------
@@ -198,12 +205,23 @@ class Parameters:
             If a former parameter has another value than its default.
         """
         for name, default in self.removed.items():
-            if name in given and not _is_same(given[name], default):
-                raise ValueError(
-                    f"{name}={given[name]!r}: this version has no parameter {name} and behaves as with "
-                    f"{name}={default!r}: remove {name} and fit again, or use the version that wrote it"
-                )
+            if name not in given or _is_same(given[name], default):
+                continue
+            text = (
+                f"{name}={given[name]!r}: this version has no parameter {name} and behaves as with "
+                f"{name}={default!r}"
+            )
+            if not fitted or name not in self.removed_from_fit:
+                raise ValueError(f"{text}: remove {name} and fit again, or use the version that wrote it")
+            warn_user(f"the model was saved with {text}: its predictions stay the same, but not a new fit")
         return {name: value for name, value in given.items() if name not in self.removed}
+
+    def defaults_of_other_versions(self) -> dict[str, Any]:
+        """Return the defaults of the parameters that only some versions had or have.
+
+        A run folder of a version without such a parameter contains a fit that behaved as with the default.
+        """
+        return {**self.removed, **{entry.name: entry.default for entry in self.entries if entry.later}}
 
     def check(self, model: object) -> None:
         """Raise a ValueError that names the parameter if a value or combination of values is not allowed."""
@@ -214,11 +232,7 @@ class Parameters:
 
     def select_deciding(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return, from the given values, only the parameters that change the result of a fit."""
-        return {
-            entry.name: given[entry.name]
-            for entry in self.entries
-            if entry.decides and not (entry.later and _is_same(given[entry.name], entry.default))
-        }
+        return {entry.name: given[entry.name] for entry in self.entries if entry.decides}
 
 
 WARM_START = Parameter("warm_start", False, Flag(), "start from the last fit", decides=False, searched=False)

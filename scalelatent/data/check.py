@@ -89,14 +89,14 @@ class _CheckedPart:
         self.bad.append(BadFile(self.location.name_of(name), *rows, str(error)))
 
     def check(self, shard: int) -> tuple[int, list[BadFile]]:
-        """Check the files of one shard; return the bytes of its rows in memory and the bad files."""
+        """Check the files of shard number `shard`; return the bytes that its rows fill, and the bad files."""
         row, tile = divmod(shard, self.n_tiles)
         a, b = row * self.shard_rows, min((row + 1) * self.shard_rows, self.n_rows)
         parts: list[DenseOrCsr] = []
         bad = []
         for column in self.columns.values():
             try:
-                parts.append(self._read(column, a, b, tile))
+                parts.append(column.read_tile(a, b, tile))
             except ShardError as error:
                 bad.append(self._bad(error.file, error.start, error.stop, str(error)))
             except DataError as error:
@@ -104,16 +104,11 @@ class _CheckedPart:
         size = sum(part.data.nbytes for part in parts)
         if not bad and self.digests is not None and shard_digest(*parts) != self.digests[shard].tobytes():
             files = ", ".join(file for column in self.columns.values() for file, _, _ in column.shards(a, b))
-            words = (
+            problem = (
                 f"the rows {self.first + a}:{self.first + b} differ from the rows that were written ({files})"
             )
-            bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, words))
+            bad.append(self._bad(self.columns["x"].shards(a, b)[0][0], a, b, problem))
         return size, bad
-
-    def _read(self, column: StoredColumn, a: int, b: int, tile: int) -> DenseOrCsr:
-        if self.n_tiles == 1:
-            return column.read(a, b)
-        return np.ascontiguousarray(column.read_tile(a, b, tile))
 
     def _bad(self, file: str, a: int, b: int, problem: str) -> BadFile:
         return BadFile(file, self.first + a, self.first + b, problem)
@@ -127,8 +122,9 @@ def check_dataset(
 ) -> DatasetCheck:
     """Read every shard of a dataset and compare it with the stored checksums and digests.
 
-    The check compares each chunk with its checksum and with the dataset's table of checksums, the SHA-256 of
-    each shard's rows, labels and weights with its digest, and the digests with the fingerprint.
+    Each chunk is compared with the checksum in its file and with the dataset's table of checksums. The
+    SHA-256 of each shard's rows, labels and weights is compared with the stored digest, and all digests with
+    the dataset's fingerprint.
 
     Parameters
     ----------

@@ -12,6 +12,7 @@ import numpy as np
 from scalelatent.errors import DataError
 
 from .csr import unpack_csr
+from .read.chunk_files import ABSENT
 
 if TYPE_CHECKING:
     import zarr
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .schema import DatasetAttrs
 
 _log = logging.getLogger(__name__)
-_ABSENT = 2**64 - 1
 
 
 def fingerprint_of(
@@ -75,7 +75,7 @@ def check_digests(
     rows = x.shard_rows if attrs.crc is None else int(attrs.crc.get("shard_rows", x.shard_rows))
     fits = len(digests) == -(-x.shape[0] // rows) * x.n_tiles
     if not fits and (attrs.crc is None or attrs.crc["columns"]["x"][1] != x.packing):
-        return  # other software repacked the rows: the old shard size is unknown
+        return  # other software repacked the rows, so the old shard size is unknown
     y_dtype = None if y is None else np.dtype(y.dtype)
     classes = attrs.classes if first is None or first["classes"] is None else first["classes"]
     found = fingerprint_of(attrs, x.shape[0], np.dtype(x.dtype), y_dtype, rows, classes, digests)
@@ -91,13 +91,16 @@ def check_digests(
 
 
 def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
-    """Return the checksum (CRC-32C) that the file stores after each chunk; 0 for a missing chunk."""
+    """Return the checksum (CRC-32C) after each chunk in the bytes of a shard file; 0 for a missing chunk.
+
+    `n_chunks` is None for a file without an index, which holds one chunk.
+    """
     raw = np.frombuffer(data, np.uint8)
     if n_chunks is None:
         ends, there = np.array([len(raw)]), np.array([True])
     else:
         index = np.frombuffer(raw[len(raw) - 16 * n_chunks - 4 : -4].tobytes(), "<u8").reshape(-1, 2)
-        there = index[:, 0] != _ABSENT
+        there = index[:, 0] != ABSENT
         ends = np.where(there, index.sum(axis=1), 4).astype(np.int64)
     crcs = np.ascontiguousarray(raw[ends[:, None] + np.arange(-4, 0)]).view("<u4")[:, 0]
     return np.where(there, crcs, 0).tolist()

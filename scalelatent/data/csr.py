@@ -114,13 +114,13 @@ def canonical_csr(
     data, columns, row = data[order], columns[order], row[order]
     new = np.r_[True, (columns[1:] != columns[:-1]) | (row[1:] != row[:-1])]
     first = np.flatnonzero(new)
-    values = _add(data, first, lambda group: first_row + int(row[first[group]]), name)
+    values = _sum_groups(data, first, lambda group: first_row + int(row[first[group]]), name)
     counts = np.bincount(row[first], minlength=len(indptr) - 1)
     pointers = np.concatenate([[0], np.cumsum(counts)])
     return csr_of(values, columns[first], pointers, n_features), unsorted, len(data) - len(first)
 
 
-def _add(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], name: str) -> np.ndarray:
+def _sum_groups(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], name: str) -> np.ndarray:
     """Return the sums of consecutive groups of values; `first` holds the index where each group begins."""
     if len(first) == len(data):
         return data

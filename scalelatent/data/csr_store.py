@@ -78,7 +78,7 @@ class _Column:
 
     @property
     def packing(self) -> str:
-        """Text of row group size and compressors; it changes if other software repacks the rows."""
+        """Row group size and compressors as one text, which changes if other software repacks the rows."""
         return "/".join([str(self.group_rows), *(str(self.compressors[part]) for part in _PARTS)])
 
     def bounds(self, number: int) -> tuple[int, int]:
@@ -107,7 +107,7 @@ class CsrGroups(_Column):
         crcs: list[int] = []
         for part, column in zip(_PARTS, csr.unpack_csr(values), strict=True):
             codec = column.dtype.str, self.compressors[part]
-            chunk = _chunk(len(column))
+            chunk = _chunk_length(len(column))
             self._location.write(f"{folder}/{part}/zarr.json", array_json(len(column), chunk, *codec))
             if len(column):
                 data = shard_bytes(column, chunk, codec[1])
@@ -129,14 +129,14 @@ class CsrGroups(_Column):
         return f"{self.name}/{number:06d}"
 
 
-def _chunk(length: int) -> int:
+def _chunk_length(length: int) -> int:
     """Return the chunk length for an array; chunks have nearly equal lengths, to avoid padding with zeros."""
     parts = max(1, -(-length // CHUNK_ENTRIES))
     return max(1, -(-length // parts))
 
 
 def _n_chunks(length: int) -> int:
-    return -(-length // _chunk(length))
+    return -(-length // _chunk_length(length))
 
 
 class StoredCsr(_Column, StoredColumn):
@@ -258,7 +258,7 @@ class StoredCsr(_Column, StoredColumn):
         length = last - first + 1 if part == 2 else int(self._counts[number])
         path = f"{self.name}/{number:06d}/{_PARTS[part]}"
         reader = self._templates()[part].sibling(
-            path, length, _chunk(length), self._name_row_group(number), (first, last)
+            path, length, _chunk_length(length), self._name_row_group(number), (first, last)
         )
         if self._crcs is not None:
             at = 3 * number + part
@@ -315,14 +315,14 @@ def shard_bytes(values: np.ndarray, chunk: int, compressor: str | None) -> bytes
         piece = np.ascontiguousarray(values[first : first + chunk])
         if len(piece) < chunk:
             piece = np.concatenate([piece, np.zeros(chunk - len(piece), piece.dtype)])
-        body = _append_checksum(_pack(piece, compressor))
+        body = _append_checksum(_compress(piece, compressor))
         parts.append(body)
         places += [at, len(body)]
         at += len(body)
     return b"".join([*parts, _append_checksum(np.array(places, "<u8").tobytes())])
 
 
-def _pack(piece: np.ndarray, compressor: str | None) -> bytes:
+def _compress(piece: np.ndarray, compressor: str | None) -> bytes:
     import numcodecs.blosc
     import numcodecs.zstd
 

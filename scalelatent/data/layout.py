@@ -36,7 +36,8 @@ MAX_SHARD_ROWS = 65_536
 # Bytes of one CSR row group; a pass reads whole row groups and has a few of them in memory at one time.
 GROUP_BYTES = 8 << 20
 
-_MAX_RATIO = 250  # highest compression ratio: LZ4 with rows of zeros
+MAX_RATIO = 250
+"""Highest compression ratio of all codecs: LZ4 with rows of zeros."""
 
 WRITE_CONFIG: dict[str, Any] = {"write_empty_chunks": True}
 """Setting for every array that is opened for writing, because zarr does not store the setting."""
@@ -54,11 +55,6 @@ class ChunkLayout:
     """One of `COMPRESSORS`, or 'auto' for CSR rows, whose arrays use different codecs."""
     tile_columns: int | None = None
     """Columns per tile if rows with one axis are also split by columns; each shard is then one tile."""
-
-    def min_bytes(self, numbers: int, dtype: np.dtype) -> int:
-        """Return the smallest size, in bytes, of a file with `numbers` values, at the best compression."""
-        plain = self.compressor is None or (self.compressor == "auto" and dtype.kind == "f")
-        return numbers * dtype.itemsize // (1 if plain else _MAX_RATIO)
 
     def n_shards(self, n_rows: int) -> int:
         return -(-n_rows // self.shard_rows)

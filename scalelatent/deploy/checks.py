@@ -36,7 +36,7 @@ GIB = 2**30
 ANSWER_SECONDS = 60.0  # time limit for an answer of a worker
 SKEW_SECONDS = 1.0  # largest tolerated difference between two clocks
 LEAST_FREE_SHARE = 0.5  # with a smaller share of free memory, other processes seem to use the GPU
-MAX_NAMED = 3  # upper bound on the workers or texts that a finding lists
+MAX_NAMED = 3  # a finding lists at most this many workers, and at most this many messages of workers
 ONE_THREAD = "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
 CUDA_EXTRA = (
     "python -m pip install 'scalelatent[cuda12]' (or cuda13, if the driver supports it) in that environment; "
@@ -530,7 +530,7 @@ class Check:
     where: Literal["here", "cluster"]
     # Yields findings; its argument is the folder of the runs ("here") or a `ClusterView` ("cluster").
     find: Callable[[Any], Iterator[Finding]]
-    probes: tuple[str, ...] = ()  # facts that the check needs from `probe_cluster`
+    probes: tuple[str, ...] = ()  # names of the probes whose results the check reads
 
     def findings(self, subject: Any) -> Iterator[Finding]:
         """Run the check on `subject`; yield its findings, named like this check if they have no name."""

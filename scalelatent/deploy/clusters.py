@@ -41,7 +41,7 @@ def current_client() -> Client | None:
 
 @runtime_checkable
 class HasScheduler(Protocol):
-    """Common interface of the cluster classes of Dask packages."""
+    """Interface that the cluster classes of Dask packages, such as LocalCluster, have in common."""
 
     @property
     def scheduler_address(self) -> str: ...

@@ -64,7 +64,7 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
 
 
 def dashboard_url(client: Client) -> str:
-    """Return the URL of the dashboard of a scheduler, which may listen only on loopback of its host."""
+    """Return the URL of the dashboard of a scheduler; a dashboard on loopback opens only on its own host."""
     from distributed.comm.addressing import get_address_host
 
     address = address_of(client)

@@ -1,4 +1,7 @@
-"""Probes collect facts for the checks: about this process, each worker of a cluster, and its scheduler."""
+"""Probes: functions that collect facts about a process, for the checks of `scalelatent.deploy.checks`.
+
+A probe runs in this process or in each worker of a cluster; one more probe runs in its scheduler.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Requirements:
     """Requirements of a run: folder, device, datasets and scratch folders."""
 
     folder: str | None = None  # run folder, or folder of the runs
-    mark: str | None = None  # name of a file in that folder, which the client has written
+    mark: str | None = None  # name of a file that the client wrote there, which all workers must see
     device: str = "auto"
     # Addresses of datasets and scratch folders by the job's key that names them, such as ``[data] train``.
     datasets: Mapping[str, str] = field(default_factory=dict)
@@ -200,7 +203,7 @@ class ClusterView:
 
     address: str
     requirements: Requirements = field(default_factory=Requirements)
-    # Result of `probe_scheduler`; empty if it was not asked for, or the scheduler cannot import scalelatent.
+    # Result of `probe_scheduler`; empty if no check needs it, or if the scheduler cannot import scalelatent.
     scheduler: Facts = field(default_factory=dict)
     workers: Mapping[str, Facts] = field(default_factory=dict)  # facts by the address of the worker
     silent: Mapping[str, str] = field(default_factory=dict)  # errors, by address of the worker without answer
@@ -261,7 +264,7 @@ def probe_cluster(
 
 @contextmanager
 def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]]:
-    """Write a marker file into the run folder; yield requirements with the file name, and a problem or ""."""
+    """Write a marker file into the run folder; yield requirements with its name, and an error text or ""."""
     if requirements.folder is None:
         yield requirements, ""
         return
@@ -281,7 +284,10 @@ def _write_mark(requirements: Requirements) -> Iterator[tuple[Requirements, str]
 
 
 def _measure_clock_skews(client: Client, workers: Iterable[str], seconds: float | None) -> dict[str, float]:
-    """Return the seconds that each worker's clock is ahead, 0 if within the time from request to answer."""
+    """Return how many seconds the clock of each worker is ahead of the clock here, by worker.
+
+    The result is 0 if the difference is less than the time between the request and its answer.
+    """
     before = time.time()
     clocks = ask_workers(client, time.time, workers=list(workers), seconds=seconds)
     after = time.time()
@@ -294,7 +300,7 @@ def _measure_clock_skews(client: Client, workers: Iterable[str], seconds: float 
 
 def _versions_by_dask(client: Client) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
     """Return the versions of scheduler and workers through Dask, without importing scalelatent there."""
-    names = [name for name in (*COMPARED, *CUPY_WHEELS) if name != "python"]  # Dask adds Python
+    names = [name for name in (*COMPARED, *CUPY_WHEELS) if name != "python"]  # Dask reports Python itself
     try:
         asked: Any = call_with_timeout(ASK_SECONDS, lambda: client.get_versions(packages=names))
     except TimeoutError:  # a worker hangs; the check "workers" reports it

@@ -65,7 +65,7 @@ def client_tls_files(security: Any) -> dict[str, str] | None:
 
 
 def tls_options(files: dict[str, str] | None) -> list[str]:
-    """Return client files as options of a command line; an empty list without TLS."""
+    """Return the client files as options of `scalelatent`, such as ``--tls-cert FILE``; [] without TLS."""
     names = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
     return [word for name, file in (files or {}).items() for word in (names[name], file)]
 

@@ -139,7 +139,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def _end_children(seconds: float = 5) -> None:
-    """End the child processes that still run after closing."""
+    """End the child processes that still run, with SIGTERM and then, after ``seconds``, with SIGKILL."""
     import psutil
 
     children = [child for child in psutil.Process().children(recursive=True) if not _ends_itself(child)]

@@ -40,7 +40,7 @@ def versions() -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Package with different versions; ``here`` and ``scheduler`` are empty if only workers need it."""
+    """Package whose versions differ; ``here`` and ``scheduler`` are empty if only the workers use it."""
 
     package: str
     here: str

@@ -41,7 +41,7 @@ def _chosen(kinds: Iterable[str]) -> list[str]:
 
 
 def _find_uncompiled(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
-    """Return how many kernels there are, and (family, index, name) of those that must be compiled here."""
+    """Return the number of kernels, and (family, index, name) of each kernel without a compiled file here."""
     count, missing = 0, []
     for kind in kinds:
         package = importlib.import_module(kernel_families()[kind])
@@ -71,7 +71,7 @@ def _list_kernels(kind: str) -> list[tuple[int, str, bool]]:
 
 
 def count_uncompiled() -> tuple[int, int]:
-    """Return the number of kernels, and the number that this machine must still compile."""
+    """Return the number of all kernels, and the number of kernels without a compiled file on this machine."""
     count, missing = _find_uncompiled(kernel_families())
     return count, len(missing)
 
@@ -144,7 +144,7 @@ def warm(
 
 
 def _compile_for_gpu(kinds: Iterable[str]) -> list[str]:
-    """Compile the CUDA kernels of these families (groups of kernels); return the families that have some."""
+    """Compile the CUDA kernels of some families (groups) of kernels; return the families that have any."""
     from scalelatent.engine.backend import gpu_count
     from scalelatent.kernels.cuda import Kernels, has_cuda
 

@@ -47,7 +47,7 @@ BACKGROUND_INTERVALS = {
 # decides about lost workers.
 LOST_WORKER_TIMEOUT = ("distributed.deploy.lost-worker-timeout", "15s", "1 hour")
 PROCESS_BYTES = 128 * 2**20  # memory of a worker process before it reads rows
-ALLOWED_WORKERS = 16  # this number of workers may start on any machine, whatever its memory
+ALLOWED_WORKERS = 16  # up to this number of workers may start on every machine, without a check of its memory
 
 
 async def run_workers(
@@ -161,7 +161,7 @@ def worker_specs(
             f"({', '.join(devices) or 'none'}); check nvidia-smi and CUDA_VISIBLE_DEVICES, or start fewer"
         )
     options = common | {
-        "memory_limit": _worker_memory(memory_limit, workers + gpus),
+        "memory_limit": divide_memory(memory_limit, workers + gpus),
         "silence_logs": logging.WARNING,
         "dashboard": False,
     }
@@ -176,10 +176,10 @@ def worker_specs(
     return found
 
 
-def _worker_memory(limit: str | int | float, processes: int) -> str | int | float:
-    """Return the memory limit of a worker; ``"auto"`` divides the memory among the processes.
+def divide_memory(limit: str | int | float, processes: int) -> str | int | float:
+    """Return a given memory limit, or, for ``"auto"``, the bytes for each of ``processes`` workers.
 
-    ``"auto"`` of Dask divides by threads, which exceeds the memory if there are more workers than cores.
+    ``"auto"`` of Dask divides by cores: with more workers than cores, their limits exceed the memory.
     """
     if limit != "auto":
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -84,8 +86,13 @@ class EngineStore:
 
     # -- identity of the fit to which the folder belongs -----------------------------------------------------
 
-    def claim(self, identity: dict[str, Any], resume: bool) -> None:
-        """Store the description of a new fit; raise a RunError if the folder belongs to another fit."""
+    def claim(
+        self, identity: dict[str, Any], resume: bool, defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Store the description of a new fit; raise a RunError if the folder belongs to another fit.
+
+        ``defaults`` are the values of parameters that one of the two descriptions may lack.
+        """
         stored = self.identity()
         if stored is not None:
             if not resume:
@@ -93,7 +100,7 @@ class EngineStore:
                     f"{self.location.url} already holds a fit: resume it with resume=True (`scalelatent "
                     "resume`), or choose another run_dir"
                 )
-            changed = differences(stored, identity)
+            changed = differences(stored, identity, defaults)
             if changed:
                 raise RunError(
                     f"{self.location.url} holds another fit ({'; '.join(changed)}): resume with the same job "

@@ -42,9 +42,15 @@ def _format_value(value: object) -> str:
     return repr(value)
 
 
-def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return the entries that differ between the descriptions of two fits, each as ``name: old -> new``."""
-    was, now = _flatten(stored), _flatten(given)
+def differences(
+    stored: Mapping[str, Any], given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Return the entries that differ between the descriptions of two fits, each as ``name: old -> new``.
+
+    A parameter that one description lacks has the value in ``defaults``, or None.
+    """
+    missing = named_values(defaults)
+    was, now = {**missing, **_flatten(stored)}, {**missing, **_flatten(given)}
     return [
         f"{name}: {was.get(name, 'None')} -> {now.get(name, 'None')}"
         for name in sorted({*was, *now})

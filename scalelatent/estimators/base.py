@@ -139,7 +139,10 @@ class StreamedEstimator(  # type: ignore[call-arg]
         raise NotImplementedError
 
     def _restore_at(self, saved: SavedModelState, location: Location | None, run: Location | None) -> None:
-        """Set the fitted parameters of a model that was saved at ``location``, in the run folder ``run``."""
+        """Set the fitted parameters of a saved model; models with datasets beside it override this hook.
+
+        ``location`` is the folder of the saved model. ``run`` is the run folder that contains it, or None.
+        """
         self._restore(*saved)
 
     def _training_rows(
@@ -203,7 +206,8 @@ class StreamedEstimator(  # type: ignore[call-arg]
             rows = self._checked_values(rows, name)
             rows = rows if shape is None else rows.reshape(shape)
             ds = Dataset.from_arrays(rows, y, sample_weight=sample_weight, feature_names=names)
-            return self._checked_width(ds, name)
+            self._check_width(ds.n_features, name)
+            return ds
         else:
             names = frame_names(rows)
             rows = self._lazy_values(rows)
@@ -219,13 +223,11 @@ class StreamedEstimator(  # type: ignore[call-arg]
         """Return a lazy array of rows with this model's conversions; the base class converts nothing."""
         return X
 
-    def _checked_width(self, ds: Dataset, name: str) -> Dataset:
-        if ds.n_features != self.n_features_in_:
+    def _check_width(self, width: int, name: str) -> None:
+        if width != self.n_features_in_:
             raise DataError(
-                f"{name}{f' ({ds.url})' if ds.url else ''} has {ds.n_features} features, but "
-                f"{type(self).__name__} was fitted on {self.n_features_in_}"
+                f"{name} has {width} features, but {type(self).__name__} was fitted on {self.n_features_in_}"
             )
-        return ds
 
     def _checked_features(self, ds: Dataset, name: str, reset: bool) -> Dataset:
         """Return ``ds``; store (``reset``) or compare the number and the names of its features."""
@@ -234,7 +236,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             self.__dict__.pop("feature_names_in_", None)
             if ds.feature_names is not None:
                 self.feature_names_in_ = ds.feature_names
-        self._checked_width(ds, name)
+        self._check_width(ds.n_features, f"{name} ({ds.url})" if ds.url else name)
         check_names(self, ds.feature_names)
         return ds
 
@@ -389,6 +391,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             device=self.device,
             n_jobs=self.n_jobs,
             engine=call.engine,
+            defaults=self._parameters.defaults_of_other_versions(),
         ) as session:
             validation = call.rows.get("validation")
             more = {} if validation is None else {"validation_rows": len(validation)}
@@ -568,10 +571,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     def _map_dask(self, X: da.Array, output: OutputName) -> Any:
         from dask.array import map_blocks
 
-        if (width := int(np.prod(X.shape[1:]))) != self.n_features_in_:
-            raise DataError(
-                f"X has {width} features, but {type(self).__name__} was fitted on {self.n_features_in_}"
-            )
+        self._check_width(int(np.prod(X.shape[1:])), "X")
         row_map = self._row_map(output)
         shape, dtype = row_map.output()
         X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
@@ -717,7 +717,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         run: Location | None = None,
     ) -> Self:
         try:
-            params = cls._parameters.drop_removed(restore_params(params))
+            params = cls._parameters.drop_removed(restore_params(params), fitted=True)
         except ValueError as error:
             raise DataError(f"{location.url if location else 'this model'} was saved with {error}") from None
         model = cls(**params)

@@ -54,8 +54,7 @@ class PassRecorder(Callback):
     def on_pass_end(self, record: dict[str, Any]) -> None:
         self.records.append(record)
 
-    def on_report(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
+    on_report = on_pass_end
 
     def on_event(self, info: dict[str, Any]) -> None:
         """Add the records of passes that were done before a resume."""
@@ -137,17 +136,13 @@ def _add_resume_advice(
         done = f"after pass {records[-1]['pass']}"
     if run_dir is not None:
         rest = f"continue with the same fit(..., run_dir={str(run_dir)!r}, resume=True)"
-    elif was_fitted:
-        rest = (
-            "the model of the previous fit is kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
-        )
-    elif records:
-        rest = (
-            "history_ has the records of the completed passes, but no model was kept: "
-            "fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
-        )
     else:
-        rest = "nothing was kept: fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
+        rest = "nothing was kept"
+        if was_fitted:
+            rest = "the model of the previous fit is kept"
+        elif records:
+            rest = "history_ has the records of the completed passes, but no model was kept"
+        rest += ": fit(..., run_dir=FOLDER) keeps checkpoints to resume from"
     text = f"the fit was stopped {done}; {rest}"
     if stop.args:
         stop.add_note(text)

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -142,7 +142,10 @@ class FitSession:
         resume: bool = False,
         callbacks: CallbackList = (),
         engine: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        # Values of parameters that run folders of other versions lack.
+        self._defaults = defaults
         self.kind, self.device, self.n_jobs = kind, device, n_jobs
         self.callbacks = Callbacks(callbacks)
         self.options = dict(engine or {})
@@ -232,7 +235,7 @@ class FitSession:
         identity = {"kind": self.kind, "seed": seed, **grid}
         identity["params"] = named_values(params)
         identity |= {f"{name} data": ds.fingerprint() for name, ds in datasets.items()}
-        self.store.claim(identity, self.resume)
+        self.store.claim(identity, self.resume, self._defaults)
         how: dict[str, Any] = {
             "cache": self._cache,
             "callbacks": self.callbacks,
@@ -485,7 +488,7 @@ class FitSession:
             cleaner = DropLeaves(work)
             callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
-            # A learner that keeps a statistic of every row range needs no warning about the order of rows.
+            # With a small buffer, sorted labels harm a fit, except with a statistic of each row range.
             warn_if_sorted(datasets["train"], order)
         stage = self.stage(name, work, datasets, step.classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})

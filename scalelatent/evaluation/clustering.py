@@ -201,8 +201,8 @@ def kmeans_scores(
     if not 1 <= k <= len(rows):
         raise DataError(f"n_clusters={k}: give 1 to {len(rows)}, the number of rows")
     found = []
-    # Warning filters belong to the process, so they are set around all threads. The warning below replaces
-    # the warnings of the restarts.
+    # Warning filters apply to the whole process, so they are set here and not in each thread. One warning
+    # below replaces the warnings of all restarts.
     with warnings.catch_warnings(), ThreadPoolExecutor(resolve_jobs(n_jobs), "kmeans") as pool:
         warnings.simplefilter("ignore", ConvergenceWarning)
         for scores in pool.map(partial(_cluster_once, rows, classes, k, seed), range(restarts)):

@@ -21,7 +21,7 @@ METRICS = ("nmi", "accuracy", "retrieval")
 """Metrics of an output: NMI and accuracy of its k-means clusters, and retrieval accuracy."""
 
 CLUSTER_METRICS = ("nmi", "accuracy")
-"""Metrics of k-means clusters."""
+"""Metrics that compare k-means clusters with classes."""
 
 # A sample of rows consists of this many evenly spaced ranges of consecutive rows, so that few reads suffice.
 SAMPLE_RANGES = 100
@@ -89,7 +89,7 @@ def score_clusters(
 
 
 def read_spaced(dataset: Dataset, rows: int) -> tuple[DenseOrCsr, DenseOrCsr]:
-    """Return (x, y) of at most ``rows`` evenly spaced rows of a dataset; y is None without labels."""
+    """Return at most ``rows`` evenly spaced rows of a dataset, and their labels or None."""
     pieces = space_ranges(len(dataset), rows, SAMPLE_RANGES)
     y = concatenate([dataset.read_y(a, b) for a, b in pieces]) if dataset.has_y else None
     return concatenate([dataset.read_x(a, b) for a, b in pieces]), y

@@ -27,11 +27,11 @@ RETRIEVAL_METRICS = ("cosine", "overlap")
 
 
 ScoreBlock = Callable[[np.ndarray], np.ndarray]
-"""Function from query rows to scores (queries, n) of all documents; a larger score is nearer."""
+"""Function from indices of queries to scores (queries, n) of all n documents; a larger score is nearer."""
 
 
 def make_scores(output: Any, metric: str) -> ScoreBlock:
-    """Return the function that computes the similarity of all documents to some documents (queries)."""
+    """Return a function of indices of documents (queries): the similarity of each query to all documents."""
     if metric not in RETRIEVAL_METRICS:
         raise DataError(f"metric={metric!r} is not one of {', '.join(RETRIEVAL_METRICS)}")
     sparse = hasattr(output, "tocsr")

@@ -49,7 +49,6 @@ def score_dataset(
 
 
 def make_scorer(model: StreamedEstimator) -> Scorer:
-    """Return the scorer of the model's kind."""
     scorer: Scorer = import_object(find_kind(model._kind).scorer)()
     return scorer
 
@@ -70,7 +69,7 @@ class Scorer:
     def measure(
         self, model: Any, dataset: Dataset, metrics: Sequence[str], progress: OnProgress | None
     ) -> dict[str, Any]:
-        """Return the scores by metric name; the names are known to be in ``metrics`` of the class."""
+        """Return the scores by metric name; `score_dataset` has checked that the class has these metrics."""
         raise NotImplementedError
 
     def test_scores(self, model: Any, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Generators: sets of rows that are functions of a seed and the row number, by the name in their provenance.
+"""Table of the generators: sets of rows that depend only on parameters, such as a seed, and the row number.
 
 A generator has the attribute `columns`, the arguments of `create_dataset` that describe its rows, and the
-method `rows(start, stop)`, which returns rows and labels (or None) and depends on its parameters only. Each
-function below makes a generator from the provenance of a dataset. To add a set, write such a function and
-enter it here.
+method `rows(start, stop)`, which returns rows and labels (or None). Each function in `GENERATORS` makes a
+generator from the provenance of a dataset. To add a set, write such a function and enter it in the table.
 """
 
 from __future__ import annotations
@@ -26,4 +25,4 @@ GENERATORS: dict[str, str] = {
     **dict.fromkeys(_IMAGE_SETS, "scalelatent.generators.images:from_provenance"),
     **dict.fromkeys(_CORRUPTED_SETS, "scalelatent.generators.corrupted:from_provenance"),
 }
-"""Name of a set -> module:function(provenance, url) that makes its generator."""
+"""Function of (provenance, url) that makes a generator, as "module:name", by the name of the set."""

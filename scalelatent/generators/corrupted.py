@@ -46,13 +46,13 @@ class Corruption(NamedTuple):
     n_draws: Callable[[dict[str, Any], int], int]
     """Function of (options, number of pixels) that returns the number of random numbers of one image."""
     kernel: Callable[[np.ndarray, np.ndarray, np.ndarray], None]
-    """Function of (draws, settings, images)."""
+    """Function of (random numbers, settings, images) that changes the images in place."""
     settings: Callable[[dict[str, Any], int], list[int]]
-    """Function of (options, ``on``): the settings of the kernel."""
+    """Function of (options, ``on``) that returns the settings of the kernel."""
 
 
 def _random_pixels(draws: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Return masks like `images`: 1 at distinct random pixels, one for each random number, else 0."""
+    """Return masks of the shape of `images`: 1 at random pixels, one pixel for each random number, else 0."""
     chosen = np.zeros((len(images), images[0].size), np.uint8)
     compiled.flip_exactly(np.ascontiguousarray(draws), chosen)
     return chosen.reshape(images.shape)

@@ -35,7 +35,7 @@ def draw_features(placements: np.ndarray, features: np.ndarray, out: np.ndarray)
 
 @entry(in_array("u4", 2), in_array("u8", 1), out_array("u1", 2))
 def flip(draws: np.ndarray, threshold: np.ndarray, out: np.ndarray) -> None:
-    """Flip each bit whose draw is below `threshold[0]`, in place; `out` is uint8 (rows, bits)."""
+    """Flip, in place, each bit of `out` (rows, bits) whose random number in `draws` is below a threshold."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             out[i, j] ^= np.uint8(np.uint64(draws[i, j]) < threshold[0])
@@ -43,7 +43,7 @@ def flip(draws: np.ndarray, threshold: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("u1", 3), out_array("u1", 3))
 def jitter_pixels(draws: np.ndarray, images: np.ndarray, out: np.ndarray) -> None:
-    """Move each pixel that is 1 by up to one pixel in both directions; draws (rows, pixels)."""
+    """Move each pixel that is 1 by -1, 0 or 1 along both axes; `draws` (rows, pixels) decides."""
     height, width = out.shape[1], out.shape[2]
     for i in range(out.shape[0]):
         for y in range(height):

@@ -134,7 +134,7 @@ class ImageSet:
         for feature, bits in zip(self.features, shapes, strict=True):
             feature[: bits.shape[0], : bits.shape[1]] = bits
         self._n_draws = 0
-        """Number of draws of a row, without those of the noise."""
+        """Random numbers for each row, without those that decide which pixels the noise flips."""
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -438,7 +438,6 @@ def image_set(kind: str, *, seed: int = 0, **options: Any) -> ImageSet:
 
 
 def from_provenance(provenance: dict[str, Any], url: str) -> ImageSet:
-    """Return the image set with these parameters."""
     return _SETS[provenance["importer"]](provenance)
 
 

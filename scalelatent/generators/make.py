@@ -36,7 +36,7 @@ class MakeOptions(TypedDict, total=False):
 
 
 class Generator(Protocol):
-    """Rows that depend on parameters and the row number only."""
+    """Object that returns rows which depend only on its parameters and on the row numbers."""
 
     columns: dict[str, Any]
     """Arguments of `create_dataset` that describe a row: feature_shape, dtype, y_dtype, ..."""
@@ -155,7 +155,7 @@ def _write_missing(writer: DatasetWriter, n_threads: int, progress: Progress | N
 
 
 def make_shard(url: str | os.PathLike[str], shard: int) -> None:
-    """Write one shard of a dataset that `make_rows` started; any process may write any shard."""
+    """Write one shard of a dataset that `make_rows` started, in any process."""
     _write_shard(DatasetWriter.attach(url), shard)
 
 

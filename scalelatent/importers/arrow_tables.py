@@ -390,7 +390,7 @@ class _TableReader(RowReader):
 
 
 class _ImagesReader(_TableReader):
-    """A column of images of one shape, decoded by several threads."""
+    """Reader of a column of images of one shape, which several threads decode."""
 
     def __init__(
         self,

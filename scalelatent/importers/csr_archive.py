@@ -1,6 +1,6 @@
-"""Import CSR rows from npz archives: scipy's `save_npz`, or arrays under a prefix.
+"""Import CSR rows from npz archives: those of `scipy.sparse.save_npz`, or arrays whose names share a prefix.
 
-The three arrays of CSR rows are read together, one row group at a time; no array is whole in memory.
+The arrays `data`, `indices` and `indptr` are read together, one row group (the rows of a shard) at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class NpzCsrReader(CsrReader):
-    """CSR rows of an npz archive.
+    """Reader of the CSR rows of an npz archive.
 
     If the archive has no array of values, `is_pattern=True` makes all stored entries 1 instead of an error.
     """
@@ -93,7 +93,7 @@ class NpzCsrReader(CsrReader):
             vector.close()
 
     def _read_pointers(self, rows: int, first: int) -> np.ndarray:
-        """Return where each of the next rows begins, and where the last one ends, int64 (rows + 1,)."""
+        """Return the first entry of each of the next rows, and the end of the last row, int64 (rows + 1,)."""
         if first == 0:
             self._last_pointer = int(self._pointers.read(1)[0])
             if self._last_pointer != 0:
@@ -211,7 +211,7 @@ def import_csr(
         The rows are the arrays `P_data`, `P_indices`, `P_indptr` and `P_shape`. By default the arrays without
         a prefix, or with the prefix `x` (any case), or with the only prefix.
     values : str, optional
-        Use the values `P_<values>` instead of `P_data`: one pattern with several kinds of values.
+        Use the values `P_<values>` instead of `P_data`, if the archive has several values for each entry.
     y : str, optional
         Labels (n,), targets (n, v) or multi-labels: the name of an array of the archive, or the prefix of CSR
         arrays in the archive (ones if it has no values). By default `y` or `Y`, if it exists.

@@ -34,7 +34,7 @@ def refuse_web(path: PathOrUrl, kind: str) -> None:
 def open_file(path: PathOrUrl, kind: str) -> IO[bytes]:
     """Open a file on a disk or in an object store; raise `DataError` if that fails.
 
-    `kind` ("npy file of rows") names the file in messages, here and in the functions below.
+    `kind`, for example "npy file of rows", names the file in error messages.
     """
     refuse_web(path, kind)
     try:

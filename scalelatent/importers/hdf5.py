@@ -1,4 +1,4 @@
-"""Import HDF5 files, one shard at a time; a cache of HDF5 keeps chunks that two shards share."""
+"""Import HDF5 files, one shard of the new dataset at a time."""
 
 from __future__ import annotations
 
@@ -61,9 +61,8 @@ def import_hdf5(
     DataError
         A file that is missing, truncated, damaged or no HDF5 file; an array that is missing (the message
         lists the arrays of the file), takes its numbers from other files (external raw storage, virtual
-        datasets), or has a wrong dtype or shape; NaN or infinity;
-        another number of labels than rows; rows that the disk cannot hold; an output that exists. No dataset
-        stays behind.
+        datasets), or has a wrong dtype or shape; NaN or infinity; another number of labels than rows; rows
+        that the disk cannot hold; an output that exists. No dataset stays behind.
 
     Examples
     --------
@@ -131,7 +130,7 @@ def describe_arrays(file: h5py.File) -> dict[str, str]:
 
 
 class Hdf5Reader(RowReader):
-    """Rows of an HDF5 array; with `is_matlab` its axes are in reverse order, as MATLAB writes them.
+    """Reader of the rows of an HDF5 array; with `is_matlab` its axes are in reverse order, as in MATLAB.
 
     Arrays whose numbers are in other files are refused: these can be any files of this machine, and HDF5
     reads zeros without an error if they are absent.

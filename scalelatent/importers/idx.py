@@ -90,7 +90,7 @@ def _open_part(path: PathOrUrl, part: str) -> BinaryReader:
 
 
 def open_idx(path: PathOrUrl, kind: str) -> BinaryReader:
-    """Return a reader of an IDX file, after a check of its header and, if it is not packed, of its size."""
+    """Return a reader of an IDX file, after a check of its header and, for a plain file, of its size."""
     file = open_maybe_gzip(path, kind)
     name = f"{kind} {os.fspath(path)}"
     try:

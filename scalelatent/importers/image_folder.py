@@ -248,7 +248,7 @@ class _DifferentImage(_UnusableImage):
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Function from the bytes of an image file to the array of a row."""
+    """Callable object that converts the bytes of an image file to the array of a row."""
 
     size: tuple[int, int] | None
     crop: bool
@@ -312,7 +312,7 @@ class ImageDecoder:
 
 
 class _FolderReader(RowReader):
-    """Images of a folder; shape and dtype are those of the first image that can be read."""
+    """Reader of the images of a folder; all rows have the shape and dtype of the first usable image."""
 
     def __init__(self, found: ImageFolder, decoder: ImageDecoder, skip_bad: bool) -> None:
         self.name = f"image folder {found.root}"

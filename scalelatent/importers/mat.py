@@ -1,4 +1,4 @@
-"""Import MATLAB files: version 7.3 (HDF5) as a stream; versions 4 to 7 in memory, up to 2 GB a variable."""
+"""Import MATLAB files: version 7.3 (HDF5) shard by shard; versions 4 to 7 in memory, 2 GB per variable."""
 
 from __future__ import annotations
 

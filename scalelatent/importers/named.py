@@ -80,7 +80,7 @@ PUBLIC_FILES: dict[str, dict[str, tuple[RemoteFile, ...]]] = {
         ),
     },
 }
-"""Name of a dataset -> part -> its files: images, then labels."""
+"""Files of each public dataset, by its name and by part ("train" or "test"): images, then labels."""
 
 DATASET_NAMES = ("digits", *PUBLIC_FILES)
 """Datasets that `import_named` imports."""

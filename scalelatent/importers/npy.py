@@ -130,7 +130,6 @@ def import_npz(
 
 @contextlib.contextmanager
 def open_npz(file: PathOrUrl) -> Iterator[zipfile.ZipFile]:
-    """Open an npz archive, and close it at the end of the `with` block."""
     with open_file(file, "npz file") as raw:
         try:
             archive = zipfile.ZipFile(raw)
@@ -205,7 +204,6 @@ def open_member(
 
 
 def open_array(archive: zipfile.ZipFile, path: PathOrUrl, key: str) -> IO[bytes]:
-    """Open the file of one array of an npz archive."""
     try:
         return archive.open(_member(archive, key))
     except (*_UNPACK_ERRORS, RuntimeError, NotImplementedError) as error:

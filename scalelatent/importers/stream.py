@@ -85,7 +85,7 @@ class RowReader:
         """Raise `DataError` if the source continues after its last row."""
 
     def close(self) -> None:
-        """Close the files and threads that this reader opened."""
+        """Close the files, and end the threads, that this reader uses."""
 
 
 class CsrReader(RowReader):
@@ -111,7 +111,7 @@ class CsrReader(RowReader):
 
 
 class PairedReader(RowReader):
-    """Labels, weights or topics of the rows that another reader read last."""
+    """Reader of the labels, weights or topics of the rows that another reader read last."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class PairedReader(RowReader):
 
 
 class BinaryReader(RowReader):
-    """Rows of one dtype and shape in an open binary file; memory holds the rows of one call of `read`."""
+    """Reader of an open binary file that holds rows of one dtype and shape, one after the other."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class BinaryReader(RowReader):
 
 
 class ArrayReader(RowReader):
-    """Rows of an array in memory, or of any object with shape and dtype that slices like an array."""
+    """Reader of an array in memory, or of any object with shape and dtype that slices like an array."""
 
     def __init__(self, values: np.ndarray, name: str) -> None:
         self.name, self.shape, self.dtype = name, values.shape, values.dtype
@@ -371,7 +371,7 @@ def _write_shuffled(
     progress: Progress | None,
 ) -> Dataset:
     """Write the rows in order to a temporary dataset next to `location`, then shuffle them into place."""
-    # Check before reading: the temporary dataset needs as much space as the shuffled one.
+    # Check the free space before reading: the temporary dataset takes as much space as the shuffled one.
     check_room(location, overwrite, resumable=False)
     compression = {"compressor": layout["compressor"]} if "compressor" in layout else {}
     x = readers.x

@@ -106,13 +106,11 @@ class _Block(NamedTuple):
     """Number of labels of each row."""
 
     def write(self, parsed: IO[bytes]) -> None:
-        """Write the arrays to a temporary file."""
         for array in (self.rows.data, self.rows.indices, self.rows.indptr, self.labels, self.row_labels):
             np.save(parsed, array, allow_pickle=False)
 
     @classmethod
     def read(cls, parsed: IO[bytes]) -> _Block:
-        """Return the next block of a temporary file."""
         data, indices, indptr, labels, row_labels = (np.load(parsed) for _ in range(5))
         return cls(csr_of(data, indices, indptr, int(indices.max(initial=0)) + 1), labels, row_labels)
 
@@ -244,7 +242,7 @@ def _parse_and_count(file: PathOrUrl, name: str, progress: Progress | None, pars
 
 
 def _first_column(counts: _TextCounts, zero_based: bool | str, name: str) -> int:
-    """Return the number with which the columns in the file begin: 0 or 1."""
+    """Return the number of the first column in the file: 0 or 1."""
     if zero_based not in (True, False, "auto"):
         raise DataError(f"zero_based is {zero_based!r}, but it must be True, False or 'auto'")
     has_zero = counts.columns is not None and counts.columns[0] == 0
@@ -289,7 +287,7 @@ def _as_multilabels(labels: np.ndarray, row_labels: np.ndarray, width: int, name
 
 
 class _SvmlightReader(RowReader):
-    """CSR rows from the temporary file of parsed blocks.
+    """Reader of CSR rows from the temporary file of parsed blocks.
 
     `labels_read` holds the labels of the rows that `read` returned last, and the number of labels per row.
     """

@@ -1,7 +1,7 @@
-"""Tasks that `scalelatent submit` sends to a cluster: a plan, and the driver, which then runs the job alone.
+"""Two tasks that `scalelatent submit` sends to a cluster: one plans a job, the other (the driver) runs it.
 
 The driver task secedes from its worker's thread pool, so that the task occupies no thread. The driver locks
-the run folder and drives the run like `scalelatent fit`, with its own client. If the worker dies, Dask runs
+the run folder and runs the job like `scalelatent fit`, with its own client. If the worker dies, Dask runs
 the task again on another worker, and the run resumes from the last checkpoint.
 
 The scheduler also imports this module, so the module must import quickly.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.engine.dask.timed_calls import ask_scheduler
@@ -34,7 +35,7 @@ def driver_key(identity: str, start: int) -> str:
 def plan_on_worker(
     stored: dict[str, Any], workers: dict[str, Any]
 ) -> tuple[tuple[str, str] | None, list[str]]:
-    """Plan a job; return (class name and text of an error, or None) and the lines of the plan."""
+    """Plan the job ``stored`` for ``workers``; return an error (class name, text) or None, and the plan."""
     from .planning import PlannedCluster, plan_job, plan_lines
     from .spec import Job
 
@@ -46,7 +47,7 @@ def plan_on_worker(
 
 
 def drive(run: str, start: int) -> str:
-    """Run a submitted job to its end; return its last state. `start` counts the starts and resumes from 1."""
+    """Run a submitted job to its end; return its last state. ``start`` counts starts and resumes from 1."""
     from distributed import get_worker, secede
 
     from scalelatent.engine.dask.hooks import scheduler_of
@@ -56,33 +57,19 @@ def drive(run: str, start: int) -> str:
     secede()
     # The fit limits the thread pools of its process and later restores the sizes that this call sets.
     configure_worker_process()
-    outcome: list[str | BaseException] = []
+    last_state: Future[str] = Future()
+    scheduler, security = scheduler_of(worker)
+
+    def run_job() -> None:
+        try:
+            last_state.set_result(_drive(scheduler, security, worker.address, run, start))
+        except BaseException as error:  # noqa: BLE001  the task raises the error
+            last_state.set_exception(error)
+
     # Tasks that a task submits inherit its priority, so that the oldest job would occupy the cluster. The
     # driver submits from a separate thread instead, so that jobs take turns.
-    thread = threading.Thread(
-        target=_run, args=(*scheduler_of(worker), worker.address, run, start, outcome),
-        name=f"scalelatent-driver-{start}", daemon=True,
-    )  # fmt: skip
-    thread.start()
-    while thread.is_alive():
-        thread.join(1.0)
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return str(outcome[0])
-
-
-def _run(
-    scheduler: str,
-    security: Security | None,
-    worker: str,
-    run: str,
-    start: int,
-    outcome: list[str | BaseException],
-) -> None:
-    try:
-        outcome.append(_drive(scheduler, security, worker, run, start))
-    except BaseException as error:  # noqa: BLE001  the task raises the error later
-        outcome.append(error)
+    threading.Thread(target=run_job, name=f"scalelatent-driver-{start}", daemon=True).start()
+    return last_state.result()
 
 
 def _drive(scheduler: str, security: Security | None, worker: str, run: str, start: int) -> str:

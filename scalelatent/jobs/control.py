@@ -86,7 +86,7 @@ def restore_job(folder: RunFolder, job_file: str | os.PathLike[str]) -> None:
             seeds = [
                 event["seed"] for event in folder.records("events.jsonl") if event.get("seed") is not None
             ]
-            # The run drew its seed.
+            # If neither the job file nor the model names a seed, the run drew one and logged it in an event.
             if job.job.seed is None and job.params.get("random_state") is None and seeds:
                 job = replace(job, job=job.job.model_copy(update={"seed": seeds[0]}))
             folder.write_job(job)
@@ -128,7 +128,7 @@ def follow(
     print_line: Callable[[str], None] = lambda line: None,
     poll: float = POLL_SECONDS,
 ) -> dict[str, Any]:
-    """Watch a run through its folder until the run ends; return the last state."""
+    """Report the passes and progress of a run to ``callbacks`` until the run ends; return its last state."""
     everyone = list(callbacks)
     watch = _RunWatcher(folder, everyone)
     lost_since: float | None = None
@@ -234,7 +234,7 @@ def new_events(
 def cancel_job(folder: RunFolder, *, wait: float = CANCEL_SECONDS) -> dict[str, Any]:
     """Cancel a job, which stops at its next checkpoint; return the state after at most `wait` seconds."""
     try:
-        with folder.lock():  # no driver runs; a later driver reads the state
+        with folder.lock():  # no process runs this job now; a process that starts it later reads the state
             state = folder.read_state()
             if state["state"] in ENDED_STATES:
                 if state["state"] == "cancelled":

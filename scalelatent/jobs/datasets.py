@@ -110,7 +110,7 @@ def open_rows(
         return open_dataset(url, storage_options=None if is_local(url) else storage_options)
 
     dataset = opened(url)
-    if target is not None:  # before the row range, which then also selects rows of the target
+    if target is not None:  # join the outputs first, so that the range below selects rows and their outputs
         dataset = dataset.with_target(opened(target))
     if rows is None:
         return dataset

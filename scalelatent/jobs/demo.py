@@ -40,7 +40,7 @@ test = {test}  # digits {test_bases}, unchanged
 [model]
 kind = "capsule"
 capsule_dim = 8
-nu_schedule = [[0.8, 5], [0.4, 5], [0.0, 5]]  # rounds (threshold, passes without improvement that end it)
+nu_schedule = [[0.8, 5], [0.4, 5], [0.0, 5]]  # rounds: [nu, passes without improvement that end the round]
 max_iter = 150
 
 [cluster]
@@ -87,7 +87,6 @@ def prepare(
 
 
 def _as_toml_string(path: Path) -> str:
-    """Return a path with any characters as a TOML string."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
@@ -98,7 +97,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / MARKER).is_file():
             raise JobError(f"folder {folder} exists and is not empty; choose another folder with --out")
-        if not overwrite and (folder / "job.toml").exists():  # an earlier demo wrote all its files
+        if not overwrite and (folder / "job.toml").exists():  # the last file that a demo writes
             run = folder / "run"
             again = "replace it with --overwrite, or choose another folder with --out"
             look = f"; see its run with: scalelatent status {run}" if is_run_folder(run) else ""

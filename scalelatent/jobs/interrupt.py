@@ -46,7 +46,7 @@ class StopRequest(Callback):
         self.check()
 
     def on_progress(self, info: dict[str, Any]) -> None:
-        """Raise `KeyboardInterrupt` if a stop was requested; a resume keeps finished parts of the pass."""
+        """Raise `KeyboardInterrupt` in a pass if a stop was requested; a resume continues in this pass."""
         self.check()
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def request_cancel(folder: RunFolder) -> None:
 
 
 def read_cancel_request(folder: RunFolder) -> dict[str, Any] | None:
-    """Return who asked to stop a run since its last start or resume, or None."""
+    """Return the cancel request (user, host, time) since the last start of a run; None without a request."""
     content = folder.location.read(CANCEL_FILE)
     if content is None:
         return None

@@ -13,7 +13,7 @@ from scalelatent.errors import JobError, nearest
 
 CALLBACK_ENTRY_POINTS = "scalelatent.callbacks"
 OWN_CALLBACKS = {"mlflow": "scalelatent.monitor.tracking:MlflowTracking"}
-# Descriptions of the keys of each callback, for the page about job files.
+# Type and description of each key of a callback in a job file, for JOB.md.
 CALLBACK_KEYS = {
     "mlflow": {
         "uri": (

@@ -33,7 +33,7 @@ def check_certificates(section: ClusterSection) -> None:
 def connect(
     job: Job, client: Client | None = None, print_line: Callable[[str], None] = lambda line: None
 ) -> Iterator[Client | None]:
-    """Yield `client`, or a client of the job's scheduler or of a new local cluster, or None."""
+    """Yield `client`, else a client of the job's scheduler or of its new local cluster, else None."""
     section = job.cluster
     check_certificates(section)
     if client is not None:
@@ -56,6 +56,6 @@ def read_peak_bytes(client: Client) -> int | None:
     """Return the largest peak memory of any worker, in bytes, or None if no worker answers in time."""
     try:
         peaks = ask_workers(client, peak_bytes).values()
-    except Exception:  # noqa: BLE001  the work is done, so errors of Dask do not matter
+    except Exception:  # noqa: BLE001  the fit has succeeded, so an error of Dask must not fail the job
         return None
     return max((peak for peak in peaks if isinstance(peak, int)), default=None)

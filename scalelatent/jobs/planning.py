@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelatent.contract.kinds import find_kind
-from scalelatent.deploy.worker_processes import check_numbers
+from scalelatent.deploy.worker_processes import check_numbers, divide_memory
 from scalelatent.engine.plan import add_totals, long_fit
 
 from .datasets import JobData, open_job_data
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 # Seconds outside the fit: start Python and load kernels, start all workers, start each worker, save a model.
 START_SECONDS, WORKERS_SECONDS, WORKER_SECONDS, SAVE_SECONDS = 3.0, 2.5, 0.5, 0.2
-# Bytes per second to copy kept results into the model; bytes of a report on disk and of figures in memory.
+# Bytes per second for copying results from the run folder into the saved model; bytes of a report on disk;
+# bytes of memory for its figures.
 COPY_RATE, REPORT_BYTES, FIGURE_BYTES = 5e8, 2 * 10**6, 75 * 2**20
+
+logger = logging.getLogger("scalelatent")
 
 
 class PlannedCluster:
@@ -44,17 +48,12 @@ class PlannedCluster:
 
 
 def worker_bytes(cluster: ClusterSection) -> int:
-    """Return the memory limit of one worker in bytes, by the rules of Dask for the key `memory_limit`."""
-    from dask.system import CPU_COUNT
-    from dask.utils import parse_bytes
-    from distributed.system import MEMORY_LIMIT
+    """Return the memory limit, in bytes, of each worker that a job starts; 0 for no limit."""
+    from distributed.worker_memory import parse_memory_limit
 
-    limit = cluster.memory_limit
-    if limit in (None, "auto"):
-        return int(MEMORY_LIMIT * min(1, (cluster.threads or 1) / CPU_COUNT))
-    if isinstance(limit, float) and limit <= 1:
-        return int(limit * MEMORY_LIMIT)
-    return int(parse_bytes(limit))
+    limit = "auto" if cluster.memory_limit is None else cluster.memory_limit
+    bytes_or_text = divide_memory(limit, cluster.workers or 1)
+    return parse_memory_limit(bytes_or_text, cluster.threads or 1, logger=logger) or 0
 
 
 def plan_job(
@@ -85,7 +84,7 @@ def plan_job(
 
 def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]:
     """Add the time, memory and disk space of a job before and after the fit to the plan of the fit."""
-    if "seconds" not in needs:  # a model of another package without estimates
+    if "seconds" not in needs:  # a model of another package need not estimate its time
         return needs
     cluster = job.cluster.workers is not None or job.cluster.scheduler is not None
     before = {"starting": START_SECONDS}

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from scalelatent.data import Dataset
     from scalelatent.estimators.fit_services import FitCall
 
-# Origins, in job.json, of a value that Python code gave: any value, one that JSON cannot store, and a search.
+# Texts in job.json about the origin of a value: Python code, Python code with a value that JSON cannot store,
+# and a search that Python code called.
 PYTHON, NOT_JSON, SEARCH = "Python", "Python, not JSON", "Python, a search"
 _KEY_OF_ROLE = {
     "train": "train",
@@ -68,7 +69,7 @@ class _Record(Callbacks):
         self._call = call
         assert call.run_dir is not None, "else nothing is recorded"
         self._held = RunFolder(call.run_dir)
-        self._folder: RunFolder | None = None  # `_held` after the fit has started
+        self._folder: RunFolder | None = None  # the same folder as `_held`, set when the fit starts
         self._began = time.monotonic()
 
     def hold_folder(self) -> None:
@@ -125,7 +126,6 @@ class _Record(Callbacks):
         return folder
 
     def done(self) -> None:
-        """Save the model and record the run as done."""
         folder = self._folder
         if folder is None:
             return
@@ -183,9 +183,9 @@ def _is_json(value: object) -> bool:
 
 
 def _data_section(rows: Mapping[str, Dataset]) -> dict[str, Any]:
-    """Return the ``[data]`` section of a job file that reads these datasets.
+    """Return the ``[data]`` section of a job file that reads these datasets, which are named by their role.
 
-    A dataset that a job file cannot describe gets the value `IN_MEMORY`.
+    A dataset that a job file cannot describe, such as an array in memory, gets the value `IN_MEMORY`.
     """
     found: dict[str, Any] = {}
     for name, dataset in rows.items():

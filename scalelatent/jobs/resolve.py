@@ -130,7 +130,8 @@ def override(job: Job, settings: Iterable[str]) -> Job:
             continue
         values[section][key] = (value, "command line", f"--set {setting}")
         other = {"workers": "scheduler", "scheduler": "workers"}.get(key)
-        if other and str(value).strip().lower() != "none":  # the new key replaces the other key
+        # A scheduler replaces the workers to start, and vice versa.
+        if other and str(value).strip().lower() != "none":
             values[section][other] = (None, "default", "")
     made = {name: _resolve_section(name, given, "job", origins) for name, given in values.items()}
     changed = replace(job, **made, params=params, origins=origins)
@@ -153,7 +154,7 @@ def parse_value(text: str) -> Any:
     text = text.strip()
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, or beyond Python's limits
+    except (ValueError, RecursionError):  # invalid TOML, or a number or nesting beyond Python's limits
         return text
     return text if isinstance(value, date | datetime | time) else value
 
@@ -272,7 +273,7 @@ def shorten(text: str) -> str:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Make a local path absolute, so that a resume in another folder finds it; return URLs unchanged."""
+    """Return an absolute path, so that a resume in another folder finds it; return URLs unchanged."""
     if path is None or "://" in path:
         return path
     return os.path.abspath(os.path.expanduser(path))

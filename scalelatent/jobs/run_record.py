@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 # Minimum seconds between two writes of the progress, on a disk and in an object store.
 DISK_SECONDS, STORE_SECONDS = 1.0, 5.0
-PUBLISH_SECONDS = 5.0  # time limit to publish a state
+PUBLISH_SECONDS = 5.0  # seconds that the scheduler may take to accept a state message
 
 
 @contextmanager
 def report_warnings(folder: RunFolder, print_line: Callable[[str], None]) -> Iterator[None]:
-    """Print each user warning in the `with` block as a line without its place in the code; log an event."""
+    """Print each `UserWarning` of the ``with`` block without file and line number, and log it as an event."""
     global _shown
     mine = threading.get_ident()
     with _lock:
@@ -90,7 +90,7 @@ class ProgressFile(Callback):
 
 
 class DeviceRecorder(Callback):
-    """Callback that keeps the devices of the fit in ``found`` and prints messages about devices."""
+    """Callback that stores the number of CPU and GPU workers in ``found``, and prints messages about them."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
         self._print_line = print_line

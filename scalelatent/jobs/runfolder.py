@@ -70,12 +70,12 @@ def to_json_value(value: Any) -> Any:
     return value
 
 
-MAX_LOOKED = 100  # upper bound on the entries of a wrong folder among which an error suggests run folders
+MAX_LOOKED = 100  # an error about a wrong folder looks for run folders in at most this many of its subfolders
 STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path or address is a run folder, and not, for example, a saved model."""
+    """Return whether a path or address is a run folder, which contains the job of a run."""
     location = locate(path)
     if not location.has("job.json") or location.has("state.json"):
         return location.has("job.json")
@@ -225,7 +225,7 @@ class RunFolder:
         self._write_json("job.json", job.to_dict())
 
     def read_state(self) -> dict[str, Any]:
-        """Return ``state.json``; report a run without a live driver as failed."""
+        """Return ``state.json``; report a running job whose process (driver) has ended as failed."""
         state = self._read_state()
         state["run"] = self.url  # the folder may have been moved
         if state.get("state") == "running":
@@ -419,7 +419,6 @@ def _slug(text: str) -> str:
 
 
 def _describe_holder(lock: Lock) -> str:
-    """Return a text that names the process that holds a lock."""
     holder = lock.holder() or {}
     left = holder.get("seconds_left")
     lease = "" if left is None else f" (if this process is gone, its lock expires in {left} s)"

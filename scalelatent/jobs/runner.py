@@ -63,7 +63,7 @@ def run_job(
         if resume:
             changed = check_changes(job, folder)
         folder.begin("running")
-        if resume and changed:  # the next resume starts from the new parameters
+        if resume and changed:  # the next resume then compares its parameters with the new ones
             folder.write_job(job)
         here = f"{socket.gethostname()}:{os.getpid()}"
         return run_locked_job(
@@ -228,7 +228,7 @@ def _fit_score_save(
     request.check()
     with report_compilations(callbacks):  # the fit reports its own compilations
         if data.test is not None:
-            from scalelatent.evaluation.scoring import make_scorer  # imports compiled kernels
+            from scalelatent.evaluation.scoring import make_scorer  # loads kernels that few jobs need
 
             progress = _begin_stage(callbacks, "scoring", data.test)
             scorer = make_scorer(estimator)

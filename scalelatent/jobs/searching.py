@@ -27,7 +27,7 @@ SEARCH_FILE = "search.json"
 
 # Approximate maximum number of candidates to plan, because each plan takes time.
 PLANNED = 16
-# Items of the memory plan that each fit needs for itself if several fits share a pass over the rows.
+# If several fits share a pass over the rows, each fit has its own copy of these items of the memory plan.
 ITEMS_OF_EACH_FIT = ("constants and states", "statistics in a span", "statistics waiting for their siblings")
 
 
@@ -144,7 +144,10 @@ def plan_candidates(
 
 
 def _candidates_to_plan(params: list[dict[str, Any]]) -> list[int]:
-    """Return the candidates to plan: every n-th, and those with the largest values, which set the peak."""
+    """Return the indices of the candidates to plan: every n-th one, and the ones with the largest values.
+
+    The largest values of a parameter need the most memory.
+    """
     chosen = set(range(0, len(params), -(-len(params) // PLANNED)))
     for name in params[0] if len(chosen) < len(params) else ():
         if all(is_number(own.get(name)) for own in params):
@@ -153,7 +156,7 @@ def _candidates_to_plan(params: list[dict[str, Any]]) -> list[int]:
 
 
 def _shared_bytes(needs: Mapping[str, Any], fits: int, folds: int) -> int:
-    """Return the extra bytes if fits share one pass over the rows, in groups that fit into memory."""
+    """Return the bytes that ``fits`` need beyond one fit if groups of fits share a pass over the rows."""
     allowed, alone, together = int(ALLOWED_SHARE * needs["resources"]["memory"]), 0, 0
     for name, stage in needs["stages"].items():
         peak = stage["peak_bytes"]

@@ -18,10 +18,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from scalelatent.deploy.worker_processes import check_memory
+from scalelatent.engine.cache import parse_cache
+from scalelatent.engine.quarantine import check_choice
 from scalelatent.errors import JobError
 
 IN_MEMORY = "(in memory)"
-"""Value in ``[data]`` of a fit in Python for rows that no other process can open."""
+"""Value of a key in ``[data]`` if Python code gave rows that no other process can open, such as arrays."""
 
 FORMAT = "scalelatent-job"
 FORMAT_VERSION = 1
@@ -45,9 +48,8 @@ def _parse_none(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == "none" else value
 
 
-def _check_rows(value: str | None) -> str | None:
-    if value is not None:
-        parse_rows(value)
+def _check_rows(value: str) -> str:
+    parse_rows(value)
     return value
 
 
@@ -64,31 +66,20 @@ def _refuse_bool(value: Any) -> Any:
     return _parse_none(value)
 
 
-def _check_memory(value: str | int | float | None) -> str | int | float | None:
-    """Check a memory limit of Dask: '2GiB', a number of bytes, a share of the machine, or 'auto'."""
-    from scalelatent.deploy.worker_processes import check_memory
-
-    return None if value is None else check_memory(value)
-
-
-def _check_on_bad_shard(value: str | None) -> str | None:
-    from scalelatent.engine.quarantine import check_choice
-
-    return None if value is None else check_choice(value)
-
-
 def _check_cache(value: object) -> object:
-    from scalelatent.engine.cache import parse_cache
-
     parse_cache(value)
     return value
 
 
 Text = Annotated[str, AfterValidator(_refuse_empty)]
 OptText = Annotated[Text | None, BeforeValidator(_parse_none)]
-Rows = Annotated[str | None, BeforeValidator(_parse_none), AfterValidator(_check_rows)]
+Rows = Annotated[Annotated[str, AfterValidator(_check_rows)] | None, BeforeValidator(_parse_none)]
 OptCount = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_refuse_bool)]
 OptSeconds = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_refuse_bool)]
+OptMemory = Annotated[
+    Annotated[str | int | float, AfterValidator(check_memory)] | None, BeforeValidator(_refuse_bool)
+]
+BadShardChoice = Annotated[Annotated[str, AfterValidator(check_choice)] | None, BeforeValidator(_parse_none)]
 
 
 class _Section(BaseModel):
@@ -128,9 +119,9 @@ class DataSection(_Section):
     target: OptText = None
     """Dataset with the outputs of `train`, row by row, for models that learn outputs."""
     validation_target: OptText = None
-    """Dataset with the outputs of `validation`, if it is not the same dataset as `train`."""
+    """Dataset with the outputs of `validation`; not needed if `validation` and `train` are one dataset."""
     test_target: OptText = None
-    """Dataset with the outputs of `test`, if it is not the same dataset as `train`."""
+    """Dataset with the outputs of `test`; not needed if `test` and `train` are one dataset."""
     storage_options: Annotated[dict[str, Any] | None, BeforeValidator(_parse_none)] = None
     """Options of the fsspec file system for addresses, for example `{anon = true}`; no credentials."""
 
@@ -155,12 +146,10 @@ class EngineSection(_Section):
     run_rows: OptCount = None
     """Consecutive rows that stay together in the shuffled order of an epoch."""
     buffer_runs: OptCount = None
-    """Number of such ranges of rows that are shuffled together."""
+    """Number of ranges of `run_rows` rows that are shuffled together."""
     keep_scratch: bool | None = None
     """Keep the temporary rows in `scratch` after the fit."""
-    on_bad_shard: Annotated[str | None, BeforeValidator(_parse_none), AfterValidator(_check_on_bad_shard)] = (
-        None
-    )
+    on_bad_shard: BadShardChoice = None
     """`"stop"`, or `"skip"`: exclude rows that cannot be read, and report them."""
     cache: Annotated[Any, BeforeValidator(_parse_none), AfterValidator(_check_cache)] = None
     """Memory of a worker to keep rows between passes: a share, a size such as `"2GiB"`, or `"auto"`."""
@@ -202,9 +191,7 @@ class ClusterSection(_Section):
     """Worker processes to start on this machine."""
     threads: OptCount = None
     """Threads per worker; without workers, threads of this process."""
-    memory_limit: Annotated[
-        str | int | float | None, BeforeValidator(_refuse_bool), AfterValidator(_check_memory)
-    ] = None
+    memory_limit: OptMemory = None
     """Memory limit per worker: a size such as `"4GiB"`, bytes, a share of the machine, or `"auto"`."""
     device: OptText = None
     """`"cpu"`, `"gpu"`, or `"auto"`."""
@@ -230,7 +217,7 @@ SECTIONS: dict[str, type[_Section] | None] = {
 
 @dataclass(frozen=True)
 class Job:
-    """Resolved job, with a value for every key."""
+    """Job whose keys all have values: from job file, environment, command line or defaults."""
 
     job: JobSection
     data: DataSection

@@ -96,7 +96,7 @@ def resubmit(
     check_changes(job, folder)
     job = _with_scheduler(job, None, client)
     with folder.lock():
-        pass  # raises an error that names the driver, if one is active
+        pass  # raises an error if another process drives the job
     with ExitStack() as stack:
         try:
             found = _connect(stack, job, client, print_line)
@@ -235,7 +235,7 @@ def _check_callbacks(client: Client, job: Job) -> None:
 
 
 def _check_plan(client: Client, job: Job, print_line: Callable[[str], None]) -> None:
-    """Let one worker open the rows that the job names, and plan the fit for the current workers."""
+    """Let one worker open the rows of the job and plan the fit for all workers; print the plan, or refuse."""
     from distributed import KilledWorker
 
     future = client.submit(

@@ -25,29 +25,17 @@ COLUMNS = ("objective", *ERRORS, *MEASURED, "rows_per_s", "mb_per_s", "nu", "rou
 # Keys of a worker's message about the memory of its GPUs, in bytes: used, total, and used for rows.
 GPU_MEMORY = ("gpu_used", "gpu_total", "gpu_rows")
 ENDED_STATES = ("done", "failed", "cancelled")
-# A driver sends a message every few seconds; a job counts as silent after this time without a message.
+# The process that drives a job sends a message every few seconds. Without a message for this time, the page
+# shows the job as silent.
 SILENT_SECONDS = 60.0
-MAX_EVENTS, MAX_STAGES, MAX_POINTS, MAX_OLD_POINTS = (
-    60,
-    8,
-    400,
-    100,
-)  # upper bounds per job: events, curves, points of a curve, points of a curve of an old ended job
-MAX_JOBS, MAX_WHOLE_JOBS, MAX_LOST_WORKERS, MAX_WORKERS = (
-    300,
-    20,
-    50,
-    1000,
-)  # upper bounds; MAX_WHOLE_JOBS: ended jobs that keep their lists of workers and whole curves
+# Upper bounds per job: events, curves, points of a curve, and points of a curve of an old ended job.
+MAX_EVENTS, MAX_STAGES, MAX_POINTS, MAX_OLD_POINTS = 60, 8, 400, 100
+# Upper bounds: jobs, ended jobs that keep their workers and whole curves, lost workers, workers of a job.
+MAX_JOBS, MAX_WHOLE_JOBS, MAX_LOST_WORKERS, MAX_WORKERS = 300, 20, 50, 1000
 NAN = float("nan")
-EARLY_SECONDS = 0.2  # a rate has its first estimate after this time, before its window is full
-_HEADER_KEYS = (
-    "kind",
-    "run",
-    "name",
-    "event",
-    "time",
-)  # keys of the message itself; the other keys of an event message are the values of the event
+EARLY_SECONDS = 0.2  # a `SmoothedRate` has its first estimate after this time, before its window has passed
+# Keys that every message may have; the other keys of an event message are the values of the event.
+_HEADER_KEYS = ("kind", "run", "name", "event", "time")
 
 
 class ThinnedCurve:
@@ -130,7 +118,7 @@ class SmoothedRate:
         self._last, self._sum, self.value = 0.0, 0.0, 0.0
 
     def add(self, now: float, amount: float, seconds: float | None = None) -> None:
-        """Add an amount that was done by ``now``; ``seconds`` is the time that the first amount took."""
+        """Add an amount of rows or bytes, finished at the clock time ``now``, that took ``seconds``."""
         if self._begin is None or now - self._last > 10 * self.window:
             self._begin, self._sum = now - (seconds or 0.0), 0.0
             self._last = now
@@ -200,7 +188,7 @@ class WorkerShare:
 
 
 class JobWorkers:
-    """Workers of a job: at most MAX_WORKERS of them, and sums that include dropped workers."""
+    """The last active workers of a job, at most MAX_WORKERS, and sums over all its workers."""
 
     def __init__(self) -> None:
         self.rows: dict[str, WorkerShare] = {}
@@ -212,7 +200,7 @@ class JobWorkers:
         return sum(1 for worker in self.rows.values() if not worker.lost)
 
     def add(self, message: Mapping[str, Any], now: float) -> None:
-        """Add a range of rows (span) that a worker has computed to the totals of this worker."""
+        """Add rows, bytes and times from a worker's message to the totals of the worker and of its device."""
         address = clip(message.get("worker") or "?", 200)
         worker = self.rows.get(address)
         if worker is None:
@@ -239,7 +227,7 @@ class JobWorkers:
         self._lost.clear()
 
     def pools(self, now: float) -> list[dict[str, Any]]:
-        """Return workers, rows and rows per second by kind of device."""
+        """Return workers, rows and rows per second, summed over CPU workers and over GPU workers."""
         out = {pool: {"pool": pool, "workers": 0, "rows": rows, "rows_per_s": 0.0}
                for pool, rows in sorted(self.pool_rows.items())}  # fmt: skip
         for worker in self.rows.values():
@@ -247,10 +235,6 @@ class JobWorkers:
                 out[worker.pool]["workers"] += 1  # type: ignore[operator]
                 out[worker.pool]["rows_per_s"] += worker.rate.at(now)  # type: ignore[operator]
         return list(out.values())
-
-    def to_list(self, now: float) -> list[dict[str, Any]]:
-        """Return one JSON record per worker: rows, bytes, times, memory; workers in the order of joining."""
-        return [worker.to_dict(now) for worker in self.rows.values()]
 
     def _make_room(self) -> None:
         if len(self.rows) >= MAX_WORKERS:
@@ -267,7 +251,7 @@ class JobView:
         self.model = self.driver = ""
         self.state, self.error = "running", ""
         self.report = ""
-        self.layers = (0.0, 0.0)  # for a network: current layer, number of layers
+        self.layers = (0.0, 0.0)  # for a multilayer network: current layer, number of layers
         self.submitted: float | None = None
         self.began: float | None = None
         self.ended: float | None = None
@@ -311,7 +295,7 @@ class JobView:
             self._append_event("worker_lost", words, now)
 
     def compact(self) -> None:
-        """Discard the data of an old job except its table row and shortened curves."""
+        """Shorten the curves of an old job and discard its workers; keep its row in the table of jobs."""
         self.workers.clear()
         for curve in self.curves.values():
             while len(curve) > MAX_OLD_POINTS:
@@ -346,7 +330,7 @@ class JobView:
         done = read_number(message, "rows_done")
         if at != self._at:
             self._at = at
-            # The rate excludes rows that were done before the pass was interrupted.
+            # The rows that a resumed pass had finished before its interruption do not count for the rate.
             self.rows_done = 0.0 if read_number(message, "rows_per_s") else done
         fresh, rate = max(0.0, done - self.rows_done), read_number(message, "rows_per_s")
         self.rows_rate.add(now, fresh, fresh / rate if rate else None)
@@ -420,7 +404,7 @@ class JobView:
     # -- output ----------------------------------------------------------------------------------------------
 
     def summary(self, now: float) -> dict[str, Any]:
-        """Return one row of the table of jobs, for JSON."""
+        """Return the values of this job in the table of all jobs, as JSON values."""
         running = self.state == "running"
         silent = now - self.seen if running and now - self.seen > SILENT_SECONDS else None
         rate = self.rows_rate.at(now) if running and silent is None else 0.0
@@ -469,7 +453,7 @@ class JobView:
             "data": self.info,
             "curves": curves,
             "pools": self.workers.pools(now),
-            "worker_rows": self.workers.to_list(now),
+            "worker_rows": [worker.to_dict(now) for worker in self.workers.rows.values()],
             "events": [{**event, "time": time_text(event["time"])} for event in self.events],
         }
 
@@ -480,7 +464,7 @@ class JobView:
         part = self.rows_done / self.rows_total if self.rows_total else 0.0
         layer, layers = self.layers
         if layers:
-            # A layer has two parts, centroids and codes; ignore the centroids, which take little time.
+            # A layer has two stages, centroids and codes; ignore the first stage, which takes little time.
             within = part if "code" in self.stage else float("gather" not in self.stage)
             return min(1.0, (layer - 1.0 + within) / layers)
         if not self.limit:
@@ -557,15 +541,15 @@ class JobBoard:
         self.limit, self.whole_jobs = jobs, whole_jobs
         self.jobs: dict[str, JobView] = {}
         self.lost: deque[dict[str, Any]] = deque(maxlen=MAX_LOST_WORKERS)
-        self.lost_total = self.joined_total = 0
+        self.lost_total = 0
 
     def update(self, message: object, now: float | None = None) -> None:
         """Update a job from a message (see `scalelatent.monitor.publish`); ignore unknown messages."""
         now = time.time() if now is None else now
         if not isinstance(message, Mapping):
             return
-        if message.get("kind") in ("lost", "joined"):
-            self._update_worker_counts(message, now)
+        if message.get("kind") == "lost":
+            self._record_lost_worker(message, now)
         elif message.get("run") and message.get("kind") == "span":
             job = self._find_working_job(clip(message["run"], 1000))
             if job is not None:
@@ -610,10 +594,7 @@ class JobBoard:
         for job in ended[self.whole_jobs :]:
             job.compact()
 
-    def _update_worker_counts(self, message: Mapping[str, Any], now: float) -> None:
-        if message["kind"] == "joined":
-            self.joined_total += 1
-            return
+    def _record_lost_worker(self, message: Mapping[str, Any], now: float) -> None:
         if message.get("expected"):
             return
         self.lost_total += 1

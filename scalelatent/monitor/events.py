@@ -13,7 +13,7 @@ from .messages import ERRORS
 if TYPE_CHECKING:
     from scalelatent.jobs.runfolder import RunFolder
 
-STATE_SECONDS = 0.5  # shortest time between two writes of ``state.json`` at ends of passes
+STATE_SECONDS = 0.5  # minimum time between two writes of ``state.json`` at the ends of passes
 METRICS = "metrics.jsonl"
 
 
@@ -31,7 +31,7 @@ class RunLog(Callback):
         self._first = True
         self._written = float("-inf")
         self._last: Mapping[str, Any] = {}
-        self._fit: dict[str, Any] = {}  # number of the current fit of a search
+        self._fit: dict[str, Any] = {}  # in a search: the number of the current fit, added to each record
 
     def on_fit_start(self, info: dict[str, Any]) -> None:
         self.folder.event("fit_started", **_scalars(info))
@@ -88,7 +88,7 @@ class RunLog(Callback):
         self.folder.update_state(**changes)
 
     def _drop_repeated(self, record: Mapping[str, Any]) -> None:
-        """Drop the records that an interrupted run has written for this pass and later passes."""
+        """Drop the records of this pass and later passes, which an earlier start of the run has written."""
         old = self.folder.records(METRICS)
         here = (record.get("stage"), record.get("pass"), self._fit.get("fit"))
         for index, earlier in enumerate(old):

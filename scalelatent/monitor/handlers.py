@@ -94,7 +94,7 @@ class ReportHandler(_Handler):
 
 
 def report_of(run: str) -> bytes | None:
-    """Return the report of a run folder, or None. Skip object stores, which would block the event loop."""
+    """Return the page of a report, or None; skip object stores, whose reads would block the event loop."""
     if not is_local(run):
         return None
     folder = locate(run)
@@ -114,7 +114,10 @@ ROUTES: list[tuple[str, type[RequestHandler]]] = [
 def snapshot(
     board: JobBoard, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
 ) -> dict[str, Any]:
-    """Return the answer of ``/scalelatent.json``: ISO 8601 times, seconds, bytes; null for unknown values."""
+    """Return the answer of ``/scalelatent.json`` about all jobs and, in detail, about one ``job``.
+
+    Times are ISO 8601 text, durations are seconds, sizes are bytes, and unknown values are null.
+    """
     now = time.time() if now is None else now
     out: dict[str, Any] = {
         "format_version": FORMAT_VERSION,

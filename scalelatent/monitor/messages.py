@@ -13,7 +13,7 @@ ERRORS = ("train_error", "validation_error", "mean_member_train_error", "mean_me
 """Errors in a pass record. Only ensembles whose members solve different problems have the last two."""
 
 MEASURED = ("weights_on", "weights_changed", "rows_at_rest")
-"""Other measurements in a pass record, all optional: two counts and a share of rows."""
+"""Optional measurements in a pass record: two numbers of weights, and a share of rows."""
 
 AFTER_FIT = ("saving", "scoring", "report")
 """Stages of a job after its fit."""
@@ -40,13 +40,13 @@ def clip(value: object, length: int = 300) -> str:
 
 
 def device_pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
-    """Return the kind of device, ``gpu`` or ``cpu``, from the names that messages use for it."""
+    """Return "gpu" or "cpu" for the device or array library in a message, such as "cuda" or "numpy"."""
     device = clip(message.get("device") or message.get("pool") or unknown, 20).lower()
     return {"cupy": "gpu", "cuda": "gpu", "numpy": "cpu", "numba": "cpu"}.get(device, device)
 
 
 def describe_span(message: Mapping[str, Any]) -> str:
-    """Return a short text of the work in a message: 'capsule_estep, pass 3, span 17' (or step, or shard)."""
+    """Return the work that a message reports as text, such as 'capsule_estep, pass 3, span 17'."""
     words = [clip(message["stage"], 60)] if message.get("stage") else []
     for key in ("pass", "span", "step", "shard"):
         if message.get(key) is not None:
@@ -63,7 +63,7 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def describe_part(info: Mapping[str, Any]) -> str:
-    """Return the layer of a network or the number of tried values as text; empty for other stages."""
+    """Return, as text, the layer of a network or how many values a stage tries; empty for other stages."""
     layer, layers, k, tries = (int(read_number(info, key)) for key in ("layer", "layers", "k", "tries"))
     if layer:
         return f"layer {layer} of {layers}, k = {k:,}"

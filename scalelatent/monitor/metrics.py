@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 LABELS = ("job", "model", "pool")
-# Label of values that belong to a whole job and not to one pool of workers.
+# Label of values of a whole job, which are not split into those of CPU workers and of GPU workers.
 ALL_POOLS = "all"
 
 
@@ -31,7 +31,6 @@ class JobCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         rows = CounterMetricFamily(

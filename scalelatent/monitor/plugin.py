@@ -39,7 +39,7 @@ class ScalelatentPlugin(SchedulerPlugin):
         self._workers: dict[str, Any] = {}
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Start to listen to messages; do nothing on the second call, which a starting scheduler makes."""
+        """Start to receive messages, once: a scheduler that is starting calls this method twice."""
         if self.scheduler is not None:
             return
         self.scheduler, self.board = scheduler, JobBoard()
@@ -69,10 +69,8 @@ class ScalelatentPlugin(SchedulerPlugin):
         self._reset_suspicion(scheduler, keys)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        state = scheduler.workers.get(worker)
-        self._workers[worker] = state  # keep the name and memory for the message about a lost worker
-        name = str(getattr(state, "name", ""))
-        scheduler.log_event(TOPIC, {"kind": "joined", "worker": worker, "name": name})
+        """Remember the worker: if it is lost, a message reports its name and memory."""
+        self._workers[worker] = scheduler.workers.get(worker)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
         """Allow Dask to retry driver tasks of jobs any number of times, also after this lost worker."""

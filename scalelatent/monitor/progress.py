@@ -58,7 +58,7 @@ def describe_record(record: Mapping[str, Any], classes: int = 0) -> list[tuple[s
 
 
 class ProgressDisplay(Callback):
-    """Callback that displays the progress of a fit; in ``with``, also of saving, scoring and the report.
+    """Callback that displays the progress of a fit; in a ``with`` block, also of the stages after the fit.
 
     If the console is not a terminal, it prints a line for the first and last pass and regularly in between.
     """
@@ -112,9 +112,9 @@ class ProgressDisplay(Callback):
         return live
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        """Show a new stage of the fit; without a terminal, print few stages.
+        """Show a new stage of the fit.
 
-        They are the stages that try values of a parameter, and the stages after the fit, such as scoring.
+        Without a terminal, print only stages that try values of a parameter, and stages after the fit.
         """
         self._now = {**info, "pass": 0}
         if self._live is None and (info.get("tries") or self._after_fit):

@@ -17,8 +17,8 @@ span       from the workers: stage, part, pass and span (pass and step for steps
 event      name (checkpoint, span_redone, shard_quarantined, worker_lost, …) and its scalars
 =========  ===============================================================================================
 
-The plugin itself sends messages without ``run``: joined (worker, name) and lost (worker, name, keys, n_keys,
-memory, memory_limit, expected).
+The scheduler plugin sends messages of the kind "lost", without ``run``, about lost workers: worker (address),
+name, keys (of its tasks), n_keys, memory, memory_limit (both in bytes), expected (True after a retirement).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-PROGRESS_SECONDS = 0.5  # shortest time between two progress messages
+PROGRESS_SECONDS = 0.5  # minimum time between two progress messages
 # Minimum seconds between two batches of messages; maximum number of passes whose records are in one batch.
 BATCH_SECONDS, BATCH_PASSES = 0.1, 5
-CHECKPOINT_SECONDS = 1.0  # shortest time between two checkpoint messages
+CHECKPOINT_SECONDS = 1.0  # minimum time between two checkpoint messages
 # Seconds between repeated state messages, with which a restarted scheduler shows the job again.
 INTRODUCE_SECONDS = 15.0
 MAX_WAITING_MESSAGES = 200  # upper bound on messages that wait to be sent
@@ -193,7 +193,7 @@ class ClusterLog(Callback):
             self._push()
 
     def _thin(self, kind: str, stage: object) -> None:
-        """Drop waiting messages that a newer message replaces: progress, and all but a few passes."""
+        """Drop waiting messages that a newer message replaces: all progress, and all but the last passes."""
         passes = [m for m in self._waiting if m["kind"] == "pass" and m.get("stage") == stage]
         old = [id(m) for m in passes[: -(BATCH_PASSES - 1)]] if kind == "pass" else []
         old += [id(m) for m in self._waiting if m["kind"] == "progress"]
@@ -201,7 +201,7 @@ class ClusterLog(Callback):
             self._waiting = deque((m for m in self._waiting if id(m) not in old), MAX_WAITING_MESSAGES)
 
     def _push(self) -> None:
-        """Pass waiting messages to the event loop of the client, unless it is still sending earlier ones."""
+        """Give waiting messages to the event loop of the client, unless the loop still sends earlier ones."""
         if self._sending is None and self._waiting:
             messages = list(self._waiting)
             self._waiting.clear()

@@ -103,12 +103,11 @@ class MlflowTracking(Callback):
             self._begin(os.getcwd(), str(info.get("stage") or "fit"), values, {})
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Set the count of passes to those before the interruption if a run is resumed."""
+        """Continue the count of passes, the step of all metrics, if the fit resumes an earlier one."""
         if info.get("event") == "resumed":
             self._passes = len(info.get("history") or ())
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        """Send the numbers of the pass as metrics."""
         self._passes += 1
         self._send_metrics({key: value for key, value in record.items() if key != "pass"}, self._passes)
 
@@ -230,7 +229,7 @@ class MlflowTracking(Callback):
 
 
 class _Sender:
-    """Thread that makes calls in the order in which they were added."""
+    """Thread that makes calls to MLflow in the order in which they were added."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

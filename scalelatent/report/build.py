@@ -105,7 +105,7 @@ def default_section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section for kinds of model that define no section: numbers and curves of the training."""
+    """Return the section for a kind of model without a ``report`` function: numbers and curves of the fit."""
     name = type(model).__name__
     passes = len({record["pass"] for record in run.history})
     table = [("passes", f"{passes:,}")]

@@ -1,4 +1,4 @@
-"""Report parts that all classifiers share, counted block by block: confusion, reliability, mistakes."""
+"""Report parts that all classifiers share: confusion, reliability, mistakes, counted over blocks of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ClassifiedBlock:
     x: np.ndarray  # (n, features)
     truth: np.ndarray | None  # int32 (n,)
     guess: np.ndarray  # int32 (n,)
-    score: np.ndarray  # float64 (n, classes): probabilities, or shares of votes
+    score: np.ndarray  # float64 (n, classes): probabilities, or shares of the votes of an ensemble
     weight: np.ndarray | None  # float64 (n,)
 
     @property
@@ -97,7 +97,7 @@ class Reliability:
 
 @dataclass
 class Mistakes:
-    """Misclassified rows with the highest scores of the predicted class."""
+    """The misclassified rows for whose predicted class the model gives the highest scores."""
 
     # At most MISTAKES_KEPT tuples (score, row number, index of true class, index of predicted class, x).
     found: list[tuple[float, int, int, int, np.ndarray]] = field(default_factory=list)

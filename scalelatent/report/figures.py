@@ -55,7 +55,7 @@ def plot_learning(
 
 
 def marker_style(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return options that mark each pass of a short history with a dot; a line would hide a single pass."""
+    """Return matplotlib options that mark each pass with a dot if there are few; one pass makes no line."""
     return {"marker": "o", "markersize": 3.5} if len(records) <= 40 else {}
 
 

@@ -37,7 +37,7 @@ def format_error(error: float, rows: int | None, *, wrong: int | None = None) ->
 
 
 def _source_text(run: RunFiles, role: str) -> str | None:
-    """Return dataset and row range of a role ('train', 'validation' or 'test') of a job as text, or None."""
+    """Return the dataset and row range of a job's 'train', 'validation' or 'test' rows as text, or None."""
     data = run.job.get("data", {})
     if not data.get(role):
         return None
@@ -55,7 +55,7 @@ def count_validation_rows(run: RunFiles) -> int | None:
 
 
 def explain_error_gap(run: RunFiles, passes: int, members: int = 1) -> str | None:
-    """Explain why validation and test error differ; return None unless the job has both."""
+    """Return a text that explains why validation and test error differ; None if one of them is missing."""
     data = run.job.get("data", {})
     validation, test = _source_text(run, "validation"), _source_text(run, "test")
     if validation is None or test is None:

@@ -60,10 +60,10 @@ def draw_mosaic(
     below: float = 0.0,
     beside: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw rows (down, across, features), with NaN for empty places, as one picture.
+    """Draw a grid of images, array (down, across, features), as one picture; images of NaN stay empty.
 
-    Return the centres of the columns and the lower edges of the rows, in pixels. ``below`` is the space for
-    text under each image, as a share of its height; ``beside`` are the columns with a wider gap before them.
+    Return the centres of the columns and the lower edges of the grid's rows, in pixels. ``below`` is the
+    space for text under an image, as a share of its height; ``beside`` lists columns with a wide gap before.
     """
     colors, low, high = tone
     down, across = tiles.shape[:2]

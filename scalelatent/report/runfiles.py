@@ -119,7 +119,6 @@ def _read_lines(run: RunFiles, name: str, loss: str | None) -> list[dict[str, An
 
 
 def _format_value(value: object) -> str:
-    """Return the value of a setting of ``job.json`` as text."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value)

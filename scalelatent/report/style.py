@@ -38,7 +38,6 @@ def class_style(code: int) -> tuple[str, str]:
 
 
 def short_name(name: str, length: int = 14) -> str:
-    """Return a class name, shortened to at most ``length`` characters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
@@ -80,7 +79,6 @@ def set_class_ticks(axes: Axes, names: Sequence[str], *, x: bool = True, y: bool
 
 
 def percent(value: float) -> str:
-    """Return a share as text in percent."""
     return "unknown" if value != value else f"{100 * value:.2f} %"
 
 

@@ -329,6 +329,7 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             run_dir=run_dir,
             device=base.device,
             n_jobs=self.n_jobs,
+            defaults={"estimator": base._parameters.defaults_of_other_versions()},
             **where,
         ) as session:
             self.seed_, visible = session.start_fit(
@@ -378,7 +379,13 @@ class Search(MetaEstimatorMixin, BaseEstimator):
             decides["folds"] = digest.hexdigest()
         own = {**where, "client": None, "engine": None}
         with FitSession(
-            "search", in_process=True, run_dir=run_dir, device=base.device, n_jobs=self.n_jobs, **own
+            "search",
+            in_process=True,
+            run_dir=run_dir,
+            device=base.device,
+            n_jobs=self.n_jobs,
+            defaults={"estimator": base._parameters.defaults_of_other_versions()},
+            **own,
         ) as session:
             self.seed_ = session.begin(self._random_state(base), decides, watched)
             session.notify_start(

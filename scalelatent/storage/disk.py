@@ -166,7 +166,11 @@ class LocalLocation(Location):
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        _remove(old)  # Remove the old content last, because `_exchange` restores it after an error.
+        # Remove the old content last, because `_exchange` restores it after an error.
+        if old.is_symlink():
+            old.unlink()
+        else:
+            shutil.rmtree(old, ignore_errors=True)
 
     def remove_folders(self) -> None:
         with contextlib.suppress(OSError):
@@ -215,14 +219,6 @@ def _exchange(new: Path, location: Path, old: Path) -> None:
         raise
 
 
-def _remove(path: Path) -> None:
-    """Remove a folder, ignoring errors, or a link to a folder."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _sync_folder(path: Path) -> None:
     """Make a rename durable; do nothing on file systems that cannot sync a folder."""
     try:
@@ -255,8 +251,8 @@ def file_name(path: str | os.PathLike[str]) -> str:
     return Path(path).name
 
 
-# Azure addresses have the form `container@account`; a colon before the `@` means user and password.
 _SECRET_OPTIONS = re.compile(r"key|secret|token|passw|credential|sig\b|signature|sas\b", re.IGNORECASE)
+# Azure addresses have the form `container@account`; a colon before the `@` means user and password.
 _AZURE_SCHEMES = ("abfs", "abfss", "az", "adl", "wasb", "wasbs")
 
 

@@ -10,8 +10,8 @@ able to create an object only if it does not exist.
 - The holder releases the lease by writing "released" into the object. Numbers only grow, so a holder whose
   lease has expired finds a newer number at its next heartbeat, and stops.
 
-Until this heartbeat two processes may work. Drivers of a run write identical bits, and an append checks the
-dataset before its last write, so the lease only saves work and keeps logs in order.
+Until this heartbeat, two processes may both use the lease. Two processes that run the same fit write
+identical files, and an append checks the dataset before its last write, so this does no harm.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
+# Maximum seconds that a release waits for the store.
 RELEASE_SECONDS = 10.0
 
 
@@ -110,7 +111,7 @@ class _HeldLease:
         self._thread.start()
 
     def end(self) -> None:
-        """Release the lease; if the store does not respond, the lease expires after STALE_SECONDS."""
+        """Release the lease; if the store does not respond, the lease expires after `STALE_SECONDS`."""
         self._stop.set()
         self._thread.join(RELEASE_SECONDS)
 

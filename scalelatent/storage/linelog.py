@@ -97,15 +97,11 @@ def _pack_segments(lines: Sequence[bytes]) -> list[bytes]:
 
 def _append_to_file(path: str, line: bytes) -> None:
     with open(path, "a+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        if end and _byte_before(file, end) != b"\n":
-            file.truncate(_last_line_end(file, end))
+        if end := file.seek(0, os.SEEK_END):
+            file.seek(end - 1)
+            if file.read(1) != b"\n":  # a killed writer left an incomplete line
+                file.truncate(_last_line_end(file, end))
         file.write(line)
-
-
-def _byte_before(file: BinaryIO, position: int) -> bytes:
-    file.seek(position - 1)
-    return bytes(file.read(1))
 
 
 def _last_line_end(file: BinaryIO, end: int) -> int:

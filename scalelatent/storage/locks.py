@@ -169,7 +169,7 @@ class FileLock:
 
 @contextmanager
 def hold_lock(location: Location, key: str, doing: str) -> Iterator[None]:
-    """Hold the lock `key` of a stored dataset while it changes.
+    """Hold the lock `key` of a stored dataset while this process changes the dataset.
 
     If locks do not reach other hosts, two processes may hold the lock. Each change of a dataset therefore
     checks, before its last write, that the dataset is still in the state in which the change started.

@@ -32,4 +32,4 @@ MOVED_MODULES = {
     f"{_MBN}.model": f"{_MBN}.model.network",
     **{f"{_MBN}.{name}": f"{_MBN}.model.{name}" for name in ("compressive", "layers", "pca", "sampling")},
 }
-"""Map from a module of an earlier version to the module that defines its types now."""
+"""Old module name -> name of the module that now defines the types."""

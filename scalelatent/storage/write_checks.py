@@ -45,7 +45,7 @@ def describe_contents(location: Location, wanted: str) -> str:
 
 
 def contains(location: Location, other: Location) -> bool:
-    """Return whether clearing `location` deletes `other`: a folder inside, or the same under another name."""
+    """Return whether clearing `location` deletes `other`, which is inside it or has the same real path."""
     outer, inner = _real_path(location), _real_path(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scalelatent.data import Dataset, DatasetWriter, create_dataset, open_dataset
 from scalelatent.data import csr as csr_module
 from scalelatent.data.csr import canonical_csr
-from scalelatent.data.csr_store import _chunk
+from scalelatent.data.csr_store import _chunk_length
 from scalelatent.errors import DataError
 
 ROWS, COLUMNS, TOPICS = 300, 40, 7
@@ -311,7 +311,7 @@ def test_the_error_names_the_row_of_a_sum_that_overflows() -> None:
 
 def test_chunks_of_a_row_group_are_equal_parts() -> None:
     for length in (0, 1, 131_072, 131_073, 1_000_000):
-        chunk = _chunk(length)
+        chunk = _chunk_length(length)
         assert 1 <= chunk <= 131_072
         assert -(-max(length, 1) // chunk) * chunk - length < max(8, length / chunk + 2)
 

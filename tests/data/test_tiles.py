@@ -75,8 +75,7 @@ def test_the_error_names_a_lost_or_damaged_tile(rows: np.ndarray, tmp_path: Path
     tile = url / "x" / "c" / "1" / "2"
     whole = tile.read_bytes()
     tile.write_bytes(whole[:50] + b"\0\1\2\3" + whole[54:])
-    # The tiles 4 to 7 have the same rows as the damaged tile.
-    assert [i for i in range(12) if not writer.is_done(i)] == [4, 5, 6, 7]
+    assert [i for i in range(12) if not writer.is_done(i)] == [6]
     np.testing.assert_array_equal(open_dataset(url).read_x(0, 40), rows[:40])
     with pytest.raises(DataError, match=r"x/c/1/2 \(rows 40:80 of 'x'\) is damaged: the checksum"):
         open_dataset(url).read_x(39, 41)

@@ -100,6 +100,20 @@ def test_a_folder_belongs_to_one_fit(store: EngineStore) -> None:
     store.claim(IDENTITY, resume=True)  # A refusal changes nothing.
 
 
+def test_parameters_that_other_versions_lack_count_as_their_defaults(store: EngineStore) -> None:
+    def claim(**params: Any) -> None:
+        defaults = {"base": {"removed": 1.0, "later": None}}
+        identity = {"kind": "toy", "params": named_values({"base": params})}
+        store.claim(identity, resume=True, defaults=defaults)
+
+    claim(removed=1.0, dim=2)
+    claim(later=None, dim=2)
+    with pytest.raises(RunError, match=r"holds another fit \(base.later: None -> 3\)"):
+        claim(later=3, dim=2)
+    with pytest.raises(RunError, match=r"base.dim: 2 -> None; base.removed: 1.0 -> 2.0"):
+        claim(removed=2.0)
+
+
 def claim_folder(store: EngineStore, params: dict[str, Any]) -> None:
     store.claim({"kind": "toy", "params": named_values(params)}, resume=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -453,6 +454,26 @@ def test_damping_of_earlier_versions_is_accepted_at_1_only(pair: Pair, tmp_path:
     assert_same(sl.load_model(tmp_path / "1.0.zarr"), model)
     with pytest.raises(DataError, match=r"was saved with damping=0.5: this version has no parameter damping"):
         sl.load_model(tmp_path / "0.5.zarr")
+
+
+def test_a_loss_of_earlier_versions_does_not_stop_loading_a_model(pair: Pair, tmp_path: Path) -> None:
+    model = make(n_epochs=1).fit(*pair)
+    params = model.get_params() | {"loss": [1.0, 2.0]}
+    model.get_params = lambda deep=True: params  # type: ignore[method-assign]
+    model.save(tmp_path / "model.zarr")
+    del model.get_params
+    with pytest.warns(UserWarning, match=r"was saved with loss=\[1.0, 2.0\].*predictions stay the same"):
+        assert_same(sl.load_model(tmp_path / "model.zarr"), model)
+
+
+def test_a_run_of_a_version_with_the_parameter_loss_is_resumed(pair: Pair, tmp_path: Path) -> None:
+    model, file = make(n_epochs=1).fit(*pair, run_dir=tmp_path), tmp_path / "engine" / "identity.json"
+    identity = json.loads(file.read_text())
+    file.write_text(json.dumps({**identity, "params": {**identity["params"], "loss": "'hamming'"}}))
+    assert_same(make(n_epochs=1).fit(*pair, run_dir=tmp_path, resume=True), model)
+    file.write_text(json.dumps({**identity, "params": {**identity["params"], "loss": "[1.0, 2.0]"}}))
+    with pytest.raises(RunError, match=r"another fit \(loss: \[1.0, 2.0\] -> 'hamming'\)"):
+        make(n_epochs=1).fit(*pair, run_dir=tmp_path, resume=True)
 
 
 # -- plain RBMs, parameters from other programs, tolerances --------------------------------------------------

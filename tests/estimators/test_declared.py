@@ -108,10 +108,11 @@ def test_a_parameter_table_checks_values_and_selects_names() -> None:
             Parameter("c", 3, Whole(), "", decides=False),
         ),
         rules=(rule,),
+        removed={"z": 9},
     )
     assert (len(table), table["b"].default, table.defaults()) == (3, 2, {"a": 1, "b": 2, "c": 3})
-    assert table.select_deciding({"a": 1, "b": 5, "c": 6}) == {"b": 5}
     assert table.select_deciding({"a": 4, "b": 5, "c": 6}) == {"a": 4, "b": 5}
+    assert table.defaults_of_other_versions() == {"a": 1, "z": 9}
     table.check(SimpleNamespace(a=1, b=1, c=1))
     with pytest.raises(ValueError, match="c=0: give"):
         table.check(SimpleNamespace(a=1, b=1, c=0))

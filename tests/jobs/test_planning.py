@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from dask.system import CPU_COUNT
 from distributed.system import MEMORY_LIMIT
 from typer.testing import CliRunner
 
@@ -26,11 +25,17 @@ from scalelatent.jobs.spec import ClusterSection
 
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [("1GiB", 2**30), (2**30, 2**30), (0.5, MEMORY_LIMIT // 2), (None, None), ("auto", None)],
+    [
+        ("1GiB", 2**30),
+        (2**30, 2**30),
+        (0.5, MEMORY_LIMIT // 2),
+        (None, MEMORY_LIMIT // 8),
+        ("auto", MEMORY_LIMIT // 8),
+        (0, 0),
+    ],
 )
-def test_memory_limits_are_read_as_dask_reads_them(limit, expected):
-    cluster = ClusterSection(workers=2, threads=1, memory_limit=limit)
-    assert worker_bytes(cluster) == (int(MEMORY_LIMIT / CPU_COUNT) if expected is None else expected)
+def test_a_plan_reads_memory_limits_like_the_cluster_that_the_job_starts(limit, expected):
+    assert worker_bytes(ClusterSection(workers=8, threads=1, memory_limit=limit)) == expected
 
 
 def test_estimator_receives_the_job_values(workplace, use_fake_estimator, monkeypatch):

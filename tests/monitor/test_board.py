@@ -279,7 +279,7 @@ KEYS = st.sampled_from(NAMES.split())
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["state", "pass", "progress", "span", "event", "lost", "joined", "other"]),
+            st.sampled_from(["state", "pass", "progress", "span", "event", "lost", "other"]),
             st.dictionaries(KEYS, ANYTHING),
         ),
         max_size=6,

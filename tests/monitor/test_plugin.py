@@ -195,7 +195,6 @@ def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
         with pytest.raises(KilledWorker):
             other.result(timeout=30)
         assert len(reported_jobs(scheduler, "lost")) == 3
-        assert len(reported_jobs(scheduler, "joined")) >= 3
         board = scheduler.plugins[PLUGIN].board
         assert board.lost_total == 3
         assert board.lost[0]["tasks"] == ["other", "scalelatent-job-x-1234"]

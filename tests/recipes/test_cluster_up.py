@@ -194,5 +194,5 @@ def test_open_scheduler_without_tls_gives_a_warning():
 def test_automatic_memory_is_divided_among_the_workers():
     from distributed.system import MEMORY_LIMIT
 
-    assert workers._worker_memory("auto", 64) * 64 <= MEMORY_LIMIT
-    assert workers._worker_memory("2GB", 64) == "2GB"
+    assert workers.divide_memory("auto", 64) * 64 <= MEMORY_LIMIT
+    assert workers.divide_memory("2GB", 64) == "2GB"

@@ -150,12 +150,12 @@ def test_a_failed_removal_does_not_hide_the_error(tmp_path: Path, monkeypatch: p
 def test_the_error_of_a_full_disk_names_a_possible_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelatent.data.write.shards import ShardMarkers
+    from scalelatent.data.write.shards import ShardWriter
 
     def raise_disk_full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ShardMarkers, "write", raise_disk_full)
+    monkeypatch.setattr(ShardWriter, "_write_marker", raise_disk_full)
     with pytest.raises(
         DataError, match="free some space, then try again: the partial dataset is removed"
     ) as error:

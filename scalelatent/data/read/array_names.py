@@ -12,10 +12,10 @@ _MAX_SHOWN = 20  # maximum number of names in an error message
 def choose_arrays(
     arrays: Sequence[str] | Mapping[str, str], x: str | None, y: str | None, source_name: str
 ) -> tuple[str, str | None]:
-    """Return the names of the arrays with rows and labels; the second is None if there are no labels.
+    """Return the name of the array with the rows, and that of the array with the labels (or None).
 
-    `arrays` holds the names of all arrays, or maps each name to a description for messages. Labels are
-    searched in the group of the rows, unless `y` names them.
+    `x` and `y` are names that the user chose, or None. `arrays` lists the names of all arrays of the file, or
+    maps each name to a description for messages. If `y` is None, the labels must be in the group of the rows.
     """
     rows = choose_array(arrays, "x", x, source_name)
     assert rows is not None
@@ -27,7 +27,11 @@ def choose_arrays(
 def choose_array(
     arrays: Sequence[str] | Mapping[str, str], role: str, key: str | None, source_name: str
 ) -> str | None:
-    """Return the name of the array called `key`, or else `role` ("x" or "y"); None for missing labels."""
+    """Return the name of the array with the rows (`role` "x") or the labels (`role` "y").
+
+    The user may name the array with `key`; otherwise the array has the name `role`. A file without such an
+    array has no labels (None); missing rows raise a `DataError`.
+    """
     if key:
         found = [name for name in arrays if name == key.strip("/")]
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from scalelatent.storage.disk import Location
 
-_ABSENT = 2**64 - 1  # offset in a shard index of a chunk that was never written
+ABSENT = 2**64 - 1  # offset in a shard index of a chunk that was never written
 _CRC_BYTES = 4
 _MAX_INDEXES = 4096  # maximum number of cached indexes of one reader; an index has 16 bytes per chunk
 
@@ -96,7 +96,7 @@ def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
 def index_entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
     """Return offset and length of the bytes of a chunk from the index of its shard."""
     offset, length = (int(v) for v in index[chunk])
-    if offset == _ABSENT:
+    if offset == ABSENT:
         raise DamagedFileError(f"its chunk {chunk} was never written")
     return offset, length
 

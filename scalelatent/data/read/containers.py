@@ -50,7 +50,7 @@ class SlicedRows:
         return self._read(start, max(start, stop))[(slice(None, None, step), *rest)]
 
 
-def _is(x: object, module: str, *names: str) -> bool:
+def is_instance(x: object, module: str, *names: str) -> bool:
     """Return whether `x` is an instance of one of the named classes, without importing the module."""
     found = sys.modules.get(module)
     # While another thread still imports the module, a class may be missing; x is then no instance of it.
@@ -61,7 +61,7 @@ def is_lazy(x: object) -> bool:
     """Return whether `opened` turns `x` into an array whose rows are read only when they are needed."""
     return (
         isinstance(x, SlicedRows)
-        or _is(x, "xarray", "DataArray")
+        or is_instance(x, "xarray", "DataArray")
         or _is_lazy_frame(x)
         or _is_dask_frame(x)
         or is_backed_csr(x)
@@ -70,28 +70,28 @@ def is_lazy(x: object) -> bool:
 
 def is_backed_csr(x: object) -> TypeGuard[anndata.abc.CSRDataset]:
     """Return whether `x` is a CSR matrix in the open file of an AnnData object (backed mode)."""
-    return _is(x, "anndata.abc", "CSRDataset")
+    return is_instance(x, "anndata.abc", "CSRDataset")
 
 
 def _is_lazy_frame(x: object) -> TypeGuard[polars.LazyFrame]:
-    return _is(x, "polars", "LazyFrame")
+    return is_instance(x, "polars", "LazyFrame")
 
 
 def _is_dask_frame(x: object) -> bool:
-    return _is(x, "dask.dataframe", "DataFrame", "Series")
+    return is_instance(x, "dask.dataframe", "DataFrame", "Series")
 
 
 def _is_cupy(x: object) -> bool:
-    return _is(x, "cupy", "ndarray") or _is(x, "cupyx.scipy.sparse", "spmatrix")
+    return is_instance(x, "cupy", "ndarray") or is_instance(x, "cupyx.scipy.sparse", "spmatrix")
 
 
 def _is_cudf(x: object) -> bool:
-    return _is(x, "cudf", "DataFrame", "Series", "Index")
+    return is_instance(x, "cudf", "DataFrame", "Series", "Index")
 
 
 def is_on_gpu(x: Any) -> bool:
     """Return whether `opened` copies `x` from a GPU: an array of CuPy or torch, or a frame of cuDF."""
-    return _is_cupy(x) or _is_cudf(x) or (_is(x, "torch", "Tensor") and bool(x.is_cuda))
+    return _is_cupy(x) or _is_cudf(x) or (is_instance(x, "torch", "Tensor") and bool(x.is_cuda))
 
 
 def opened(x: Any, name: str = "x") -> Any:
@@ -105,9 +105,9 @@ def opened(x: Any, name: str = "x") -> Any:
             f"{name} is the string {path!r:.200}, which holds no rows; if it is the path of a dataset, pass "
             f"the rows: scalelatent.open_dataset({path!r:.200})"
         )
-    if _is(x, "xarray", "DataArray"):
+    if is_instance(x, "xarray", "DataArray"):
         return x.data if x.chunks is not None else _wrap_data_array(x)
-    if _is(x, "torch", "Tensor"):
+    if is_instance(x, "torch", "Tensor"):
         return _convert_tensor(x, name)
     if _is_cupy(x):
         return x.get()  # copy to the host, because workers without a GPU also read the rows
@@ -118,23 +118,23 @@ def opened(x: Any, name: str = "x") -> Any:
             f"{name} is a {type(x).__module__}.{type(x).__name__} on a GPU, which cannot be read there; pass "
             f"cupy.asarray({name}) or a copy on the host (arrays of CuPy, cuDF and torch are copied)"
         )
-    if _is(x, "polars", "LazyFrame") or _is(x, "pyarrow", "Table", "RecordBatch"):
+    if is_instance(x, "polars", "LazyFrame") or is_instance(x, "pyarrow", "Table", "RecordBatch"):
         return frame_rows(x, FrameColumns(_schema(x), name))
-    if _is(x, "pyarrow", "Array", "ChunkedArray"):
+    if is_instance(x, "pyarrow", "Array", "ChunkedArray"):
         table = arrow_table({name: x})
         return FrameColumns(table.schema, name, label=name, features=[]).labels(table)
-    if _is(x, "anndata", "AnnData"):
+    if is_instance(x, "anndata", "AnnData"):
         raise DataError(
             f"{name} is an AnnData object, which contains labels and several matrices; pass its rows and "
             "labels: Dataset.from_arrays(adata.X, adata.obs['cell_type'], feature_names=adata.var_names)"
         )
-    if _is(x, "anndata.abc", "CSCDataset"):
+    if is_instance(x, "anndata.abc", "CSCDataset"):
         raise DataError(
             f"{name} is a sparse matrix in a file, stored by columns (CSC), which cannot be read in rows; "
             "read it into memory, adata = adata.to_memory(), or write the file again after "
             "adata.X = adata.X.tocsr()"
         )
-    if _is(x, "zarr", "Group") or _is(x, "h5py", "Group"):
+    if is_instance(x, "zarr", "Group") or is_instance(x, "h5py", "Group"):
         names = sorted(key for key in x if hasattr(x[key], "shape"))
         raise DataError(
             f"{name} is a {type(x).__module__.split('.')[0]} group, not an array. Pass one of its arrays "

@@ -10,16 +10,16 @@ from .segments import earlier_columns, earlier_states, restore_columns
 
 
 def find_earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
-    """Return the earlier rows of a dataset or slice whose fingerprint is `fingerprint`; None without such."""
+    """Return the rows that `ds` had when its fingerprint was `fingerprint`, or None if it never was."""
     if ds.fingerprint() == fingerprint:
         return ds
     return next((found for found in _iter_earlier_slices(ds) if found.fingerprint() == fingerprint), None)
 
 
 def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
-    """Return the rows that `ds` had before the same append as `other`.
+    """Return the rows that `ds` had before an append, which `other` shows: the same dataset at that time.
 
-    `other` holds rows of the same stored dataset before an append; if it does not, `ds` is returned.
+    If `other` is not an earlier state of the dataset of `ds`, return `ds`.
     """
     then = earlier_columns(ds._columns, other._columns.fingerprint)
     start, stop = ds.extent
@@ -29,10 +29,11 @@ def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
 
 
 def _iter_earlier_slices(ds: Dataset) -> Iterator[Dataset]:
-    """Yield slices of the dataset before its appends that an earlier run may have used instead of `ds`.
+    """Yield, for each append to the dataset of `ds`, slices of the dataset as it was before the append.
 
-    Such a slice has the rows of `ds`. If `ds` ends with the dataset, the slice may also end at a former end,
-    with the same start as `ds` (as in `dataset[a:]`) or the same number of rows (as in `dataset[-k:]`).
+    The first kind of slice has the same row numbers as `ds`. If the last row of `ds` is the last row of the
+    dataset, two more kinds end at the last row before the append: one has the same first row as `ds` (as in
+    `dataset[a:]`), the other the same number of rows (as in `dataset[-k:]`).
     """
     columns, (start, stop) = ds._columns, ds.extent
     if columns.attrs is None:

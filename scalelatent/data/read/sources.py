@@ -14,7 +14,7 @@ from scalelatent.data import csr
 from scalelatent.data.schema import refuse_masked
 from scalelatent.errors import DataError
 
-from .containers import is_backed_csr, opened
+from .containers import is_backed_csr, is_instance, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -185,7 +185,7 @@ class DaskRows(RowSource):
         self._array = array
         self._edges = np.cumsum(array.chunks[0]).tolist()
         row_bytes = max(1, int(np.prod(self.shape[1:])) * self.dtype.itemsize)
-        self._max_rows = max(1, _MAX_READ_BYTES // row_bytes)  # unit: rows
+        self._max_rows = max(1, _MAX_READ_BYTES // row_bytes)
 
     def lazy(self, start: int, stop: int) -> da.Array:
         """Return the rows `start:stop` as a dask array, without computing the rows."""
@@ -338,14 +338,12 @@ class BackedCsr(RowSource):
 
 def is_dask(x: object) -> bool:
     """Return whether `x` is a dask array, without importing dask."""
-    module = sys.modules.get("dask.array")
-    return module is not None and isinstance(x, module.Array)
+    return is_instance(x, "dask.array", "Array")
 
 
 def is_zarr(x: object) -> TypeGuard[zarr.Array]:
     """Return whether `x` is a zarr array, without importing zarr."""
-    module = sys.modules.get("zarr")
-    return module is not None and isinstance(x, module.Array)
+    return is_instance(x, "zarr", "Array")
 
 
 def as_source(x: RowsLike | LabelsLike, name: str = "x") -> RowSource:

@@ -313,8 +313,10 @@ def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarra
     with np.errstate(over="ignore", invalid="ignore"):
         within = _is_in_range(x, dtype)
         plain = x.astype(dtype)
-        # A float may round up beyond the integer range of `x`; the cast back to integers is then undefined.
-        exact = within & _is_in_range(plain, x.dtype) & (plain.astype(x.dtype) == x)
+        exact = within & (plain.astype(x.dtype) == x)
+        if dtype.kind == "f":
+            # A float may round up beyond the integer range of `x`; the cast back to integers is undefined.
+            exact &= _is_in_range(plain, x.dtype)
         if not lossy:
             return plain, exact
         if dtype.kind == "b":
@@ -323,7 +325,7 @@ def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarra
         near = np.rint(x) if x.dtype.kind == "f" and dtype.kind in "iu" else x
         values = np.where(_is_in_range(near, dtype), near, 0).astype(dtype)
         values[_exceeds(near, high)] = high
-        values[_is_below(near, low)] = low
+        values[near < low] = low
     return values, exact
 
 
@@ -339,22 +341,15 @@ def _range(dtype: np.dtype) -> tuple[float, float]:
 def _is_in_range(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return a mask of the finite values inside the range of a dtype."""
     low, high = _range(dtype)
-    return np.isfinite(x) & ~_exceeds(x, high) & ~_is_below(x, low)
+    return np.isfinite(x) & ~_exceeds(x, high) & (x >= low)
 
 
 def _exceeds(x: np.ndarray, high: float) -> np.ndarray:
     """Return a mask of the values > high, without the error from rounding an integer `high` to a float."""
-    if x.dtype.kind == "f":
+    if x.dtype.kind == "f" and isinstance(high, int):
         # The largest value of an integer dtype is 2**k - 1, which may round to 2**k as a float.
-        return x >= float(high + 1) if isinstance(high, int) else x > high
-    return np.full(x.shape, False) if int(_range(x.dtype)[1]) <= high else x > x.dtype.type(int(high))
-
-
-def _is_below(x: np.ndarray, low: float) -> np.ndarray:
-    """Return a mask of the values < low."""
-    if x.dtype.kind == "f":
-        return x < float(low)
-    return np.full(x.shape, False) if int(_range(x.dtype)[0]) >= low else x < x.dtype.type(int(low))
+        return x >= float(high + 1)
+    return x > high
 
 
 def open_source(url: str | os.PathLike[str], *, x: str | None = None, y: str | None = None) -> Dataset:

@@ -15,6 +15,7 @@ from scalelatent.data.csr import check_dtype
 from scalelatent.data.csr_store import create_csr
 from scalelatent.data.feature_names import NAMES_ARRAY, as_names, write_names
 from scalelatent.data.layout import (
+    MAX_RATIO,
     WRITE_CONFIG,
     ChunkLayout,
     choose_csr_layout,
@@ -216,8 +217,9 @@ def check_rows_fit(
     name = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
         name = f"{copies} copies of {name}"
-    least = ChunkLayout(1, 1, compressor).min_bytes(numbers, dtype)
-    check_space(location, name, copies * numbers * dtype.itemsize, copies * least)
+    is_plain = compressor is None or (compressor == "auto" and dtype.kind == "f")
+    nbytes = copies * numbers * dtype.itemsize
+    check_space(location, name, nbytes, nbytes if is_plain else nbytes // MAX_RATIO)
 
 
 def _check_kinds(

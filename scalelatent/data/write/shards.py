@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from scalelatent.typing import LabelsLike, RowsLike, WeightsLike
 
 
-_MARKERS_AT_ONCE = 512  # maximum number of marker files (one per written shard) that one call reads
-
-
 Column: TypeAlias = "zarr.Array | CsrGroups"
 
 
@@ -74,7 +71,7 @@ class ShardWriter:
 
         self._x, self._y, self._weight = column("x"), optional("y"), optional("weight")
         self._tile = None if kinds["x"] else tile_columns_of(self._x)
-        self._group, self._markers = group, ShardMarkers(location)
+        self._group = group
         self._rewritten: dict[int, dict[str, list[int]]] = {}
         self._found_crcs: dict[str, list[int]] = {}  # file -> checksums of its chunks
         self._shard_chunks = {  # dense column -> chunks per shard; None if a shard is a chunk
@@ -149,7 +146,7 @@ class ShardWriter:
         """Return whether a shard is written, or, in a finished dataset, whether its digest still matches."""
         self.shard_bounds(shard)
         if not self.attrs.complete:
-            marker = self._markers.read(shard)
+            marker = self._read_marker(shard)
             return marker is not None and all(self._location.has(k) for k in self._files(shard, marker))
         return self._verify(shard)
 
@@ -209,8 +206,9 @@ class ShardWriter:
             if self.attrs.complete:
                 self._rewritten[shard] = crcs
             else:
-                marker = {"digest": digest.hex(), "labels": distinct, "crc": crcs, **entries}
-                self._markers.write(shard, marker)
+                self._write_marker(
+                    shard, {"digest": digest.hex(), "labels": distinct, "crc": crcs, **entries}
+                )
 
     def _encode_y(
         self, y: LabelsLike | None, start: int, stop: int
@@ -259,7 +257,7 @@ class ShardWriter:
                 f"dataset {self.url} has {self.n_rows} rows; it cannot shrink to {n_rows}; give 1 "
                 f"to {self.n_rows}"
             )
-        written = [i for i in range(last, self.n_shards) if self._markers.read(i) is not None]
+        written = [i for i in range(last, self.n_shards) if self._read_marker(i) is not None]
         if n_rows < self.n_rows and written:
             raise DataError(
                 f"dataset {self.url} cannot shrink to {n_rows} rows: shard {written[0]}, which begins at row "
@@ -304,20 +302,34 @@ class ShardWriter:
             self.attrs = done
         elif self._rewritten and self.attrs.crc is not None:
             self._update_crc_table()
-        self._markers.clear()
+        self._location.delete_tree(MARKER_FOLDER)
+
+    def _read_marker(self, shard: int) -> dict[str, Any] | None:
+        """Return the marker of a shard (digest, labels, checksums); None if it is missing or incomplete."""
+        raw = self._location.read(_marker_key(shard))
+        return None if raw is None else _parse_marker(raw)
+
+    def _write_marker(self, shard: int, marker: dict[str, Any]) -> None:
+        """Write the marker of a shard, after the last file of the shard."""
+        self._location.write(_marker_key(shard), json.dumps(marker).encode())
 
     def _all_markers(self) -> list[dict[str, Any]]:
+        """Return the markers of all shards; raise a `DataError` if a shard is not written."""
         if self.attrs.complete:
             return []
-        markers = self._markers.read_all(self.n_shards)
-        missing = [i for i, m in enumerate(markers) if m is None]
+        names = set(self._location.keys(MARKER_FOLDER))
+        shards = [i for i in range(self.n_shards) if os.path.basename(_marker_key(i)) in names]
+        texts = self._location.read_ranges([_marker_key(i) for i in shards])
+        found = zip(shards, map(_parse_marker, texts), strict=True)
+        markers = {i: marker for i, marker in found if marker is not None}
+        missing = [i for i in range(self.n_shards) if i not in markers]
         if missing:
             a, b = self.shard_bounds(missing[0])
             raise DataError(
                 f"dataset {self.url} cannot be finished: {len(missing)} of {self.n_shards} shards are not "
                 f"written, the first is shard {missing[0]} (rows {a}:{b}); write them, then finalize again"
             )
-        return [m for m in markers if m is not None]
+        return list(markers.values())
 
     def _classes(self, markers: list[dict[str, Any]]) -> list[Label] | None:
         if self._y is None or self.attrs.classes is not None or self.attrs.y_kind != "labels":
@@ -401,7 +413,7 @@ class ShardWriter:
 
         def remove() -> None:
             if not self.attrs.complete:
-                self._markers.delete(shard)
+                self._location.delete(_marker_key(shard))
             for key in self._paths_to_delete(shard):
                 self._location.delete_tree(key)
 
@@ -419,9 +431,8 @@ class ShardWriter:
     def _verify(self, shard: int) -> bool:
         try:
             columns = own_columns(self._location, self.attrs)
-            parts: list[DenseOrCsr] = [c.read(*self.shard_bounds(shard)) for c in columns.values()]
-            if self._tile is not None:
-                parts = [np.ascontiguousarray(part[:, slice(*self.shard_columns(shard))]) for part in parts]
+            bounds, tile = self.shard_bounds(shard), shard % self.n_tiles
+            parts: list[DenseOrCsr] = [column.read_tile(*bounds, tile) for column in columns.values()]
         except DataError:
             return False
         return shard_digest(*parts) == self._expected_digest(shard)
@@ -431,47 +442,9 @@ class ShardWriter:
         return bytes(self._group["digest"][shard].tobytes())
 
 
-class ShardMarkers:
-    """Marker files, one for each written shard, which exist until the dataset is finished."""
-
-    def __init__(self, location: Location) -> None:
-        self._location = location
-
-    def read(self, shard: int) -> dict[str, Any] | None:
-        """Return the marker of a shard (digest, labels, checksums); None if it is missing or incomplete."""
-        raw = self._location.read(_marker_key(shard))
-        return None if raw is None else _parse_marker(raw)
-
-    def read_all(self, n_shards: int) -> list[dict[str, Any] | None]:
-        """Return the markers of all shards; read many at once to save network round trips."""
-        names = set(self._location.keys(MARKER_FOLDER))
-        found = [i for i in range(n_shards) if _marker_name(i) in names]
-        markers: list[dict[str, Any] | None] = [None] * n_shards
-        for first in range(0, len(found), _MARKERS_AT_ONCE):
-            numbers = found[first : first + _MARKERS_AT_ONCE]
-            for i, raw in zip(
-                numbers, self._location.read_ranges([_marker_key(i) for i in numbers]), strict=True
-            ):
-                markers[i] = _parse_marker(raw)
-        return markers
-
-    def write(self, shard: int, marker: dict[str, Any]) -> None:
-        """Write the marker of a shard, after the last file of the shard."""
-        self._location.write(_marker_key(shard), json.dumps(marker).encode())
-
-    def delete(self, shard: int) -> None:
-        self._location.delete(_marker_key(shard))
-
-    def clear(self) -> None:
-        self._location.delete_tree(MARKER_FOLDER)
-
-
-def _marker_name(shard: int) -> str:
-    return f"{shard:06d}.json"
-
-
 def _marker_key(shard: int) -> str:
-    return f"{MARKER_FOLDER}/{_marker_name(shard)}"
+    """Return the key of the marker: a file that exists from the write of a shard until `finish`."""
+    return f"{MARKER_FOLDER}/{shard:06d}.json"
 
 
 def _parse_marker(raw: bytes) -> dict[str, Any] | None:

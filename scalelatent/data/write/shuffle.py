@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY_BYTES = 1 << 30
 """Default maximum of bytes of rows in memory at one time."""
 MAX_BUCKETS = 1024
-"""Maximum number of buckets, because more would need very small writes; memory >= bytes of rows / 340."""
+"""Maximum number of buckets; more buckets would need very small writes. It sets the least `memory`."""
 
 
 def shuffled_rows(seed: int, n_rows: int) -> np.ndarray:
@@ -189,15 +189,10 @@ class _Buckets:
         """Yield (rows, order by key) per bucket; the caller deletes its references before the next bucket."""
         if self._n_flushed:
             self._flush()
-        for bucket in range(self._plan.n_buckets):
-            parts = self._parts(bucket)
+        for bucket, parts in enumerate(self._buffered):
+            parts += [self._read(f"{bucket}/{name}") for name in self._location.keys(str(bucket))]
             if parts:
                 yield self._join_and_sort(parts)
-
-    def _parts(self, bucket: int) -> list[tuple[np.ndarray, RowBatch]]:
-        if not self._n_flushed:
-            return self._buffered[bucket]
-        return [self._read(f"{bucket}/{name}") for name in self._location.keys(str(bucket))]
 
     @staticmethod
     def _join_and_sort(parts: list[tuple[np.ndarray, RowBatch]]) -> tuple[RowBatch, np.ndarray]:

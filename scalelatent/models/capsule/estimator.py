@@ -267,8 +267,7 @@ class CapsuleRegression(StreamedClassifier):
             unused = (*unused, "fit_intercept")
         given = {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
         given |= {"algorithm": algorithm}
-        # Runs of stepwise EM by earlier versions record the former parameter ``aggressiveness``.
-        given |= {"max_iter": get_max_passes(self)} if algorithm == "em" else {"aggressiveness": 1.0}
+        given |= {"max_iter": get_max_passes(self)} if algorithm == "em" else {}
         return given | {"capsule_dim": CAPSULE_DIM if self.capsule_dim is None else self.capsule_dim}
 
     def _keep(

@@ -153,4 +153,5 @@ PARAMETERS = Parameters(
     ),
     rules=(_check_chains,),
     removed={"aggressiveness": 1.0},
+    removed_from_fit=("aggressiveness",),
 )

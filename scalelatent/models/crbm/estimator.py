@@ -400,8 +400,7 @@ class ConditionalRBM(StreamedEstimator):
     _plan = plan
 
     def _deciding_parameters(self) -> dict[str, Any]:
-        # Runs of earlier versions record the former parameter ``loss``.
-        return super()._deciding_parameters() | {"batch_size": choose_batch_size(self), "loss": "hamming"}
+        return super()._deciding_parameters() | {"batch_size": choose_batch_size(self)}
 
     def _keep(self, learner: CrbmLearner, state: CrbmState, history: list[dict[str, Any]]) -> None:
         theta, epoch = learner.best_parameters(state)

@@ -231,4 +231,5 @@ PARAMETERS = Parameters(
     ),
     rules=(_check_corruption, _check_gibbs_steps, _check_chains),
     removed={"damping": 1.0, "loss": "hamming"},
+    removed_from_fit=("loss",),
 )

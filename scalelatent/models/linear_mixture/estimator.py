@@ -216,8 +216,7 @@ class _LinearMixtures(StreamedEstimator):
 
     def _deciding_parameters(self) -> dict[str, Any]:
         unused = STEPWISE_PARAMETERS if self.algorithm == "em" else ("max_iter", "tol")
-        given = {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
-        return given | {"max_dims": 40}  # runs of earlier versions record this former parameter
+        return {name: value for name, value in super()._deciding_parameters().items() if name not in unused}
 
     def _keep(
         self, fitted: FittedMixture, n_iter: int, history: list[dict[str, Any]], classes: np.ndarray | None

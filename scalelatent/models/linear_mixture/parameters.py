@@ -133,6 +133,8 @@ _REMOVED = {
     "kappa": 0.7,
     "t0": 2.0,
 }
+# Those that changed only the fit of a model, not the predictions of a fitted one.
+_REMOVED_FROM_FIT = ("max_dims", "init", "statistics", "n_chains", "kappa", "t0")
 
 PARAMETERS = Parameters(
     (
@@ -165,6 +167,7 @@ PARAMETERS = Parameters(
     ),
     rules=(_check_tangents, _check_steps, _check_recognition),
     removed={**_REMOVED, "n_candidates": 10},
+    removed_from_fit=_REMOVED_FROM_FIT,
 )
 DENSITY_PARAMETERS = Parameters(
     (
@@ -176,4 +179,5 @@ DENSITY_PARAMETERS = Parameters(
     ),
     rules=(_check_tangents, _check_steps),
     removed=_REMOVED,
+    removed_from_fit=_REMOVED_FROM_FIT,
 )

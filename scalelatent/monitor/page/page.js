@@ -3,7 +3,8 @@
   const ROOT = document.getElementById("scalelatent");
   const byId = (id) => document.getElementById(id);
   const SHOWN_JOBS = 10, TIMEOUT = 10000;
-  // Often, but a viewer must not take more than a few per cent of a scheduler's time.
+  // The page asks for new data every PERIOD ms. If an answer is slow, the page waits PATIENCE times its
+  // duration, at most LONGEST ms, so that a viewer takes at most a few per cent of the scheduler's time.
   const PERIOD = 1000, LONGEST = 5000, PATIENCE = 40;
   const BLUE = "#2f7fc9", GREY = "#9aa3ad", AMBER = "#d98e2b";
   const state = { all: false, stage: null, tip: null };
@@ -35,7 +36,7 @@
   }
   const clock = (time) => new Date(time).toLocaleTimeString("en-GB");
 
-  // -- elements: text is only ever set as text -------------------------------------------------------------
+  // -- elements; text from jobs is never parsed as HTML ------------------------------------------------------
   function el(tag, attributes, ...children) {
     const node = tag.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4))
       : document.createElement(tag);
@@ -46,8 +47,8 @@
     node.append(...children.filter(known));
     return node;
   }
-  // Put new content in a place without taking from the reader what he holds: focus, scrolled tables, a
-  // marked text, a point of a curve under the pointer.
+  // Replace the content of an element. Keep the focus and the scroll positions of the old content. Replace
+  // nothing while the viewer selects text in it, or points at a chart.
   function swap(place, ...nodes) {
     const fresh = el("div", {}, ...nodes);
     const same = place.firstChild && place.firstChild.isEqualNode(fresh);
@@ -65,7 +66,7 @@
   const stateOf = (job) => (known(job.silent_seconds) ? "silent" : job.state);
   function pill(job) {
     const name = stateOf(job);
-    const title = name === "silent" ? `nothing heard of its driver for ${duration(job.silent_seconds)}` : null;
+    const title = name === "silent" ? `its driver has sent no message for ${duration(job.silent_seconds)}` : null;
     return el("span", { class: `state ${name}`, title }, name);
   }
   function bar(share, hot) {
@@ -130,7 +131,8 @@
     for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step) out.push(+t.toPrecision(12));
     return out;
   }
-  // Width of a chart, and whether it has a row of its own: the last one of three, where there are two columns.
+  // Return the width of a chart in pixels, and whether it spans the row: the last of three charts spans the
+  // second row if the page has two columns.
   function chartPlace(last) {
     const wide = byId("charts").clientWidth || 1200, n = Math.max(1, Math.min(3, Math.floor((wide + 16) / 316)));
     const spans = Boolean(last) && n === 2;
@@ -140,7 +142,8 @@
     const sorted = values.slice().sort((a, b) => a - b);
     return sorted[Math.floor(share * (sorted.length - 1))];
   }
-  // Runs of passes of one round: [first x, last x, round, nu]; none where there is one round only.
+  // Return [first x, last x, round, nu] for each round (consecutive passes with one threshold nu) of a curve;
+  // return an empty list if the curve has only one round.
   function roundsOf(curve) {
     const rounds = [];
     if (!curve.round) return rounds;
@@ -151,10 +154,10 @@
     });
     return rounds.length > 1 ? rounds : [];
   }
-  // Options: floor (lowest value of the axis), clip (share of the points that the axis has room for), rounds,
-  // last (of the charts).
+  // Draw a chart of curves. Options: floor (lowest value of the vertical axis), clip (this quantile of the
+  // values limits the axis), rounds (shade them), last (this chart is the last one of the page).
   function chart(title, note, curve, series, say, tick, options = {}) {
-    // Around a single point the axis would show changes that nobody has measured, so it starts at zero.
+    // For a single point, an axis around its value would suggest changes, so the axis starts at zero.
     const floor = known(options.floor) || !curve || curve.x.length > 1 ? options.floor : 0;
     series = series.filter((s) => curve && curve[s.key]);
     const keys = series.length > 1 ? series.map((s) => [el("i", { class: "key", style: `background:${s.color}` }), s.name]).flat() : [];
@@ -162,12 +165,12 @@
     const card = el("section", { class: spans ? "card chart spans" : "card chart" }, el("h3", {}, title, el("small", {}, note || "", ...keys)));
     if (!series.length) { card.append(el("p", { class: "empty" }, "not measured yet")); return card; }
     const H = 220, L = 58, R = 18, T = 12, B = 30;
-    // The steep beginning of a long fit would press all that is of interest later into a straight line.
+    // The axis ignores the first tenth of a long fit, whose large values would make the later curve look flat.
     const from = curve.x.length > 20 ? Math.floor(curve.x.length / 10) : 0;
     const values = series.flatMap((s) => curve[s.key].slice(from).filter(known));
     let low = Math.min(...values), high = Math.max(...values);
     if (options.clip && values.length > 4) {
-      // One short pass, or a resumed one, would press all the others onto the floor.
+      // One very fast pass, for example a resumed one, would make the curve of all other passes look flat.
       high = Math.min(high, 1.25 * quantile(values, options.clip));
     }
     if (known(floor)) low = Math.min(low, floor);
@@ -247,7 +250,7 @@
       fact("Spans redone", count(job.spans_redone)),
       fact("Workers lost", count(job.workers_lost), "", job.workers_lost > 0),
     ];
-    if (job.shards_quarantined) out.push(fact("Shards set aside", count(job.shards_quarantined), "", true));
+    if (job.shards_quarantined) out.push(fact("Bad shards", count(job.shards_quarantined), "", true));
     return el("dl", { class: "facts" }, ...out);
   }
   const AFTER_FIT = ["saving", "scoring", "report"];
@@ -268,7 +271,7 @@
         el("span", {}, [left, kept].filter(Boolean).join(" · "))));
   }
   function charts(job) {
-    // against passes, or, for a learner of minibatches, against its steps
+    // The horizontal axis has passes, or, for a model that learns from minibatches, steps.
     const measured = job.curves.filter((c) => c.objective || c.validation_error || c.train_error || c.mean_member_train_error);
     const pool = measured.length ? measured : job.curves;
     const curve = pool[pool.length - 1];
@@ -318,7 +321,7 @@
     const pools = job.pools.length > 1
       ? job.pools.map((p) => `${count(p.workers)} ${p.pool.toUpperCase()}: ${count(p.rows_per_s)} rows/s`).join(" · ") : "";
     const card = el("section", { class: "card" }, el("h3", {}, "Workers", el("small", {}, pools)), table(
-      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ...(gpus ? [["GPU memory"]] : []), ["Parts", "num"], ["Last part"], ["", "num wide"]],
+      [["Worker"], ["Device"], ["Rows/s"], ["Memory"], ...(gpus ? [["GPU memory"]] : []), ["Spans", "num"], ["Last span"], ["", "num wide"]],
       rows.map((worker) => workerRow(worker, fastest, gpus))));
     if (job.worker_rows_hidden) {
       card.append(el("p", { class: "muted more" }, `and ${count(job.worker_rows_hidden)} more`));
@@ -346,7 +349,7 @@
     swap(byId("events"), events(job));
   }
 
-  // -- the beat ---------------------------------------------------------------------------------------------
+  // -- regular updates --------------------------------------------------------------------------------------
   function drawCluster(cluster, jobs) {
     const many = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
     const words = [many(cluster.workers, "worker"), many(cluster.threads, "thread")];
@@ -369,7 +372,7 @@
   }
   let drawn = 0, turn = 0, timer = null;
   async function beat() {
-    const mine = ++turn, begin = performance.now(); // an answer to an older question is not drawn
+    const mine = ++turn, begin = performance.now(); // answers to older requests are not drawn
     clearTimeout(timer);
     try {
       let answer = await ask(chosenId() || state.last);
@@ -395,7 +398,7 @@
   for (const link of document.querySelectorAll(".navbar a")) {
     if (link.getAttribute("href") === "scalelatent") link.closest("li").classList.add("active");
   }
-  // The bar of Dask is fixed, and takes two rows in a narrow window.
+  // Leave room for the navigation bar of Dask, which has a fixed position, and two rows in a narrow window.
   const navigation = document.querySelector(".navbar");
   function clearBar() {
     if (!navigation) return;

@@ -441,14 +441,7 @@ def _compute_codes(
     )  # fmt: skip
 
 
-# Rows of bytes are converted to float32 strip by strip if centroids are floats, or the machine lacks VNNI.
-_nearest_floats, _nearest_converted = (
-    entry(*_arguments(rows, "f4"))(_compute_codes) for rows in ("f4", "u1")
-)
-
-
-@entry(*_arguments("u1", "i1"))
-def _nearest_bytes(
+def _compute_byte_codes(
     x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
     exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
     out: np.ndarray,
@@ -458,3 +451,11 @@ def _nearest_bytes(
         x, columns, packed, scale, bias, exact, codes, length, exact_length, slope, floor, out,
         zeros((STRIP, 4 * groups), np.uint8), empty((STRIP, PANEL), np.int32),
     )  # fmt: skip
+
+
+# Rows of bytes are converted to float32 strip by strip if centroids are floats, or the machine lacks VNNI.
+_nearest_floats, _nearest_converted = (
+    entry(*_arguments(rows, "f4"))(_compute_codes) for rows in ("f4", "u1")
+)
+# LLVM ends the process if it compiles an instruction that the machine does not have.
+_nearest_bytes = entry(*_arguments("u1", "i1"))(_compute_byte_codes) if DOTS else _nearest_converted
