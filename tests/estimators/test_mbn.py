@@ -484,7 +484,7 @@ def test_invalid_rows_are_refused(digits: Any, fit_in_memory: Any, tmp_path: Pat
     with pytest.raises(DataError, match="X contains NaN: row 3, feature 2"):
         make_network().fit(rows_with_nan(x))
     np.save(tmp_path / "x.npy", rows_with_nan(x))
-    with pytest.raises(DataError, match=r"row 3, feature 2 is nan \(NaN\)"):
+    with pytest.raises(DataError, match=r"row 3, feature 2 is nan"):
         make_network().fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
     with pytest.raises(DataError, match=r"row 3, feature 2 is nan"):
         fit_in_memory.transform(sl.Dataset.from_arrays(rows_with_nan(x)))
