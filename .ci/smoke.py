@@ -1,8 +1,7 @@
-"""First use of the installed package: save and open rows, fit models in one process and on a cluster.
+"""A first use of the installed package: save and open rows, and fit models in one process and on a cluster.
 
-python smoke.py FOLDER
-
-Run by `.ci/run` with the newest releases of all dependencies and with the oldest that are allowed.
+Usage: ``python smoke.py FOLDER``. `.ci/run` runs this file with the newest releases of all dependencies and
+with the oldest that are allowed.
 """
 
 import sys
@@ -18,8 +17,10 @@ from sklearn.datasets import load_digits
 import scalelatent as sl
 
 
-def models() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
-    """Return a small model of each kind, and the method to call after its fit."""
+def make_models() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+    """Return a small model of each kind by name, and a function that selects the method to compare after its
+    fit.
+    """
     random = {"random_state": 0}
     return {
         "CapsuleRegression": (sl.CapsuleRegression(capsule_dim=2, max_iter=5, **random), lambda m: m.predict),
@@ -32,7 +33,11 @@ def models() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
 
 
 def main() -> None:
-    """Fit and save each model in one process and on a cluster; stop with a traceback at the first failure."""
+    """Fit and save each model in one process and fit it on a cluster; stop with a traceback at the first
+    failure.
+
+    On the cluster, each model must give the same bits as in one process.
+    """
     folder = Path(sys.argv[1])
     x, y = load_digits(return_X_y=True)
     x, y = x.astype("u1")[:600], y[:600]
@@ -44,7 +49,7 @@ def main() -> None:
     bits = (x > 7).astype("f4")
     targets = sl.Dataset.from_arrays(bits, (bits[:, ::4] > 0).astype("f4")).save(folder / "bits.zarr")
     alone = {}
-    for name, (model, use) in models().items():
+    for name, (model, use) in make_models().items():
         ds = targets if name == "ConditionalRBM" else dense
         model.fit(ds)
         model.save(folder / f"{name}.zarr")
@@ -56,7 +61,7 @@ def main() -> None:
         sparse
     )
     with sl.cluster("local", workers=2):
-        for name, (model, use) in models().items():
+        for name, (model, use) in make_models().items():
             ds = targets if name == "ConditionalRBM" else dense
             np.testing.assert_array_equal(use(model.fit(ds))(ds.read_x(0, 50)), alone[name])
             print(f"{name}: the same on a cluster", flush=True)

@@ -23,9 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def find_real_data() -> Path | None:
-    """Return the folder of the real data:
-
-    SCALELATENT_DATA, or ../shared/data next to the checkout, or None.
+    """Return the folder of the real data: SCALELATENT_DATA, or ../shared/data next to the checkout, or
+    None.
     """
     named = os.environ.get("SCALELATENT_DATA")
     if named:
@@ -45,9 +44,8 @@ MOST_PROCESSES = 4
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes of ``-n auto``:
-
-    one per core for the whole suite, 0 for selected tests.
+    """Return the number of processes of ``-n auto``: one per core for the whole suite, 0 for selected
+    tests.
     """
     from dask.system import cpu_count
 

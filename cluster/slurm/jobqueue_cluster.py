@@ -1,4 +1,4 @@
-"""A cluster whose workers are SLURM jobs (dask-jobqueue), with TLS; runs until Ctrl-C.
+"""A cluster whose workers are SLURM jobs (dask-jobqueue), with TLS; it runs until Ctrl-C.
 
     python jobqueue_cluster.py FOLDER --jobs 4 --cores 8 --memory 32GB --walltime 12:00:00
 
@@ -29,15 +29,16 @@ from scalelatent.deploy.worker_processes import WORKER_ENVIRONMENT, dask_configu
 from scalelatent.errors import JobError
 from scalelatent.jobs.control import stop_jobs
 
-# Time limits of SLURM: minutes, minutes:seconds, hours:minutes:seconds, or days-hours and more.
+# Time limits of SLURM: minutes, minutes:seconds, hours:minutes:seconds, or days-hours[:minutes[:seconds]].
+# The last letter of the name of a group is its unit.
 WALLTIME = re.compile(
     r"(?:(?P<d>\d+)-(?P<dh>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?"
     r"|(?P<h>\d+):(?P<hm>\d+):(?P<hs>\d+)|(?P<m>\d+)(?::(?P<s>\d+))?)"
 )
-UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # Seconds of each unit.
 
 
-def seconds_of(walltime: str) -> int:
+def parse_walltime(walltime: str) -> int:
     """Return the seconds of a time limit in a format of SLURM."""
     found = WALLTIME.fullmatch(walltime)
     if found is None:
@@ -48,9 +49,9 @@ def seconds_of(walltime: str) -> int:
     return sum(UNITS[name[-1]] * int(value) for name, value in found.groupdict().items() if value)
 
 
-def walltime_of(text: str) -> str:
-    """Return a valid time limit unchanged."""
-    seconds_of(text)
+def check_walltime(text: str) -> str:
+    """Return a time limit unchanged if SLURM accepts its format, and otherwise raise an error of argparse."""
+    parse_walltime(text)
     return text
 
 
@@ -66,7 +67,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=8, help="cores per job; one worker process per core")
     parser.add_argument("--memory", default="32GB", help="memory per job")
     parser.add_argument(
-        "--walltime", type=walltime_of, default="12:00:00", help="time limit per job, as for sbatch"
+        "--walltime", type=check_walltime, default="12:00:00", help="time limit per job, as for sbatch"
     )
     parser.add_argument("--queue", help="SLURM partition")
     parser.add_argument("--account", help="SLURM account")
@@ -78,9 +79,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def environment(files: dict[str, str]) -> dict[str, Any]:
-    """Return the environment of a worker: sizes of thread pools, and certificates for its connections."""
+    """Return the environment variables of a worker: sizes of thread pools, and certificates for its
+    connections.
+    """
     tls = {"DASK_DISTRIBUTED__COMM__TLS__CA_FILE": files["ca"]}
-    for role in ("WORKER", "CLIENT"):  # the driver of a job is a client that runs on a worker
+    for role in ("WORKER", "CLIENT"):  # The driver of a job is a client that runs on a worker.
         for part in ("cert", "key"):
             tls[f"DASK_DISTRIBUTED__COMM__TLS__{role}__{part.upper()}"] = files[part]
     return WORKER_ENVIRONMENT | tls
@@ -93,15 +96,16 @@ def make_cluster(options: argparse.Namespace) -> Any:
     except ImportError as error:
         raise JobError("SLURM jobs need dask-jobqueue; run: pip install 'scalelatent[slurm]'") from error
 
-    for number, handler in handlers.items():  # the import has replaced the handlers
+    for number, handler in handlers.items():  # The import of dask_jobqueue replaces the handlers of signals.
         signal.signal(number, handler)
     folder = options.folder.absolute()
     security, _ = prepare_certificates(folder / "tls")
     files = {"ca": folder / "tls/ca.pem", "cert": folder / "tls/cluster-cert.pem"}
     files = {name: str(file) for name, file in (files | {"key": folder / "tls/cluster-key.pem"}).items()}
-    walltime = seconds_of(options.walltime)
+    walltime = parse_walltime(options.walltime)
     host = {"host": options.host} if options.host else {}
-    # SLURM kills jobs at the walltime. Workers that retire earlier, at different times, lose no results.
+    # SLURM kills jobs at the walltime. Workers end before it, each at another time, and first pass their
+    # results on to other workers.
     lifetime = ["--lifetime", f"{int(0.9 * walltime)}s", "--lifetime-stagger", f"{int(0.05 * walltime)}s"]
     with dask_configuration():
         return SLURMCluster(
@@ -118,7 +122,7 @@ def make_cluster(options: argparse.Namespace) -> Any:
         )  # fmt: skip
 
 
-def refuse_what_slurm_refuses(cluster: Any) -> None:
+def ask_slurm_about_jobs(cluster: Any) -> None:
     """Raise a JobError with the message of SLURM if SLURM would refuse the jobs of the workers."""
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as script:
         script.write(cluster.job_script())
@@ -147,8 +151,8 @@ def run(options: argparse.Namespace) -> None:
     cluster = make_cluster(options)
     file = options.folder / "scheduler.json"
     try:
-        refuse_what_slurm_refuses(cluster)
-        # adapt() replaces jobs that reach their walltime, also with a fixed number of jobs.
+        ask_slurm_about_jobs(cluster)
+        # Even for a fixed number of jobs, adapt() is needed: it replaces jobs that reach their walltime.
         cluster.adapt(
             minimum_jobs=max(1, options.jobs),
             maximum_jobs=max(1, options.adapt or options.jobs),

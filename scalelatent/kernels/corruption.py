@@ -26,7 +26,7 @@ def check_corruption(
     kind: str, n_features: int, *, rate: float = 0.0, size: Sequence[int] = (0, 0),
     shape: Sequence[int] = (0, 0), value: int = 0,
 ) -> None:  # fmt: skip
-    """Raise DataError if a corruption is impossible for rows of ``n_features`` features; see `corrupt`."""
+    """Raise DataError if a corruption is impossible for rows of ``n_features`` features; see the module."""
     if kind not in CORRUPTION_KINDS:
         raise DataError(f"there is no corruption {kind!r}: use one of {', '.join(CORRUPTION_KINDS)}")
     if kind == "flip":
@@ -53,7 +53,7 @@ def check_corruption(
 
 
 def corrupt(v: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, **how: Any) -> np.ndarray:
-    """Return a corrupted copy of rows of zeros and ones (n, features)."""
+    """Return a corrupted copy of ``v``, rows of zeros and ones (n, features), as `corrupt_in_place` does."""
     out = np.array(v, np.uint8, order="C")
     corrupt_in_place(out, rows, epoch, kind=kind, **how)
     return out
@@ -63,7 +63,10 @@ def corrupt_in_place(
     out: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, seed: int, stage: str, rate: float = 0.0,
     size: tuple[int, int] = (0, 0), shape: tuple[int, int] = (0, 0), value: int = 0,
 ) -> None:  # fmt: skip
-    """Corrupt C-contiguous rows ``out`` (n, features) in place, see `corrupt`."""
+    """Corrupt C-contiguous rows ``out`` of zeros and ones, uint8 (n, features), in place.
+
+    ``rows`` are the numbers of the rows. The options are those of `check_corruption`.
+    """
     from .corruption_compiled import flip_exactly, occlude
 
     n, p = out.shape

@@ -1,6 +1,7 @@
-"""Corruptions of rows and images in place. They use only integers, so all machines give the same rows.
+"""Kernels that corrupt rows or images of zeros and ones in place.
 
-All random numbers are the `draws` (rows, k) of :func:`.philox.row_draws`.
+They compute only with integers, so all machines give the same rows. Their random numbers are the uint32
+argument ``draws`` (rows, draws), from :func:`.philox.row_draws`. Images ``out`` are (rows, height, width).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .philox import draw_below
 
 @entry(in_array("u4", 2), out_array("u1", 2))
 def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
-    """Flip as many different bits of each row as it has draws, chosen by a partial shuffle of the bits."""
+    """Flip different random bits of each row, one per draw; a partial shuffle of the bits chooses them."""
     n_bits = out.shape[1]
     order = np.arange(n_bits)
     taken = empty(draws.shape[1], np.int64)
@@ -31,9 +32,9 @@ def flip_exactly(draws: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
-    """Set a patch of each image to a value.
+    """Set all pixels of a rectangle (patch) at a random place of each image to a value.
 
-    ``draws`` gives the top and left of each patch; ``patch`` is (height, width, value).
+    ``draws`` determine the top and left of each patch; ``patch`` is (height, width, value).
     """
     for i in range(out.shape[0]):
         top = draw_below(draws[i, 0], out.shape[1] - patch[0] + 1)
@@ -45,9 +46,10 @@ def occlude(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
-    """Draw a border on each image.
+    """Set the pixels of a border of each image to a value.
 
-    ``draws`` gives its width at the top, bottom, left and right; ``border`` is (largest width, value).
+    ``draws`` determine the border's widths at the top, bottom, left and right; ``border`` is (largest width,
+    value).
     """
     for i in range(out.shape[0]):
         height, width = out.shape[1], out.shape[2]
@@ -61,9 +63,10 @@ def draw_border(draws: np.ndarray, border: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
-    """Draw a patch of random pixels on each image.
+    """Replace a rectangle (patch) of each image by pixels that are 0 or the value at random.
 
-    ``draws`` gives the top and left of the patch, then 32 pixels each; ``patch`` is (height, width, value).
+    The first two draws determine the top and left of the patch; each further draw determines 32 pixels.
+    ``patch`` is (height, width, value).
     """
     for i in range(out.shape[0]):
         top = draw_below(draws[i, 0], out.shape[1] - patch[0] + 1)
@@ -77,7 +80,7 @@ def scatter(draws: np.ndarray, patch: np.ndarray, out: np.ndarray) -> None:
 def draw_grid_lines(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> None:
     """Draw horizontal and vertical lines at equal distances on each image.
 
-    ``draws`` gives the first row and column; ``grid`` is (distance, value).
+    ``draws`` determine the first row and the first column of pixels; ``grid`` is (distance, value).
     """
     for i in range(out.shape[0]):
         first_row, first_column = draw_below(draws[i, 0], grid[0]), draw_below(draws[i, 1], grid[0])
@@ -89,7 +92,10 @@ def draw_grid_lines(draws: np.ndarray, grid: np.ndarray, out: np.ndarray) -> Non
 
 @entry(in_array("u4", 2), in_array("i8", 1), out_array("u1", 3))
 def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
-    """Draw lines from edge to edge of each image; three draws give the direction, start and end of a line."""
+    """Draw lines from edge to edge of each image; three draws determine a line's direction, start and end.
+
+    ``value`` holds the value of the pixels of a line.
+    """
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 3):
             down = draw_below(draws[i, 3 * k], 2) == 1
@@ -116,7 +122,7 @@ def draw_lines(draws: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
 
 @entry(in_array("u4", 2), out_array("u1", 3))
 def erase_lines(draws: np.ndarray, out: np.ndarray) -> None:
-    """Set rows and columns of pixels to 0; two draws give the direction and the position of each."""
+    """Set rows or columns of pixels to 0; two draws determine the direction and the position of each."""
     for i in range(out.shape[0]):
         for k in range(draws.shape[1] // 2):
             if draw_below(draws[i, 2 * k], 2) == 1:

@@ -48,7 +48,8 @@ class Kernels:
     def _module(self) -> cupy.RawModule:
         import cupy
 
-        # CuPy compiles it once per process and device, and stores the binary on disk for the next process.
+        # CuPy compiles the module once per process and GPU, and stores the binary on disk for later
+        # processes.
         return cupy.RawModule(code=self.text, options=_OPTIONS)
 
     def compile(self) -> None:
@@ -68,7 +69,7 @@ class Kernels:
 
 
 def current_device() -> int:
-    """Return the number of the CUDA device that this thread uses."""
+    """Return the number of the GPU that the calling thread uses."""
     import cupy
 
     return int(cupy.cuda.runtime.getDevice())
@@ -113,9 +114,9 @@ def _allow_more_shared_memory(function: cupy.RawKernel) -> None:
 
 
 def download(a: cupy.ndarray) -> np.ndarray:
-    """Return a copy on the host of a contiguous array, in page-locked memory, to which GPUs copy faster.
+    """Return a contiguous GPU array as a numpy array in page-locked memory, to which GPUs copy faster.
 
-    CuPy keeps page-locked memory for the next copy. If there is none, the copy goes to pageable memory.
+    CuPy keeps page-locked memory for the next copy. If no such memory is available, use ordinary memory.
     """
     import cupy
 

@@ -47,13 +47,13 @@ DOTS = bool(
 _ROOT = Path(__file__).parent.parent
 
 
-# A family is a group of modules whose kernels share a folder on disk. These folders form one family, because
-# a program that generates or imports rows needs few of their kernels.
+# A family is a group of modules whose compiled kernels are in one folder on disk. The modules in these two
+# folders of the package form one family, because they have few kernels.
 _ROW_FOLDERS = ("generators", "importers")
 
 
 def _family(module: str) -> str:
-    """Return the family of a module, such as a model; the kernels of a family share a folder."""
+    """Return the family of a module, such as "mbn"; the compiled kernels of a family are in one folder."""
     package, *names = module.split(".")
     if package != _ROOT.name or not names:
         return "other"
@@ -75,8 +75,9 @@ def _sources(family: str) -> list[Path]:
 
 @functools.cache
 def _digest(family: str) -> str:
-    # numba only checks the file of the outer function, so it would keep a kernel after a change in an inlined
-    # function. The digest uses contents, not times, so that a reinstalled version finds its kernels.
+    # numba would load an old kernel if a function that the kernel calls has changed in another file. So the
+    # name of the cache folder contains this digest of all source files. It excludes their times, so that a
+    # package that is installed again finds its kernels.
     digest = hashlib.blake2b(digest_size=5)
     for file in sorted(set(_sources(family))):
         digest.update(repr((str(file.relative_to(_ROOT)), file.read_bytes())).encode())
@@ -88,14 +89,14 @@ def _digest(family: str) -> str:
 
 # Kernels of other versions of the package are removed if they were not loaded for this many days.
 KEEP_DAYS = 30.0
-# The time of use of a folder is updated at most once in this many days.
+# The modification time of a folder, which shows its last use, is updated at most once in this many days.
 _TOUCHED_DAYS = 1.0
 _FOLDER = r"[a-z_]+-[0-9a-f]{10}"
 
 
 @functools.cache
 def _folder(family: str) -> str:
-    """Return the folder of the kernels of a family (group of modules), and update its time of use."""
+    """Return the folder of the kernels of a family (group of modules); record the use in its time."""
     folder = Path(CACHE_FOLDER) / f"{family}-{_digest(family)}"
     with contextlib.suppress(OSError):
         if time.time() - folder.stat().st_mtime > _TOUCHED_DAYS * 86400:
@@ -104,12 +105,12 @@ def _folder(family: str) -> str:
 
 
 def remove_unused(days: float = KEEP_DAYS) -> list[str]:
-    """Remove kernels that were not loaded for some days; return their folders.
+    """Remove folders of kernels that were not loaded for ``days`` days; return their paths.
 
-    A running process that still uses such a folder compiles its kernels again.
+    If a running process still uses such a folder, it compiles the kernels again.
     """
     base, before, removed = Path(CACHE_FOLDER), time.time() - days * 86400, []
-    # Earlier versions had one folder for all kernels next to this one.
+    # Earlier versions of the package had one folder for all kernels, in the parent of CACHE_FOLDER.
     found = [(base, _FOLDER), (base.parent, re.escape(base.name) + "-[0-9a-f]{10}")]
     for place, name in found:
         with contextlib.suppress(OSError):
@@ -124,17 +125,20 @@ def remove_unused(days: float = KEEP_DAYS) -> list[str]:
     return removed
 
 
-# Seconds that a process waits to save kernels. After one timeout it becomes 0; kernels that are not saved are
-# compiled again by the next process.
+# Seconds that a process waits for the lock before it saves a kernel. After a timeout the process does not
+# wait again (0 seconds). Kernels that it does not save are compiled again by the next process.
 _save_timeout = [10.0]
-# Maximum seconds that a process waits while another process compiles the same kernel. Afterwards the waiting
-# process compiles the kernel itself.
+# Seconds that a process waits while another process compiles the same kernel. Afterwards the waiting process
+# compiles the kernel itself.
 _compile_timeout = [120.0]
 
 
 @contextlib.contextmanager
 def _hold_lock(name: str = "lock", timeout: list[float] | None = None) -> Iterator[bool]:
-    """Hold a lock between processes; yield False if another process still holds it after the timeout."""
+    """Hold a lock file in the ``with`` block; yield False if another process holds it until the timeout.
+
+    ``timeout`` holds the seconds, which become 0 after a timeout.
+    """
     held, timeout = True, _save_timeout if timeout is None else timeout
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -168,10 +172,8 @@ def _save_one_at_a_time(dispatcher: Any) -> Any:
     return dispatcher
 
 
-@functools.cache
-def _remove_unused_kernels_once() -> None:
-    """Remove compiled kernels that were not loaded for `KEEP_DAYS`, at most once per process."""
-    remove_unused()
+# Removes compiled kernels that were not loaded for `KEEP_DAYS`, at most once per process.
+_remove_unused_kernels_once = functools.cache(remove_unused)
 
 
 DEFAULTS: dict[str, Any] = {
@@ -183,7 +185,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-# numba has one setting of the cache folder for all threads, and uses the working folder if it is empty.
+# Protects numba's setting of the cache folder, which is the same for all threads.
 _cache_folder_lock = threading.Lock()
 
 
@@ -201,7 +203,8 @@ def _use_cache_folder(folder: str) -> Iterator[None]:
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """Return a function compiled with the package's settings; ``options`` replace settings of numba."""
-    # numba reads the cache folder when a function is decorated; kernels of other packages keep their folder.
+    # numba reads the setting of the cache folder when it decorates a function. It is only set for that time,
+    # so that functions of other packages keep their cache folder.
     family = _family(function.__module__)
     try:
         with _use_cache_folder(_folder(family)):
@@ -229,23 +232,23 @@ class subkernel:
         return self._dispatcher._numba_type_
 
     def __call__(self, *args: object) -> Any:
-        """Raise TypeError, because only kernels can call it."""
+        """Raise TypeError, because Python code cannot call a subkernel."""
         raise TypeError(f"{self._dispatcher.__name__} can be called only by other kernels")
 
 
-# Kernels that Python calls, with their argument types, of all imported modules by family.
+# Dispatcher and argument types of each kernel that Python calls, by family, for all imported modules.
 _entries: dict[str, list[tuple[Any, tuple[types.Type, ...]]]] = {}
 
 
 def entries(family: str) -> list[tuple[str, bool]]:
-    """Return the name of each entry of a family in imported modules, and whether it is compiled on disk."""
+    """Return (name, is compiled on disk) of all kernels of a family that Python calls in imported modules."""
     return [
         (_name(dispatcher), _is_saved(dispatcher, types)) for dispatcher, types in _entries.get(family, [])
     ]
 
 
 def compile_entry(family: str, number: int) -> None:
-    """Compile and save one of :func:`entries`, unless it is on disk."""
+    """Compile and save the kernel with this index in :func:`entries`, unless it is on disk."""
     _load_or_compile(*_entries[family][number])
 
 
@@ -264,7 +267,10 @@ def _name(dispatcher: Any) -> str:
 
 
 def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None:
-    """Load or compile a kernel. One process of a machine compiles it, while the others wait and load it."""
+    """Load a kernel from disk, or compile it for these argument types.
+
+    If several processes of a machine need the kernel, one compiles it while the others wait and then load it.
+    """
     cache, name = dispatcher._cache, _name(dispatcher)
     load = cache.load_overload
     with contextlib.ExitStack() as stack:
@@ -281,8 +287,8 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
 
         cache.load_overload = wait_and_load
         stack.callback(setattr, cache, "load_overload", load)
-        # The compiler creates many objects that stay. The garbage collector would scan all objects of the
-        # process many times and find almost nothing, which takes a tenth of the compilation.
+        # The compiler creates many objects, and keeps them. The garbage collector would scan them many times
+        # and free almost nothing, which takes a tenth of the compilation.
         if gc.isenabled():
             gc.disable()
             stack.callback(gc.enable)
@@ -292,10 +298,10 @@ def _load_or_compile(dispatcher: Any, arguments: tuple[types.Type, ...]) -> None
 def entry(*arguments: types.Type, **options: Any) -> Callable[[Any], Any]:
     """Return a decorator for kernels that Python calls.
 
-    A kernel is compiled at its first call, for the given argument types. Without declared types, numba
-    would compile again for read-only arrays (memmaps, cached rows) and for each memory layout, which takes
-    seconds. Use :func:`in_array` for arrays that the kernel only reads, and :func:`out_array` for arrays that
-    it writes. ``options`` are those of :func:`kernel`.
+    A kernel is compiled at its first call, for the types ``arguments``. Without these types, numba would
+    compile the kernel again for read-only arrays (memmaps, cached rows) and for each memory layout, which
+    takes seconds. Use :func:`in_array` for arrays that the kernel only reads, and :func:`out_array` for
+    arrays that it writes. ``options`` are those of :func:`kernel`.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,8 +33,8 @@ def _allocation(zero: bool) -> Callable[..., Any]:
     return intrinsic(allocation)
 
 
-# empty(shape, dtype) and zeros(shape, dtype) return a new array; the shape is an integer or a tuple of
-# integers.
+# Functions for kernels: empty(shape, dtype) and zeros(shape, dtype) return a new array. The shape is an
+# integer or a tuple of integers.
 empty, zeros = _allocation(False), _allocation(True)
 
 
@@ -52,5 +52,5 @@ def _same_bytes(typingctx: object, array: Any, dtype: Any) -> tuple[object, Call
     return kind(array, dtype), codegen
 
 
-# same_bytes(array, dtype) returns a view with another dtype whose elements have the same size.
+# Function for kernels: same_bytes(array, dtype) returns a view of an array as another dtype of the same size.
 same_bytes: Callable[..., Any] = intrinsic(_same_bytes)

@@ -1,4 +1,4 @@
-"""Sparse rows as kernels read them."""
+"""Sparse rows in compressed sparse row (CSR) form, the form that kernels read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CsrRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> CsrRows:
-        """Return a contiguous range of rows; values and columns are views."""
+        """Return a contiguous range of rows; ``data`` and ``indices`` are views, not copies."""
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
             raise ValueError(f"the step of a slice of CsrRows must be 1, not {step}: use take for other rows")
@@ -68,9 +68,17 @@ class CsrRows:
         entries = np.arange(pointers[-1]) + np.repeat(self.indptr[rows] - pointers[:-1], counts)
         return CsrRows(self.data[entries], self.indices[entries], pointers, (len(rows), self.shape[1]))
 
+    def keep_columns(self, columns: np.ndarray) -> CsrRows:
+        """Return a copy of the rows with only the entries in these columns; the shape does not change."""
+        inside = np.zeros(self.shape[1], dtype=bool)
+        inside[columns] = True
+        kept = inside[self.indices]
+        pointers = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[self.indptr]
+        return CsrRows(self.data[kept], self.indices[kept], pointers, self.shape)
+
     @staticmethod
     def concatenate(parts: Sequence[CsrRows]) -> CsrRows:
-        """Return the rows of one or more parts, one after the other."""
+        """Return the rows of all ``parts`` in order; there is at least one part."""
         if len(parts) == 1:
             return parts[0]
         counts = np.concatenate([np.diff(part.indptr) for part in parts])

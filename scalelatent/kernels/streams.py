@@ -1,4 +1,4 @@
-"""Counter-based random numbers, which depend on (seed, purpose, index) and never on the process."""
+"""Random numbers that depend only on (seed, purpose, index), so that any process can compute them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from scalelatent.errors import DataError
 
-# Philox 4 x 64 gives four words per step of its counter.
+# Number of 64-bit random numbers (words) per value of the counter of the random generator Philox 4 x 64.
 _WORDS_PER_STEP = 4
 
 
 def check_seed(seed: int) -> int:
-    """Return the seed; raise DataError if it is not one word of Philox's key."""
+    """Return the seed; raise DataError if it is negative or needs more than 64 bits."""
     if not 0 <= seed < 2**64:
         raise DataError(f"seed is {seed}: give a whole number from 0 to 2**64 - 1")
     return int(seed)
 
 
 def stage_word(stage: str) -> int:
-    """Return the second word of Philox's key, which stands for the purpose of the numbers."""
+    """Return a hash of the purpose of random numbers, which is the second word of Philox's key."""
     return int.from_bytes(hashlib.blake2b(stage.encode(), digest_size=8).digest(), "little")
 
 
@@ -39,7 +39,7 @@ def random_words(seed: int, purpose: str, start: int, count: int) -> np.ndarray:
 
 
 def stream(seed: int, stage: str, iteration: int = 0, index: int = 0) -> np.random.Generator:
-    """Return the random generator of a stage, an iteration, and the number of a row or a range of rows."""
+    """Return the random generator for a purpose (``stage``), an iteration, and the index of some rows."""
     if seed < 0:
         raise ValueError(f"seed={seed}: give a whole number of at least 0")
     key = np.array([seed % 2**64, stage_word(stage)], dtype=np.uint64)
@@ -53,7 +53,7 @@ def draw_seed() -> int:
 
 
 def resolve_seed(random_state: object) -> int:
-    """Return the seed of a ``random_state``: the number itself, or a drawn one for None and generators."""
+    """Return ``random_state`` if it is a number; for None or a generator return a random seed."""
     if random_state is None:
         return draw_seed()
     if (

@@ -17,7 +17,8 @@ from numba.core.compiler_machinery import register_pass
 class _Library(codegen.JITCodeLibrary):
     """LLVM code of a subkernel (a function that only kernels call) and of the subkernels that it calls.
 
-    It is neither optimised nor translated to machine code, because the kernels that contain it are.
+    This class neither optimises the code nor translates it to machine code, because numba does both with the
+    kernel into which the subkernel is inlined.
     """
 
     def _optimize_final_module(self) -> None:

@@ -179,15 +179,15 @@ class Vectors:
         return self.b.bitcast(mantissa, self.vec), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
 
     def fold(self, x: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """Join all lanes to a scalar: lane i with lane i + n / 2, then i + n / 4, down to i + 1."""
+        """Reduce a vector to a scalar: ``join`` lane i and i + n / 2, then i and i + n / 4, down to i + 1."""
         return self.fold_together([x], lambda x, y: [join(x[0], y[0])])[0]
 
     def fold_together(
         self, values: list[Value], join: Callable[[list[Value], list[Value]], list[Value]]
     ) -> list[Value]:
-        """Join the lanes of each vector to a scalar: the upper half of lanes with the lower half, repeatedly.
+        """Reduce each vector to a scalar, by joining the upper and the lower half of its lanes repeatedly.
 
-        Each call of ``join`` receives all vectors.
+        Each call of ``join`` receives the halves of all vectors.
         """
         step = self.lanes
         while step > 1:
@@ -304,9 +304,9 @@ def instructions(
 
 @subkernel
 def copy_vector(of: np.ndarray, to: np.ndarray) -> None:
-    """Copy a vector into one of the same length.
+    """Copy the numbers of an array (n,) into another array of the same length.
 
-    For an assigned slice numba would compile a check of its shape, which takes two seconds.
+    numba would compile a slice assignment with a check of the shapes, which takes two seconds.
     """
     for k in range(len(to)):
         to[k] = of[k]
@@ -314,7 +314,10 @@ def copy_vector(of: np.ndarray, to: np.ndarray) -> None:
 
 @subkernel
 def find_largest(values: np.ndarray) -> np.number:
-    """Return the maximum of a vector, or NaN if it has one; numba's ``max`` compiles five times as long."""
+    """Return the maximum of an array (n,), or NaN if the array contains NaN.
+
+    numba's ``max`` takes five times as long to compile.
+    """
     top = values[0]
     for k in range(1, len(values)):
         if values[k] > top or values[k] != values[k]:

@@ -49,21 +49,21 @@ SCORERS: dict[str, Callable[[Stats], float]] = {
 
 @dataclass(frozen=True)
 class ConfusionCounts:
-    """Reduction to the confusion matrix and the log-loss (nats) of class probabilities, weighted by row."""
+    """Reduction to the confusion matrix and the log-loss (nats) of a classifier, both weighted by row."""
 
     row_map: RowMap  # gives the probabilities of the classes, (rows, n_classes)
     n_classes: int
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirements of the row map, but never its predicted labels."""
+        """Requirements of the row map, which need not compute predicted labels here."""
         return replace(self.row_map.requirements, labels=False)
 
     def layout(self) -> Layout:
         return Layout((("confusion", (self.n_classes, self.n_classes)), ("log_loss", ())))
 
     def flops_per_row(self) -> float:
-        """Return an order of magnitude, because a row map does not report its operations."""
+        """Return a rough number of operations, because a row map does not report its own."""
         return 1e4
 
     def prepare(self, state: object, backend: Backend) -> object:

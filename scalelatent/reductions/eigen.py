@@ -6,7 +6,7 @@ import numpy as np
 
 
 def column_signs(vectors: np.ndarray) -> np.ndarray:
-    """Return -1 for each column (…, n, columns) whose entry of largest magnitude is negative, else 1."""
+    """Return the sign of the entry of largest magnitude of each column of ``vectors`` (…, n, columns)."""
     rows = np.abs(vectors).argmax(axis=-2)[..., None, :]
     return np.where(np.take_along_axis(vectors, rows, axis=-2)[..., 0, :] < 0, -1.0, 1.0)
 
@@ -31,7 +31,10 @@ def leading_eigenvectors(moment: np.ndarray, n: int) -> tuple[np.ndarray, np.nda
 
 
 def ritz_pairs(bases: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return Ritz values (…, q), decreasing, and rotations (…, q, q) of orthonormal bases B from S B."""
+    """Return Ritz values (…, q), decreasing, and rotations (…, q, q) of bases, which give the Ritz vectors.
+
+    ``bases`` B have orthonormal columns (…, p, q); ``images`` are the products S B with a symmetric matrix S.
+    """
     product = np.swapaxes(bases, -1, -2) @ images
     values, turn = np.linalg.eigh(0.5 * (product + np.swapaxes(product, -1, -2)))
     return values[..., ::-1], turn[..., ::-1]
@@ -80,7 +83,7 @@ def invert_on_rows(
     is_large = values > least * max(values[-1], np.finfo(float).tiny)
     scaled = vectors[:, is_large] * unit[:, None]
     inverse = (scaled / (values[is_large] + added)) @ scaled.T
-    if not is_large.all():  # back to the directions of the rows, which the scaling has changed
+    if not is_large.all():  # project on the span of the rows, which the scaling has changed
         span = np.linalg.qr(vectors[:, is_large] / unit[:, None])[0]
         inverse = span @ (span.T @ inverse @ span) @ span.T
     return np.asarray(inverse)

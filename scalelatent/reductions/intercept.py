@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-# Mean squares of a feature that are rounding errors: relative to its squared mean, which is float32, and to
-# the squared shift between the first and the final mean.
+# A mean square of a centred feature counts as a rounding error up to the sum of two terms: the first number
+# times its squared mean (which is float32), and the second times the squared shift between the first and the
+# final mean.
 MEAN_NOISE, SUM_NOISE = 4e-15, 1e-13
 
 

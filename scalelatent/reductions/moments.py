@@ -1,4 +1,4 @@
-"""Second moments of the rows, which EM needs once before its first pass, and projections of rows."""
+"""Second moments of the rows, which capsule models need before their first pass, and projections of rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import Array
 
 
-# A row is an outlier if it has more than this share of the squared lengths of all rows.
+# A row is an outlier if its squared length is more than this share of the sum over all rows.
 OUTLIER_SHARE = 0.9
 
 
@@ -50,7 +50,7 @@ class SecondMoments:
         return Layout(fields if self.intercept is None else (*fields, ("outlier", (2,))))
 
     def flops_per_row(self) -> float:
-        """Return the operations of a symmetric rank-one update in float64, as an equal time in float32."""
+        """Return the float32 operations that take as long as a symmetric rank-one update in float64."""
         return 2.0 * self.n_features**2
 
     def prepare(self, state: object, backend: Backend) -> Backend:
@@ -70,7 +70,7 @@ class SecondMoments:
             with np.errstate(over="ignore", invalid="ignore"):
                 squares = prepared.to_host((x[:, :-1] * x[:, :-1]).sum(axis=1)) * weight
                 stats["outlier"][...] += (squares**2).sum(), squares**2 @ (block.start + np.arange(len(x)))
-        # One class at a time: x[rows] is a copy, and BLAS computes A.T @ A as a symmetric update.
+        # Add one class at a time: BLAS computes A.T @ A of the rows of a class as a symmetric update.
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(max(self.n_classes, 1) + 1))
         root = np.sqrt(weight)
@@ -84,7 +84,7 @@ class SecondMoments:
                 part = part * prepared.asarray(root[rows], np.float64)[:, None]
             with np.errstate(invalid="ignore", over="ignore"):
                 moment = prepared.to_host(part.T @ part)
-            # A NaN or a too large value in any feature reaches the diagonal.
+            # A NaN or a too large value in any feature appears on the diagonal, and so in its sum.
             if not (length := np.trace(moment)) <= LARGEST_VALUE**2:
                 place = find_nonfinite(block, LARGEST_VALUE)
                 if place or not np.isfinite(length):

@@ -30,7 +30,9 @@ def find_chromium() -> str | None:
 
 
 class BrowserTab:
-    """One tab; ``errors`` has its console errors and warnings, uncaught exceptions and failed loads."""
+    """One tab of the browser. ``errors`` has console errors and warnings, uncaught exceptions and failed
+    loads.
+    """
 
     def __init__(self, url: str) -> None:
         import asyncio
@@ -115,7 +117,7 @@ class BrowserTab:
 
 @contextmanager
 def browser() -> Iterator[BrowserTab]:
-    """Start a Chromium with one tab, and end it after the test."""
+    """Start a Chromium with one tab, yield the tab, and end the Chromium after the test."""
     chromium = find_chromium()
     assert chromium is not None
     with tempfile.TemporaryDirectory(prefix="scalelatent-chromium-", ignore_cleanup_errors=True) as folder:

@@ -116,7 +116,7 @@ def fit_alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleReg
 
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[[CapsuleRegression, CapsuleRegression], None]:
-    """Return a check that parameters and measurements of every pass are identical."""
+    """Return a check that two fits have identical parameters, and identical measurements of every pass."""
 
     def check(a: CapsuleRegression, b: CapsuleRegression) -> None:
         np.testing.assert_array_equal(a.W_, b.W_)
@@ -144,7 +144,7 @@ def mortal_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def scheduler_tasks(client: Any) -> Callable[..., int]:
-    """Return a function that waits until tasks are released, and returns how many this test has left."""
+    """Return a function that waits until tasks are released, and returns how many of this test are left."""
     import gc
     import time
 
@@ -166,7 +166,7 @@ def scheduler_tasks(client: Any) -> Callable[..., int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset_folder: Path) -> dict[str, bytes]:
-    """Return the model of the job, fitted in this process."""
+    """Return the files of the job's model, fitted in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
         result = runner.run_new_job(

@@ -22,13 +22,14 @@ from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 from tests.helpers import InterruptAt, wait_for
 
-# Rows of the shard x/c/3/0, which two spans (row ranges of a task) read, and the rows among them that kill a
-# worker.
+# Rows of the shard x/c/3/0, and the rows among them that kill a worker. Two spans (row ranges of tasks) read
+# the shard.
 SHARD, CHUNK = (3600, 4800), (3900, 4200)
 
 
 class KillingShard(WorkerPlugin):
-    """Worker plugin that kills its worker when it reads a row of the shard while a file exists.
+    """Worker plugin that kills its worker when the worker reads certain rows of the shard while a file
+    exists.
 
     It imitates a codec that crashes on a chunk. New workers have the plugin, too.
     """
@@ -82,7 +83,7 @@ class KillFromPass(EventRecorder):
 
 
 def reports_reads_of_the_chunk(text: str) -> bool:
-    """Return whether a message reports reads of the shard by the span with the killing rows."""
+    """Return True if a message reports that the span with the killing rows read the shard."""
     start, stop = map(int, re.search(r"while reading rows (\d+):(\d+)", text).groups())
     return CHUNK[0] <= start < stop <= CHUNK[1]
 
@@ -94,7 +95,7 @@ def kill_mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers(kill_mark: Path, start_other_cluster: Any) -> Iterator[Client]:
-    """Start three workers with Dask's default limit of deaths; some rows kill them."""
+    """Start three workers with Dask's default limit of deaths per task; some rows kill them."""
     with (
         # Otherwise a LocalCluster removes a worker that it finds dead 15 s after an earlier death.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
@@ -108,7 +109,7 @@ def workers(kill_mark: Path, start_other_cluster: Any) -> Iterator[Client]:
 
 @pytest.fixture
 def killing_cluster(workers: Client) -> Client:
-    """Wait until the workers that died in an earlier test are back."""
+    """Wait until workers that died in an earlier test are replaced."""
     workers.wait_for_workers(3, timeout=60)
     return workers
 
@@ -174,7 +175,7 @@ def test_a_shard_that_kills_workers_is_excluded_on_request(
 ) -> None:
     """Moments, projection and passes continue without the shard.
 
-    A resumed fit excludes it even if it can be read again.
+    A resumed fit excludes the shard even if it can be read again.
     """
     kill_mark.touch()
     events, options = EventRecorder(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
@@ -227,9 +228,8 @@ class RemoveShard(EventRecorder):
 def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
     killing_cluster: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """A short pass fails at its end, when the driver waits for the M-step:
-
-    the error names the span (row range).
+    """A short pass fails only when the driver waits for its M-step; the error must name the span (row
+    range).
     """
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
@@ -254,9 +254,8 @@ def test_an_online_fit_refuses_to_exclude_shards_before_it_starts(fit: Any, tmp_
 def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
     start_other_cluster: Any, rows: Any, kill_mark: Path, count_deaths: Any, tmp_path: Path
 ) -> None:
-    """The driver dies together with its only worker.
-
-    The restarted driver reads the worker's deaths on disk.
+    """The driver of the job dies together with its only worker; the restarted driver reads earlier deaths on
+    disk.
     """
     stored = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},

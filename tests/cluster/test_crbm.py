@@ -1,4 +1,4 @@
-"""Conditional RBMs on a cluster: the bits of this process, with any number of threads and workers."""
+"""Conditional RBMs on a cluster have the bits of a fit in this process, for any threads and workers."""
 
 from __future__ import annotations
 

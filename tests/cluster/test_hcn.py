@@ -1,7 +1,4 @@
-"""Compositional networks on a cluster:
-
-the bits of one process when workers die, and wherever a fit resumes.
-"""
+"""Compositional networks on a cluster have the bits of one process, also if workers die or a fit resumes."""
 
 from __future__ import annotations
 

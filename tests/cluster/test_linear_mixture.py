@@ -1,4 +1,6 @@
-"""Mixtures of linear models on a cluster: the bits of one process, with killed workers and resumes."""
+"""Mixtures of linear models on a cluster have the bits of one process, also with killed workers and
+resumes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class KillWorker(Callback):
 
 
 class StopWithin(Callback):
-    """Callback that presses Ctrl-C after a pass has started."""
+    """Callback that raises KeyboardInterrupt within the pass after pass ``after``."""
 
     def __init__(self, after: int) -> None:
         self.after, self.passes = after, 0

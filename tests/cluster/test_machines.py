@@ -1,4 +1,6 @@
-"""Machines that are isolated, full, or too small; checkpoints that they damage."""
+"""Machines that lose their connection, have a full disk or too little memory, and the checkpoints they
+damage.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def _run(*words: str) -> None:
 
 
 class OtherHost:
-    """A network namespace with a link to this one."""
+    """Another host: a network namespace with a link to this one, which the test can interrupt."""
 
     def __init__(self, number: int) -> None:
         self.name, self.here, self.there = f"sl{number}", f"sla{number}", f"slb{number}"
@@ -94,7 +96,7 @@ def other_host() -> Iterator[OtherHost]:
 def test_a_network_partition_changes_no_bit(
     fit: Any, fit_alone: Any, assert_same: Any, processes: Processes, other_host: OtherHost, tmp_path: Path
 ) -> None:
-    """The worker on the other host computes, but is unreachable for ten seconds within a pass."""
+    """The worker on the other host computes, but nobody can reach it for ten seconds within a pass."""
     address, _ = processes.scheduler(f"{other_host.net}.1")
     processes.worker(address)
     processes.worker(address, "--host", f"{other_host.net}.2", inside=other_host.inside)
@@ -181,9 +183,8 @@ LIMIT = 700 * 2**20
 
 
 class AllocateDuringReads(WorkerPlugin):
-    """Worker plugin that exceeds the memory limit of its worker, in small steps.
-
-    Reads of rows 3600:3900 start it.
+    """Worker plugin that makes its worker exceed its memory limit, in small steps, when it reads rows
+    3600:3900.
     """
 
     name = "greedy"

@@ -1,4 +1,4 @@
-"""Bootstrap networks on a cluster: the bits of one process, also if workers die within a layer."""
+"""Bootstrap networks on a cluster have the bits of one process, also if workers die within a layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "decay": 0.5, "k1": 200, "n_compo
 
 @pytest.fixture(autouse=True)
 def use_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiles of 500 rows and one clustering. The driver divides the work, so workers need no change."""
+    """Use tiles (parts of an output) of 500 rows and one clustering.
+
+    Only the driver divides the work, so the workers need no change.
+    """
     monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 500)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)

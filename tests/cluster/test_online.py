@@ -1,4 +1,4 @@
-"""Online fits on a cluster: the bits of one process, also if workers die, and small tasks."""
+"""Online fits on a cluster have the bits of one process, also if workers die; their tasks are small."""
 
 from __future__ import annotations
 
@@ -283,7 +283,9 @@ def test_workers_killed_within_an_epoch_change_no_bit(
 def test_a_segment_is_repeated_if_its_worker_has_no_replica(
     workers: Any, run: Any, fit_alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment (consecutive minibatch steps) may move to a worker without the state of the step before."""
+    """A segment (consecutive minibatch steps) may be sent to a worker that lacks the state of the step
+    before.
+    """
     lost: list[int] = []
     original = dask_online.DaskSteps._on_all
 

@@ -1,4 +1,4 @@
-"""Stepwise EM of capsule regression on a cluster: the bits of one process."""
+"""Stepwise EM of capsule regression on a cluster has the bits of one process."""
 
 from __future__ import annotations
 

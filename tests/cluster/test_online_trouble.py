@@ -1,4 +1,4 @@
-"""Online fits on a cluster that is cancelled, hangs, shrinks regularly, or runs several fits at once."""
+"""Online fits that are cancelled, whose workers hang or are retired, or that run several at once."""
 
 from __future__ import annotations
 
@@ -173,7 +173,9 @@ def test_a_finished_fit_leaves_nothing_on_the_workers(
 
 
 def _hang(over: str) -> None:
-    """Make the next segment (consecutive minibatch steps) on this worker hang until a file exists."""
+    """Make the next segment (consecutive minibatch steps) on this worker hang until the file ``over``
+    exists.
+    """
     from scalelatent.engine.dask import online_tasks as online_sites
 
     original = online_sites.FitOnWorker.state
@@ -271,10 +273,7 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
 
 @pytest.fixture
 def steps() -> Any:
-    """Return a DaskSteps without a cluster.
-
-    Tests use its repetition of segments (consecutive minibatch steps).
-    """
+    """Return a DaskSteps without a cluster, to test how it repeats segments (consecutive minibatch steps)."""
     steps = online.DaskSteps.__new__(online.DaskSteps)
     steps.stage, steps.callbacks, steps.token = SimpleNamespace(name="toy_step"), Callback(), "t"
     steps.executor = SimpleNamespace(watch=SimpleNamespace(begin=lambda: None))

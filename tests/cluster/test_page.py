@@ -1,4 +1,4 @@
-"""Calls from Python on the dashboard page; their fits may have no run folder."""
+"""Fits and predictions called from Python are jobs of the dashboard page, also without a run folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def list_jobs(client: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def wait_for_job(client: Any) -> Callable[..., dict[str, Any]]:
-    """Return the newest job of a model as soon as a condition on it holds."""
+    """Return a function that returns the newest job of a model as soon as a condition on the job holds."""
 
     def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         deadline = time.monotonic() + 20

@@ -1,7 +1,7 @@
-"""Workers of different speed on a real cluster:
+"""Workers of different speed on a real cluster.
 
-proportional shares, no long wait at the end, the same bits. The kernel sleeps as long as the speed of its
-worker requires, so the machine's cores do not matter.
+They get rows in proportion to their speed, wait little at the end of a pass, and give the same bits. The
+kernel sleeps as long as the speed of its worker requires, so the machine's cores do not matter.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_a_pool_gives_the_bits_of_one_process(fit_of_pool: SimpleNamespace) -> N
 
 
 def test_every_row_is_computed_once(fit_of_pool: SimpleNamespace) -> None:
-    """No pass was restarted, and no running task was moved."""
+    """Each row is computed once, so no pass was restarted and no running task was moved."""
     rows = [0] * PASSES
     for own in fit_of_pool.blocks.values():
         for iteration, n, _, _ in own:
@@ -117,9 +117,9 @@ def test_the_speeds_of_workers_are_measured(fit_of_pool: SimpleNamespace) -> Non
 
 
 def test_the_fast_worker_gets_its_share_and_does_not_wait(fit_of_pool: SimpleNamespace) -> None:
-    """Once speeds are measured, the fast worker has nearly its share of the rows.
+    """After its speed is measured, the fast worker has nearly its share of the rows.
 
-    The shortest wait counts.
+    Of all passes, the one with the shortest wait counts.
     """
     shares, idle = [], []
     for number in range(2, PASSES):
@@ -158,10 +158,10 @@ def test_a_fit_on_gpus_needs_a_gpu_worker(pool: Any, rows: SimpleNamespace) -> N
 def test_only_the_worker_of_a_gpu_computes_with_it(
     rows: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker declares a GPU that does not exist.
+    """One worker declares a GPU that does not exist.
 
-    With device="gpu" its worker has all the work and reports that it lacks CuPy. With "cpu" both compute, and
-    the bits are those of one process.
+    With device="gpu" this worker gets all tasks and reports that it lacks CuPy. With "cpu" both workers
+    compute, and the bits are those of one process.
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")
     options: dict[str, Any] = {"capsule_dim": 2, "max_iter": 2, "random_state": 0, "projection": None}

@@ -1,4 +1,4 @@
-"""A fit on a cluster equals the fit in this process, bit by bit, and leaves nothing on the cluster."""
+"""A fit on a cluster equals the fit in this process bit by bit, and leaves nothing on the cluster."""
 
 from __future__ import annotations
 
@@ -161,7 +161,9 @@ def test_rows_that_fit_into_the_caches_are_read_once(
 
 @pytest.fixture
 def submitted_tasks(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Record (key, bytes of function and arguments, results of other tasks among them) of all tasks."""
+    """Return a list of (key, bytes of function and arguments, number of futures among them) of all sent
+    tasks.
+    """
     from distributed.protocol.pickle import dumps
 
     from scalelatent.engine.dask.graph import Graph
@@ -180,7 +182,7 @@ def submitted_tasks(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
 @pytest.fixture
 def sent_graphs(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Record the keys of each graph that is sent."""
+    """Return a list of the keys of each graph that is sent to the scheduler."""
     found: list[set[str]] = []
     original = client._graph_to_futures
 
@@ -234,7 +236,7 @@ def test_tasks_are_few_and_small_and_have_readable_names(
 
 
 def test_a_pass_is_one_message(client: Any, fit: Any, sent_graphs: list[set[str]]) -> None:
-    """All tasks of a pass are in one message, if the duration of a span (row range of a task) is known.
+    """All tasks of a pass are sent in one message if the duration of a span (row range of a task) is known.
 
     The parameters of the first pass come from the run folder.
     """

@@ -34,7 +34,7 @@ def dataset_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(client: Any) -> Any:
-    """Start workers that draw no figures, since a report takes longer than these fits."""
+    """Start workers that draw no figures, because a report takes longer than these fits."""
     client.run(exec, WITHOUT_REPORT)
     return client
 
@@ -99,7 +99,7 @@ def test_submitted_job_gives_the_same_bits_as_a_local_job(
 
 
 def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make: Any) -> None:
-    """A driver leaves both threads of two workers free for tasks."""
+    """While drivers run, both threads of two workers are free for tasks."""
     folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
     wait_for(lambda: list_passes(folder) > 2)
     # Several jobs share the dashboard, so each task shows its job.
@@ -166,7 +166,7 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
 
 
 def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> None:
-    """A driver that Dask repeats after its job has ended or restarted does nothing."""
+    """Dask may repeat a driver after its job has ended or restarted; such a driver does nothing."""
     folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
     assert wait_until_ended(folder)["state"] == "done"
     # Wait for the last line of the job's events.
@@ -225,7 +225,7 @@ def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make: Any) ->
 
 @pytest.mark.slow
 def test_jobs_make_progress_in_turn(cluster: Any, make: Any) -> None:
-    """The oldest job does not occupy the cluster: two jobs both make passes."""
+    """The older of two jobs does not occupy the whole cluster: both jobs finish passes."""
     folders = [RunFolder.open(submit_job(make(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
     wait_for(lambda: min(map(list_passes, folders)) > 2)
     before = list(map(list_passes, folders))
@@ -251,7 +251,7 @@ def test_twenty_jobs_run_at_once(cluster: Any, make: Any, no_task_is_left: Any) 
     assert {state["id"] for state in states} <= {state["id"] for state in listed}
 
 
-# -- the client goes -----------------------------------------------------------------------------------------
+# -- the client ends before the job --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_job_survives_a_client_killed_after_printing_the_id(
     state = wait_until_ended(RunFolder.open(out))
     assert (state["state"], state["id"]) == ("done", identity)
     assert read_model_files(RunFolder.open(out)) == undisturbed
-    # On another machine the scheduler knows the folder; from its parent folder no scheduler is needed.
+    # Elsewhere the scheduler gives the path of the folder; in the parent folder no scheduler is needed.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for where, more in ((elsewhere, ["--scheduler", cluster.scheduler.address]), (tmp_path, [])):
@@ -312,7 +312,7 @@ def test_attach_shows_passes_and_may_end_before_the_job(
 def test_attach_ends_if_the_scheduler_does_not_know_the_job(
     cluster: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scheduler was restarted at the same address."""
+    """The scheduler was restarted at the same address, and has no tasks of the job."""
     monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
     job = make()
     folder = RunFolder.create(job.job.out, job)

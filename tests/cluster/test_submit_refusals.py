@@ -40,7 +40,7 @@ def start(workers: int = 1, **more: Any) -> Any:
 
 @pytest.fixture
 def make_job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Return a job of this test; ``section__key=value`` changes it."""
+    """Return a function that makes a job of this test; ``section__key=value`` changes a setting."""
 
     def make(**changes: Any) -> Any:
         stored: dict[str, dict[str, Any]] = {
@@ -59,7 +59,10 @@ def make_job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def submit_refused_job(client: Any, make_job: Any, tmp_path: Path) -> Callable[..., str]:
-    """Submit a job; return the refusal, and check that no folder and no task is left."""
+    """Return a function that submits a job and returns the error message.
+
+    It checks that no folder and no task is left.
+    """
 
     before = control.known_jobs(client)
 

@@ -41,7 +41,7 @@ def list_events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
 def test_a_job_survives_the_deaths_of_its_drivers_workers(
     dataset_folder: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    """The test kills the driver's worker more often than the scheduler lets a task lose its worker."""
+    """The driver's worker is killed more often than the scheduler allows for one task."""
     import dask
     from distributed import Client, LocalCluster
 

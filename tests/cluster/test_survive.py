@@ -1,4 +1,6 @@
-"""Faults of a cluster: the same bits at the end, or a clear error and a resume; events report the faults."""
+"""Faults of a cluster end with the same bits, or with a clear error and a resume; events report the
+faults.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def test_killing_all_workers_in_any_stage_changes_no_bit(
     stage: str,
     share: float,
 ) -> None:
-    """Tasks that are bound to the addresses of dead workers would wait forever."""
+    """Tasks must not be bound to the addresses of dead workers, because they would wait forever."""
     mortal_cluster.run(slow_blocks, 0.004)
     log = LogAndCall(stage, kill_worker_at(worker_pids(mortal_cluster)), share)
     begin = time.monotonic()

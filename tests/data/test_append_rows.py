@@ -1,4 +1,4 @@
-"""Appending gives the concatenation of all parts, and a failed append leaves the old rows unchanged."""
+"""Appending gives the concatenation of all parts; a failed append leaves the old rows unchanged."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_other_processes_open_it_by_its_spec(tmp_path: Path) -> None:
 
 
 class ProcessKilled(BaseException):
-    """Stop all further changes, as if the process were killed."""
+    """Exception for the moment at which a process is killed; after it, all changes of the disk fail."""
 
 
 def fail_writes_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
@@ -193,7 +193,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def call_while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
-    """Call a function when an append has written its rows but does not yet list them as a segment (part)."""
+    """Call a function when an append has written its rows but has not yet listed them as a segment (part)."""
     write = module._write_segment
 
     def written(*arguments: Any) -> Any:
@@ -264,7 +264,7 @@ def test_an_abandoned_lock_in_an_object_store_is_reported(monkeypatch: pytest.Mo
 def test_a_change_by_another_host_without_a_lock_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file system does not share its locks with the other host."""
+    """On some file systems, locks do not reach other hosts, so a second append may begin."""
     make_part("numbers", 0, 60).save(tmp_path / "ds")
 
     def second() -> None:

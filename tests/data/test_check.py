@@ -12,7 +12,7 @@ from scalelatent.data import Dataset, append_rows, create_dataset, open_dataset
 from scalelatent.data.check import DatasetCheck, check_dataset
 from scalelatent.errors import DataError
 
-from .test_seals import N, P, _as_before, _save, make_arrays
+from .test_seals import N, P, _save, make_arrays, remove_checksum_table
 
 
 def list_files(found: DatasetCheck, root: Path) -> list[tuple[str, int, int]]:
@@ -24,7 +24,7 @@ def list_files(found: DatasetCheck, root: Path) -> list[tuple[str, int, int]]:
 def test_undamaged_datasets_of_all_kinds_pass_the_check(kind: str, before: bool, tmp_path: Path) -> None:
     _save(kind, 1, str(tmp_path / "a"))
     if before:
-        _as_before(tmp_path / "a")
+        remove_checksum_table(tmp_path / "a")
     reported: list[tuple[int, int]] = []
     found = check_dataset(tmp_path / "a", n_jobs=2, progress=lambda done, n: reported.append((done, n)))
     assert (found.bad, found.rows, found.checksums) == ((), N, not before)
@@ -41,11 +41,11 @@ def test_undamaged_datasets_of_all_kinds_pass_the_check(kind: str, before: bool,
 def test_shards_of_another_dataset_are_reported(
     kind: str, keys: list[str], before: bool, tmp_path: Path
 ) -> None:
-    """A dataset without checksums is checked by the digest of each whole shard."""
+    """If a dataset has no checksums of chunks, the digest of each whole shard is compared."""
     for name, seed in (("a", 1), ("b", 2)):
         _save(kind, seed, str(tmp_path / name))
     if before:
-        _as_before(tmp_path / "a")
+        remove_checksum_table(tmp_path / "a")
     for key in keys:
         shutil.copyfile(tmp_path / "b" / key, tmp_path / "a" / key)
     found = check_dataset(tmp_path / "a")

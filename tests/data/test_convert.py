@@ -1,5 +1,7 @@
-"""Conversion of datasets: properties that are not requested stay, values are kept or refused, zarr arrays of
-other programs work.
+"""Conversion of datasets to other layouts, codecs and dtypes.
+
+A conversion changes only the properties that are requested. It keeps all values or refuses, and it accepts
+zarr arrays of other programs.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def assert_same(a: Dataset, b: Dataset) -> None:
     assert a.classes.tolist() == b.classes.tolist()  # type: ignore[union-attr]
 
 
-def _cut(ds: Dataset) -> tuple[Any, ...]:
+def read_layout(ds: Dataset) -> tuple[Any, ...]:
     layout = ds._columns.x.layout  # type: ignore[attr-defined]
     return layout.chunk_rows, layout.shard_rows, layout.compressor
 
@@ -46,7 +48,7 @@ def _cut(ds: Dataset) -> tuple[Any, ...]:
 def test_a_new_codec_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, codec: str | None) -> None:
     out = convert_dataset(stored, tmp_path / "out", compressor=codec)
     assert_same(out, stored)
-    assert _cut(out) == (10, 20, "lz4" if codec == "auto" else codec)
+    assert read_layout(out) == (10, 20, "lz4" if codec == "auto" else codec)
     assert out.fingerprint() == stored.fingerprint()
     back = convert_dataset(out, tmp_path / "back", compressor="lz4")
     assert back.fingerprint() == stored.fingerprint()
@@ -70,7 +72,7 @@ def test_properties_that_are_not_requested_stay(
 ) -> None:
     out = convert_dataset(str(stored.url), tmp_path / "out", **asked)
     assert_same(out, stored)
-    assert _cut(out) == (*expected, "lz4")
+    assert read_layout(out) == (*expected, "lz4")
     again = convert_dataset(out, tmp_path / "again", chunk_rows=10, shard_rows=20)
     assert again.fingerprint() == stored.fingerprint()
     assert out.attrs["provenance"]["importer"] == "convert"

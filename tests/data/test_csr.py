@@ -1,4 +1,4 @@
-"""CSR rows: any matrix in any store with any row groups, multi-labels and targets, and refusals."""
+"""CSR rows in any store with row groups of any size, multi-labels and targets, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets over arrays: what they read equals numpy, and what they refuse."""
+"""Datasets over arrays read what numpy reads; invalid arrays are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Shuffling, appending and converting rows and targets of every kind: CSR, targets, multi-labels."""
+"""Shuffling, appending and converting rows and outputs of every kind: dense, CSR, targets and
+multi-labels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked arrays for every argument that takes rows: a masked entry is not a value."""
+"""Every argument that takes rows refuses masked arrays with masked entries, because these are no values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bounded memory: a child process reads files far larger than the memory that it may use."""
+"""Imports use bounded memory: a child process reads files that are far larger than the memory that it may
+use.
+"""
 
 from __future__ import annotations
 

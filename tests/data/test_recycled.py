@@ -1,4 +1,4 @@
-"""Memory of rows is reused when no references are left, and never before."""
+"""The memory of rows is used again when no reference to it is left, and never before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import scalelatent as sl
 from scalelatent.data import create_dataset
 from scalelatent.data.read.chunks import MAX_FREE, RecyclingAllocator
 
-ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # A chunk has 256 KiB.
+ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # A chunk of 1024 rows in float32 has 256 KiB.
 F4 = np.dtype("f4")
 
 

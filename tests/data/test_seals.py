@@ -1,4 +1,4 @@
-"""Whole files that belong to another dataset, and paths that are not files."""
+"""Files that belong to another dataset, and paths that are no regular files, are found and refused."""
 
 from __future__ import annotations
 
@@ -152,13 +152,13 @@ def test_a_table_of_digests_of_another_length_is_refused(tmp_path: Path) -> None
 
 def test_a_dataset_without_the_table_opens_and_reads(tmp_path: Path) -> None:
     _save("csr", 1, str(tmp_path / "a"))
-    _as_before(tmp_path / "a")
+    remove_checksum_table(tmp_path / "a")
     _read(open_dataset(tmp_path / "a"))
     append_rows(tmp_path / "a", Dataset.from_arrays(**make_arrays("csr", 3)))
     _read(open_dataset(tmp_path / "a")[40:])
 
 
-def _as_before(path: Path) -> None:
+def remove_checksum_table(path: Path) -> None:
     """Rewrite a dataset in the form of versions that had no table of checksums."""
     meta = json.loads((path / "zarr.json").read_text())
     del meta["attributes"]["crc"]
@@ -177,13 +177,13 @@ def test_a_shard_of_another_dataset_is_repaired(
     x = first.read_x(0, 300)
     shutil.copyfile(tmp_path / "b/x/c/1/0/0", tmp_path / "a/x/c/1/0/0")
     if packed_otherwise:  # Compress the shard differently, as another version of the compressor would.
-        _repack(tmp_path / "a")
+        use_other_compression_level(tmp_path / "a")
     made = repair_dataset(tmp_path / "a")
     assert made.fingerprint() == first.fingerprint()
     np.testing.assert_array_equal(open_dataset(tmp_path / "a").read_x(0, 300), x)
 
 
-def _repack(path: Path) -> None:
+def use_other_compression_level(path: Path) -> None:
     """Make the next shard files of a dataset use another level of its compressor."""
     meta = json.loads((path / "x/zarr.json").read_text())
     codecs = meta["codecs"]

@@ -200,7 +200,9 @@ def test_zarr_reads_a_dataset_without_this_package(tmp_path: Path) -> None:
 def test_codecs_that_only_zarr_knows_are_decoded_by_zarr(
     how: dict[str, Any], named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dataset compressed again with a codec of zarr can still be read; one line of the log reports it."""
+    """A dataset that zarr has compressed again with one of its codecs can be read; one line of the log
+    reports it.
+    """
     import zarr
     from zarr import codecs
 
@@ -232,7 +234,7 @@ def test_codecs_that_only_zarr_knows_are_decoded_by_zarr(
 def test_own_codecs_are_decoded_without_zarr(
     compressor: str | None, shard_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each release of zarr describes a codec in another way."""
+    """The package decodes its own codecs, although each release of zarr describes a codec in another way."""
     from scalelatent.data.read.chunks import StoredRows
 
     Dataset.from_arrays(X, Y).save(

@@ -1,4 +1,4 @@
-"""Tiles (shards that have some columns of some rows), each of which has a writer of its own."""
+"""Tiles are shards that have some columns of some rows; each tile may have its own writer."""
 
 from __future__ import annotations
 

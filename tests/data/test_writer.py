@@ -1,4 +1,4 @@
-"""Writers: shards in any order, resumes, refusals, full disks."""
+"""Writers: shards in any order, resumed writing, refused input, and full disks."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_an_existing_output_is_not_overwritten(tmp_path: Path) -> None:
         open_dataset(tmp_path / "ds").save(tmp_path / "ds", overwrite=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    for overwrite in (False, True):  # --overwrite replaces datasets, nothing else
+    for overwrite in (False, True):  # Only datasets may be overwritten, no other folders.
         with pytest.raises(DataError, match="not a scalelatent dataset, so it is not replaced"):
             _create(tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").exists()
@@ -261,7 +261,9 @@ def test_saving_a_slice_keeps_classes_and_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_rows", [95, 94, 80, 75, 60, 21])
 def test_a_dataset_may_shrink_to_its_actual_rows(tmp_path: Path, n_rows: int) -> None:
-    """A source has fewer rows than announced; the content is that of a dataset of the right size."""
+    """If a source has fewer rows than announced, the dataset equals one that was created with the right
+    size.
+    """
     writer = _create(tmp_path / "ds", provenance={"seed": 1})
     for shard in range(n_rows // 20):
         _write(writer, shard)
@@ -317,7 +319,9 @@ def test_the_error_names_the_row_of_an_invalid_weight(tmp_path: Path) -> None:
 
 
 def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an object store each marker file is a request; ten thousand requests take minutes."""
+    """In an object store, each read of a marker file is a request; ten thousand single requests would take
+    minutes.
+    """
     from scalelatent.storage.objects import ObjectLocation
 
     writer = _create("memory://markers", overwrite=True)
@@ -347,7 +351,7 @@ def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_overwrite_without_disk_space_keeps_the_old_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that compress are refused only if they could not fit in any case."""
+    """The rows are refused only if the disk is too small for them even after the best compression."""
     from scalelatent.storage.disk import LocalLocation
 
     old = Dataset.from_arrays(np.ones((1000, 100), "f4")).save(tmp_path / "a")

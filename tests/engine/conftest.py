@@ -21,7 +21,7 @@ from tests.helpers import load_online_toys
 
 @dataclass(frozen=True)
 class OrderedSums:
-    """A reduction whose float sums show every change of the order of additions in their last bits."""
+    """A reduction whose float sums differ in their last bits if rows are added in another order."""
 
     p: int
     requirements = BlockRequirements()
@@ -48,7 +48,7 @@ class OrderedSums:
 
 @dataclass(frozen=True)
 class WanderingLearner:
-    """A batch learner whose next state depends on every bit of the sums of the last pass."""
+    """A batch learner whose next state depends on all bits of the sums of the last pass."""
 
     p: int
     passes: int

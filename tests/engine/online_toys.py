@@ -1,8 +1,8 @@
-"""Toy online learners:
+"""Toy online learners by gradients (Logistic), row by row (Walk), and by adding evidence (Evidence).
 
-gradients, chains that walk row by row, evidence. The file is imported under the name
-``scalelatent.online_toys`` (see conftest.py), because records hold types of scalelatent only; workers of a
-cluster preload it. Every sum shows a change of order in its last bits.
+Any change of the order of rows changes the last bits of their sums. The file is imported under the name
+``scalelatent.online_toys`` (see conftest.py), because records hold types of scalelatent only. The workers
+of a cluster preload it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.kernels.streams import stream
 
-if __name__ == "online_toys":  # A worker that received this file has it as the module ``online_toys``.
+if __name__ == "online_toys":  # A worker that received this file imports it under this name.
     sys.modules.setdefault("scalelatent.online_toys", sys.modules[__name__])
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the weights of a state on rows."""
+    """Reduction that counts wrong predictions of the weights in a state, and sums their log-loss."""
 
     p: int
     k: int
@@ -111,9 +111,9 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Walk:
-    """Each chain updates its own copy of the weights row by row, with noise by row.
+    """Learner whose chains each update a copy of the weights row by row, with random noise.
 
-    Copies are then averaged.
+    The copies are averaged at the end of a step.
     """
 
     p: int
@@ -162,9 +162,9 @@ class Walk:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Log-odds of features with forgetting.
+    """Learner of log-odds that fade with each minibatch.
 
-    The evidence of all chains is added; the old part fades by ``forgetting ** (chains * minibatches)``.
+    The evidence of all chains is added; the old log-odds fade by ``forgetting ** (chains * minibatches)``.
     """
 
     p: int
@@ -223,7 +223,10 @@ def _log_sum(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Sums of inputs and outputs, weighted by row, epoch and chain, which show if rows are exchanged."""
+    """Learner and reduction whose sums of inputs and outputs are weighted by row, epoch and chain.
+
+    The sums differ if rows are exchanged.
+    """
 
     p: int
     v: int

@@ -56,7 +56,9 @@ def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
 
 
 def test_a_cyclic_scan_has_hits_for_the_pieces_that_fit() -> None:
-    """The cache keeps some pieces. The rule "least recently used" would never have a hit in a cyclic scan."""
+    """The cache keeps some pieces; with the rule "least recently used", a cyclic scan would never have a
+    hit.
+    """
     cache = PieceCache(4 * 100)
     hits = []
     for _ in range(5):
@@ -216,7 +218,7 @@ def test_the_cache_keeps_more_only_of_rows_that_are_read_again(
 def test_a_lost_shard_does_not_prevent_the_choice_of_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:
-    """The pass that misses a shard decides whether to exclude it."""
+    """The choice of the cache ignores a missing shard; the pass that reads the shard may exclude it."""
     monkeypatch.setattr(rates, "SMALL_BYTES", 64)
     x = np.random.default_rng(0).normal(size=(500, 10)).astype(np.float32)
     ds = Dataset.from_arrays(x, np.arange(500) % 3).save(tmp_path / "d.zarr", chunk_rows=50, shard_rows=50)

@@ -1,4 +1,4 @@
-"""CSR rows in the engine: dense blocks one at a time, or CSR blocks; the cache counts their bytes."""
+"""CSR rows in the engine are read as dense blocks, one at a time, or as CSR blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples of the results of small functions of the engine."""
+"""Small functions of the engine give the expected results for examples."""
 
 from __future__ import annotations
 

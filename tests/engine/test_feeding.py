@@ -1,4 +1,4 @@
-"""Rows that minibatch steps read ahead: kept while used, released when idle, never read twice."""
+"""Rows that minibatch steps read ahead are kept while used, released when idle, and never read twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that the driver fetches: waits are bounded, and a result that is lost is computed again."""
+"""The driver waits a limited time for a result, and a lost result is computed again."""
 
 from __future__ import annotations
 

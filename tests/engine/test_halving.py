@@ -1,7 +1,6 @@
-"""Out of GPU memory:
+"""If a GPU runs out of memory, blocks are split in halves.
 
-blocks are split in halves, nothing is counted twice, one event reports it, and an error explains what to do
-if halves do not help.
+No row counts twice, and one event reports the split. If halves do not help, the error says what to do.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class SmallGpuBackend(HostBackend):
 
 
 class InterruptedSums:
-    """A reduction that has already added half of a block's sums when memory runs out."""
+    """A reduction that has already added half of the sums of a block when memory runs out."""
 
     def __init__(self, sums: Any) -> None:
         self.sums, self.seen = sums, list[int]()
@@ -119,9 +118,8 @@ def test_each_split_is_reported_once(run: Any) -> None:
 
 
 def test_threads_with_equal_gpus_give_equal_bits(run: Any) -> None:
-    """Two threads have a GPU each.
-
-    The thread that takes a leaf (a fixed range of rows) does not change the result.
+    """Each of two threads has a GPU; the result does not depend on which thread computes a leaf (row
+    range).
     """
     one, two = run(200), run(200, threads=2)
     for a, b in zip(one.vectors, two.vectors, strict=True):
@@ -188,9 +186,9 @@ def test_blocks_of_a_map_are_split(toy: SimpleNamespace, monkeypatch: pytest.Mon
 
 
 class StagedMap:
-    """Row map that computes its output in stages:
+    """Row map that writes its output column by column; column i has i times the first feature of a row.
 
-    rows to multiples of their first number, column by column. Memory runs out in the last stage.
+    Memory runs out in the last column of a block that is too large.
     """
 
     requirements, last = BlockRequirements(), None
@@ -257,9 +255,9 @@ def test_blocks_of_a_map_in_stages_are_split(
 
 
 def test_a_map_in_stages_resumes_where_memory_ran_out() -> None:
-    """The GPU runs out of memory within a block:
+    """If memory runs out within a block, its finished rows stay.
 
-    finished rows stay, and blocks that cannot be split raise an error.
+    Blocks that cannot be split raise an error.
     """
     card, coder, out = SmallGpuBackend(400), StagedMap(2), np.zeros((400, 2))
     card.row_limits["map"] = 200
@@ -295,9 +293,8 @@ def test_codes_of_a_bootstrap_network_are_the_same_from_split_blocks() -> None:
 
 
 def test_a_span_continues_reading_after_a_split(toy: SimpleNamespace) -> None:
-    """The rows of the split leaf (a fixed range of rows) are read again.
-
-    The next leaf starts at the right row.
+    """The rows of a split leaf (a fixed range of rows) are read again, and the next leaf starts at its first
+    row.
     """
     from scalelatent.engine.passes import PassContext
 

@@ -1,6 +1,5 @@
-"""Contributions of leaves (fixed ranges of rows) that are stored in the run folder.
-
-Tests of their order, files, resume, and deletion.
+"""Contributions of leaves (fixed ranges of rows) that the run folder stores: their order, files and
+deletion.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ from tests.helpers import InterruptAt
 
 @dataclass(frozen=True)
 class LeafMeans:
-    """Sum over leaves of rows times a factor that each step changes. So old contributions are detected."""
+    """Learner that sums rows of a leaf times a factor, which each step changes.
+
+    If a step used an old contribution, its factor would show in the sum.
+    """
 
     requirements = BlockRequirements()
 

@@ -1,4 +1,4 @@
-"""Joint passes, which share rows among members (fits): each member has the sums that it has alone."""
+"""Joint passes, in which several fits (members) share rows: each member has the sums that it has alone."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
-    """When members leave, a stage with a new name follows. A worker keeps one of these stages at a time."""
+    """When members end, a stage with a new name follows; a worker keeps only the newest of these stages."""
     from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
@@ -266,9 +266,9 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
 
 
 def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Members that want the same form of blocks share each read.
+    """Members that want the same form of blocks (dense or CSR) share each read.
 
-    The scratch memory is the largest that a member needs.
+    The scratch memory is the largest that any member needs.
     """
 
     class Needs(toy.Sums):
@@ -286,7 +286,7 @@ def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNam
 
 
 class BlockRecorder:
-    """Record of (first row, rows, sum of weights) of its blocks; it requests a block size."""
+    """Reduction that records (first row, rows, sum of weights) of its blocks; it requests a block size."""
 
     def __init__(self, size: int) -> None:
         self.requirements, self.seen = BlockRequirements(block_rows=size), []  # type: ignore[var-annotated]
@@ -309,9 +309,9 @@ class BlockRecorder:
 
 
 def test_members_with_different_block_sizes_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """One read serves members whose blocks differ in size:
+    """Members whose blocks differ in size share each read, which has the largest block size.
 
-    its blocks are the largest, and each member gets its own.
+    Each member gets blocks of its own size.
     """
     rows, classes = toy.rows(100), np.arange(8)
     for mask in (None, RowMask(30, 50, 0)):

@@ -1,6 +1,6 @@
-"""Maps that write outputs as large as the data:
+"""Maps that write outputs as large as the data: every executor writes the same bytes.
 
-every executor writes the same bytes, and a resume writes only missing shards.
+A resumed map writes only missing shards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Several fits share one client: each receives its own topics, and all handlers are removed at the end."""
+"""Several fits share one client: each fit receives its own messages, and all handlers are removed at the
+end.
+"""
 
 from __future__ import annotations
 

@@ -125,7 +125,9 @@ def test_same_bits_for_threads_storage_and_cache(make_learner: Any, kind: str, t
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, stored: bool) -> None:
-    """Fit CSR rows as dense blocks, with the bits of dense rows, or as CSR if the learner requests it."""
+    """CSR rows become dense blocks with the bits of dense rows; a learner that requests CSR blocks gets
+    those.
+    """
     from scipy.sparse import csr_array
 
     from scalelatent.kernels.sparse_rows import CsrRows
@@ -149,7 +151,7 @@ def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, store
 
 
 def test_weights_reach_the_chains_row_by_row(online: Any) -> None:
-    """A row of weight 2 moves a step of one batch as much as the row twice."""
+    """A row of weight 2 changes the step of a batch as much as two copies of the row."""
     x, y = make_blobs(40)
     weight = np.where(np.arange(40) % 3, 1.0, 2.0)
     learner = online.Logistic(P, K)
@@ -328,7 +330,7 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
 
 
 class LeaveAtCall(Callback):
-    """Callback that asks to leave at its n-th call, and remembers the times of its calls."""
+    """Callback that raises KeyboardInterrupt at its n-th call, and records the times of its calls."""
 
     def __init__(self, after: int = 10**9) -> None:
         self.after, self.asked = after, list[float]()

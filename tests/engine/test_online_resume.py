@@ -34,7 +34,7 @@ def run(
 
 
 class InterruptStep:
-    """Press Ctrl-C in the n-th step, before the step is done."""
+    """Raise KeyboardInterrupt in the n-th step, before the step has changed the state."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left, self.steps = 10**9, 0
@@ -73,9 +73,8 @@ def test_an_interrupt_in_any_step_changes_no_bit(
 def test_an_interrupt_in_any_hook_changes_no_bit(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """An interrupt changes no bit:
-
-    between steps, within a validation, after a record, around a checkpoint.
+    """The interrupt comes between steps, within a validation, after a record, or before or after a
+    checkpoint.
     """
     monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr("scalelatent.engine.online_loop.Progress", EverySpan)
@@ -127,7 +126,7 @@ def test_a_failure_of_any_write_changes_no_bit(online: Any, tmp_path: Path, how:
 def test_a_resumed_fit_asks_whether_it_is_done_only_at_the_end_of_an_epoch(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An uninterrupted fit asks the learner only at the end of an epoch whether it is done."""
+    """An uninterrupted fit asks its learner only at the end of an epoch whether the fit is done."""
     learner = online.Logistic(P, K, patience=1)
     whole = run(learner, None)
     interrupt = InterruptStep(monkeypatch)

@@ -1,4 +1,7 @@
-"""State of online fits in a worker process: used by many tasks, closed by the last one, bounded in number."""
+"""States of online fits in a worker process: many tasks use a state, and the last one closes it.
+
+The number of idle states is limited.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_a_worker_runs_many_fits_at_once(ref: Any, sites: FitsOnWorker) -> None:
-    """Run more fits at the same time than are kept when idle."""
+    """More fits run at the same time than a worker keeps when they are idle."""
     together, answers = threading.Barrier(12), dict[int, Any]()
 
     def work(i: int) -> None:

@@ -1,4 +1,4 @@
-"""The order of rows: every row once an epoch, the same on every worker."""
+"""The order of rows has every row once per epoch, and is the same on every worker."""
 
 from __future__ import annotations
 
@@ -90,16 +90,16 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    """A later version resumes a stored run, so these numbers may never change."""
+    """The numbers are those of the first release, because later versions resume stored runs."""
     order = RowOrder(23, seed=7, batch_rows=8, n_chains=2, run_rows=4, buffer_runs=2)
-    assert [order.rows(1, s, c).tolist() for s in range(3) for c in range(2)] == STONE
+    assert [order.rows(1, s, c).tolist() for s in range(3) for c in range(2)] == FIRST_RELEASE
 
 
-STONE = [[16, 3, 20, 0], [15, 11, 14, 4], [2, 1, 21, 22], [8, 10, 13, 9], [18, 19, 12, 17], [7, 6, 5]]
+FIRST_RELEASE = [[16, 3, 20, 0], [15, 11, 14, 4], [2, 1, 21, 22], [8, 10, 13, 9], [18, 19, 12, 17], [7, 6, 5]]
 
 
 def test_neighbouring_rows_are_in_different_batches() -> None:
-    """A batch has rows of all ranges of a buffer, and a buffer has ranges of the whole dataset."""
+    """A batch has rows from all ranges of a buffer, and a buffer has ranges from the whole dataset."""
     order = RowOrder(2**20, seed=0, batch_rows=256)
     rows = order.rows(0, 5)
     runs, counts = np.unique(rows // 1024, return_counts=True)
@@ -119,7 +119,7 @@ def test_every_row_has_every_position_equally_often() -> None:
 
 
 def test_a_step_of_a_billion_rows_is_cheap() -> None:
-    """The order takes the memory of its ranges, and any step can be computed alone."""
+    """The order needs memory only for its ranges of rows, and computes any step without the steps before."""
     import time
 
     order = RowOrder(10**9, seed=0, batch_rows=4096, n_chains=4)

@@ -1,4 +1,4 @@
-"""Grids of rows and spans (row ranges of tasks): any division of the work gives the same bits."""
+"""Grids of rows, and spans (row ranges of tasks): any division of the work into spans gives the same bits."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_leaf_that_is_not_a_multiple_of_blocks_is_refused(
 
 @given(leaf=st.integers(1, 20_000), p=st.integers(1, 5000))
 def test_a_leaf_size_is_valid_for_any_number_of_columns_or_for_none(leaf: int, p: int) -> None:
-    """A fit with an invalid leaf size is refused before it starts. No later stage refuses it."""
+    """Otherwise a fit with projected rows could start and fail in a later stage."""
 
     def block(columns: int) -> int | None:
         try:

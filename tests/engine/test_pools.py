@@ -1,7 +1,4 @@
-"""Pools of workers:
-
-which workers take part in a fit, their estimated speeds, and when the queue uses them.
-"""
+"""Pools of workers: which workers take part in a fit, their speeds, and how tasks are shared among them."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ def test_workers_with_an_unused_gpu_are_reported(caplog: Any) -> None:
 
 
 def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
-    """Without the resource GPU, only workers that see a GPU are asked whether dask-cuda has started them."""
+    """Workers without the resource GPU that see a GPU are asked whether dask-cuda started them."""
     seen = {"gpu": {"name": "H100"}}
     known = {"a": seen, "b": seen | {"resources": {"GPU": 1}}, "c": {"resources": {"CPU": 1}}, "d": seen}
     client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
@@ -119,7 +116,7 @@ def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize(("device", "asked"), [("cpu", 0), ("reference", 0), ("auto", 1)])
 def test_all_workers_take_part_in_fits_on_cpus(device: str, asked: int) -> None:
-    """The scheduler is asked for the resources of workers once, and only if they matter."""
+    """The scheduler is asked once for the resources of its workers, and only if they matter."""
     cluster = Link(a=0, b=1, c=0)
     pools = Pools(cluster)
     pools.compute_on(device, THREADS)
@@ -183,7 +180,7 @@ def test_an_unmeasured_worker_has_the_speed_of_similar_workers() -> None:
 
 
 def test_a_worker_without_work_for_long_is_measured_again() -> None:
-    """A worker may have become faster, and only a span (row range of a task) that it computes can show it."""
+    """A worker may have become faster, which only a task that it computes can show."""
     pace = Pace()
     pace.receive(_make_report("a", 1e-2))
     pace.receive(_make_report("b", 1e-3))
@@ -332,7 +329,9 @@ def test_a_cancelled_window_sends_nothing(case: Any) -> None:
 
 
 def test_tasks_of_a_pool_have_their_own_name_prefix() -> None:
-    """Dask estimates the duration of tasks by this prefix, and excludes them from stealing by it."""
+    """Dask estimates the duration of tasks by this prefix, and does not move tasks with it to other
+    workers.
+    """
     from dask.utils import key_split
 
     key = key_of(SimpleNamespace(name="capsule_estep"), POOLED, 6, "s0042", "ab12cd")
@@ -362,7 +361,7 @@ def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
     assert "within 1e-05" in event["message"]
     assert "message" not in devices_event({"gpu": 4})
     assert devices_event({"cpu": 1}, {"cpu": 2})["devices"] == "cpu 1 of 2 workers (the others had no work)"
-    # one of the two workers has left
+    # One of the two workers has left the cluster.
     assert devices_event({"cpu": 2}, {"cpu": 1})["devices"] == "cpu 2 workers"
 
 
@@ -372,7 +371,7 @@ def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
 def test_large_gpu_blocks_need_a_cluster_of_gpus_only(
     workers: list[dict[str, float]], all_cards: bool
 ) -> None:
-    """Large blocks are fast on a GPU, but would leave CPU workers idle."""
+    """Large blocks are fast on a GPU, but there would be too few of them to use CPU workers as well."""
     known = {str(i): {"resources": offered} for i, offered in enumerate(workers)}
     client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
     assert all_use_gpu(client) is all_cards

@@ -1,4 +1,4 @@
-"""Excluded rows: which rows, how a pass reads the others, and what is stored about them."""
+"""Excluded rows: which rows are excluded, how a pass reads the others, and what is stored about them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class EventRecorder(Callback):
 def test_a_damaged_shard_is_excluded_permanently(tmp_path: Path, toy: Any) -> None:
     """The fit equals a fit in which the excluded rows have weight 0.
 
-    A resumed fit excludes them even if their shard can be read again.
+    A resumed fit excludes the rows even if their shard can be read again.
     """
     arrays = toy.rows(320)
     train = arrays.save(tmp_path / "rows", chunk_rows=40, shard_rows=80)

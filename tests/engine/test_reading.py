@@ -1,6 +1,6 @@
-"""Blocks that are made from pieces (rows read together).
+"""Blocks made of pieces (rows read together) are the same for any division into pieces.
 
-Any division gives the same blocks, reading ahead is bounded, errors reach the caller, and threads end.
+Reading ahead is limited, errors reach the caller, and threads end.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from scalelatent.errors import DataError, RunError
 
 
 class CountedRows:
-    """A stored dataset with pieces (rows read together) of any size.
-
-    Its reads are counted, delayed or fail.
+    """A stored dataset with pieces (rows read together) of given sizes, whose reads are counted, delayed or
+    fail.
     """
 
     is_stored, has_y, has_weight, n_features = True, True, True, 2
@@ -129,7 +128,7 @@ def test_without_classes_labels_are_not_read() -> None:
 
 
 def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
-    """Labels of a dataset that lacks some of the model's classes have the model's codes.
+    """A dataset that lacks some of the model's classes has the model's codes for its labels.
 
     Its pieces are cached separately.
     """
@@ -255,7 +254,9 @@ def test_threads_read_one_dataset_safely(toy: SimpleNamespace, tmp_path: Path) -
 
 
 def test_the_out_of_memory_error_names_settings_that_a_resume_accepts(toy: SimpleNamespace) -> None:
-    """The bits of a run depend on block_rows, so only a new run can change it."""
+    """The error does not suggest block_rows, because the bits of a run depend on it; only a new run can
+    change it.
+    """
     with (
         pytest.raises(
             RunError,

@@ -1,4 +1,4 @@
-"""The sum of a tree does not depend on the order of arrival or the division into tasks."""
+"""The sum of a tree does not depend on the order in which results arrive, or on their division into tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_leaves(n: int, seed: int) -> list[np.ndarray]:
 
 
 def merge_in_order(vectors: list[np.ndarray], fan_in: int = FAN_IN) -> np.ndarray:
-    """Merge eight vectors per node, in order, from left to right, level by level, as the tree is defined."""
+    """Return the sum as the tree is defined: eight vectors per node, from left to right, level by level."""
     while len(vectors) > 1:
         families = [vectors[i : i + fan_in] for i in range(0, len(vectors), fan_in)]
         vectors = []
@@ -64,7 +64,7 @@ def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: in
 def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
     """Some spans (row ranges of tasks) have several leaves (fixed ranges of rows) and others have one.
 
-    This occurs when half of the rows of a task are repeated.
+    This happens if half of the rows of a task are computed again.
     """
     grid = RowGrid(n, 1, 1)
     leaves, reducer = make_leaves(n, seed), TreeReducer(grid)
@@ -79,9 +79,9 @@ def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: 
 
 @given(st.integers(1, 100), st.integers(0, 10**6), st.data())
 def test_the_sum_of_chains_is_the_same_for_any_division(n: int, seed: int, data: st.DataObject) -> None:
-    """Each worker merges the chains that it has computed, and the total does not depend on this division.
+    """Each worker merges the chains that it has computed; the total does not depend on this division.
 
-    Records of rows are appended.
+    Records of single rows are concatenated.
     """
     tree, leaves = PairTree(n), make_leaves(n, seed)
     counts = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))

@@ -1,4 +1,4 @@
-"""Interrupted, killed, out of disk space at any moment: the resumed fit has the same bits."""
+"""A fit that is interrupted or killed, or whose disk is full, at any moment resumes with the same bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _fit(
 
 @pytest.fixture(scope="module")
 def uninterrupted(toy: Toy) -> np.ndarray:
-    """Return the result of an uninterrupted fit."""
+    """Return the weights of an uninterrupted fit."""
     trail = _fit(toy, None).state["trail"]
     assert len(set(trail)) == PASSES
     return trail
@@ -56,7 +56,7 @@ def uninterrupted(toy: Toy) -> np.ndarray:
 
 @pytest.fixture
 def computed_spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
-    """Return the spans that are computed from now on."""
+    """Return a list of the spans that are computed from now on."""
     spans: list[Span] = []
     original = PassContext.run_span
 
@@ -129,9 +129,9 @@ def test_a_resume_with_another_number_of_threads_changes_no_bit(
 def test_finished_spans_of_another_level_are_used_or_recomputed(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resume with another number of workers would choose other spans (row ranges).
+    """A resume with another number of workers would choose other spans (row ranges of tasks).
 
-    The stored ones decide.
+    If spans of the interrupted pass are stored, their division is used.
     """
     monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr(passes, "list_spans", use_leaf_spans)
@@ -215,7 +215,9 @@ def test_a_resume_survives_a_damaged_folder(
 def test_no_pass_is_missing_from_the_history(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, lines: int
 ) -> None:
-    """A cluster continues while its driver is killed. Up to two states have no line in the history."""
+    """While a driver is killed, its cluster finishes up to two more passes, whose states have no line in the
+    history.
+    """
 
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
@@ -238,13 +240,12 @@ def test_no_pass_is_missing_from_the_history(
 
 
 class ProcessKilled(BaseException):
-    """Imitation of SIGKILL: nothing reaches the disk from here on."""
+    """Exception in place of SIGKILL, after which nothing reaches the disk."""
 
 
 class FailingDisk:
-    """Count of writes:
-
-    every open for writing, write and rename in a folder. The n-th one and all later ones fail.
+    """Counter of changes of a folder (opens for writing, writes, renames), which fail from the n-th one
+    on.
     """
 
     def __init__(self, folder: Path, fail_at: int, error: BaseException) -> None:
@@ -277,7 +278,7 @@ class FailingDisk:
 
 
 class TornFile:
-    """A file whose failing write writes half of its data."""
+    """A file whose failing write writes only half of its data."""
 
     def __init__(self, disk: FailingDisk, file: Any) -> None:
         self._disk, self._file = disk, file

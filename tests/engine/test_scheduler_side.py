@@ -1,6 +1,6 @@
-"""The scheduler plugin, which moves spans (row ranges of tasks) when their worker dies.
+"""The scheduler plugin, which decides what happens to spans (row ranges of tasks) of a dead worker.
 
-They go to another worker, spans of one shard all to one worker, and to no worker after the second death.
+All spans of one shard go to one other worker. After a second death they go to no worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scalelatent.engine.dask.scheduler_policies import SpanGuard
 
 
 class SchedulerState:
-    """The part of a scheduler's state that the plugin uses."""
+    """The part of a scheduler's state that the plugin reads and changes."""
 
     allowed_failures = 3
 

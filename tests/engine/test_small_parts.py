@@ -78,9 +78,9 @@ def test_invalid_seeds_are_refused(bad: Any) -> None:
 # -- backends ------------------------------------------------------------------------------------------------
 
 
-# Kernels without a body for the host. On a GPU they compute several chains in one launch, and the next
-# parameters. The host computes the same results with other code, and tests/gpu/test_crbm.py and
-# tests/gpu/test_crbm_learning.py compare both.
+# Kernels that exist only for GPUs: one launch computes several chains, or the next parameters. The host
+# computes the same results with other code; tests/gpu/test_crbm.py and tests/gpu/test_crbm_learning.py
+# compare both.
 ONLY_ON_GPU = {"crbm_add_chain_gradients", "crbm_ascend_chains"}
 
 
@@ -168,9 +168,9 @@ def test_thread_pools_have_one_thread_inside_and_are_restored() -> None:
 
 
 def run_single_threaded(work: Any) -> tuple[threading.Thread, threading.Event, threading.Event]:
-    """Run a thread inside ``single_threaded``.
+    """Run a thread inside ``single_threaded``; return the thread and two events.
 
-    Return it, the event that it has entered, and the event that lets it leave.
+    The first event is set when the thread has entered; setting the second event lets the thread leave.
     """
     inside, leave = threading.Event(), threading.Event()
 
@@ -187,7 +187,7 @@ def run_single_threaded(work: Any) -> tuple[threading.Thread, threading.Event, t
 
 @pytest.mark.parametrize("first_out", ["first", "second"])
 def test_thread_pools_are_limited_until_the_last_user_leaves(first_out: str) -> None:
-    """A driver may run inside a worker, whose tasks continue after the fit."""
+    """A driver may run inside a worker, whose other tasks continue after the fit."""
     import zarr
     from threadpoolctl import ThreadpoolController
 
@@ -241,7 +241,7 @@ def resolve_in_process(n_jobs: int | None) -> int:
 
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_n_jobs_follows_joblibs_nesting(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grid search with n_jobs=-1 already uses all cores."""
+    """Inside a grid search with n_jobs=-1, which already uses all cores, a fit has one thread."""
     from joblib import Parallel, delayed, parallel_config
 
     with parallel_config(backend=backend, n_jobs=2):

@@ -1,4 +1,4 @@
-"""The run folder of the engine: identity, states that survive a damaged one, history, finished spans."""
+"""The run folder of the engine: identity of the fit, states, history, and finished spans (row ranges)."""
 
 from __future__ import annotations
 
@@ -314,7 +314,9 @@ def test_a_missing_state_cannot_be_made_durable(store: EngineStore) -> None:
 def test_the_successor_of_a_durable_state_is_durable(
     store: EngineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States of an online fit with one number of steps: the end of an epoch, and the start of the next."""
+    """An online fit has two states with the same number of steps: the end of an epoch, and the start of the
+    next.
+    """
     synced: list[str] = []
     write = store.location.write
 

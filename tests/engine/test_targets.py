@@ -1,4 +1,4 @@
-"""Outputs of rows in passes, minibatches and maps: the same from memory, disk and pairs of datasets."""
+"""Outputs of rows in passes, minibatches and maps are the same from memory, disk and pairs of datasets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Make = Callable[[str, Path], Dataset]
 
 
 def give_pair(form: str, folder: Path) -> Dataset:
-    """Return the rows and outputs in one of their possible forms."""
+    """Return the rows and outputs as a dataset, in one of several forms."""
     if form == "memory":
         return Dataset.from_arrays(X, OUT)
     if form == "floats":
@@ -50,7 +50,7 @@ FORMS = ("memory", "floats", "multilabel", "memory beside stored", "stored pair"
 
 
 def clean_outputs(form: str, folder: Path) -> Dataset:
-    """Return outputs that are also the rows."""
+    """Return a dataset whose outputs are also its rows."""
     rows = {"floats": OUT.astype("f8"), "multilabel": scipy.sparse.csr_array(OUT)}.get(form, OUT)
     ds = Dataset.from_arrays(rows)
     return ds.save(folder / "c", shard_rows=60) if form in ("multilabel", "stored pair") else ds
@@ -74,7 +74,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 @pytest.fixture
 def expected_fit(online: Any) -> Any:
-    """Return the fit by a loop over blocks cut from the arrays."""
+    """Return a function that fits by a plain loop over blocks of the arrays."""
 
     def by_hand(learner: Any, x_of: Callable[[np.ndarray, int, bool], np.ndarray]) -> Any:
         from scalelatent.contract.learners import Block
@@ -127,7 +127,9 @@ def test_minibatches_and_passes_receive_rows_and_outputs(
 def test_corrupted_inputs_depend_on_row_and_epoch(
     online: Any, expected_fit: Any, tmp_path: Path, form: str
 ) -> None:
-    """Inputs made of outputs depend on row and epoch; those of validation rows are the same in each epoch."""
+    """Inputs that are corrupted outputs differ by row and epoch; validation rows have the same in each
+    epoch.
+    """
     held = Corruption("occlude", size=(1, 2), shape=(2, 3), seed=8, stage="corruption-validation")
     learner = online.Outputs(P, V, Targets("x", NOISE), Targets("x", held))
 

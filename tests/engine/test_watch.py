@@ -1,4 +1,4 @@
-"""Reports on a span (row range of a task) whose workers died, and on workers on which a span hung."""
+"""Reports of a span (row range of a task) whose workers died, and of workers on which a span hung."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items are sent in batches, in proportion to threads and speeds.
+"""Items (tasks) are sent to workers in batches, in proportion to threads and speeds.
 
 Every item is sent once, and a pass takes nearly the shortest possible time.
 """
@@ -30,7 +30,7 @@ class Future:
 
 
 class FakeCluster:
-    """A cluster that receives batches, and finishes items on request."""
+    """A cluster that receives batches of items, and finishes items when a test asks for it."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, str]]] = []

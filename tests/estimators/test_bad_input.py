@@ -267,7 +267,7 @@ def test_the_error_names_a_class_of_weight_zero(digits: Arrays) -> None:
         _fit(*digits, class_weight={4: 0.0}, callbacks=[NoPasses()])
 
 
-# -- datasets that break under the fit -----------------------------------------------------------------------
+# -- datasets that are damaged during the fit ----------------------------------------------------------------
 
 
 class BreakAfter(Callback):

@@ -1,4 +1,7 @@
-"""Compressive network of a bootstrap network: learned from inputs and outputs, reproducible, streamed."""
+"""Compressive networks: small networks that learn the outputs of a bootstrap network.
+
+The tests cover what they learn, equal bits, resuming and streamed predictions.
+"""
 
 from __future__ import annotations
 

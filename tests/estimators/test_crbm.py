@@ -1,4 +1,4 @@
-"""Conditional RBMs as users meet them: fit, predict, score, infer, resume, save, streams."""
+"""Conditional RBMs through their public methods: fit, predict, score, infer, resume, save and streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tests.helpers import InterruptAt
 
 
 def test_mle_bp_learns_and_beats_logistic() -> None:
-    """Twelve patterns of 24 outputs: the outputs together carry more information than each input alone."""
+    """All 24 outputs together carry more information than each input alone, because there are only twelve
+    patterns.
+    """
     pair, held = make_patterns(300, 1, k=12), make_patterns(120, 2, k=12)
     options = {"n_hidden": 16, "n_epochs": 12, "learning_rate": 1.0, "init_scale": 0.1}
     model = make(**options).fit(*pair, validation=held)
@@ -90,7 +92,7 @@ def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held_pair: Pair) -> Non
 def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(
     pair: Pair, held_pair: Pair
 ) -> None:
-    """Pairs are used as they are; clean rows are corrupted as those of a test."""
+    """Pairs are used as they are; clean rows are corrupted by the corruption that tests use."""
     model = make(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
 
     def by_hand(x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -111,7 +113,7 @@ def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(
 def test_corruption_on_the_fly_equals_stored_corrupted_rows(
     how: dict[str, Any], pair: Pair, tmp_path: Path
 ) -> None:
-    """The comparison covers one epoch, because each epoch draws a new corruption."""
+    """Only one epoch is compared, because each epoch draws another corruption."""
     v = pair[1]
     fly = make(corruption=how, n_epochs=1).fit(v)
     x = corrupt(v, np.arange(len(v)), 0, seed=fly.seed_, stage="corruption", **how)
@@ -269,7 +271,7 @@ def test_partial_fit_continues_a_stream(pair: Pair, held_pair: Pair) -> None:
 
 
 def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: Pair, held_pair: Pair) -> None:
-    """Statistics of another size would be written beyond the parameters."""
+    """Without the reset, statistics of another size would be written beyond the end of the parameters."""
     model = make(n_epochs=1).fit(*pair)
     for changed in ({"n_hidden": 3}, {"learner": "logistic"}):
         before = model.get_params()
@@ -316,7 +318,9 @@ def make_default_model(**more: Any) -> ConditionalRBM:
 
 
 def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Held-out rows are spread over all rows, so each pattern of sorted rows is learned and validated."""
+    """Held-out rows are spread over all rows; so even if rows are sorted, each pattern is learned and
+    validated.
+    """
     log_held_rows.cache_clear()
     x, v = make_patterns(403, 1)
     order = np.lexsort(v.T)
@@ -472,7 +476,7 @@ def test_a_run_of_a_version_with_the_parameter_loss_is_resumed(pair: Pair, tmp_p
         make(n_epochs=1).fit(*pair, run_dir=tmp_path, resume=True)
 
 
-# -- plain RBMs, parameters made elsewhere, tolerances -------------------------------------------------------
+# -- plain RBMs, parameters from other programs, tolerances --------------------------------------------------
 
 
 def test_a_plain_rbm_is_fitted_like_other_transformers(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Input that conditional RBMs cannot use: rows, parameters, divergence. No finished work is lost."""
+"""Input that conditional RBMs refuse: rows, parameters, and fits that diverge. No finished work is lost."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_tolerance_that_is_never_reached_is_reported(pair: Pair) -> None:
 
 
 def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_path: Path) -> None:
-    """The fit ends with a recommended rate, and the run folder has an earlier state."""
+    """The error recommends a learning rate, and the run folder keeps the state before the divergence."""
     with pytest.raises(FloatingPointError, match=r"epoch 1, step 2, at learning_rate=100: try .*=0.05"):
         make(learning_rate=100.0, learner="cd").fit(*pair, run_dir=tmp_path)
     found = EngineStore(locate(tmp_path).at("engine")).latest_state("crbm_learn")
@@ -133,7 +133,7 @@ def test_weights_beyond_float32_keep_the_last_good_checkpoint(pair: Pair, tmp_pa
 
 
 def test_a_diverged_fit_resumes_with_a_lower_rate(pair: Pair, tmp_path: Path) -> None:
-    """The result equals a fit with the lower rate from the diverging epoch on."""
+    """The resumed fit equals a fit that uses the lower rate from the diverging epoch on."""
     wild = make(learning_rate=[(0.2, 2), (1e6, 1)])
     with pytest.raises(DivergenceError, match=r"epoch 3, step 31, .*last good checkpoint: resume the run"):
         wild.fit(*pair, run_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""The plan of a conditional RBM: the predicted peak is an upper bound for any number of rows."""
+"""The plan of a conditional RBM: for any number of rows, the predicted peak of memory is an upper bound."""
 
 from __future__ import annotations
 

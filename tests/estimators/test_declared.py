@@ -1,4 +1,4 @@
-"""Parameters and their declarations."""
+"""Declarations of parameters: they agree with the constructors, and refuse invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A fit that is refused or interrupted keeps the last good model, or leaves the estimator unfitted."""
+"""A fit that is refused or interrupted keeps the last good model; without one, the estimator stays
+unfitted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each model compares the feature names of datasets, as it compares the columns of data frames."""
+"""All models compare the feature names of datasets as they compare the column names of data frames."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def compute_output(model: Any, rows: Any) -> Any:
 
 @pytest.fixture(params=list(MODELS))
 def case(request: pytest.FixtureRequest) -> tuple[Any, Callable[[list[str] | None], sl.Dataset]]:
-    """A model that is not fitted, and a function that makes its training rows with given names."""
+    """Return an unfitted model, and a function that makes its training rows with the given feature names."""
     return MODELS[request.param](), partial(make_dataset, request.param)
 
 

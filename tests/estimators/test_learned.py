@@ -1,4 +1,4 @@
-"""Fitted parameters: readable, set only by a fit, and stored by ``save``."""
+"""Fitted parameters can be read, are set only by a fit, and are stored by ``save``."""
 
 from __future__ import annotations
 

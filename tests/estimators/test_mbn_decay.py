@@ -1,4 +1,4 @@
-"""The decay chosen without labels: its criterion, its value, and a resumed fit that keeps it."""
+"""The decay that a fit chooses without labels: its criterion, the chosen value, and resumed fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a bootstrap network: the predicted peak is an upper bound."""
+"""The plan of a bootstrap network: the predicted peak of memory is an upper bound."""
 
 from __future__ import annotations
 

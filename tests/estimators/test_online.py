@@ -1,4 +1,4 @@
-"""Online algorithms and partial_fit as users meet them."""
+"""Online algorithms and partial_fit of capsule models, through their public methods."""
 
 from __future__ import annotations
 

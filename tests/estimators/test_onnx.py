@@ -20,7 +20,8 @@ CLASSES, FEATURES = 4, 20
 CENTRES = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
 
 
-def rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw rows and their labels."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, n)
     return (CENTRES[y] + rng.normal(0, 1.2, (n, FEATURES))).astype(np.float32), y
@@ -54,9 +55,9 @@ MODELS = {
 @pytest.mark.parametrize("words", [False, True])
 def test_graphs_of_classifiers_agree_with_predictions(tmp_path: Path, name: str, words: bool) -> None:
     names = np.array(["ash", "birch", "cedar", "dogwood"]) if words else np.array([2, 3, 5, 9])
-    x, y = rows(600, 1)
+    x, y = draw_rows(600, 1)
     model = MODELS[name].set_params(random_state=0, n_jobs=1).fit(x, names[y])
-    held, _ = rows(1000, 2)
+    held, _ = draw_rows(1000, 2)
     found, ours = run(model, tmp_path, held), model.predict_proba(held)
     np.testing.assert_allclose(found["probabilities"], ours, atol=2e-4)
     top = np.sort(ours, axis=1)[:, -2:]
@@ -71,12 +72,12 @@ TWO_CLASSES = {"words": ["no", "yes"], "numbers": [-1, 7], "flags": [False, True
 @pytest.mark.parametrize("labels", TWO_CLASSES)
 @pytest.mark.parametrize("name", MODELS)
 def test_graphs_of_two_classes_agree_with_predictions(tmp_path: Path, name: str, labels: str) -> None:
-    names, (x, y) = np.array(TWO_CLASSES[labels]), rows(600, 1)
+    names, (x, y) = np.array(TWO_CLASSES[labels]), draw_rows(600, 1)
     model = clone(MODELS[name]).set_params(random_state=0, n_jobs=1)
     if name == "a dimension a class":
         model.set_params(capsule_dim=[1, 3])
     model.fit(x, names[y // 2])
-    held, truth = rows(1000, 2)
+    held, truth = draw_rows(1000, 2)
     found, ours = run(model, tmp_path, held), model.predict_proba(held)
     assert found["probabilities"].shape == ours.shape == (1000, 2)
     np.testing.assert_allclose(found["probabilities"], ours, atol=2e-4)
@@ -89,7 +90,7 @@ def test_graphs_of_two_classes_agree_with_predictions(tmp_path: Path, name: str,
 
 
 def test_a_graph_predicts_rows_of_zeros(tmp_path: Path) -> None:
-    x, y = rows(600, 1)
+    x, y = draw_rows(600, 1)
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, y)
     zero = np.zeros((1, FEATURES), np.float32)
     np.testing.assert_allclose(
@@ -105,12 +106,12 @@ def test_graphs_of_compressive_networks_agree_with_predictions(tmp_path: Path) -
     model.coefs_ = [rng.normal(size=pair).astype("f4") for pair in pairwise(sizes)]
     model.intercepts_ = [rng.normal(size=n).astype("f4") for n in sizes[1:]]
     model.n_features_in_, model.n_iter_ = FEATURES, 1
-    x, _ = rows(1000, 4)
+    x, _ = draw_rows(1000, 4)
     np.testing.assert_allclose(run(model, tmp_path, x)["output"], model.transform(x), rtol=1e-4, atol=1e-4)
 
 
 def test_models_without_a_graph_are_refused(tmp_path: Path) -> None:
-    x, _ = rows(100, 5)
+    x, _ = draw_rows(100, 5)
     density = sl.LinearMixture(n_components=2, n_dims=1, max_iter=2, random_state=0).fit(x)
     with pytest.raises(DataError, match="predictions of a LinearMixture have no ONNX graph"):
         density.to_onnx(tmp_path / "m.onnx")

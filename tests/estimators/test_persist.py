@@ -1,4 +1,4 @@
-"""Saved models: complete, without pickle, reproducible."""
+"""Saved models are complete, contain no pickle, and are the same for equal fits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The plan:
+"""The plan of a fit.
 
-its numbers are those of the fit, its peak is an upper bound, and impossible fits are refused with advice.
+Its numbers are those of the fit, its peak of memory is an upper bound, and impossible fits are refused with
+advice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Output of a fit in Python: progress, interruption, reports."""
+"""Output of a fit in Python: progress, the message of an interruption, and reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEARNERS = ("capsule", "online", "crbm")
 
 
 class StopAfter(sl.Callback):
-    """Callback that presses Ctrl-C at the end of a pass."""
+    """Callback that raises KeyboardInterrupt, as Ctrl-C does, at the end of a pass."""
 
     def __init__(self, number: int) -> None:
         self.number = number

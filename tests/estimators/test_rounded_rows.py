@@ -1,4 +1,4 @@
-"""Rows that float32 cannot distinguish are reported before a fit; others are not."""
+"""A fit warns of rows that float32 cannot distinguish, and does not warn of other rows."""
 
 from __future__ import annotations
 

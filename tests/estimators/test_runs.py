@@ -1,4 +1,4 @@
-"""Run folders, resumes and callbacks as users meet them."""
+"""Run folders, resumed fits and callbacks through the public methods of estimators."""
 
 from __future__ import annotations
 

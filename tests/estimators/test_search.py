@@ -53,7 +53,7 @@ def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
     return kept
 
 
-# -- the same bits as alone ---------------------------------------------------------------------------------
+# -- candidates have the bits of separate fits ---------------------------------------------------------------
 
 
 def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models_of: Any) -> None:
@@ -111,7 +111,7 @@ def test_folds_agree_with_grid_search(digits: Arrays) -> None:
     assert ours.n_features_in_ == 64
 
 
-# -- one pass for all ---------------------------------------------------------------------------------------
+# -- all candidates share each pass --------------------------------------------------------------------------
 
 
 def test_each_pass_reads_the_rows_once(digits: Arrays, tmp_path: Path) -> None:

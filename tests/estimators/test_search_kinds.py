@@ -271,7 +271,7 @@ def test_a_search_has_feature_names_and_an_html_form(digits: Arrays) -> None:
     assert "Search" in search._repr_mimebundle_()["text/html"]
 
 
-# -- what scikit-learn's scorers and splitters are given -----------------------------------------------------
+# -- what scorers and splitters of scikit-learn receive ------------------------------------------------------
 
 
 class _ManyRows:

@@ -1,4 +1,4 @@
-"""Online candidates of a search: shared work, checks before the search, and reports."""
+"""Candidates of a search that learn online: shared work, checks before the search, and reports."""
 
 from __future__ import annotations
 

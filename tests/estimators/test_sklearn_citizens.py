@@ -1,4 +1,6 @@
-"""Estimators together with scikit-learn: pipelines, grids, data frames, metadata, output containers."""
+"""Estimators inside scikit-learn: pipelines, grid searches, data frames, metadata routing and output
+containers.
+"""
 
 from __future__ import annotations
 

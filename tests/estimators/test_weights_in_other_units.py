@@ -1,4 +1,4 @@
-"""Weights that differ by a factor give one model, or are refused with an error that names them."""
+"""If all weights are multiplied by a factor, the model is the same, or an error names the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Inputs of kernels, and their comparison with the reference, for the emulated and the real device."""
+"""Inputs of the capsule kernels, and their comparison with the reference, for the emulated and the real
+device.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.members import build_members
 
-# Largest error of the latent means h after the kernel, relative to the largest of them. The table of the
-# interpolating functions lambda0 and lambda1 is exact to 1e-12. The kernel divides by P, the probability of
-# the class of a row, which magnifies this error. In float32, h has rounding errors.
+# Largest error of the latent means h after the kernel, relative to the largest of them. The table that
+# interpolates the functions lambda0 and lambda1 is exact to 1e-12. The kernel divides by P, the probability
+# of the class of a row, which magnifies this error. In float32, h has rounding errors.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-6}
-EDGE_ROWS = 3
-ROWS = (1, 2, 31, 127, 128, 129, 300)
+EDGE_ROWS = 3  # Rows that may be on the other side of a threshold or tie because of float32 rounding.
+ROWS = (1, 2, 31, 127, 128, 129, 300)  # Numbers of rows; a thread block has 128 threads.
+# Architecture, number of classes, and dimensions of each capsule.
 ENSEMBLES = {
     "d1": ("multiclass", 2, 1),
     "d2": ("multiclass", 10, 2),
@@ -28,14 +31,14 @@ ENSEMBLES = {
 
 
 def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dict[str, Any]:
-    """Return the arguments of ``residuals`` by name:
+    """Return the arguments of ``residuals`` by name.
 
-    h of mixed lengths, some rows all zero, random weights.
+    The columns of h have very different lengths, some columns are zero, and the weights of rows are random.
     """
     rng = np.random.default_rng((seed, rows, len(name)))
     members = build_members(*ENSEMBLES[name])
     live, classes = np.arange(members.n_members), np.arange(members.n_classes)
-    # These members distinguish class 1 from another class, and all rows have class 1.
+    # Use only the members that distinguish class 1 from another class. All rows have class 1.
     if members.architecture == "all_vs_all":
         live, classes = np.flatnonzero(members.labels[:, 1] >= 0), np.array([1])
     dims, labels = members.dims[live], members.labels[live]
@@ -53,14 +56,16 @@ def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dic
 
 
 def expected(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Return (h afterwards, active, sums) of the reference in float64."""
+    """Return h after the call, the active rows and the sums of the reference, in float64."""
     h = case["h"].astype(np.float64)
     active, sums = reference.residuals(h, *(case[k] for k in ("y", "weight", "dims", "labels", "nu")))
     return h, active, sums
 
 
 def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs: bool = True) -> None:
-    """Run the device kernel on a copy of the case, and compare everything that it returns."""
+    """Run the device kernel on a copy of the case, and compare all its results with those of the
+    reference.
+    """
     want_h, want_active, want_sums = expected(case)
     h = to_device(case["h"])
     y, weight = (case[k] if host_inputs else to_device(case[k]) for k in ("y", "weight"))
@@ -68,7 +73,7 @@ def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs:
     tolerance = TOLERANCE[case["h"].dtype.name]
     assert isinstance(sums, np.ndarray)
     assert sums.dtype == np.float64
-    # In float32 a few rows may be on the other side of a tie of two classes, or of the threshold nu.
+    # In float32, rounding may move a few rows across the threshold nu, or decide a tie of two classes.
     edge = EDGE_ROWS if tolerance > 1e-6 else 0
     total = case["weight"].sum()
     np.testing.assert_allclose(sums[:, 0], want_sums[:, 0], rtol=tolerance, atol=tolerance * total)

@@ -1,4 +1,4 @@
-"""CUDA kernels compiled for the processor, and a stand-in for CuPy, for machines without a GPU."""
+"""Fixtures for machines without a GPU: CUDA kernels compiled for the processor, and a stand-in for CuPy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_helper():
 
 @pytest.fixture
 def cases():
-    """Return the inputs and comparisons that the emulated and the real device share."""
+    """Return the module with inputs and comparisons that tests of emulated and of real devices share."""
     return load("cases")
 
 
@@ -44,9 +44,9 @@ def cuda_text() -> str:
 
 @pytest.fixture(scope="session")
 def emulate(tmp_path_factory):
-    """Return a function:
+    """Return a function that compiles the kernels of a model's gpu.cu for this processor.
 
-    ``emulate("mbn")`` compiles the kernels of a model's gpu.cu for this processor, once per session.
+    For example, ``emulate("mbn")`` does so for bootstrap networks. Each model is compiled once per session.
     """
     emulation = load("emulation")
     if emulation.compiler() is None or not sys.platform.startswith("linux"):
@@ -62,9 +62,9 @@ def emulate(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def emulated(emulate):
-    """Return the capsule kernels.
+    """Return the compiled kernels that the stand-in for CuPy launches: those of capsules.
 
-    A module that tests another model overrides this fixture, and with it ``fake``.
+    A module that tests another model overrides this fixture, and the fixture ``fake`` then uses its kernels.
     """
     return emulate("capsule")
 
@@ -93,12 +93,15 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def turns():
-    """Placeholder of the order in which emulated threads and blocks run; pytest_generate_tests sets it."""
+    """Return the order in which emulated threads and blocks run.
+
+    pytest_generate_tests replaces this value by each of the orders.
+    """
 
 
 @pytest.fixture
 def fake(emulated, turns):
-    """Replace CuPy by its stand-in; modules that import CuPy are loaded again."""
+    """Replace CuPy by its stand-in, and return it; modules that import CuPy are loaded again."""
     fake_cupy = load("fake_cupy")
     _forget_bodies()
     emulated.turns = turns
@@ -110,7 +113,7 @@ def fake(emulated, turns):
 
 @pytest.fixture
 def real():
-    """Return CuPy with a device (for tests marked `gpu`)."""
+    """Return CuPy on a machine with a device, for tests marked `gpu`."""
     cupy = pytest.importorskip("cupy")
     try:
         count = cupy.cuda.runtime.getDeviceCount()

@@ -27,7 +27,8 @@ _LETTERS = {
 }
 
 
-# From `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1, false)`, the part of the name that it makes.
+# Find the part of a kernel's name that the macro in `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1,
+# false)` adds: `f32` or `sum_product`.
 _NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS(?:, 2)?\)\s+(\w+?)(##NAME)?\(')
 
@@ -40,20 +41,24 @@ def compiler() -> str | None:
 
 
 def kernel_names(source: str) -> list[str]:
-    """Return the names of the kernels of a .cu file, and of those that its macro KERNELS makes."""
+    """Return the names of the kernels of a .cu file, including those that its macro KERNELS defines."""
     made = dict.fromkeys(_NAME.findall(source))
     plain = source.replace("\\\n", "\n")
     return [name + suffix for name, glued in _KERNEL.findall(plain) for suffix in (made if glued else [""])]
 
 
-# Orders in which threads and blocks take their turns, with the numbers of emulator.hpp.
+# Orders in which threads and blocks run. Their positions here are the numbers that emulator.hpp uses.
 TURNS = ("forward", "reversed", "shuffled")
-# Flags of a build that ends the process at out-of-bounds or misaligned access, or undefined arithmetic.
+# Compiler flags with which the process ends at out-of-bounds or misaligned access, or at undefined
+# arithmetic.
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def sanitized_environment() -> dict[str, str] | None:
-    """Return variables of a process that builds kernels with SANITIZERS, or None if the compiler has none."""
+    """Return environment variables for a process that runs kernels built with SANITIZERS.
+
+    Return None if the compiler has no sanitizers.
+    """
     found = []
     for name in ("libasan.so", "libstdc++.so.6"):  # The second library is needed to throw C++ exceptions.
         command = [compiler() or "g++", f"-print-file-name={name}"]
@@ -66,7 +71,9 @@ def sanitized_environment() -> dict[str, str] | None:
 
 
 def _share(declaration: re.Match) -> str:
-    """Return a declaration of static memory, and calls that register each of its variables."""
+    """Return a declaration of static memory, followed by calls that register each of its variables as
+    shared.
+    """
     names = re.findall(r"(\w+)(?:\[\w+\])*(?:,|$)", declaration[2])
     return f"static {declaration[1]}" + "".join(f" emulator::share({name});" for name in names)
 
@@ -105,7 +112,9 @@ class Emulated:
 
     @cache  # noqa: B019  a handful of names, as long as the test session
     def signature(self, name: str) -> list[str]:
-        """Return the numpy letters of the kernel's parameters, P for pointers."""
+        """Return the type letters of the kernel's parameters, as numpy writes them; pointers have the letter
+        P.
+        """
         function = getattr(self.library, f"signature_{name}")
         function.restype = ctypes.c_char_p
         return function().decode().split()
@@ -113,7 +122,7 @@ class Emulated:
     def check(
         self, name: str, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]
     ) -> list[Any]:
-        """Check a launch: its sizes, and each argument against the signature. Return the C arguments."""
+        """Check the sizes of a launch and the type of each argument, and return the arguments as C values."""
         wanted = self.signature(name)
         assert len(arguments) == len(wanted), f"{name} takes {len(wanted)} arguments, not {len(arguments)}"
         assert len(block) == 1

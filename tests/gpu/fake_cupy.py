@@ -401,7 +401,7 @@ def get_current_stream(device_id: int = -1) -> Stream:
 
 
 def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
-    """Run the stream up to an operation that is computed at once."""
+    """Run the queued work of the current stream before an operation that is computed at once."""
     stream = get_current_stream()
     for operand in operands:
         if isinstance(operand, ndarray):
@@ -414,19 +414,19 @@ def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
 
 
 def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = ()) -> None:
-    """Put an operation into the queue of the current stream."""
+    """Put an operation into the queue of the current stream, and check the order of its reads and writes."""
     for operand in (writes, *reads):
         if isinstance(operand, ndarray):
             operand._memory.check(writes=True)
     get_current_stream()._issue(work)
-    for operand in (writes, *reads):  # The operands that a kernel writes are unknown.
+    for operand in (writes, *reads):  # A kernel may write any operand, so each one counts as written.
         if isinstance(operand, ndarray):
             operand._memory.write()
 
 
 def _send(target: ndarray, source: np.ndarray) -> None:
     COPIED["set"] += source.nbytes
-    sent = source.copy()  # Pageable memory may be reused when the call returns.
+    sent = source.copy()  # The caller may change pageable memory as soon as the call returns.
     _later(lambda: np.copyto(target._a, sent), target)
 
 
@@ -585,7 +585,7 @@ for _name in ELEMENTWISE:
 
 
 def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
-    """cublasGemmEx on host memory, column-major as there."""
+    """Multiply matrices in host memory as cublasGemmEx does, in column-major order."""
     m, n, k, _alpha, a, a_type, lda, b, b_type, ldb, _beta, c, c_type, ldc, compute, _algo = numbers
     assert HANDLES.get(handle) == runtime.getDevice(), "no cuBLAS handle of this device"
     _note("gemm")
@@ -659,7 +659,7 @@ cuda = SimpleNamespace(
     driver=SimpleNamespace(CUDADriverError=CUDADriverError),
     compiler=SimpleNamespace(CompileException=CompileException),
 )
-RANGES: list[str] = []  # Names of NVTX ranges; "" ends one.
+RANGES: list[str] = []  # Names of NVTX ranges in the order of their starts; "" marks the end of one.
 cuda.nvtx = SimpleNamespace(available=True, RangePush=RANGES.append, RangePop=lambda: RANGES.append(""))
 cublas = SimpleNamespace(
     gemmEx=gemm_ex,
@@ -672,7 +672,7 @@ cublas = SimpleNamespace(
     CUBLAS_GEMM_DEFAULT=-1,
 )
 _NULL.__init__(null=True)
-# Names of the stand-in by CuPy's module; a test compares them with the real ones.
+# Names that the stand-in has, by module of CuPy. A test checks that CuPy has them, too.
 NAMES = {
     "cupy": [
         "ndarray",

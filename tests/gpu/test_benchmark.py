@@ -1,4 +1,6 @@
-"""benchmarks/gpu_*.py: their imports, runs without a GPU, and results of runs that fail or are stopped."""
+"""benchmarks/gpu_*.py: what they import, runs without a GPU, and the results of runs that fail or are
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# A bare GPU machine has these; the wheels of gpu_all.sh bring everything else that the package imports.
+# Packages of a bare GPU machine. The wheels of gpu_all.sh contain everything else that the package imports.
 BARE = {"numpy", "scipy", "numba", "llvmlite", "pytest", "packaging"}
 # Modules whose name differs from that of their package.
 MODULES = {"pillow": "PIL"}
 
 
 def absent() -> set[str]:
-    """Return the required modules that a bare GPU machine lacks, even with the wheels."""
+    """Return the required modules that a bare GPU machine lacks even after gpu_all.sh has installed its
+    wheels.
+    """
     text = (BENCHMARKS / "gpu_all.sh").read_text(encoding="utf-8")
     wheels = set(re.search(r"^names=\((.*?)\)", text, re.MULTILINE | re.DOTALL)[1].split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -113,7 +117,7 @@ def test_capsule_runs_on_a_bare_gpu_machine(emulates, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
-    """The rates are those of test_model_benchmarks.py."""
+    """Only the checks run here; test_model_benchmarks.py also runs the measurements of rates."""
     out = tmp_path / "result.json"
     done = run(STAND_IN, model, "--out", str(out), "--quick", "--checks-only", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -125,7 +129,9 @@ def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_of_a_processor_pass_the_checks_at_full_size(model, tmp_path):
-    """A check that float32 kernels of the processor fail shows nothing about a GPU."""
+    """If the float32 kernels of a processor failed a check, a failure on a GPU would show nothing about the
+    GPU.
+    """
     out = tmp_path / "result.json"
     done = run("", model, "--out", str(out), "--kernels", "numba")
     assert done.returncode == 0, done.stdout + done.stderr

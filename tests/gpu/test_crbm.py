@@ -49,17 +49,17 @@ def emulated_gpu(fake):
 
 @pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
 def full_size(request):
-    """Return kernels and a number of rows:
+    """Return kernels, and the number of rows for a check at full size.
 
-    kernels of a GPU (marked ``gpu``), or numba kernels in their place.
+    The kernels are those of a GPU (marked ``gpu``), or numba kernels in their place.
     """
     if request.param == "numba":
-        return processor(), 5
+        return list_numba_kernels(), 5
     request.getfixturevalue("real")
     return importlib.import_module("scalelatent.models.crbm.kernels.gpu"), 20
 
 
-def processor() -> Any:
+def list_numba_kernels() -> Any:
     """Return the numba kernels under the names of the device's kernels."""
     names = ("make_coupling", *METHODS, "sum_product_pairs")
     bodies = {name: find_kernel(f"crbm_{name}", "numba") for name in names}
@@ -70,7 +70,7 @@ def to_host(a: Any) -> np.ndarray:
     return a if isinstance(a, np.ndarray) else a.get()
 
 
-def draw(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
+def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(v + h)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype("f4") for part in parts)
@@ -81,15 +81,15 @@ def beliefs(found: Any) -> np.ndarray:
     return sigmoid(np.concatenate([to_host(found.lv), to_host(found.lh)], axis=1).astype(np.float64))
 
 
-def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float | None) -> None:
+def check_beliefs(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float | None) -> None:
     """Compare beliefs, sweeps and changes with those of the reference, in float64.
 
-    Max-product magnifies rounding errors in each sweep. Rounding a message to float32 has the effect of
-    a weight with an error of one ulp of the log odds, whose size is about 1. The beliefs may therefore
-    differ by 4 times the change of the reference's beliefs when weights have an error of an ulp of 1.
-    The numba kernels differ by a quarter of this limit.
+    Max-product magnifies rounding errors in each sweep. Rounding a message to float32 has the effect of a
+    weight with an error of one ulp (unit in the last place) of the log odds, whose size is about 1. So the
+    beliefs may differ by 4 times the change that the reference shows if its weights have an error of one ulp
+    of 1. The numba kernels differ by a quarter of this limit.
     """
-    w, bv, bh = draw(v, h, rows, scale)
+    w, bv, bh = draw_graph(v, h, rows, scale)
 
     def expected(w: np.ndarray) -> Any:
         return getattr(reference, method)(reference.make_coupling(w), bv, bh, 6, tol)
@@ -113,14 +113,15 @@ def check(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float 
 
 
 def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str, scale: float = 0.7) -> None:
-    w, bv, bh = draw(v, h, rows, scale)
+    w, bv, bh = draw_graph(v, h, rows, scale)
     pairs, want = gpu.cupy.asarray(np.ones((v, h), dtype)), np.ones((v, h))
     device = tuple(map(gpu.cupy.asarray, (bv, bh)))
     found = gpu.sum_product_pairs(gpu.make_coupling(w), *device, 6, tol, pairs)
     wanted = reference.sum_product_pairs(reference.make_coupling(w), bv, bh, 6, tol, want)
     assert_allclose(to_host(pairs), want, rtol=0, atol=1e-5 * rows)
     assert_allclose(to_host(found.log_z), wanted.log_z, rtol=1e-5, atol=1e-5)
-    # One more sweep leaves pairs that differ, if the tolerance was reached before the last one.
+    # Once the tolerance is reached, the function with pairs makes one more sweep, within the limit of 6
+    # sweeps.
     alone = gpu.sum_product(gpu.make_coupling(w), *device, 6, tol)
     assert_array_equal(to_host(found.sweeps), wanted.sweeps)
     assert_array_equal(to_host(found.sweeps), np.minimum(to_host(alone.sweeps) + (tol is not None), 6))
@@ -146,12 +147,15 @@ def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (9, 40, 0.5), (17, 5, 3.0)])
 def test_emulated_kernels_equal_the_reference(emulated_gpu, method, v, h, scale):
-    check(emulated_gpu, method, v, h, 2, scale, None)
+    check_beliefs(emulated_gpu, method, v, h, 2, scale, None)
 
 
 @pytest.fixture(params=["kept", "cluster"])
 def clustered(request, emulated_gpu, fake, monkeypatch):
-    """Use thread-block clusters for graphs of any size; "cluster" has no room for messages in its blocks."""
+    """Use thread-block clusters for graphs of any size.
+
+    With the parameter "cluster", thread blocks have no room for messages in shared memory.
+    """
     monkeypatch.setattr(emulated_gpu, "CLUSTER_EDGES", 0)
     if request.param == "cluster":
         monkeypatch.setattr(emulated_gpu, "_STATIC_BYTES", 2**20)
@@ -166,9 +170,9 @@ def clustered(request, emulated_gpu, fake, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("v", "h", "scale"), [(1, 1, 1.0), (30, 40, 0.5), (17, 5, 3.0)])
 def test_emulated_clusters_equal_the_reference(clustered, method, v, h, scale):
-    """Eight thread blocks compute one graph, also if some of the blocks have no unit of the graph."""
-    check(clustered, method, v, h, 2, scale, None)
-    check(clustered, method, v, h, 3, scale, 1e-2)
+    """Eight thread blocks compute one graph; in some cases a block has no unit of the graph."""
+    check_beliefs(clustered, method, v, h, 2, scale, None)
+    check_beliefs(clustered, method, v, h, 3, scale, 1e-2)
     keeps = clustered.way == "kept" and f"{method}_kept" in KEPT
     assert clustered.launched() == {"kept" if keeps else "cluster"}
 
@@ -188,14 +192,14 @@ def test_only_large_graphs_use_clusters_and_request_shared_memory(emulated_gpu, 
     assert way("max_product", 10_000, 2000) == ("crbm_max_product_cluster", 8, 0)
     # The kernel needs more than 48 KiB of shared memory, its own declarations included, so this size is
     # requested before the launch.
-    check(emulated_gpu, "sum_product", 785, 120, 1, 0.05, None)
+    check_beliefs(emulated_gpu, "sum_product", 785, 120, 1, 0.05, None)
     assert ("crbm_sum_product_held_kept", 0) in fake.LAUNCHED
 
 
 @pytest.mark.parametrize(("v", "h"), [(30, 40), (9, 256), (5, 3)])
 def test_beliefs_in_registers_give_the_same_bits(emulated_gpu, monkeypatch, v, h):
     monkeypatch.setattr(emulated_gpu, "CLUSTER_EDGES", 0)
-    w, bv, bh = draw(v, h, 2, 0.5)
+    w, bv, bh = draw_graph(v, h, 2, 0.5)
     found = []
     for units in (256, 0):
         monkeypatch.setattr(emulated_gpu, "HELD_UNITS", units)
@@ -215,7 +219,7 @@ def test_gradients_of_chains_equal_the_reference_and_do_not_depend_on_other_chai
     xp, starts, sweeps = emulated_gpu.cupy, np.array([0, 5, 6, 19]), 4
     rows, rng, chains = 19, np.random.default_rng(v), 3
     monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 4 * 4 * v * h)  # Four graphs are computed at a time.
-    w, bv, bh = draw(v, h, rows, 0.2)
+    w, bv, bh = draw_graph(v, h, rows, 0.2)
     seen = (rng.random((rows, v)) < 0.4).astype("f4")
 
     def run(first: int, stop: int) -> tuple[np.ndarray, ...]:
@@ -280,8 +284,8 @@ def test_emulated_pair_beliefs_equal_the_reference(emulated_gpu, tol, dtype, mon
 
 
 def test_the_emulated_tolerance_ends_each_row(emulated_gpu):
-    check(emulated_gpu, "sum_product", 6, 4, 3, 0.5, 1e-2)
-    check_pairs(emulated_gpu, 5, 1, 2, None, "f4")  # The graph is a tree.
+    check_beliefs(emulated_gpu, "sum_product", 6, 4, 3, 0.5, 1e-2)
+    check_pairs(emulated_gpu, 5, 1, 2, None, "f4")  # With one hidden unit, the graph is a tree.
 
 
 FULL_SIZES = [
@@ -300,7 +304,7 @@ FULL_SIZES = [
 @pytest.mark.parametrize("tol", [None, 1e-3])
 def test_kernels_at_full_size_equal_the_reference(full_size, method, v, h, scale, tol):
     gpu, rows = full_size
-    check(gpu, method, v, h, rows, scale, tol)
+    check_beliefs(gpu, method, v, h, rows, scale, tol)
 
 
 @pytest.mark.slow
@@ -315,8 +319,10 @@ def test_pair_beliefs_at_full_size_equal_the_reference(full_size, v, h, tol, dty
 @pytest.mark.parametrize("fault", ["weights", "a sweep"])
 @pytest.mark.parametrize(("v", "h", "scale"), FULL_SIZES[1:])
 def test_the_check_at_full_size_detects_a_wrong_kernel(fault, v, h, scale):
-    """Check kernels whose weights are wrong by a thousandth, and kernels that make one sweep too few."""
-    gpu = processor()
+    """The check fails for kernels whose weights are wrong by a thousandth, and for kernels with one sweep too
+    few.
+    """
+    gpu = list_numba_kernels()
     right, off = gpu.max_product, np.random.default_rng(1).normal(size=(v, h)) * 1e-3
     if fault == "weights":
         gpu.make_coupling = lambda w: find_kernel("crbm_make_coupling", "numba")((w * (1 + off)).astype("f4"))
@@ -327,7 +333,7 @@ def test_the_check_at_full_size_detects_a_wrong_kernel(fault, v, h, scale):
 
         gpu.max_product = one_less
     with pytest.raises(AssertionError):
-        check(gpu, "max_product", v, h, 5, scale, None)
+        check_beliefs(gpu, "max_product", v, h, 5, scale, None)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
-"""Every learner of conditional RBMs with the CUDA kernels and the stand-in for CuPy.
+"""All learners of conditional RBMs with the CUDA kernels and the stand-in for CuPy.
 
-No host array meets a device array, and the parameters agree with those of a processor.
+The stand-in refuses operations on a host array and a device array. The parameters agree with those of a
+processor.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def rows(sparse: bool = False):
 
 
 def fits(x, v, **settings):
-    """Return the models of both devices."""
+    """Fit a model on each device, and return the models by device."""
     settings = {"n_hidden": 5, "n_sweeps": 3, "batch_size": 8, "n_epochs": 2, "learning_rate": 0.3} | settings
     return {
         device: sl.ConditionalRBM(device=device, n_jobs=1, random_state=0, **settings).fit(
@@ -136,7 +137,9 @@ class Steps:
                                   rows=numbers[rows - 8 : rows - 3])  # fmt: skip
 
     def run(self, chains: slice = slice(None), together: bool = True) -> list[np.ndarray]:
-        """Return the statistics of some chains, and count the work of a step after the first one."""
+        """Take two steps of some chains; return the statistics, and count launches and waits of the
+        second.
+        """
         blocks = self.blocks[chains]
         for _ in range(2):
             for counter in (self.fake.LAUNCHED, self.fake.EXPRESSIONS, self.fake.WAITS):
@@ -160,9 +163,9 @@ class Steps:
     ("x", "sparse", "v"), [(12, False, 9), (300, True, 9), (0, False, 9), (300, False, 90)]
 )
 def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, learner, x, sparse, v):
-    """The bits of a chain do not depend on the chains that share its launches.
+    """The bits of a chain (a part of the batch) do not depend on the chains that share its launches.
 
-    So the number of workers changes no bit.
+    Therefore the number of workers changes no bit.
     """
     steps = Steps(fake, learner, 4, x, sparse, v)
     assert steps.learner.factored == (v == 90)
@@ -174,7 +177,7 @@ def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, lear
 
 
 def test_a_step_has_few_launches_that_chains_share(fake):
-    """The launches of each chain are its products with x, two of them for a bias; chains share all others."""
+    """A chain launches only its products with x, two of them for a bias; chains share all other launches."""
     for n_chains, factored in ((2, True), (8, True), (2, False), (8, False)):
         steps = Steps(fake, "mle-bp", n_chains, 300 if factored else 4, v=90)
         assert steps.learner.factored == factored
@@ -189,7 +192,7 @@ def test_a_step_has_few_launches_that_chains_share(fake):
 
 
 def take_steps(steps: Steps, n_steps: int, on_gpu: bool):
-    """Return the state after some steps over the same rows, and count the work of the last step."""
+    """Take some steps over the same rows, count the work of the last one, and return the state."""
     learner, backend, state = steps.learner, steps.backend, steps.state
     n_rows = sum(len(block.x) for block in steps.blocks)
     for _ in range(n_steps):
@@ -236,7 +239,7 @@ def test_a_step_on_the_gpu_waits_once_and_copies_no_parameters(fake, factored, n
     assert steps.launches == ((16, 14)[not factored] + (4, 6)[not factored] * n_chains)
     rows = sum(len(block.x) for block in steps.blocks)
     x = 300 if factored else 4
-    # The numbers are those of x in float32, the bytes of v, and the first rows of the chains.
+    # Copied to the GPU: x in float32, v as bytes, and the number of the first row of each chain.
     assert steps.copied["set"] == rows * (4 * x + 90) + 4 * (n_chains + 1)
     assert steps.copied["get"] < 4 * (3 * rows + 1) + parameters / 100
 
@@ -258,7 +261,7 @@ def test_settings_and_rows_without_a_step_on_the_gpu_are_refused(fake):
     bad = steps.blocks[0].x.copy()
     bad[3, 5] = 3e38
     assert step([replace(steps.blocks[0], x=bad), *steps.blocks[1:]], units=None) is None
-    many = [block for _ in range(13) for block in steps.blocks]  # for 169 rows the host uses BLAS
+    many = [block for _ in range(13) for block in steps.blocks]  # For 169 rows, the host would use BLAS.
     assert step(many, n_chains=2) is None
 
 
@@ -284,7 +287,7 @@ def test_a_fit_with_steps_on_the_gpu_has_the_bits_of_one_without(fake, monkeypat
         return taken[-1]
 
     monkeypatch.setattr(CrbmLearner, "step_on_gpu", counted)
-    engine = {"checkpoint_steps": 1}  # checkpoints copy the parameters to the host
+    engine = {"checkpoint_steps": 1}  # A checkpoint after each step copies the parameters to the host.
     found = sl.ConditionalRBM(**settings).fit(
         x, v, validation=(x, v), run_dir=tmp_path / "run", engine=engine
     )

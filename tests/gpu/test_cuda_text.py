@@ -16,10 +16,10 @@ import scalelatent.models
 from scalelatent.kernels.cuda import Kernels
 
 ARCHITECTURES = ("sm_80", "sm_90")
-# Upper bound of local memory, in bytes per thread. Outside CuPy's memory pool, the driver reserves as much
-# for every thread that a GPU can run at once, about 300,000 threads: 64 bytes are 20 MB of its memory.
+# Upper bound of local memory, in bytes per thread. The driver reserves this memory, outside CuPy's pool, for
+# each of the about 300,000 threads that a GPU can run at once; 64 bytes per thread are 20 MB.
 LOCAL_BYTES = 64
-# Options that CuPy adds to ours.
+# Options of NVRTC that CuPy adds to those of the package.
 OPTIONS = ["--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
 MODELS = sorted(
     path.parents[1].name for path in Path(scalelatent.models.__path__[0]).glob("*/kernels/gpu.cu")
@@ -50,7 +50,7 @@ def find_nvrtc() -> ctypes.CDLL | None:
 
 
 def compile_by_nvrtc(library: ctypes.CDLL, text: str, options: list[str]) -> tuple[int, str, bytes]:
-    """Return (status, log, binary)."""
+    """Compile a CUDA text; return NVRTC's status, its log and the binary."""
     program = ctypes.c_void_p()
     assert library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"gpu.cu", 0, None, None) == 0
     flags = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
@@ -111,7 +111,9 @@ def test_the_check_of_local_memory_detects_an_array_with_a_computed_index(nvrtc)
 
 
 def local_bytes(binary: bytes) -> dict[str, int]:
-    """Return the bytes of local memory a thread of each kernel in a compiled module, a 64-bit ELF file."""
+    """Return the bytes of local memory per thread by kernel, read from a compiled module (a 64-bit ELF
+    file).
+    """
     (table,), (count,) = struct.unpack_from("<Q", binary, 40), struct.unpack_from("<H", binary, 60)
     headers = [struct.unpack_from("<4xI16xQQI", binary, table + 64 * n) for n in range(count)]
     parts = [binary[offset : offset + size] for _, offset, size, _ in headers]

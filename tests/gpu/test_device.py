@@ -1,4 +1,6 @@
-"""CuPy backend over its stand-in: layouts, transfers, streams, messages; fits compared with the host."""
+"""The CuPy backend on the stand-in for CuPy: layouts, transfers, streams, messages, and fits equal to the
+host's.
+"""
 
 from __future__ import annotations
 
@@ -277,7 +279,7 @@ def test_the_error_names_a_missing_library_and_its_package(backend, fake, monkey
 
 
 def test_operators_of_two_backends_run_on_their_own_streams(fake):
-    """The array library of a backend makes its own stream current, in any thread."""
+    """The attribute ``xp`` of a backend makes the backend's stream current, in any thread."""
     from scalelatent.engine.backend import CupyBackend
 
     one, two = CupyBackend(), CupyBackend()
@@ -400,8 +402,7 @@ def test_rows_on_a_gpu_are_accepted(fake):
         expected.predict(DeviceNDArray())
 
 
-# -- the models over it
-# ---------------------------------------------------------------------------------------------------
+# -- models on the backend -----------------------------------------------------------------------------------
 
 
 def _block(rows, features, weighted=False, classes=2, seed=0):
@@ -483,7 +484,9 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
 
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
-    """If a block is split in halves, no row counts twice, and sums stay within the stated tolerance."""
+    """A block that does not fit is split in halves: no row counts twice, and sums stay within the stated
+    tolerance.
+    """
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.engine.dask.pools import TOLERANCE
     from scalelatent.engine.passes import PassContext, Span, make_stage
@@ -512,7 +515,7 @@ def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
     np.testing.assert_array_equal(sums(small)[:-1], got[:-1])
 
 
-# -- blocks that suit a card ---------------------------------------------------------------------------------
+# -- sizes of blocks on a GPU --------------------------------------------------------------------------------
 
 
 def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
@@ -535,9 +538,9 @@ def test_blocks_of_passes_suit_gpus_by_default(fake):
 
 
 def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
-    """The stored half of the pass has sums of leaves (fixed ranges of rows).
+    """The run folder has sums of the first half of a pass, one per leaf (fixed range of rows).
 
-    They depend on the block size.
+    The sums depend on the block size, so the resumed half must use the same one.
     """
     for first, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
         folder = tmp_path / f"{first}-{resumed}"

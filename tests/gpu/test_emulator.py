@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# Tests that launch all kernels of one model each: a file, and an expression that selects them.
+# For each model a file of tests, and the pytest expression for those tests that launch all kernels of the
+# model.
 TESTS = {
     "test_emulated": "d13 or unequal-float32 or probabilities",
     "test_crbm": "17-5 and (cluster-forward or kept and (sum or max)) or 9-40 or pairs[forward",
@@ -19,8 +20,8 @@ TESTS = {
     "test_linear_mixture_emulated": "scan or statistics or distance",
     "test_mbn_emulated": "dense_rows or sparse_rows or codes",
 }
-# Each of these kernels is correct with one definition of its word in capitals, and has a fault with the
-# other.
+# Each of these kernels contains a macro, a word in capitals. With one definition of the macro the kernel is
+# correct, with the other it has a fault.
 KERNELS = """
 extern "C" __global__ void __launch_bounds__(THREADS) race(int* out) {
     __shared__ int values[64];
@@ -77,7 +78,7 @@ def emulation(load_helper):
 
 
 def run(kernels, name: str, blocks: int, turns: str, *dtypes: str) -> list[list[float]]:
-    """Return what a kernel writes to arrays of 64 numbers each."""
+    """Launch a kernel on arrays of 64 numbers of these dtypes, and return the arrays."""
     kernels.turns = turns
     out = [np.zeros(64, dtype=dtype) for dtype in dtypes]
     kernels.launch(name, (blocks,), (64,), tuple(out))
@@ -99,7 +100,7 @@ def test_shared_memory_of_another_block_is_not_visible(emulation, tmp_path_facto
         np.testing.assert_array_equal([a[:3] for a in found], [[1, other, other] for other in others])
 
 
-# Each case is the report of a sanitizer, and a statement with this fault.
+# By the name of the fault in the report of a sanitizer, a statement with this fault.
 FAULTS = {
     "heap-buffer-overflow": "out[threadIdx.x + 1] = 0.0f",
     "insufficient space": "__shared__ float a[2]; out[0] = *(a + (threadIdx.x + gridDim.x))",

@@ -51,7 +51,7 @@ def test_a_plan_states_the_rows_that_stay_on_gpus(fake, rows):
     fake.POOL.limit = GIB
     model = sl.CapsuleRegression(device="auto", capsule_dim=2, algorithm="em")
     found = model.plan(*rows)["gpu_rows"]
-    row_bytes = 600 * (8 * 4 + 4)  # The rows are features and class codes.
+    row_bytes = 600 * (8 * 4 + 4)  # Each row has 8 features and a class code, of four bytes each.
     assert (found["gpus"], found["row_bytes"], found["kept_share"]) == (2, row_bytes, 1.0)
     assert found["room_bytes"] == 2 * int(0.4 * GIB)
     assert "no row is copied to a GPU from pass 2 on" in found["summary"]
@@ -61,7 +61,7 @@ def test_a_plan_states_the_rows_that_stay_on_gpus(fake, rows):
     assert "(40%) stay on 2 GPUs; the others are copied to a GPU in each pass" in found["summary"]
     assert "gpu_rows" not in model.set_params(device="cpu").plan(*rows)
     stepwise = sl.CapsuleRegression(device="auto", capsule_dim=2, algorithm="stepwise")
-    assert "gpu_rows" not in stepwise.plan(*rows)  # Steps read their rows from the host.
+    assert "gpu_rows" not in stepwise.plan(*rows)  # Stepwise EM keeps no rows on the GPU.
 
 
 def test_workers_report_the_memory_of_their_gpu(fake, monkeypatch, rows):

@@ -1,4 +1,6 @@
-"""Results are CuPy arrays if rows are on a GPU and the model computes there; the stand-in acts as CuPy."""
+"""If rows are on a GPU and the model computes there, results are CuPy arrays. The stand-in replaces CuPy
+here.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def make_compositional():
     return sl.HierarchicalCompositionalNetwork(layers, n_epochs=1, **SMALL).fit(BITS.reshape(40, 3, 3))
 
 
-# Model, CUDA text, rows, and the methods whose results are compared.
+# By model: how it is fitted, the model whose gpu.cu is compiled, rows, and the methods whose results are
+# compared.
 CASES = {
     "capsule": (make_capsule, "capsule", X, ("predict", "predict_proba", "transform")),
     "mixture": (
@@ -108,7 +111,7 @@ def test_labels_that_are_strings_stay_on_the_host(fake):
 
 
 def test_frames_and_datasets_keep_their_kind(fake, tmp_path):
-    pandas = pytest.importorskip("pandas")  # the machine of the GPU check has no pandas
+    pandas = pytest.importorskip("pandas")  # The machine that checks GPUs has no pandas.
     model = make_capsule().set_params(device="gpu")
     written = model.transform(fake.asarray(X), out=tmp_path / "latents.zarr")
     assert isinstance(written, sl.Dataset)
@@ -149,7 +152,7 @@ class DataFrame:
         self.a = a
 
     def to_pandas(self):
-        import pandas  # the machine of the GPU check has no pandas
+        import pandas  # The machine that checks GPUs has no pandas.
 
         return pandas.DataFrame(self.a, columns=[f"c{i}" for i in range(self.a.shape[1])])
 
@@ -177,7 +180,7 @@ def test_a_model_without_a_gpu_refuses_rows_on_a_gpu(fake, monkeypatch):
     with pytest.raises(DataError, match=message):
         model.predict(fake.asarray(X))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
-    monkeypatch.setattr(fake.Device, "count", 0)  # CUDA tensors of torch need no CuPy
+    monkeypatch.setattr(fake.Device, "count", 0)  # CUDA tensors of torch exist without CuPy.
     with pytest.raises(DataError, match=r"X is a torch.Tensor on a GPU, but CuPy finds no GPU .*extra"):
         model.set_params(device="auto").transform(Tensor(X))
     with pytest.raises(RunError, match="device='gpu', but CuPy finds no CUDA device"):

@@ -18,7 +18,7 @@ from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner, start_leaf, visit_leaves
-from tests.models.hcn.cases import draw_sweep, no_messages
+from tests.models.hcn.cases import draw_sweep, make_zero_messages
 
 # Each case is chains, images, (channels, height, width), window, features.
 SHAPES = [
@@ -57,7 +57,7 @@ def check_sweep(gpu, shape) -> None:
 
 def check_messages(gpu, shape, damping: float, kept: str = "i2") -> None:
     evidence, order, s, w = draw_sweep(2, *shape)
-    to_s, to_w, held = no_messages(evidence, w)
+    to_s, to_w, held = make_zero_messages(evidence, w)
     want = [s.copy(), w.copy(), to_s.astype(kept), to_w.astype(kept), held]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_chains_are_launched_together(emulated_gpu) -> None:
     names = [name for name, _ in launched[before:]]
     # Each of the two chains of four rows has two minibatches, the chain of five has three.
     assert names.count("hcn_sweep") == 5
-    # One launch for all minibatches of two images each, and one for those of one image.
+    # Minibatches of two images share a launch, and those of one image share another one.
     assert names.count("hcn_shuffle") == 3
 
 

@@ -26,7 +26,7 @@ def emulated(emulate):
 
 
 class Search:
-    """Mixtures of different sizes over the same rows."""
+    """Mixtures of different sizes that learn from the same rows, as candidates of a search."""
 
     def __init__(self, stored: str) -> None:
         x = (np.random.default_rng(0).random((N, P)) * 255).astype(stored)
@@ -82,7 +82,7 @@ def test_sums_are_copied_once_per_leaf(fake, monkeypatch):
         fake.COPIED.update(set=0, get=0)
         found.append(run(stage, state, backend))
         copied.append(fake.COPIED["get"])
-    # bytes of the sums, squares and scatter of all members
+    # Bytes of the sums, squares and scatter matrices of all members.
     large = sum(8 * k * (P + P + 4 * P) for k in (3, 5, 8))
     assert copied[1] - copied[0] == large * (N // BLOCK - N // LEAF)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

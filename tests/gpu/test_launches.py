@@ -1,4 +1,6 @@
-"""Launches of kernels: large grids, several devices, tables on devices."""
+"""Launches of kernels: work beyond the largest grid, several devices, and tables that are already on a
+device.
+"""
 
 from __future__ import annotations
 

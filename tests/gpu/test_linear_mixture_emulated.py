@@ -30,9 +30,9 @@ P = 42
 
 
 def leaf_sums(body, means, bases, per_feature, blocks, spec=None, factors=None, first=1.0):
-    """Return the sums of a leaf (a fixed range of rows).
+    """Compute the sums of a leaf (a fixed range of rows) from its blocks.
 
-    It has blocks (rows, groups), and sums start from ``first``.
+    Each block is a pair (rows, groups of the rows). All sums start from ``first``.
     """
     k, p, q = bases.shape
     shapes = [(k, p), (k, p) if per_feature else (k,), (k, q, p)]
@@ -64,9 +64,9 @@ def gpu(fake):
 
 @pytest.fixture(params=[cuda.MAX_GRID_Y, 2], ids=["", "small grid"])
 def _grids(request, monkeypatch):
-    """Use grids as large as CUDA allows, and small ones.
+    """Run each test with grids as large as CUDA allows and with grids of two rows.
 
-    A block of small grids has several groups or pairs.
+    With the small grids, a thread block computes several groups or pairs.
     """
     monkeypatch.setattr(cuda, "MAX_GRID_Y", request.param)
 

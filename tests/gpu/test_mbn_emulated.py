@@ -59,9 +59,10 @@ def test_codes_of_dense_rows_equal_the_reference(fake, gpu, n, p, k, q, dtype, m
 @pytest.mark.parametrize("dtype", ["u1", "f4"])
 @pytest.mark.parametrize(("rows", "k"), [(20, 5), (90, 45), (90, 1)])
 def test_clusterings_that_share_a_pool_have_the_codes_of_a_processor(gpu, rows, k, dtype):
-    """If a clustering has one of many centroids, a row's candidates seldom contain it:
+    """Clusterings draw their centroids from one pool of rows, and each row has a short list of candidates
+    from the pool.
 
-    the host codes such rows.
+    A clustering with a single centroid is seldom among the candidates of a row. The host then codes this row.
     """
     rng = np.random.default_rng(rows + k)
     x, w = ((rng.normal(size=(m, 12)) * 40 + 128).astype(dtype) for m in (30, rows))

@@ -1,6 +1,6 @@
-"""Kernels of bootstrap networks on a device: the codes of the processor, to the last row.
+"""Kernels of bootstrap networks on a device give the codes of the processor, for every row.
 
-Deselected without ``-m gpu``.
+These tests are deselected without ``-m gpu``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""On a device: kernels against the reference, products, passes and whole fits against the host.
+"""Tests on a device: kernels against the reference; products, passes and whole fits against the host.
 
-Deselected without ``-m gpu``.
+They are deselected without ``-m gpu``.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ def test_rows_on_the_device_equal_the_stored_ones(backend, stored):
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
 @pytest.mark.parametrize("stored", [np.float32, np.uint8])
 def test_whole_fits_equal_the_hosts(real, architecture, stored):
-    """Compare plain EM, and a fit with a schedule, with the host.
+    """Compare a fit by plain EM, and a fit with a schedule of thresholds, with fits on the host.
 
-    Float32 products are summed in another order, so that the weights of plain EM agree to 1e-3 of the
-    largest. A schedule also counts errors and cuts at a threshold, and a row may be on the other side of
-    it; for the schedule, the scores are compared.
+    Float32 products are summed in another order, so the weights of plain EM agree to 1e-3 of the largest
+    weight. A schedule also counts errors and excludes rows beyond a threshold. Rounding may move a row across
+    the threshold, so only the scores are compared.
     """
     rng = np.random.default_rng(7)
     y = np.arange(20_000) % 4

@@ -1,7 +1,7 @@
 """Pools of processors and a GPU, on a device.
 
-A pool learns the same as one process, within the stated tolerance. If memory is exhausted, blocks are split
-in halves. Deselected without ``-m gpu``.
+A pool learns what one process learns, within the stated tolerance. A block that does not fit in memory is
+split in halves. These tests are deselected without ``-m gpu``.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def test_sums_of_a_pass_agree_within_the_stated_tolerance(real: Any, data: Any) 
     for name in ("rows", "delta"):
         scale = np.abs(host[name]).max()
         np.testing.assert_allclose(card[name], host[name], rtol=0, atol=TOLERANCE * scale, err_msg=name)
-    # Column 0 of the sums has the log-likelihood. The other columns count errors and active rows; a few rows
-    # are at the threshold, where rounding decides.
+    # Column 0 of the sums has the log-likelihood. The other columns count errors and active rows; there,
+    # rounding may move a few rows across the threshold.
     np.testing.assert_allclose(card["sums"][:, 0], host["sums"][:, 0], rtol=TOLERANCE)
     np.testing.assert_allclose(card["sums"][:, 1:], host["sums"][:, 1:], rtol=1e-3)
 

@@ -1,4 +1,4 @@
-"""Rows of passes: kept on the GPU, or copied there by a thread while the GPU computes on earlier rows."""
+"""Rows of passes stay on the GPU, or a thread copies them there while the GPU computes on earlier rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCKS = -(-N // BLOCK)
 
 
 class Passes:
-    """Passes of a capsule model over 20,000 rows, in ten blocks."""
+    """Passes of a capsule model over 20,000 rows in ten blocks, with a record of all copies of rows."""
 
     def __init__(self, fake, monkeypatch, stored="f4", stored_at=None) -> None:
         members, rng = build_members("multiclass", 4, 3), np.random.default_rng(0)
@@ -49,7 +49,7 @@ class Passes:
         monkeypatch.setattr(fake.MemoryPointer, "copy_from_host_async", count)
 
     def run(self, stop: StopEvent | None = None) -> tuple[bytes, int]:
-        """Return the sums of a pass, and the bytes that were copied to the GPU."""
+        """Run a pass; return its sums as bytes, and the number of bytes that were copied to the GPU."""
         self.copies.clear()
         self.fake.WAITS.clear()
         self.fake.COPIED.update(set=0, get=0)
@@ -59,7 +59,8 @@ class Passes:
         return vector[:-2].tobytes(), self.fake.COPIED["set"]
 
 
-# Classes and weights have 12 bytes per row, and the weights of the model are copied too.
+# Bounds of the bytes that a pass copies besides rows: classes and weights of rows have 12 bytes per row, and
+# the weights of the model have less than 5000 bytes.
 OTHER_BYTES = 12 * N, 12 * N + 5000
 
 
@@ -80,7 +81,9 @@ def test_rows_stay_on_the_gpu_between_passes(fake, monkeypatch, tmp_path, stored
 
 @pytest.mark.parametrize("stored", ["f4", "u1"])
 def test_other_rows_are_copied_on_another_stream(fake, monkeypatch, stored):
-    """Sums have the bits of kept rows, and the host waits once per block, for its sums."""
+    """The sums have the bits of sums over rows that stay on the GPU. The host waits once per block, for its
+    sums.
+    """
     kept = Passes(fake, monkeypatch, stored).run()[0]
     monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
     # With stripes of this size, several threads copy a block.
@@ -122,7 +125,7 @@ def test_copies_do_not_wait_for_the_computation(fake, monkeypatch):
 
 
 def test_a_gpu_keeps_the_rows_that_fit(fake, monkeypatch):
-    """Blocks that the GPU has kept are not copied, although others of the same task are."""
+    """Blocks that the GPU has kept are not copied, although other blocks of the same task are."""
     want = Passes(fake, monkeypatch).run()[0]
     row_bytes = 4 * P + 4
     monkeypatch.setattr(backends, "ROWS_SHARE", 3.5 * BLOCK * row_bytes / 2**30)
@@ -184,7 +187,7 @@ def test_a_thread_of_a_cancelled_pass_copies_nothing(fake, monkeypatch):
 
 @pytest.fixture(params=["capsule", "mixture"])
 def mapped(request, fake, emulate, monkeypatch):
-    """Return a fitted model, its rows, and a list of (bytes, stream) of the copies of its 16 blocks."""
+    """Return a fitted model, its rows, and a list of (bytes, stream) of all copies of its 16 blocks."""
     x = np.random.default_rng(0).random((16 * BLOCK, 12)).astype("f4")
     options = {"random_state": 0, "n_jobs": 1, "device": "cpu", "max_iter": 2}
     if request.param == "capsule":
@@ -205,7 +208,7 @@ def mapped(request, fake, emulate, monkeypatch):
 
 @pytest.mark.parametrize("written", [False, True])
 def test_maps_copy_the_next_block_on_another_stream(mapped, fake, monkeypatch, tmp_path, written):
-    """The copies give the results of copies on one stream: each row is copied once, with no more waits."""
+    """Results equal those of copies on one stream; each row is copied once, and the host waits as often."""
     model, x, copies = mapped
 
     def transform(name):

@@ -1,4 +1,4 @@
-"""The stand-in for CuPy has only names that CuPy has. CuPy is needed, but no device."""
+"""The stand-in for CuPy has only names that CuPy has. These tests need CuPy, but no device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def stand_in(load_helper):
 def test_every_name_of_the_stand_in_exists_in_cupy(stand_in):
     pytest.importorskip("cupy")
     for module, names in stand_in.NAMES.items():
-        # The package uses the names in this way: cupy.cuda.driver is an attribute, and importing its package
-        # loads cuBLAS.
+        # First look for an attribute of the parent, as the package does: cupy.cuda.driver is only an
+        # attribute, and an import of its package would load cuBLAS.
         parent, _, last = module.rpartition(".")
         try:
             there = importlib.import_module(parent) if "libs" in parent else importlib.import_module("cupy")

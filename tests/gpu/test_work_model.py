@@ -1,4 +1,7 @@
-"""benchmarks/gpu_model.py: launches, copies, waits and products equal those of the stand-in for CuPy."""
+"""The work that benchmarks/gpu_model.py predicts equals the counts of the stand-in for CuPy.
+
+The tests compare launches, copies, waits, and the operations of products.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def model():
 
 
 class NoKernels:
-    """Substitute for the emulator that only counts launches: it runs no kernel."""
+    """Replacement of the emulator for tests that only count launches: it runs no kernel."""
 
     def check(self, *arguments) -> None:
         pass
@@ -41,7 +44,7 @@ def emulated():
 
 
 class Counts:
-    """Counts of calls of the stand-in for CuPy."""
+    """Counts of launches, copies and waits of the stand-in for CuPy."""
 
     def __init__(self, fake, monkeypatch) -> None:
         self.uploads = self.gemm_flops = self.waits = self.copied_bytes = 0
@@ -77,10 +80,11 @@ class Counts:
         monkeypatch.setattr(fake.MemoryPointer, "copy_from_host_async", counted_upload)
         monkeypatch.setattr(fake.ndarray, "set", counted_set)
 
-    def of(self, call) -> tuple[int, int, int, int]:
-        """Return launches, uploads, downloads and product operations of a second call.
+    def measure_second_call(self, call) -> tuple[int, int, int, int]:
+        """Return launches, uploads, downloads and floating-point operations of products in the second of two
+        equal calls.
 
-        The first copies tables.
+        The first call also copies tables, so it is not counted.
         """
         call()
         self.uploads = self.gemm_flops = 0
@@ -125,7 +129,7 @@ def test_the_model_counts_the_work_of_capsule_residuals(fake, counts, model, cas
             found.append(None if active is None else len(active))
             counts.uploads -= before  # Do not count the upload of h.
 
-        got = counts.of(call)
+        got = counts.measure_second_call(call)
         active = found[-1]
         assert active is None or 0 < active < 200
         assert got == expected(model.capsule_residuals(200, 20, 1, active))
@@ -147,8 +151,8 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
     reduction, backend = CapsulePass(members, 30, np.array([nu]), None, True), CupyBackend()
     prepared = reduction.prepare(initial_state(w, 1), backend)
     stats = Stats.zeros(reduction.layout())
-    got = counts.of(lambda: reduction.accumulate(prepared, Block(x, y, None, 0), stats))
-    # ``counts.of`` makes two calls, so the sums are twice those of one call.
+    got = counts.measure_second_call(lambda: reduction.accumulate(prepared, Block(x, y, None, 0), stats))
+    # ``counts.measure_second_call`` makes two calls, so the sums are twice those of one call.
     active = None if nu == 0 else int(stats["sums"][0, 2]) // 2
     assert active is None or 0 < active < 3000
     work = model.capsule_block(3000, 30, 20, 1, active, x.itemsize)
@@ -171,7 +175,7 @@ def test_the_model_counts_the_work_of_a_map_of_capsules(fake, counts, model, sto
     members = build_members("multiclass", 10, 2)
     row_map = CapsuleRows(members, rng.normal(size=(20, 30)), RowFrame(), "latents")
     prepared = row_map.prepare(CupyBackend())
-    got = counts.of(lambda: row_map.apply(prepared, Block(x, None, None, 0)))
+    got = counts.measure_second_call(lambda: row_map.apply(prepared, Block(x, None, None, 0)))
     work = model.capsule_map_block(3000, 30, 20, x.itemsize)
     assert (got[0], got[1], got[3]) == (work.launches, work.uploads, work.gemm_flops)
     # The downloads lack the single number that the check for finite numbers copies.
@@ -198,7 +202,7 @@ def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, mo
     )
     span = Span("train", stage.grids["train"].depth, 0)
     context.run_span(span, StopEvent())  # The first call prepares the state and is not counted.
-    got = counts.of(lambda: context.run_span(span, StopEvent()))
+    got = counts.measure_second_call(lambda: context.run_span(span, StopEvent()))
     block = model.copy_rows_ahead(model.capsule_block(2048, 30, 20, 1, None, 1), 2048 * 30)
     assert got == expected(block * 3)
     assert counts.copied_bytes == 3 * (block.copied_bytes + block.ahead_bytes)
@@ -224,19 +228,25 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
         x, w, columns = (rng.random((50, 9)) * 99).astype(stored), rng.random((20, 5)), np.arange(5)
         packed, rows = gpu.make_bank(w, "euclidean"), move(x)
         work = model.mbn_nearest(50, 9, 5, 20, x.itemsize, on_card)
-        assert counts.of(lambda b=packed, r=rows, c=columns: gpu.nearest(r, c, b)) == expected(work)
+        assert counts.measure_second_call(
+            lambda b=packed, r=rows, c=columns: gpu.nearest(r, c, b)
+        ) == expected(work)
     parts = np.ones(12, "f4"), np.zeros(12, "i4"), np.arange(0, 13, 2, dtype="i4")
     packed = gpu.make_sparse_bank(CsrRows(*parts, (6, 4)), np.arange(4), "euclidean")
     rows = CsrRows(*(move(part) for part in parts), (6, 4))
     work = model.mbn_nearest_sparse(6, 12, on_card)
-    assert counts.of(lambda: gpu.nearest_sparse(rows, packed)) == expected(work)
+    assert counts.measure_second_call(lambda: gpu.nearest_sparse(rows, packed)) == expected(work)
     codes, units = rng.integers(0, 8, (2, 4, 6)).astype("u2"), rng.random((2, 6, 8)) < 0.5
-    assert counts.of(lambda: gpu.make_lists(codes, units)) == expected(model.mbn_make_lists(2, 6, 4, 8))
+    assert counts.measure_second_call(lambda: gpu.make_lists(codes, units)) == expected(
+        model.mbn_make_lists(2, 6, 4, 8)
+    )
     assert counts.copied_bytes == model.mbn_make_lists(2, 6, 4, 8).copied_bytes
     lists, x = gpu.make_lists(codes, units), fake.asarray(rng.integers(0, 8, (7, 6)).astype("i4"))
-    assert counts.of(lambda: gpu.nearest_codes(x, lists)) == expected(model.mbn_nearest_codes(7, 6, 2))
-    # A code has two bytes. At commit e30a2cb5 it had four, and each of the two clusterings had a launch and
-    # two uploads of its own.
+    assert counts.measure_second_call(lambda: gpu.nearest_codes(x, lists)) == expected(
+        model.mbn_nearest_codes(7, 6, 2)
+    )
+    # A code has two bytes. The functions `earlier_*` describe commit e30a2cb5, where a code had four bytes,
+    # and each of the two clusterings had a launch and two uploads of its own.
     assert counts.copied_bytes == 2 * 7 * 2
     before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
     assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 2, 2)
@@ -246,7 +256,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
 @pytest.mark.parametrize("with_pairs", [False, True])
 def test_the_model_counts_the_work_of_conditional_rbms(fake, counts, model, monkeypatch, shape, with_pairs):
     gpu = kernels("crbm")
-    room = 4 * 9 * 7 * 2  # bytes of the messages of two graphs with 9 x 7 edges
+    room = 4 * 9 * 7 * 2  # Bytes of the messages of two graphs with 9 x 7 edges.
     monkeypatch.setattr(gpu, "MESSAGE_BYTES", room)
     monkeypatch.setattr(model, "MESSAGE_BYTES", room)
     v, h, rows = shape
@@ -254,9 +264,9 @@ def test_the_model_counts_the_work_of_conditional_rbms(fake, counts, model, monk
     device = fake.zeros((rows, v), "f4"), fake.zeros((rows, h), "f4")
     pairs = fake.zeros((v, h), "f4")
     if with_pairs:
-        got = counts.of(lambda: gpu.sum_product_pairs(coupling, *device, 4, None, pairs))
+        got = counts.measure_second_call(lambda: gpu.sum_product_pairs(coupling, *device, 4, None, pairs))
     else:
-        got = counts.of(lambda: gpu.sum_product(coupling, *device, 4))
+        got = counts.measure_second_call(lambda: gpu.sum_product(coupling, *device, 4))
     assert got == expected(model.crbm_inference(v, h, rows, 4, with_pairs))
     assert model.CLUSTER_EDGES == gpu.CLUSTER_EDGES
 
@@ -268,7 +278,7 @@ def test_the_model_counts_the_work_of_a_step_of_conditional_rbms(
     fake.RawModule.library = emulate("crbm")
     steps = load_helper("test_crbm_learning").Steps(fake, "mle-bp", chains, 300, v=90)
     assert steps.learner.factored
-    got = counts.of(steps.run)
+    got = counts.measure_second_call(steps.run)
     work = model.crbm_host_step(90, 5, 300, chains, 8, 2)
     assert (steps.launches, steps.waits, got[1] / 2) == (work.launches, work.downloads, work.uploads)
     # The last chain has three rows fewer than the others, so fewer bytes are copied.
@@ -289,12 +299,12 @@ def test_the_model_counts_the_work_of_a_step_on_the_gpu(fake, counts, model, emu
     def step() -> None:
         state[0] = steps.learner.step_on_gpu(state[0], steps.blocks, 8 * chains - 3, steps.backend)
 
-    step()  # it copies the parameters to the GPU
-    got = counts.of(step)
+    step()  # The first step also copies the parameters to the GPU.
+    got = counts.measure_second_call(step)
     work = model.crbm_step(90, 5, x, chains, 8, 2)
     assert (got[0] + len(fake.EXPRESSIONS), got[1]) == (work.launches, work.uploads)
     assert counts.waits == work.downloads == 1
-    missing = 3 * (4 * x + 90 + 12)  # the last chain has three rows fewer than the others
+    missing = 3 * (4 * x + 90 + 12)  # The last chain has three rows fewer than the others.
     assert counts.copied_bytes == work.copied_bytes - missing
     before = model.crbm_host_step(784, 256, 784, 2, 10, 32)
     now = model.crbm_step(784, 256, 784, 2, 10, 32)
@@ -312,15 +322,15 @@ def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model
     evidence, order = fake.zeros((chains, images, *image), "i4"), fake.zeros((chains, images * pixels), "i4")
     s, w = fake.zeros((chains, images, *places), "i4"), fake.zeros((chains, *weights), "i4")
     sizes = images, pixels, 25 * n, 6 * n
-    got = counts.of(lambda: gpu.sweep(evidence, order, s, w))
+    got = counts.measure_second_call(lambda: gpu.sweep(evidence, order, s, w))
     assert got == expected(model.hcn_sweep(chains, *sizes))
     kept = [fake.zeros((chains, images, 1, room), "i2") for _ in range(2)]
     held = fake.zeros((chains, images, 1, pixels, 3), "u1")
-    got = counts.of(lambda: gpu.sweep_messages(evidence, order, s, w, *kept, held, 0.8))
+    got = counts.measure_second_call(lambda: gpu.sweep_messages(evidence, order, s, w, *kept, held, 0.8))
     assert got == expected(model.hcn_sweep_messages(chains, *sizes, room))
     rows = fake.zeros((images, *image), "i4"), fake.zeros((images, pixels), "i4")
     places_now = fake.zeros((images, *places), "i4")
-    got = counts.of(lambda: gpu.decode_images(*rows, places_now, np.zeros(weights, bool), 3))
+    got = counts.measure_second_call(lambda: gpu.decode_images(*rows, places_now, np.zeros(weights, bool), 3))
     assert got == expected(model.hcn_decode_images(images, pixels, 25 * n, 6 * n, 3, room))
 
 
@@ -335,7 +345,7 @@ def test_leaves_of_compositional_networks_are_visited_in_one_launch(fake, counts
     evidence = rng.integers(-900, 900, (leaves, images, 1, 9, 8)).astype(np.int32)
     beliefs, backend = np.zeros((1, 3, 3, 3), np.int32), CupyBackend()
     given = [start_leaf(layer, images)] * leaves, evidence, beliefs, [images * k for k in range(leaves)]
-    got = counts.of(lambda: visit_leaves(*given, 0, 1, 0.8, backend))
+    got = counts.measure_second_call(lambda: visit_leaves(*given, 0, 1, 0.8, backend))
     sizes = images, 72, 7 * 6 * 3, 27, message_room((9, 8), (3, 3), 3), 3
     work = model.hcn_visit(leaves, *sizes)
     assert got == expected(work)
@@ -359,14 +369,14 @@ def test_the_model_counts_the_work_of_mixtures(fake, counts, model, monkeypatch,
     means, bases = rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, q)))[0]
     scores = reference.error_scores(means, bases[:, :, :dims], means.mean(axis=0))
     scorer = gpu.make_scorer(scores, np.array([0, k]))
-    got = counts.of(lambda: gpu.nearest(scorer, x, 0, 1))
+    got = counts.measure_second_call(lambda: gpu.nearest(scorer, x, 0, 1))
     assert got == expected(model.linear_mixture_nearest(n, p, k, dims, on_card))
     groups, packed = reference.group_rows(rng.integers(0, k, n), k), gpu.pack_bases(means, bases, False)
     for grams in (False, True):
         gram = np.zeros((k, q, q)) if grams else np.zeros((0, 0, 0))
         sums = np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)), gram, np.zeros((0, 0))
         sums = tuple(gpu.open_sums(*sums))[:4]
-        got = counts.of(lambda s=sums: gpu.add_scatter(packed, x, groups, *s))
+        got = counts.measure_second_call(lambda s=sums: gpu.add_scatter(packed, x, groups, *s))
         work = model.linear_mixture_scatter(n, p, q, k, grams, on_card)
         assert got[:3] == expected(work)[:3]
 
@@ -400,7 +410,7 @@ def test_a_leaf_of_a_mixture_waits_once_per_block_and_copies_its_sums_once(
             reduction.add_block(prepared, block, stats, sums)
         reduction.close_leaf(prepared, stats, sums)
 
-    got = counts.of(leaf)
+    got = counts.measure_second_call(leaf)
     work = model.linear_mixture_leaf(3, n, p, k, dims, q, classes)
     assert got == expected(work)
     assert counts.copied_bytes == work.copied_bytes

@@ -294,9 +294,9 @@ PLAIN = "connect get items partition settimeout"
 
 
 def _owner(node: ast.expr) -> str | None:
-    """Return the Dask object that an expression names:
+    """Return the kind of Dask object that an expression names, or None.
 
-    ``self._client``, ``dask_worker``, ``get_worker()``.
+    Such expressions are ``self._client``, ``dask_worker`` and ``get_worker()``.
     """
     if isinstance(node, ast.Call):
         node = node.func

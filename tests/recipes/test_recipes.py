@@ -295,7 +295,7 @@ def jobqueue() -> Any:
      ("1-00:00:00", 86400)],
 )  # fmt: skip
 def test_walltimes_of_slurm_are_converted_to_seconds(jobqueue, tmp_path, walltime, seconds):
-    assert jobqueue.seconds_of(walltime) == seconds
+    assert jobqueue.parse_walltime(walltime) == seconds
     assert jobqueue.parse([str(tmp_path), "--walltime", walltime]).walltime == walltime
 
 

@@ -1,4 +1,7 @@
-"""The compressive network: learns the output of a bootstrap network with PyTorch, and predicts faster."""
+"""The compressive network: a feed-forward network that learns the output of a bootstrap network.
+
+It is trained with PyTorch, and it predicts faster than the bootstrap network.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +44,19 @@ from .parameters import COMPRESSIVE
 if TYPE_CHECKING:
     import torch
 
-# Rows that `score` reads at a time.
+# Number of rows that `score` reads at a time.
 SCORE_ROWS = 2**16
-# Name of the checkpoints of the epochs in a run folder.
+# Name of the checkpoints in a run folder; there is one per epoch.
 EPOCHS_STAGE = "compressive_epochs"
-# Number of rows per contiguous range that is read at once, and number of ranges shuffled together.
+# Rows are read in contiguous ranges of at most this many rows; this many ranges are shuffled together.
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-# The validation error is computed for at most this many rows, and this many numbers, at a time.
+# The validation error is computed for at most this many rows, and for rows with at most this many numbers, at
+# a time.
 EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
-# Number of sampled ranges from which the scales are computed, and number of rows per range.
+# The mean and deviation of rows and outputs are computed from this many ranges of this many rows.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
-# Upper bounds of the rows checked at a time: number, and bytes (as float64, or as stored for CSR rows).
+# Upper bounds of the rows that are checked for NaN at a time: number, and bytes (as float64, or as stored for
+# CSR rows).
 PIECE_ROWS, PIECE_BYTES = 1024, 2**24
 
 
@@ -137,7 +142,7 @@ class CompressiveMBN(StreamedEstimator):
         self.device = device
         self.n_jobs = n_jobs
 
-    def fit(  # type: ignore[override]  # it has other arguments, and runs in this process only
+    def fit(  # type: ignore[override]  # has other arguments than the other estimators
         self,
         X: Any,
         y: Any = None,
@@ -200,7 +205,7 @@ class CompressiveMBN(StreamedEstimator):
             rows, outputs = self._make_pair(X, y, "X", reset=True)
             watched = {"rows": rows, "output": outputs}
             if validation is not None:
-                validation_rows = self._held_pair(*rows_and_labels(validation), outputs.n_features)
+                validation_rows = self._make_validation_pair(*rows_and_labels(validation), outputs.n_features)
                 watched |= {"validation rows": validation_rows[0], "validation output": validation_rows[1]}
             watched = restore_row_ranges(watched, run_dir if resume else None)
             call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
@@ -245,13 +250,13 @@ class CompressiveMBN(StreamedEstimator):
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
 
     def _choose_order(self, n_rows: int, seed: int) -> RowOrder:
-        """Return the order of rows: ranges that are read at once, shuffled together in a buffer."""
+        """Return the random order of rows: contiguous ranges, whose rows are shuffled in a buffer."""
         run = min(RUN_ROWS, -(-n_rows // BUFFER_RUNS))
         batch = min(int(self.batch_size), n_rows)
         return RowOrder(n_rows, seed, batch, run_rows=run, buffer_runs=BUFFER_RUNS)
 
     def _make_pair(self, X: Any, y: Any, name: str, *, reset: bool) -> tuple[Dataset, Dataset]:
-        """Return rows and their outputs as datasets."""
+        """Return rows ``X`` (called ``name`` in messages) and their outputs ``y`` as datasets."""
         if y is None:
             raise DataError(
                 f"{type(self).__name__} learns from rows and their output: pass y=mbn.transform(X), or the "
@@ -275,7 +280,7 @@ class CompressiveMBN(StreamedEstimator):
             )
         return rows, y
 
-    def _held_pair(self, X: Any, y: Any, width: int) -> tuple[Dataset, Dataset]:
+    def _make_validation_pair(self, X: Any, y: Any, width: int) -> tuple[Dataset, Dataset]:
         rows, outputs = self._make_pair(X, y, "validation", reset=False)
         if outputs.n_features != width:
             raise DataError(
@@ -290,7 +295,9 @@ class CompressiveMBN(StreamedEstimator):
         return rows, outputs
 
     def score(self, X: Any, y: Any) -> float:
-        """Return the share of the variance of the outputs that the network explains; streams over Datasets.
+        """Return the share of the variance of the outputs that the network explains.
+
+        The rows of a Dataset are read in parts.
 
         Parameters
         ----------
@@ -354,7 +361,7 @@ class CompressiveMBN(StreamedEstimator):
 
 
 def import_torch() -> ModuleType:
-    """Return PyTorch; raise a `RunError` that says how to install it."""
+    """Return the module ``torch``; if it is missing, raise a `RunError` with the command to install it."""
     try:
         import torch
     except ImportError as error:
@@ -366,7 +373,7 @@ def import_torch() -> ModuleType:
 
 
 def choose_torch_device(torch: ModuleType, device: str) -> str:
-    """Return ``"cuda"`` or ``"cpu"`` for ``device`` "auto", "gpu" or "cpu"."""
+    """Return the name of PyTorch's device, "cuda" or "cpu", for ``device`` "auto", "gpu" or "cpu"."""
     if device not in DEVICES:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
     if device == "cpu":
@@ -382,7 +389,7 @@ def choose_torch_device(torch: ModuleType, device: str) -> str:
 
 @contextmanager
 def torch_threads(torch: ModuleType, threads: int) -> Iterator[None]:
-    """Give PyTorch this number of threads inside the context."""
+    """Let PyTorch use this number of threads in the ``with`` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -414,7 +421,7 @@ class NetworkTrainer:
         return self.torch.from_numpy(a).to(self.device)
 
     def predict(self, x: DenseOrCsr) -> torch.Tensor:
-        """Return the scaled outputs of the network."""
+        """Return the outputs of the network for rows ``x``, scaled as in :meth:`scale_targets`."""
         shift, scale = self.row_scale
         h = (self._to_device(_make_dense(x)).to(self.torch.float32) - shift) / scale
         last = len(self.parameters) - 2
@@ -425,11 +432,14 @@ class NetworkTrainer:
         return h
 
     def scale_targets(self, z: DenseOrCsr) -> torch.Tensor:
-        """Return the outputs to learn, scaled."""
+        """Return the outputs ``z`` to learn, minus their means and divided by their deviation."""
         return (self._to_device(_make_dense(z)).to(self.torch.float32) - self.mean) / self.output_scale[1]
 
     def step(self, x: DenseOrCsr, z: DenseOrCsr, share: float) -> float:
-        """Take one Adam step, return the error before it; ``share`` is the completed part of the training."""
+        """Take one step of Adam on rows and outputs; return the mean squared error before the step.
+
+        ``share`` (0 to 1) is the part of all steps that is completed; it determines the learning rate.
+        """
         rate = 0.5 * self.learning_rate * (1 + math.cos(math.pi * share))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -450,12 +460,12 @@ class NetworkTrainer:
         return total / (len(x) * z.n_features)
 
     def export_network(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return (weights, biases) of an equal network for rows and outputs without scaling."""
+        """Return (weights, biases) of the network for rows and outputs that are not scaled."""
         arrays = [p.detach().cpu().numpy() for p in self.parameters]
         return remove_scales(arrays[::2], arrays[1::2], self.row_scale, self.output_scale)
 
     def state(self) -> dict[str, np.ndarray | int]:
-        """Return the state for a checkpoint."""
+        """Return the parameters and Adam's averages, for a checkpoint."""
         out: dict[str, np.ndarray | int] = {}
         for i, p in enumerate(self.parameters):
             kept = self.optimizer.state[p]
@@ -466,7 +476,7 @@ class NetworkTrainer:
         return out
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of a checkpoint."""
+        """Restore the parameters and Adam's averages from a checkpoint."""
         with self.torch.no_grad():
             for i, p in enumerate(self.parameters):
                 p.copy_(self._to_device(state[f"p{i}"]))
@@ -492,7 +502,8 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train on a pair (rows, outputs) until the last epoch or until a callback asks to stop.
 
-    Returns one record per epoch. ``validation`` is the validation pair; ``store`` keeps checkpoints.
+    ``validation`` is a pair of rows and outputs, and ``store`` stores one checkpoint per epoch, if given.
+    Return one record per epoch.
     """
     n_rows, history, begin = len(pair[0]), [], 0
     if store is not None and (found := store.latest_state(EPOCHS_STAGE)) is not None:
@@ -555,7 +566,10 @@ def train(
 
 
 def check_pieces(dataset: Dataset, name: str, runs: list[tuple[int, int]]) -> Iterator[DenseOrCsr]:
-    """Yield the rows of ranges in pieces of a few megabytes; refuse values that are not finite in float32."""
+    """Yield the rows of the ranges ``runs`` in parts of a few megabytes.
+
+    Raise DataError for NaN, infinity and values beyond float32; ``name`` is the dataset in the message.
+    """
     row_bytes = dataset.nbytes // len(dataset) if dataset.is_sparse else 8 * dataset.n_features
     rows = max(1, min(PIECE_ROWS, PIECE_BYTES // max(row_bytes, 1)))
     for start, stop in runs:
@@ -566,20 +580,20 @@ def check_pieces(dataset: Dataset, name: str, runs: list[tuple[int, int]]) -> It
 
 
 def check_rows(dataset: Dataset, name: str) -> None:
-    """Read all rows; refuse NaN, infinity and numbers beyond float32."""
+    """Read all rows; raise DataError for NaN, infinity and values beyond float32."""
     for _ in check_pieces(dataset, name, [(0, len(dataset))]):
         pass
 
 
 class RunningVariance:
-    """Means of columns, and sum of squares around the means, of rows that are added in pieces."""
+    """Means of columns, and sum of squared deviations from the means, of rows that are added in parts."""
 
     def __init__(self, columns: int) -> None:
         self.mean = np.zeros(columns)
         self.squares, self._count = 0.0, 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Add rows, (n, columns)."""
+        """Add the rows (n, columns)."""
         part = rows.astype(np.float64)
         mean, count = part.mean(axis=0), self._count + len(part)
         part -= mean
@@ -590,33 +604,32 @@ class RunningVariance:
         self._count = count
 
     def add_sparse(self, values: np.ndarray, count: int) -> None:
-        """Add ``count`` numbers of which only ``values`` are nonzero, with squares around 0, not the mean."""
+        """Add ``count`` numbers of CSR rows, of which only ``values`` are not 0; leave the mean at 0.
+
+        CSR rows are scaled without subtracting a mean.
+        """
         part = values.astype(np.float64)
         self.squares += float(part @ part)
         self._count += count
 
     def compute_deviation(self) -> float:
-        """Return the root of the mean square over all columns, or 1 if it is 0."""
+        """Return the root mean squared deviation over all columns, or 1 if it is 0."""
         return float(np.sqrt(self.squares / (self._count * len(self.mean)))) or 1.0
 
 
 def measure_scales(x: Dataset, z: Dataset) -> tuple[tuple[float, float], tuple[np.ndarray, float]]:
-    """Return ((mean, deviation) of rows, (means, deviation) of outputs), from evenly spaced rows.
+    """Return (mean, deviation) of the rows ``x``, and (means of columns, deviation) of the outputs ``z``.
 
-    Only the means of outputs differ between columns. At most 16,384 rows are read.
+    At most 16,384 evenly spaced rows are read. The mean of CSR rows is 0.
     """
     rows = RunningVariance(1)
-    for piece in check_pieces(x, "X", sample_ranges(x)):
+    ranges = space_ranges(len(x), SAMPLED_RANGES * RANGE_ROWS, SAMPLED_RANGES)
+    for piece in check_pieces(x, "X", ranges):
         if isinstance(piece, np.ndarray):
             rows.add(piece.reshape(-1, 1))
         else:
             rows.add_sparse(piece.data, piece.shape[0] * piece.shape[1])
     outputs = RunningVariance(z.n_features)
-    for piece in check_pieces(z, "the output", sample_ranges(z)):
+    for piece in check_pieces(z, "the output", ranges):
         outputs.add(_make_dense(piece))
     return (float(rows.mean[0]), rows.compute_deviation()), (outputs.mean, outputs.compute_deviation())
-
-
-def sample_ranges(dataset: Dataset) -> list[tuple[int, int]]:
-    """Return evenly spaced ranges of rows."""
-    return space_ranges(len(dataset), SAMPLED_RANGES * RANGE_ROWS, SAMPLED_RANGES)

@@ -24,10 +24,9 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
 from scalelatent.engine.inprocess import run_threads
-from scalelatent.engine.reading import StopEvent, as_rows
+from scalelatent.engine.reading import StopEvent, as_rows, name_dataset_in_errors
 from scalelatent.engine.rowsets import DrawnSets, join_rows
 from scalelatent.engine.threads import resolve_jobs, single_threaded
-from scalelatent.errors import DataError
 from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.model.layers import Layer, floor_share, make_layers, make_schedule
@@ -41,11 +40,12 @@ if TYPE_CHECKING:
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # Each decay is tried with small networks of at most this many rows, and clusterings per layer.
 SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
-# Number of these networks on all features, and on half of them. Scores from one of each would be noisier.
+# Number of small networks on all features, and number on half of the features. With only one of each, the
+# scores would vary more between seeds.
 N_NETWORKS = 2
-# Numbers of clusters to try if n_classes is None.
+# Numbers of clusters of the k-means whose agreement is averaged, if n_classes is None.
 CLUSTER_COUNTS = (2, 4, 8, 16)
-# Restarts of k-means.
+# Number of restarts of each k-means.
 RESTARTS = 5
 # A decay is below the best one if its score (adjusted mutual information) is less by more than this. On
 # nine sets with ten seeds this limit never changed the decay that was chosen (benchmarks/mbn_decay.py).
@@ -94,7 +94,7 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
         warnings.simplefilter("ignore", ConvergenceWarning)
         codes = [code_rows(first, x, x, model.n_jobs, model.device) for first in firsts]
 
-        @cache  # cached, because several decays have the same schedule if there are few rows
+        @cache  # with few rows, several decays give the same numbers of centroids
         def score(ks: tuple[int, ...]) -> float:
             def cluster(number: int) -> list[np.ndarray]:
                 return _cluster_rows(model, firsts[number], ks, codes[number], seed)
@@ -114,7 +114,7 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
 
 
 def _choose_schedule(model: MultilayerBootstrapNetwork, n: int, decay: float) -> tuple[int, ...]:
-    """Return the number of centroids of each layer of a small network on ``n`` rows."""
+    """Return the number of centroids of each layer of a network on ``n`` sampled rows."""
     k1 = n // 2 if model.k1 is None else min(n // 2, int(model.k1))
     least = math.ceil(1.5 * (model.n_classes or 2)) if model.k_last is None else int(model.k_last)
     return tuple(make_schedule(n, max(2, k1), decay, max(2, min(least, k1)), None))
@@ -123,7 +123,7 @@ def _choose_schedule(model: MultilayerBootstrapNetwork, n: int, decay: float) ->
 def _make_first_layers(
     model: MultilayerBootstrapNetwork, train: Dataset, n: int, k: int, seed: int
 ) -> list[Layer]:
-    """Return the first layers of the networks: on all features, then on half of the features."""
+    """Return the first layer of each network: N_NETWORKS on all features, then as many on half of them."""
     p, layers = train.n_features, []
     # Use all features if there are fewer than four, because half of them would be too few.
     mask = choose_masks(seed, "halves", 0, 0, 1, n=p, m=p // 2 if p >= 4 else p)[0]
@@ -148,7 +148,7 @@ def _make_first_layers(
 
 
 def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
-    """Return the layers above a first layer."""
+    """Return the layers above the layer ``first`` of a network with ``ks`` centroids per layer."""
     # Raise the fraction so that a clustering uses at least one one-hot unit of the layer below.
     least = min((first.n_clusterings * k for k in ks[:-1]), default=1)
     return make_layers(
@@ -165,22 +165,23 @@ def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
 
 
 def read_sample(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
-    """Return the rows with these numbers; refuse rows that the layer cannot code."""
+    """Return the rows with these numbers; raise DataError for NaN and other rows that ``layer`` rejects."""
     parts: list[HostRows] = []
     for start, stop in train.pieces():
         here = numbers[slice(*np.searchsorted(numbers, [start, stop]))]
         if len(here):
             x: HostRows = as_rows(train.read_x(start, stop))
-            try:
+            with name_dataset_in_errors(train):
                 layer.check(x, start)
-            except ValueError as error:
-                raise DataError(f"{train.url or 'the rows'}: {error}") from None
             parts.append(x.take(here - start) if isinstance(x, CsrRows) else x[here - start])
     return join_rows(parts)
 
 
 def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, device: str) -> np.ndarray:
-    """Return the codes of rows in memory, in threads over clusterings; centroids are rows of ``source``."""
+    """Return the codes of the rows ``x`` in a layer whose centroids are rows of ``source``.
+
+    Threads compute different clusterings.
+    """
     out = np.empty((len(x), layer.n_clusterings), dtype=layer.code_dtype)
     name = "reference" if device == "reference" else "cpu"
     rows = convert_rows(layer, make_backend(name), x)
@@ -202,7 +203,10 @@ def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, d
 def _cluster_rows(
     model: MultilayerBootstrapNetwork, first: Layer, ks: tuple[int, ...], codes: np.ndarray, seed: int
 ) -> list[np.ndarray]:
-    """Return the clusters of a network's output, by number of clusters, from the codes of its first layer."""
+    """Return k-means clusters of the output of a network, one array of labels per number of clusters.
+
+    ``codes`` are those of its first layer, ``ks`` are the numbers of centroids of its layers.
+    """
     from sklearn.cluster import KMeans
 
     for layer in _make_upper_layers(first, ks):
@@ -224,7 +228,7 @@ def compute_output(codes: np.ndarray, d: int, device: str) -> np.ndarray:
 
 
 def measure_agreement(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the adjusted mutual information of two clusterings of the same rows, at most 1."""
+    """Return the adjusted mutual information of two clusterings of the same rows; 1 if they are equal."""
     from sklearn.metrics import adjusted_mutual_info_score
 
     if min(len(np.unique(a)), len(np.unique(b))) < 2:

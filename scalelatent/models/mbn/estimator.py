@@ -149,11 +149,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     decay_: float
     _layers: tuple[Layer, ...]
     _centroids: tuple[StoredSets | ArraySets | DrawnSets, ...]
-    # Codes and components by layer; ``_left`` are codes in the run folder of a loaded network.
+    # Codes of the training rows and principal components, by the number of the layer. ``_left`` describes
+    # codes in the run folder of a network that was loaded.
     _codes: dict[int, Dataset]
     _left: dict[int, DatasetSpec]
     _components: dict[int, Components]
-    # Removes the temporary folder of the network.
+    # Function that removes the temporary folder of the network, if there is one.
     _folder: Callable[[], object] | None = None
 
     def __init__(
@@ -209,7 +210,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._labelled_rows(X, y, reset=False)
 
     def _labelled_rows(self, X: RowsLike, y: LabelsLike | None, *, reset: bool) -> Dataset:
-        """Return the rows with their labels, if there are any, for scores."""
+        """Return the rows with their labels ``y``, which scores compare with the output."""
         rows = self._training_rows(X, None, None, reset=reset)
         if y is None:
             return rows
@@ -233,7 +234,11 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _make_folder(
         self, train: Dataset, resources: Resources, call: FitCall
     ) -> Iterator[LocationLike | None]:
-        """Check free space; yield the run folder, or a temporary one that lives as long as the estimator."""
+        """Check free memory and disk; yield the run folder, or a temporary folder, or None.
+
+        None means that the fit keeps a small network in memory. A temporary folder is removed with the
+        estimator, or at once if the fit fails.
+        """
         small = call.run_dir is None and call.client is None
         small = small and in_memory_bytes(self, train) <= MAX_BYTES_IN_MEMORY
         place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
@@ -255,7 +260,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self._keep_folder(own)
 
     def _keep_folder(self, own: str | None) -> None:
-        """Read a small network into memory, or keep the temporary folder as long as this estimator."""
+        """Read a small network into memory, or keep the temporary folder ``own`` as long as the estimator."""
         before, self._folder = self._folder, None
         if own is not None:
             stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
@@ -266,7 +271,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             else:
                 self._centroids, self._codes = read_into_memory(stored, self._codes)
                 shutil.rmtree(own, ignore_errors=True)
-        if before is not None:  # only now: if the fit fails, the old model still needs its folder
+        if before is not None:  # remove the folder of the old model, which the fit has replaced by now
             before()
 
     def _keep(
@@ -293,7 +298,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         d = len(components.offset)
         self._components[len(self._layers)] = components
         table = np.ascontiguousarray(components.table.reshape(-1, d).T)
-        table.flags.writeable = False  # it is a copy, so writing to it would have no effect
+        table.flags.writeable = False  # transform uses another array, so changes would have no effect
         self._set_fitted_attributes(
             components_=table,
             mean_projection_=components.offset,
@@ -323,7 +328,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._transform_training_rows(None, None, None, False, ())
 
     def schedule(self, n_rows: int) -> list[int]:
-        """Return the centroids of each layer for a number of rows.
+        """Return the number of centroids per clustering of each layer, for a number of training rows.
 
         Parameters
         ----------
@@ -471,7 +476,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return Network(self._layers[:number], self._centroids[:number], projection)
 
     def _find_components(self, number: int) -> Components:
-        """Return the components of a layer; compute those of a lower layer if its codes are available."""
+        """Return the principal components of a layer; compute them from its codes if necessary."""
         if number not in self._components:
             codes = self._find_codes(number)
             if codes is None:

@@ -54,17 +54,18 @@ from .decay import GRID, SAMPLE_ROWS, choose_decay
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
-# Up to this number of rows, the components come from the matrix of inner products of all rows.
+# Up to this number of rows, the principal components are computed from the inner products of all pairs of
+# rows; with more rows, by passes over the rows.
 KERNEL_ROWS = 1024
 # A fit with fewer clusterings warns, because the clustering quality (NMI) falls on images and on text.
 FEW_CLUSTERINGS = 50
-# Upper bounds of the rows and centroids with which `plan` measures the speed.
+# Largest numbers of rows and of centroids with which `plan` measures the time of a layer.
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
-# Number of rows that cpu/lists.py codes together (a strip).
+# Number of rows whose codes kernels/cpu/lists.py computes together (a strip), for the forecast of memory.
 STRIP_ROWS = 2048
-# Typical number of passes until the components converge.
+# Typical number of passes until the principal components converge, for the forecast of time.
 PCA_PASSES = 12
-# Placeholder for the centroids of a layer in a forecast, which reads no centroids.
+# Empty centroids, which a forecast uses because it reads no centroids.
 _NO_SETS = ArraySets(np.empty((0, 0)), 0)
 # Decay that `plan` assumes for the expected seconds of decay="auto".
 USUAL_DECAY = 0.5
@@ -75,7 +76,7 @@ DECAY_SECONDS = 5.0
 def plan_layers(
     model: MultilayerBootstrapNetwork, train: Dataset, decay: float, seed: int
 ) -> tuple[Layer, ...]:
-    """Return the layers of a network over the training rows."""
+    """Return the layers of a network for the training rows and a decay."""
     return make_layers(
         make_schedule(len(train), model.k1, decay, model.k_last, model.n_classes),
         n_rows=len(train),
@@ -91,7 +92,7 @@ def plan_layers(
 
 
 def in_memory_bytes(model: MultilayerBootstrapNetwork, train: Dataset) -> int:
-    """Return the bytes of the rows and of the codes of all layers, from which centroids can be taken."""
+    """Return the bytes of the training rows and of the codes of all layers, if they are kept in memory."""
     decay = GRID[-1] if model.decay == "auto" else float(model.decay)
     layers = plan_layers(model, train, decay, 0)
     codes = sum(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in layers)
@@ -180,7 +181,7 @@ def _compute_all_components(codes: Dataset, k: int, device: str) -> Components:
 
 
 def _pad_components(found: Components, count: int) -> Components:
-    """Append components of zeros if the rows have fewer dimensions than ``count``."""
+    """Return ``count`` components: append components of zeros if the rows have fewer dimensions."""
     missing = count - len(found.offset)
     if missing <= 0:
         return found
@@ -195,7 +196,7 @@ def _pad_components(found: Components, count: int) -> Components:
 
 
 def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Dataset) -> Components:
-    """Return components of a lower layer from the codes that the fit kept."""
+    """Return the principal components of layer ``number``, from its codes of the training rows."""
     # Workers of an enclosing cluster cannot read codes in the memory of this process.
     here = not codes.is_stored
     with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs, in_process=here) as session:
@@ -210,10 +211,10 @@ def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Data
 
 
 def plan(model: MultilayerBootstrapNetwork, forecast: Forecast) -> dict[str, Any]:
-    """Return the forecast of a fit.
+    """Return the forecast of the time, memory and disk of a fit.
 
-    For decay="auto" it has the seconds of 0.5, with those of the smallest and of the largest decay that fits
-    as the range, and memory and disk of the largest.
+    For decay="auto", the expected seconds are those of the decay 0.5. The range of the seconds is from the
+    smallest decay to the largest one that fits memory and disk; memory and disk are those of the largest.
     """
     if model.decay != "auto":
         return _plan(model, forecast, float(model.decay))
@@ -232,7 +233,7 @@ def plan(model: MultilayerBootstrapNetwork, forecast: Forecast) -> dict[str, Any
 
 
 def _find_largest_decay(model: MultilayerBootstrapNetwork, train: Dataset, resources: Resources) -> float:
-    """Return the largest decay of "auto" whose network fits memory and disk."""
+    """Return the largest decay that "auto" tries and whose network fits memory and disk."""
     refused: ValueError | None = None
     for decay in reversed(GRID):
         try:
@@ -252,7 +253,10 @@ def check_room(
     places: tuple[LocationLike, LocationLike | None] | None,
     decay: float,
 ) -> None:
-    """Refuse a fit that needs more memory or disk than there is."""
+    """Raise PlanError or ValueError if a fit needs more memory or disk than is available.
+
+    ``places`` are the run folder and the scratch folder, or None if the disk is not checked.
+    """
     try:
         forecast = _plan(model, Forecast("mbn", train, None, resources, {}, measure=False), decay)
         if places is not None:
@@ -264,7 +268,7 @@ def check_room(
 
 
 def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -> dict[str, Any]:
-    """Return the forecast for one decay."""
+    """Return the forecast of a fit with this decay."""
     train, resources, sets = forecast.train, forecast.resources, int(model.n_clusterings)
     layers = plan_layers(model, train, decay, 0)
     n, row_bytes = len(train), max(1, train.nbytes // len(train))
@@ -302,7 +306,8 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
     if model.output == "pca":
         _add_pca(forecast, model, layers[-1], n)
     kept = sum(codes) if model.keep_codes else codes[-1]
-    # A layer reads the codes of the layer below. The last codes are kept; the others are in scratch.
+    # A layer reads the codes of the layer below, so the scratch folder has the codes of two layers at a time.
+    # The codes of the last layer are in the run folder.
     lower = [] if model.keep_codes else codes[:-1]
     forecast.scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
     out["tasks"], out["run_bytes"] = tasks, centroids + kept
@@ -323,7 +328,7 @@ def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> floa
 
 
 def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[float, float]:
-    """Return the seconds of one clustering of a layer: per row, and to prepare its centroids."""
+    """Return the seconds to compute one code of one row, and to prepare the centroids of one clustering."""
     if not forecast.measure:
         return layer.flops_per_row() / FLOP_RATE, layer.preparation_flops() / FLOP_RATE
     n = min(PROBE_ROWS, len(train))
@@ -344,7 +349,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
 
     few, grown = max(1, n // 8), layer.rows_per_set / small.rows_per_set
     whole = forecast.probe(name, partial(make, n), 0.0, rows=layer.group_size)
-    if layer.csr and layer.number == 1:  # each row is compared with all centroids at once
+    if layer.csr and layer.number == 1:  # the time per row includes the preparation
         return whole / n * grown, 0.0
     part = forecast.probe(f"{name} few", partial(make, few), 0.0, rows=layer.group_size)
     per_row = max(whole - part, 0.1 * whole) / (n - few) if n > few else whole
@@ -354,7 +359,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
 
 
 def check_disk(forecast: Mapping[str, Any], run_dir: LocationLike, scratch: LocationLike | None) -> None:
-    """Refuse a fit that needs more disk than its folders have."""
+    """Raise PlanError if a fit needs more disk than is free in its run folder or its scratch folder."""
     needs = [("centroids and codes", run_dir, "disk_bytes", "run_dir ([job] out)")]
     if scratch is not None:
         needs = [
@@ -371,7 +376,7 @@ def check_disk(forecast: Mapping[str, Any], run_dir: LocationLike, scratch: Loca
 
 
 def _centroid_bytes(layer: Layer, train: Dataset) -> int:
-    """Return the stored bytes of the centroids of one clustering, or of one pool of rows."""
+    """Return the bytes on disk of the centroids of one clustering, or of the rows of one pool."""
     if layer.csr:
         assert train.nnz is not None
         entry = train.nbytes / max(train.nnz, 1)
@@ -380,7 +385,7 @@ def _centroid_bytes(layer: Layer, train: Dataset) -> int:
 
 
 def _converted_bytes(layer: Layer, train: Dataset, rows: int) -> int:
-    """Return the bytes of a task's rows converted for the first layer's kernels; 0 if they need none."""
+    """Return the bytes of the copy of a task's rows in the type of the kernels; 0 if no copy is needed."""
     if layer.number > 1 or layer.dtype == "float32" or (layer.dtype == "uint8" and not layer.csr):
         return 0
     entries = (train.nnz or 0) / len(train) if layer.csr else layer.width
@@ -395,13 +400,13 @@ def _estimate_memory(
     tiles: Mapping[str, int],
     resources: Resources,
 ) -> dict[str, int]:
-    """Return the peak bytes of a worker while it codes a layer, by purpose."""
+    """Return the peak memory in bytes of a worker that computes the codes of a layer, by purpose."""
     threads = resources.threads
     at_once = 1 if layer.number == 1 else layer.group_size
     if layer.number > 1:
-        # The first sum has, for each clustering, its codes as rows and as lists, and the units it uses. The
-        # second sum has the starts of the lists of each code, and scratch space to draw units. The third
-        # sum is for the centroids that share units with the rows of a strip (cpu/lists.py).
+        # The three terms are for the arrays of kernels/cpu/lists.py. First, for each clustering: the codes of
+        # its centroids, the lists of centroids by code, and the one-hot units that it uses. Second: the
+        # starts of the lists, and scratch space to draw units. Third: the buffers of the rows of a strip.
         word = 2 if layer.k * at_once < SHORT_CODES else 4
         ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)
         ready += layer.width * layer.k_below * (8 + word)
@@ -409,9 +414,8 @@ def _estimate_memory(
     elif layer.csr:
         ready = 3 * centroids + 8 * layer.rows_per_set * layer.share
     else:
-        # float32 centroids twice: packed, and while they are being packed; and their codes.
+        # float32 centroids twice, because packing copies them, and their int32 codes.
         ready = 8 * layer.rows_per_set * (layer.n_columns + layer.share)
-    # With very many rows, tiles have more columns.
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
     rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
     return {

@@ -28,7 +28,7 @@ COMPONENT_ARRAYS = ("table", "offset", "variance")
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """A network read from a folder; ``codes``: datasets of codes in the run folder of its fit, by layer."""
+    """A network read from a folder; ``codes`` are the datasets of codes in the run folder, by layer."""
 
     layers: tuple[Layer, ...]
     centroids: tuple[StoredSets, ...]
@@ -38,7 +38,7 @@ class SavedNetwork:
 
 
 def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
-    """Return (values, arrays) of a fitted network without its centroids."""
+    """Return (values for JSON, arrays) to save of a fitted network, without its centroids."""
     values: dict[str, Any] = {"layers": [asdict(layer) for layer in model._layers], "decay": model.decay_}
     arrays: dict[str, np.ndarray] = {}
     lower: dict[str, float] = {}
@@ -58,7 +58,7 @@ def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
 def read_into_memory(
     centroids: Sequence[StoredSets], codes: Mapping[int, Dataset]
 ) -> tuple[tuple[ArraySets, ...], dict[int, Dataset]]:
-    """Return centroids and codes in memory, from a folder that will be removed."""
+    """Read centroids and codes into memory, because their folder will be removed."""
     sets = tuple(ArraySets(as_rows(one.dataset.read_x(0, len(one.dataset))), one.rows) for one in centroids)
     return sets, {number: Dataset.from_arrays(one.read_x(0, len(one))) for number, one in codes.items()}
 
@@ -80,7 +80,10 @@ def write_centroids(
 def open_network(
     values: dict[str, Any], arrays: dict[str, np.ndarray], place: Location, run: Location | None
 ) -> SavedNetwork:
-    """Open a saved network; only the metadata of centroids is read."""
+    """Open the network that is saved in ``place``; read only the metadata of its centroids.
+
+    ``run`` is the run folder of its fit, if it exists; ``values`` and ``arrays`` are from `encode_network`.
+    """
     layers = tuple(Layer(**fields) for fields in values["layers"])
     for layer in layers:  # the number is part of the name of a folder
         if not isinstance(layer.number, int):
@@ -107,8 +110,8 @@ def _find_codes(
 ) -> dict[int, DatasetSpec]:
     """Return the datasets of the codes of the training rows by layer, with their fingerprints.
 
-    The fingerprints detect codes of another fit in the same run folder. Networks of earlier versions have
-    none, so those of the present codes are used.
+    The fingerprints detect codes of another fit in the same run folder. Networks that earlier versions of the
+    package saved have no fingerprints, so the fingerprints of the codes in the folder are used.
     """
     found: dict[int, DatasetSpec] = {}
     for layer in layers:

@@ -37,8 +37,8 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of a network's report; see `scalelatent.contract.kinds.Kind.report`."""
-    # Drop the note about a missing history: only the streamed PCA of large networks writes one.
+    """Return the section of the report about the network; see `scalelatent.contract.kinds.Kind.report`."""
+    # Drop the note that metrics.jsonl is missing: only the PCA of more than 1,024 rows writes this file.
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     scores = _recorded_scores(run) if rows == "test" else None
     collect = partial(collect_network, model, scores=scores, progress=progress)
@@ -61,15 +61,15 @@ def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class NetworkEvidence:
-    """Data of the figures: some rows after each layer of a network."""
+    """Data of the figures: outputs of all layers for a sample of the rows, classes and scores."""
 
     n_rows: int  # rows of the dataset
     output: (
         np.ndarray
     )  # float32 (n, components); for output="codes" the first two principal components of the codes
     layers: list[np.ndarray]  # float64 (n, 2): first two principal components of each layer's codes
-    ks: list[int]
-    codes: np.ndarray | None  # numbers of the classes; None without labels, or with several labels per row
+    ks: list[int]  # number of centroids per clustering of each layer
+    codes: np.ndarray | None  # class numbers of rows; None without labels, or with several labels per row
     class_names: list[str]
     # Result of `score_clusters`; None without labels, and for output="codes"
     clusters: Mapping[str, float] | None
@@ -86,7 +86,7 @@ def collect_network(
     scores: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NetworkEvidence:
-    """Compute the output of each layer for evenly spaced rows."""
+    """Compute the outputs of all layers for evenly spaced rows, and the scores if they are not given."""
     check_features(data, model)
     rows, labels = read_spaced(data, sample_rows)
     planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
@@ -114,7 +114,7 @@ def collect_network(
 
 
 def describe_model(model: MultilayerBootstrapNetwork) -> str:
-    """Return a line that describes the model."""
+    """Return a sentence fragment with the numbers of layers, clusterings and centroids."""
     ks = " → ".join(f"{k:,}" for k in model.ks_)
     return (
         f"Multilayer bootstrap network, {count(len(model.ks_), 'layer')} of "
@@ -125,7 +125,7 @@ def describe_model(model: MultilayerBootstrapNetwork) -> str:
 def network_numbers(
     run: RunFiles, model: MultilayerBootstrapNetwork, evidence: NetworkEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the headline and the table, as pairs of label and value."""
+    """Return the numbers at the top of the page and those of the table, as pairs of label and value."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if evidence is not None:

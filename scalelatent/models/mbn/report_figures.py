@@ -9,12 +9,10 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from scalelatent.errors import DataError
 from scalelatent.report.style import (
     ACCENT,
     COLORS,
     INK,
-    MUTED,
     class_style,
     new_figure,
     short_name,
@@ -25,13 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Largest number of classes in a legend, and of panels in a line of the figure of layers.
+# Largest number of classes in a legend; number of panels per line in the figure of all layers.
 LEGEND_CLASSES = 30
 _PANELS_PER_LINE = 4
 
 
 def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: float = 7.0) -> None:
-    """Draw points in two dimensions, coloured by class, in random order so that no class covers another."""
+    """Draw points (n, 2), coloured by class, in random order so that no class covers another.
+
+    ``codes`` are the numbers of the classes, or None for points without classes; ``size`` is in points.
+    """
     if codes is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, color=ACCENT, alpha=0.6, linewidths=0)
     else:
@@ -62,7 +63,7 @@ def plot_output(points: np.ndarray, codes: np.ndarray | None, names: Sequence[st
 
 
 def select_plane(points: np.ndarray) -> np.ndarray:
-    """Return two columns to draw: the first two, or the only one and its rank."""
+    """Return two columns to draw: the first two, or the only one and the ranks of its values."""
     if points.shape[1] > 1:
         return points[:, :2]
     return np.column_stack([points[:, 0], points[:, 0].argsort(kind="stable").argsort(kind="stable")])
@@ -96,18 +97,17 @@ def plot_layers(
 
 
 def plot_retrieval(
-    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, floor: float | None = None
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]],
 ) -> Figure:
-    """Draw the mean accuracy among the first retrieved documents (Figures 12 and 14 of the paper)."""
-    if not curves:
-        raise DataError("there is no retrieval curve to draw: give at least one")
+    """Draw the mean accuracy among the first retrieved rows (Figures 12 and 14 of the paper).
+
+    ``curves`` has (numbers of retrieved rows, accuracies) for each name in the legend.
+    """
     figure = new_figure(6.6, 4.2)
     axes = figure.subplots()
     for i, (name, (levels, accuracy)) in enumerate(curves.items()):
         color, marker = COLORS[i % len(COLORS)], "os^Dv"[i % 5]
         axes.plot(levels, accuracy, color=color, marker=marker, markersize=4, linewidth=1.6, label=name)
-    if floor is not None:
-        axes.axhline(floor, color=MUTED, linewidth=1, linestyle=":", label="chance")
     longest = max((levels for levels, _ in curves.values()), key=len)
     axes.set_xscale("log", base=2)
     axes.set_xticks(
@@ -119,6 +119,6 @@ def plot_retrieval(
     axes.set_xlabel("retrieved documents")
     axes.set_ylabel("accuracy")
     style_axes(axes)
-    if len(curves) > 1 or floor is not None:
+    if len(curves) > 1:
         axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     return figure

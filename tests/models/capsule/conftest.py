@@ -1,4 +1,4 @@
-"""Rows, constants of a fit, and first weights for tests of the online learners."""
+"""Rows, settings of a fit, and initial weights for tests of the online learners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ P, CLASSES = 6, 3
 
 
 def make(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0, **more: Any) -> Any:
-    """Return rows, the constants of their fit, and first weights."""
+    """Return rows, the settings of their fit, and initial weights."""
     rng = np.random.Generator(np.random.Philox(5))
     members = build_members(architecture, CLASSES, 2)
     y = rng.integers(0, CLASSES, 90).astype(np.int32)

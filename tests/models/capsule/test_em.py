@@ -76,7 +76,10 @@ CLASS_WEIGHT = {2: np.array([0.5, 3.0]), 3: np.array([0.5, 1.0, 3.0])}
 @pytest.mark.parametrize("weighted", ["plain", "sample", "class", "both"])
 @pytest.mark.parametrize("name", MEMBERS)
 def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
-    """W + Delta S^-1 equals [sum w r h x^T] S^-1 (equation 2.24 of Saul 2021), with sums in plain numpy."""
+    """The new weights equal the update (2.24) of Saul (2021), [sum w r h x^T] S^-1, computed in plain numpy.
+
+    The package computes the same update as W + Delta S^-1, with residuals in Delta.
+    """
     members = MEMBERS[name]
     m = members.n_classes
     x, y, weight = make_data(m, 200, 1)
@@ -136,7 +139,9 @@ def test_ridge_is_the_penalised_update(name: str) -> None:
 
 
 def compute_objective(learner: CapsuleEM, state: CapsuleState, stats: Stats) -> np.ndarray:
-    """Return the log-likelihood of each member minus the penalty rho/2 |W|^2, which EM never lowers."""
+    """Return the log-likelihood of each member minus the penalty rho/2 |W|^2; EM never lowers this
+    difference.
+    """
     members = learner.members
     parts = [state.w[members.offsets[r] : members.offsets[r + 1]] for r in range(members.n_members)]
     return stats["sums"][:, 0] - learner.ridge / 2 * np.array([(part**2).sum() for part in parts])
@@ -181,9 +186,8 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
 
 
 def test_momentum_adds_a_share_of_the_last_move() -> None:
-    """Equation 2.27 of Saul (2021):
-
-    W(t+1) = EM(W(t)) + gamma (W(t) - W(t-1)); the first step has no gamma.
+    """Equation 2.27 of Saul (2021) is W(t+1) = EM(W(t)) + gamma (W(t) - W(t-1)); the first step has no
+    gamma.
     """
     members = MEMBERS["multiclass"]
     x, y, _ = make_data(3, 200, 6)
@@ -230,7 +234,7 @@ def test_update_is_a_pure_function() -> None:
 
 
 def test_fewer_rows_than_features_stays_finite() -> None:
-    """The second moments S are singular. A small number on their diagonal keeps the inverse finite."""
+    """The second moments S are singular, so a small number on their diagonal keeps the inverse finite."""
     members = build_members("multiclass", 2, 1)
     x, y, _ = make_data(2, 4, 9)
     learner = make_learner(members, x, y, None)

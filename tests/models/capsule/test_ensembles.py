@@ -1,4 +1,4 @@
-"""Members that share a pass learn the same weights as separate fits."""
+"""Members (models of some classes) that share a pass learn the same weights as separate fits."""
 
 from __future__ import annotations
 

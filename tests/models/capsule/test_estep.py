@@ -134,7 +134,10 @@ def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
 @pytest.mark.parametrize("nu", [0.0, 0.3])
 @pytest.mark.parametrize("case", ["D = 20", "D = 70"])
 def test_buffers_do_not_leak_rows_of_the_previous_block(case: str, nu: float) -> None:
-    """The backend reads only the part of its buffers that it has written, for blocks of decreasing size."""
+    """The backend reads only the part of its buffers that the current block has written.
+
+    The blocks have decreasing numbers of rows.
+    """
     members = CASES[case]
     backend, table = make_backend("cpu"), squash_table(int(members.dims.sum()))
     for n in (300, 129, 7, 1, 0, 128):

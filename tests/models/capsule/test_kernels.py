@@ -27,7 +27,9 @@ CASES = {
 
 
 def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
-    """Return latent means and labels; for all_vs_all, only members that distinguish class 1, and its rows."""
+    """Return latents h and labels; for all_vs_all, only members that distinguish class 1, and rows of class
+    1.
+    """
     rng = np.random.Generator(np.random.Philox(seed))
     live = np.arange(members.n_members)
     y = rng.integers(0, members.n_classes, n).astype(np.int32)
@@ -104,9 +106,9 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
 
 
 def test_members_may_have_different_thresholds() -> None:
-    """Members in different rounds of the schedule have different thresholds.
+    """Members in different rounds of the schedule have different thresholds nu.
 
-    A row is active if any uses it.
+    A row is active if it is active for any member.
     """
     h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
@@ -147,9 +149,8 @@ def test_inactive_rows_change_nothing(body: str, case: str) -> None:
 @pytest.mark.parametrize("body", ["reference", "numba"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
-    """If two capsules are equally long, the first class is the prediction:
-
-    an error only for rows of the second.
+    """If two capsules are equally long, the first class is predicted, which is wrong only for rows of the
+    second.
     """
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]

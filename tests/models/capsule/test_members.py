@@ -1,4 +1,4 @@
-"""The table of members: the classes that they see, and the rows of W that they own."""
+"""The table of members: the classes that each member distinguishes, and its rows of W."""
 
 from __future__ import annotations
 

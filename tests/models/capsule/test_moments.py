@@ -1,4 +1,4 @@
-"""Second moments, their eigenvectors and the starts that come from them, against plain numpy."""
+"""Second moments, their eigenvectors, and the initial weights made of them, compared with plain numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online learners of capsule regression equal direct implementations of their definitions."""
+"""Steps of the online learners of capsule regression equal direct computations of their formulas."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
 
 
 def test_steps_follow_the_formula() -> None:
-    """Three steps give the weight changes, weights W, momentum and average of the formulas."""
+    """After three steps, changes, weights W, momentum and average equal those of the formulas."""
     data = make(momentum=0.4)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.7, 2.0)
     state = online_state(data.w, data.m)
@@ -90,7 +90,7 @@ def test_members_without_rows_in_a_batch_keep_their_weights() -> None:
 
 
 def test_row_weights_count_in_small_batches() -> None:
-    """A batch of one row moves W in proportion to the weight of the row, at most by one full step."""
+    """A batch of one row moves W in proportion to the row's weight, but by at most one full step."""
     data = make()
     x, y, rows = data.x[:2], data.y[:2], np.arange(2)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.0, 1.0)

@@ -1,4 +1,7 @@
-"""Closed forms against draws: latents h ~ N(Wx, I), and class y with probability |h_y|^2 / |h|^2."""
+"""Closed forms of posteriors agree with draws of latents h ~ N(Wx, I) and classes y.
+
+The probability of class y is |h_y|^2 / |h|^2.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +72,7 @@ def test_probabilities_are_a_distribution(dims: np.ndarray, seed: int, scale: fl
 
 @given(DIMS, st.integers(0, 2**32))
 def test_posterior_means_average_to_the_prior_mean(dims: np.ndarray, seed: int) -> None:
-    """The posterior means of all classes, weighted by probability, sum to the prior mean:
-
-    sum_y P(y|x) E[h|y,x] = Wx.
-    """
+    """The posterior means of all classes, weighted by probability, sum to Wx: sum_y P(y|x) E[h|y,x] = Wx."""
     h = np.random.Generator(np.random.Philox(seed)).normal(size=(dims.sum(), 5)) * 2
     total = np.zeros((len(dims), 5))
     for y in range(len(dims)):
@@ -97,7 +97,9 @@ def test_equal_dimensions_predict_the_longest_capsule() -> None:
 
 
 def test_unequal_dimensions_weigh_short_rows_by_dimension() -> None:
-    """In short rows the larger capsule has the larger probability although the other capsule is longer."""
+    """In rows of small norm, the capsule with more dimensions is more probable, even if it is the shorter
+    one.
+    """
     h = np.array([[0.2], [0.0], [0.0], [0.0], [0.1]])
     assert probabilities(h, np.array([1, 4]))[:, 0].argmax() == 1
     assert probabilities(100 * h, np.array([1, 4]))[:, 0].argmax() == 0

@@ -1,6 +1,6 @@
-"""The schedule of thresholds nu reacts to given error rates:
+"""The schedule of thresholds nu: rounds (passes with one nu), the best weights, and when a fit stops.
 
-rounds (passes with one nu), best weights, stop.
+The tests give the error rates that passes would measure.
 """
 
 from __future__ import annotations
@@ -109,9 +109,8 @@ def test_momentum_restarts_with_each_round() -> None:
 
 
 def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
-    """The first pass of a round (passes with one ``nu``) measures the best weights again.
-
-    So ``tol`` ignores it.
+    """``tol`` ignores the first pass of a round (passes with one nu), which measures the best weights
+    again.
     """
     learner = make_learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
     losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]

@@ -1,4 +1,5 @@
-"""The interpolating functions I_s(b) of capsule regression (equation A.1 of Saul 2021), and their table.
+"""The functions I_s(b) of capsule regression (equation A.1 of Saul 2021), and the table that interpolates
+them.
 
 lambda0 is I_s for s = D/2 and lambda1 for s = D/2 + 1, with D the sum of all capsule dimensions.
 """
@@ -83,7 +84,9 @@ def test_functions_increase_with_b_and_decrease_with_s(twice_s: int) -> None:
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_the_two_recursions_meet(s: float) -> None:
-    """The forward and the backward recursion agree at b = s, where the function switches between them."""
+    """The forward and the backward recursion agree at b = s, where the function changes from one to the
+    other.
+    """
     if s == 0:
         return
     b = np.array([s, np.nextafter(s, np.inf)])
@@ -128,10 +131,10 @@ def test_table_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsules(dimension: int) -> None:
-    """The probability of a class that does not win depends on 1 - lambda0(beta), with beta = |h|^2 / 2.
+    """1 - lambda0(|h|^2 / 2) keeps the 24 bits of float32 latents h up to |h|^2 = 1e8 D.
 
-    h are the latent means of a row, and D is their number. For long rows 1 - lambda0 is a small difference
-    of nearly equal numbers. Up to |h|^2 = 1e8 D it keeps the 24 bits of float32 latent means.
+    D is the number of latents. The probability of a class that does not win depends on this difference, which
+    is small for long rows.
     """
     s, rng = dimension / 2, np.random.default_rng(dimension)
     b = s * 10 ** rng.uniform(-3, 8, 2000)
@@ -144,10 +147,11 @@ def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsul
 @pytest.mark.parametrize("tabled", [False, True])
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: int, tabled: bool) -> None:
-    """The probability P of class i grows with |h_i|^2 (its latent means) if all capsules have one size.
+    """If all capsules have one size, the probability of class i grows with |h_i|^2, the length of its
+    latents.
 
-    D is the number of all latent means h. Rounding of P hides the last bit of h only in rows with
-    |h|^2 < 1e-6 D, whose classes are nearly equally likely.
+    D is the number of all latents h. Rounding of probabilities hides the last bit of h only in rows with
+    |h|^2 < 1e-6 D, whose classes are nearly equally probable.
     """
     rng, n = np.random.default_rng(size), 400
     h = rng.normal(size=(10 * size, n)).astype("f4")

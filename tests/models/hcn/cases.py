@@ -1,4 +1,4 @@
-"""Random trees and sweeps, and direct computations with which kernels are compared."""
+"""Random inputs of the hcn kernels, and slow direct computations that the kernels must agree with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineFeatureLearner
 
 
-def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
-    """Return the messages of a factor to its binary variables.
+def enumerate_messages(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
+    """Return the max-product messages of a factor to its binary variables, by trying all configurations.
 
-    A message is the difference of two max-marginals, without the variable's own message. ``allowed`` returns
-    the log of the factor of a configuration.
+    A message is the largest score with the variable equal to 1 minus the largest score with it equal to 0,
+    where the variable's own incoming message does not count. ``allowed`` returns the log of the factor for a
+    configuration.
     """
     n = len(incoming)
     best = np.full((n, 2), -np.inf)
@@ -33,16 +34,16 @@ def by_enumeration(allowed: Callable[..., float], incoming: np.ndarray) -> np.nd
     return best[:, 1] - best[:, 0]
 
 
-def log_of(condition: bool) -> float:
+def log_indicator(condition: bool) -> float:
     return 0.0 if condition else -np.inf
 
 
-def is_and(a: int, b: int, below: int) -> float:
-    return log_of(below == (a and b))
+def log_and_factor(a: int, b: int, below: int) -> float:
+    return log_indicator(below == (a and b))
 
 
-def is_or(*values: int) -> float:
-    return log_of(values[-1] == max(values[:-1]))
+def log_or_factor(*values: int) -> float:
+    return log_indicator(values[-1] == max(values[:-1]))
 
 
 def draw_sweep(
@@ -54,9 +55,10 @@ def draw_sweep(
     n_features: int,
     place: float = -300,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw evidence with missing pixels, update orders, and beliefs of S and W, in units of 1/256 nat.
+    """Return random evidence with missing pixels, update orders, and beliefs of S and W, in 1/256 nat.
 
-    S has the window positions of features, with mean belief ``place``; W has the weights of features.
+    S says which feature is at which position, with mean belief ``place``; W says which pixels are on in a
+    feature.
     """
     rng = np.random.default_rng(seed)
     n_channels, height, width = image
@@ -72,10 +74,12 @@ def draw_sweep(
     )  # fmt: skip
 
 
-def no_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
-    """Return zero messages for each pair (a window position and a weight that make a pixel), to S and to W.
+def make_zero_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+    """Return arrays of messages that are zero, as the hcn kernels store them.
 
-    The third array marks the pixel lines whose messages to W are stored.
+    The first array has the messages to S (positions of features), the second those to W (pixels of features):
+    one number for each pair of a position and a feature's pixel that meet in a pixel of the image. The third
+    array marks the lines of features that have a message to W.
     """
     images, channels, sides = evidence.shape[:2], evidence.shape[2], evidence.shape[3:]
     size = message_room(sides, w.shape[2:4], w.shape[4])
@@ -84,15 +88,17 @@ def no_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
 
 
 class Kernels(HostBackend):
-    """The CPU backend with the kernels of hcn."""
+    """The CPU backend, which loads the kernels of hcn by name."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
         module, function = KERNELS[name][self.name].split(":")
         return getattr(importlib.import_module(module), function)
 
 
-def overlap(features: np.ndarray, truth: np.ndarray) -> float:
-    """Return the largest intersection over union with ``truth``, over features and translations."""
+def largest_overlap(features: np.ndarray, truth: np.ndarray) -> float:
+    """Return the largest intersection over union of ``truth`` with any feature at any translation, from 0 to
+    1.
+    """
     best, (h, w) = 0.0, truth.shape
     for feature in features:
         rows, cols = np.nonzero(feature)
@@ -116,18 +122,18 @@ def learn_online(
     chains: int = 1,
     minibatches: int = 1,
 ) -> EvidenceState:
-    """Learn some epochs over rows in the order of a permutation."""
+    """Return the state after some epochs over the rows x in random order."""
     state, rng = learner.start(), np.random.default_rng(learner.seed)
     size = chains * minibatches * learner.batch_rows
     for epoch in range(epochs):
         order = rng.permutation(len(x))
         for first in range(0, len(x), size):
-            state = one_step(learner, state, x, order[first : first + size], epoch, backend, chains)
+            state = run_one_step(learner, state, x, order[first : first + size], epoch, backend, chains)
         state = learner.end_epoch(state)
     return state
 
 
-def one_step(
+def run_one_step(
     learner: OnlineFeatureLearner,
     state: EvidenceState,
     x: np.ndarray,
@@ -136,7 +142,7 @@ def one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """Return the state after a step on the given rows, which are divided into chains."""
+    """Return the state after one step over the given rows, which are divided into chains."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):

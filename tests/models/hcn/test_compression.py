@@ -1,4 +1,6 @@
-"""Description lengths computed by hand, and features that cost more than they save."""
+"""Description lengths equal those computed by hand; features that cost more bits than they save are
+removed.
+"""
 
 from __future__ import annotations
 

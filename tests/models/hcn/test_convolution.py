@@ -1,4 +1,4 @@
-"""The forward pass of several layers is a convolutional network: torch computes the same scores."""
+"""The forward pass of several layers is a convolutional network, so torch computes the same scores."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CLASSES = (0, 0, 1, 1, 2, 2)
 
 
 def network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarray]:
-    """Return two layers and templates.
+    """Return a network of two layers and its templates.
 
-    All features have equally many weights, so that none wins by its size.
+    All features have equally many weights, so that none has a larger score because of its size.
     """
     high, wide, channels = first.places
     second = FeatureLayer((channels, high, wide), 4, (3, 5), 1e-3, 1e-2, 0.25, 1e-3)

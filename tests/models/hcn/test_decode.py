@@ -1,4 +1,4 @@
-"""Explanation of images by known features."""
+"""Decoding: which known features are at which positions of an image."""
 
 from __future__ import annotations
 

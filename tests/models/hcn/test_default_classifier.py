@@ -23,9 +23,10 @@ def binary_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def lines_at_three_places() -> tuple[np.ndarray, np.ndarray]:
-    """Return images of one line, and whether it is vertical.
+    """Return images of one line, and True for those whose line is vertical.
 
-    Lines have three offsets. Two templates of a class cannot fit them without shifts of pixels.
+    A line is at one of three offsets. The two templates of a class cannot fit three offsets unless pixels may
+    be shifted.
     """
     rng = np.random.default_rng(7)
     x, y = np.zeros((400, 9, 10), np.uint8), np.arange(400) % 2
@@ -45,9 +46,9 @@ def digits() -> sl.HierarchicalCompositionalNetwork:
 
 
 def test_digits_are_classified_almost_as_well_as_by_neighbours(digits: Any) -> None:
-    """The fit chooses pools of 1 x 1 pixels.
+    """The fit chooses pools of 1 x 1 pixels, which allow no shifts.
 
-    With shifts of one pixel, digits of 8 x 8 pixels are too similar.
+    With shifts of one pixel, digits of 8 x 8 pixels would be too similar.
     """
     x, y = binary_digits()
     flat = x.reshape(len(x), -1)
@@ -86,9 +87,9 @@ def test_validation_rows_choose_the_pools() -> None:
 
 
 def test_templates_never_lose_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fit one template per class without shifts: its lines have three offsets.
+    """The images of the one template per class have their lines at three offsets, and shifts are not allowed.
 
-    So no pixel is on in most images of the template. It must still have weights.
+    Then no pixel is on in most images of the template, but the template must still have weights.
     """
     x, y = lines_at_three_places()
     m = default_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES])

@@ -1,4 +1,4 @@
-"""The estimator of one layer: learned features, identical bits everywhere, refusals."""
+"""The estimator of one layer: it finds features, gives identical bits everywhere, and refuses bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn import single_layer
 from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner
-from tests.models.hcn.cases import overlap
+from tests.models.hcn.cases import largest_overlap
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
 
@@ -58,7 +58,7 @@ def test_letters_are_found_and_explain_the_images() -> None:
     features = m.weights_[0][:, 0]
     assert features.shape == (6, 8, 6)
     assert features.dtype == bool
-    assert min(overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
+    assert min(largest_overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
     assert m.compression_ < 0.8
     assert m.n_iter_ == len(m.history_) == 3
     assert m.used_[0].sum() >= 5
@@ -200,7 +200,7 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_features_that_do_not_pay_together_are_removed() -> None:
-    """Each of these two features costs more bits than it saves as long as the other remains."""
+    """Each of two features costs more bits than it saves as long as the other feature remains."""
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
     x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
@@ -386,7 +386,9 @@ def test_search_chooses_by_compression() -> None:
 
 
 def test_a_search_on_one_image_compares_descriptions_of_that_image() -> None:
-    """The best settings give the shortest description of the single image. Each has two restarts."""
+    """The best candidate gives the shortest description of the single image. Each candidate has two
+    restarts.
+    """
     image = image_set("letters", alphabet="AKS", noise=0.02, seed=1, size=(48, 48), count=12).rows(0, 1)[0]
     how = {"online": False, "n_epochs": 30, "n_restarts": 2, "damping": 1.0, "random_state": 0}
     grid = {"p01": [1e-3, 0.3], "p10": [1e-3, 0.3]}

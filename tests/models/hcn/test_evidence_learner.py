@@ -1,4 +1,4 @@
-"""Online learning of features: the rule of forgetting, the sum of chains, features that are found."""
+"""Online learning of features: how old evidence fades, how chains are summed, which features are found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scalelatent.models.hcn.model.evidence_learner import (
     forget,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from tests.models.hcn.cases import Kernels, learn_online, one_step, overlap
+from tests.models.hcn.cases import Kernels, largest_overlap, learn_online, run_one_step
 
 BACKEND = Kernels()
 SMALL = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
@@ -46,13 +46,13 @@ def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
         order = shuffled(5, "hcn sweep", 0, rows[:1], 2 * SMALL.n_pixels)
         BACKEND.kernel("hcn_sweep")(SMALL.compute_evidence(x[rows])[None], order, s, after)
         posterior = state.beliefs + (after[0] - w) / UNITS_PER_NAT
-        state = one_step(learner, state, x, rows, 0, BACKEND)
+        state = run_one_step(learner, state, x, rows, 0, BACKEND)
         assert_allclose(state.beliefs, 0.9 * posterior + 0.1 * prior, rtol=1e-13)
     assert np.abs(state.beliefs - prior).max() > 1
 
 
 def check_forgetting(step: Callable[..., EvidenceState]) -> None:
-    """Check that learned evidence fades with each minibatch if no row has a known pixel."""
+    """Check that learned evidence fades by 0.9 per minibatch if all pixels are unknown."""
     learner, x = small(layer=replace(SMALL, missing=9))
     first = learner.start().first
     state = EvidenceState(first + 10.0, first)
@@ -64,7 +64,7 @@ def check_forgetting(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, total, 24).beliefs, first + 10 * 0.9**12, rtol=1e-12)
 
 
-def forgetting_once(
+def step_that_forgets_once(
     learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n: int
 ) -> EvidenceState:
     return replace(state, beliefs=forget(state.beliefs, state.first, 0.9) + stats["evidence"])
@@ -73,11 +73,13 @@ def forgetting_once(
 def test_steps_forget_for_each_minibatch() -> None:
     check_forgetting(OnlineFeatureLearner.step)
     with pytest.raises(AssertionError):
-        check_forgetting(forgetting_once)
+        check_forgetting(step_that_forgets_once)
 
 
 def check_weight(step: Callable[..., EvidenceState]) -> None:
-    """Check that identical minibatches in parallel chains change beliefs as if taken in turn."""
+    """Check that identical minibatches in parallel chains change beliefs as if they came one after
+    another.
+    """
     learner, _ = small(0.9)
     state, said = learner.start(), 3.0
     stats = Stats.zeros(learner.layout())
@@ -91,7 +93,9 @@ def check_weight(step: Callable[..., EvidenceState]) -> None:
     assert_allclose(step(learner, state, stats, 20).beliefs, serial, rtol=1e-12)
 
 
-def summed(learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n: int) -> EvidenceState:
+def step_that_only_adds(
+    learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n: int
+) -> EvidenceState:
     beliefs = forget(state.beliefs, state.first, 0.9 ** int(stats["minibatches"]))
     return replace(state, beliefs=beliefs + stats["evidence"])
 
@@ -99,20 +103,20 @@ def summed(learner: OnlineFeatureLearner, state: EvidenceState, stats: Stats, n:
 def test_parallel_chains_have_the_weight_of_serial_minibatches() -> None:
     check_weight(OnlineFeatureLearner.step)
     with pytest.raises(AssertionError):
-        check_weight(summed)
+        check_weight(step_that_only_adds)
 
 
 def test_without_forgetting_evidence_adds_up() -> None:
     learner, x = small(1.0)
     state, rows = learner.start(), np.arange(24)
-    apart = [one_step(learner, state, x, rows[a : a + 8], 0, BACKEND) for a in (0, 8, 16)]
-    together = one_step(learner, state, x, rows, 0, BACKEND, chains=3)
+    apart = [run_one_step(learner, state, x, rows[a : a + 8], 0, BACKEND) for a in (0, 8, 16)]
+    together = run_one_step(learner, state, x, rows, 0, BACKEND, chains=3)
     assert_allclose(together.beliefs, sum(s.beliefs for s in apart) - 2 * state.beliefs, rtol=1e-12)
 
 
 def test_parallel_chains_equal_serial_chains() -> None:
     learner, x = small()
-    state = one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
+    state = run_one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
     prepared = learner.prepare(state, BACKEND)
     parts = [np.arange(0, 6), np.arange(6, 13), np.arange(13, 24)]
     blocks = [Block(x[part], None, None, 0, part, 1, k) for k, part in enumerate(parts)]
@@ -135,7 +139,7 @@ def test_beliefs_beyond_exact_sums_are_refused() -> None:
     learner, x = small(1.0)
     state = replace(learner.start(), beliefs=np.full(SMALL.weights_shape, 2_000_000.0))
     with pytest.raises(DivergenceError, match=r"layer 1: .*feature 0 have reached 2,000,0.*lower forgetting"):
-        one_step(learner, state, x, np.arange(4), 0, BACKEND)
+        run_one_step(learner, state, x, np.arange(4), 0, BACKEND)
 
 
 def test_a_chain_stays_within_its_requested_memory() -> None:
@@ -162,7 +166,8 @@ def test_features_are_converted_between_kernels_and_users() -> None:
     assert_array_equal(from_features(to_features(w)), w)
 
 
-# These are the dataset and settings of the paper's Figure 6: minibatches of 5, lambda .95.
+# The dataset and settings of Figure 6 of Lázaro-Gredilla et al. (2016): minibatches of 5 images, forgetting
+# .95.
 @pytest.mark.parametrize(("n_rows", "epochs"), [(30, 100), (3000, 1)])
 def test_online_learning_finds_letters(n_rows, epochs) -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
@@ -170,14 +175,15 @@ def test_online_learning_finds_letters(n_rows, epochs) -> None:
     x = letters.rows(0, n_rows)[0].reshape(n_rows, -1)
     state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, epochs, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
     assert min(found) >= 0.9
 
 
-def cut_off(first: np.ndarray) -> np.ndarray:
-    """Return beliefs of three features in a 7 x 6 window:
+def make_uncentred_beliefs(first: np.ndarray) -> np.ndarray:
+    """Return beliefs of three features of 7 x 6 pixels.
 
-    at its lower left, across it, and without weights.
+    The first feature has its weights at the lower left, the second has weights from top to bottom, and the
+    third keeps the initial beliefs ``first``, which are all off.
     """
     beliefs = first.copy()
     beliefs[:, 3:7, 0:2, 0] = 5.0
@@ -188,23 +194,22 @@ def cut_off(first: np.ndarray) -> np.ndarray:
 def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     layer = FeatureLayer((2, 9, 9), 3, (7, 6), 1e-2, 1e-2, 0.3, 1e-3)
     first = layer.first_beliefs(0)
-    beliefs = cut_off(first)
+    beliefs = make_uncentred_beliefs(first)
     found, want = move(beliefs, first), first.copy()
     want[:, 2:6, 2:4, 0] = 5.0
-    # The pixels around the feature move with it, and pixels that enter the window have their initial belief.
+    # The beliefs around the weights move with them; positions that become free get their initial belief.
     want[:, :2, 2:, 0] = first[:, 1:3, :4, 0]
     want[:, 2:6, 4:, 0] = first[:, 3:, 2:4, 0]
     want[:, 6:, :, 0] = first[:, 6:, :, 0]
     want[..., 1] = beliefs[..., 1]
     assert_array_equal(found, want)
     assert_array_equal(move(found, first), found)
-    assert_array_equal(beliefs, cut_off(first))
+    assert_array_equal(beliefs, make_uncentred_beliefs(first))
 
 
-def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Wrong implementation of ``center_features``:
-
-    pixels that leave the window on one side enter on the other.
+def roll_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Move features as a wrong ``center_features`` would: pixels that leave on one side enter on the
+    other.
     """
     out = beliefs.copy()
     out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
@@ -214,7 +219,7 @@ def rolled(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
 def test_features_move_to_the_middle_of_their_windows() -> None:
     check_centred(center_features)
     with pytest.raises(AssertionError):
-        check_centred(rolled)
+        check_centred(roll_features)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +247,7 @@ def test_unknown_pixels_are_skipped() -> None:
     x[np.random.default_rng(0).random(x.shape) < 0.2] = 7
     state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, 1, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
     assert sum(o >= 0.9 for o in found) >= 4
 
 
@@ -254,7 +259,7 @@ def test_validation_rows_stop_online_learning() -> None:
     state, found = learner.start(), []
     for epoch in range(12):
         for first in range(0, 100, 5):
-            state = one_step(learner, state, x, np.arange(first, first + 5), epoch, BACKEND)
+            state = run_one_step(learner, state, x, np.arange(first, first + 5), epoch, BACKEND)
         reduction = learner.validation()
         stats = Stats.zeros(reduction.layout())
         reduction.accumulate(reduction.prepare(state, BACKEND), Block(x[100:], None, None, 100), stats)

@@ -1,4 +1,6 @@
-"""Oriented filters: numba equals the reference, directions of edges, images that are not grey."""
+"""Oriented filters: numba equals the reference, edges have the right direction, non-grey images are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,10 @@ def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("direction", range(16))
 def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int) -> None:
-    """Half planes in all directions are bright on the side to which the direction of the filter points."""
+    """The image is bright on one side of a straight edge, for all directions of the edge."""
     angle = 2 * np.pi * direction / 16
     y, x = np.indices((21, 21)) - 10
-    # share of the area of each pixel that is bright
+    # The grey value of a pixel is the share of its area that is bright.
     fine = np.clip((x * np.cos(angle) + y * np.sin(angle)) + 0.5, 0, 1)
     edges = OrientedFilters(16, size).find_edges(np.uint8(np.rint(255 * fine))[None])[0]
     middle = edges[:, 7:14, 7:14]

@@ -1,6 +1,5 @@
-"""Templates started from images:
-
-the evidence of an image, the choice of first images, and the assignment of rows.
+"""Templates that start from images: their evidence, the choice of these images, and the assignment of
+rows.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def collected(reduction: Any, *blocks: Block) -> Stats:
 
 
 def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
-    """Return beliefs after passes over forty images, with the true features and no templates at the start."""
+    """Return beliefs after passes over forty images; they start from the true features and no templates."""
     first = net.first_beliefs()
     beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
     begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
@@ -43,9 +42,9 @@ def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1
 
 
 def test_a_template_is_the_evidence_of_its_image() -> None:
-    """A template that starts from an image has the weights that the pixels of this image support.
+    """A template that starts from an image has the weights that the image's pixels support.
 
-    No other template scores higher in that image.
+    No other template has a higher score for that image.
     """
     net, images = two_layers(classes=(0, 1, 2, 3))
     numbers = list(range(7, 40))
@@ -62,7 +61,7 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
 
 
 def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of a template's start: the windows of the weights are not flipped."""
+    """A wrong start of templates, which does not flip the windows of features, fails the test above."""
 
     def mutant(said: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
         below, priors = said.net.split(first)
@@ -104,7 +103,7 @@ def test_rows_go_to_used_templates_of_their_class() -> None:
 
 
 def test_ignoring_labels_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of the assignment of rows: rows go to the best template of any class."""
+    """A wrong assignment of rows, to the best template of any class, fails the test above."""
     whole = TemplateEvidence.accumulate
 
     def mutant(said: TemplateEvidence, prepared: Any, block: Block, stats: Stats) -> None:

@@ -1,4 +1,4 @@
-"""Images as users have them: arrays, dask arrays, NaN, masks; outputs as large as the data."""
+"""Images as users have them (arrays, dask arrays, NaN, masks), and outputs as large as the data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOW = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_stat
 
 
 def drawn(n: int) -> np.ndarray:
-    """Draw images with two of three features at random places; 2 % of the pixels are flipped."""
+    """Return n images of two of three features at random positions, with 2 % flipped pixels."""
     rng = np.random.default_rng(0)
     features = np.array([[[1, 1], [1, 0], [1, 0]], [[0, 1], [1, 1], [0, 1]], [[1, 0], [0, 1], [1, 1]]])
     x = rng.random((n, 7, 6)) < 0.02
@@ -157,9 +157,9 @@ def test_given_layers_are_not_reduced() -> None:
 
 @pytest.mark.parametrize("width", [16, 48])
 def test_small_flat_rows_are_images_of_one_row(width: int) -> None:
-    """Rows of five patterns joined by OR:
+    """Flat rows are images of height 1: the default features have the width of the rows, and no shifts.
 
-    the default features have the width of the rows, and shifts have no meaning.
+    Each row joins some of five patterns by OR.
     """
     rng = np.random.default_rng(0)
     patterns = rng.random((5, width)) < 0.3

@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import placements, sweeps
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import count_pairs, message_starts
-from tests.models.hcn.cases import draw_sweep, no_messages
+from tests.models.hcn.cases import draw_sweep, make_zero_messages
 
 # Each case is chains, images, (channels, height, width), window, features.
 SHAPES = [
@@ -46,8 +46,8 @@ def test_a_sweep_gives_the_bits_of_the_reference(shape, place) -> None:
 
 def check_messages(sweep, shape, damping, place) -> None:
     evidence, order, s, w = draw_sweep(2, *shape, place)
-    want = [s.astype("f8"), w.astype("f8"), *no_messages(evidence, w)]
-    found = [s, w, *no_messages(evidence, w)]
+    want = [s.astype("f8"), w.astype("f8"), *make_zero_messages(evidence, w)]
+    found = [s, w, *make_zero_messages(evidence, w)]
     for _ in range(5):
         moved = sweep(evidence, order, *found, damping)
         assert_array_equal(moved, reference.sweep_messages(evidence, order, *want, damping))
@@ -62,7 +62,7 @@ def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, p
 
 
 def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Wrong implementation of a sweep: the beliefs keep messages that no window position sends any more."""
+    """Wrong sweep: the beliefs keep the messages of the sweep before, which nothing sends any more."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 
@@ -96,7 +96,7 @@ def test_placements_give_the_bits_of_the_reference(shape) -> None:
 
 def test_beliefs_equal_priors_plus_messages_after_many_updates() -> None:
     evidence, _, s, w = draw_sweep(5, 1, 2, (2, 6, 7), (3, 2), 5)
-    priors, messages = (s.copy(), w.copy()), no_messages(evidence, w)
+    priors, messages = (s.copy(), w.copy()), make_zero_messages(evidence, w)
     for epoch in range(1000):
         order = shuffled(0, "test", epoch, np.zeros(1), evidence.size)
         sweeps.sweep_messages(evidence, order, s, w, *messages, 0.7)
@@ -128,7 +128,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     evidence, order, s, w = draw_sweep(7, 8, 2, (1, 9, 8), (3, 4), 19, -900)
     found = []
     for threads in (1, 2, 4):
-        states = s.copy(), w.copy(), *no_messages(evidence, w)
+        states = s.copy(), w.copy(), *make_zero_messages(evidence, w)
         with ThreadPoolExecutor(threads) as pool:
             for kernel, n, more in ((sweeps.sweep, 2, ()), (sweeps.sweep_messages, 5, (0.8,))):
 

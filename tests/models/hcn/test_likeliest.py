@@ -1,6 +1,6 @@
-"""Networks of two layers so small that all weights can be enumerated:
+"""Learning finds the most probable weights of networks so small that all weights can be enumerated.
 
-learning finds the likeliest weights.
+The networks have two layers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
 
 
 def log_posterior(x: np.ndarray) -> np.ndarray:
-    """Return the log posterior of all 2 ** 16 weights for images x (2, 4), each with its better template."""
+    """Return the log posterior of all 2 ** 16 weights for images x (2, 4).
+
+    Each image is explained by the better of its templates.
+    """
     codes = np.arange(2**16)[:, None]
     features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
     templates = (codes >> np.arange(4, 16) & 1).astype(bool).reshape(-1, 2, 2, 3)
@@ -50,7 +53,7 @@ def log_posterior(x: np.ndarray) -> np.ndarray:
 
 
 def found(x: np.ndarray, seed: int) -> int:
-    """Return the weights to which messages converge, as an index of the posterior."""
+    """Return the weights that message passing finds, as an index into ``log_posterior``."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
     learner = BatchNetworkLearner(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
@@ -59,7 +62,8 @@ def found(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Assert that messages find the most probable weights for at least ``LEAST`` of eight pairs of images.
+    """Check that message passing finds the most probable weights for at least ``LEAST`` of eight pairs of
+    images.
 
     For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
     """
@@ -82,7 +86,7 @@ def test_the_likeliest_of_all_weights_are_found() -> None:
 def test_wrong_class_messages_find_parts_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wrong implementation of class messages: their maximum includes the template's own score."""
+    """Messages of classes whose maximum includes the template's own score make check_likeliest fail."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape).astype(np.int32)
@@ -93,7 +97,7 @@ def test_wrong_class_messages_find_parts_less_often(
 
 
 def check_above() -> None:
-    """Check that messages from the upper layer replace those of the pass before."""
+    """Check that the messages from the upper layer replace those of the pass before, without damping."""
     net, images = two_layers(5, 1)
     backend, block = make_backend("cpu"), block_of(images, 0, 6)
     learner = BatchNetworkLearner(net, n_rows=6, single_leaf_passes=3)
@@ -116,7 +120,7 @@ def test_messages_from_above_are_not_damped() -> None:
 
 
 def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation of ``check_above``: messages from the upper layer change by a fifth only."""
+    """If messages from the upper layer change by only a fifth per pass, ``check_above`` fails."""
     lower = LayerMessages.with_above
 
     def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:
@@ -128,9 +132,9 @@ def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
-    """A pool has the 3 x 3 pixels to which a pixel may be shifted, with a prior for each shift.
+    """A pool is the 3 x 3 pixels to which a pixel may be shifted; each shift has a prior probability.
 
-    The shares of 20,000 draws are within five standard errors.
+    The shares of 20,000 draws are within five standard errors of the priors.
     """
     net = Hierarchy((BELOW, TOP), side=3, seed=4)
     prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000

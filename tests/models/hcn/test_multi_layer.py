@@ -1,4 +1,4 @@
-"""The estimator of several layers: classes, clusters, missing labels, outputs, refusals."""
+"""The estimator of several layers: classes, clusters, missing labels, outputs, and refused input."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
 
 
 def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
-    """The noise of reading changes no feature, because learning does not use it; a saved network keeps it."""
+    """The parameter read_noise changes no feature, because learning does not use it; a saved network keeps
+    it.
+    """
     how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
     m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])
@@ -190,14 +192,16 @@ def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch:
 
 
 def test_another_order_of_trees_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation: the update order of pixels ignores that images are sorted by class."""
+    """If pixels were updated in an order that ignores the sorting of images by class, the bits would
+    differ.
+    """
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)
 
 
 def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation: messages below 9 units become 0 each time they are stored."""
+    """If stored messages below 9 units became 0, the bits would differ."""
     monkeypatch.setattr(
         multi_layer_learning, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
     )
@@ -207,7 +211,7 @@ def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Resume a run that an earlier version left within a pass, with stored messages of all templates."""
+    """A run that an earlier version left within a pass, with messages of all templates, is resumed."""
     visit, visits = BatchNetworkLearner.visit, 0
 
     def stopping(*args: Any) -> Any:
@@ -231,9 +235,10 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
-    """Each pass writes the messages of its leaves (fixed ranges of images).
+    """The plan is an upper bound of the files of messages; a file belongs to a leaf (a fixed range of
+    images).
 
-    Files that no checkpoint needs are deleted in the next pass.
+    Each pass writes new files. Files that no checkpoint needs are deleted in the next pass.
     """
     sizes: list[list[int]] = []
     run = tmp_path / "run"
@@ -275,7 +280,9 @@ def test_rows_without_labels_are_learned_without_a_class() -> None:
 
 
 def test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels() -> None:
-    """Labelled rows of a dataset with -1 elsewhere are learned like rows of a dataset without -1."""
+    """A subset of labelled rows is learned with labels although other rows of the dataset have the label
+    -1.
+    """
     stored = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 32, Y, -1))[:32]
     assert -1 in stored.classes
     m = network().fit(stored)
@@ -284,7 +291,7 @@ def test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels() ->
 
 
 def test_a_class_for_unlabelled_rows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation: unlabelled rows (-1) are learned as a class of their own."""
+    """If unlabelled rows (-1) were learned as a class of their own, the tests above would fail."""
     monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
     with pytest.raises(DataError, match="class -1 has no rows"):
         test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels()
@@ -421,9 +428,9 @@ def test_a_network_of_several_layers_is_planned_and_searched() -> None:
 
 @pytest.mark.slow
 def test_the_two_trait_set_is_learned_with_four_labels() -> None:
-    """The two-trait images are learned without labels; four labels name the templates.
+    """The two-trait images are learned without labels; then four labels name the templates.
 
-    1 of 1,000 may be wrong.
+    At most 1 of 1,000 images may get a wrong label.
     """
     images, patterns = image_set("traits"), image_set("traits", labels="pattern")
     (x, category), (_, pattern) = images.rows(0, 100), patterns.rows(0, 100)

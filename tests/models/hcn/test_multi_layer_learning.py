@@ -1,4 +1,7 @@
-"""Learning of networks of two layers finds the features and templates of the two-trait images."""
+"""Networks of two layers find the features and templates of the two-trait images.
+
+Each of these images shows a square or a circle, and one of two diagonals.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, 
 
 
 def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
-    """Return beliefs of the weights that generate the two-trait images."""
+    """Return beliefs whose weights are those that generate the two-trait images."""
     size = images.features.shape[1]
     left = size + images.parameters["gap"] + 1
     above = np.zeros((4, *net.layers[1].image), bool)
@@ -107,7 +110,7 @@ def test_parts_and_templates_are_found(labelled: bool) -> None:
 
 
 def test_hidden_parts_are_completed_in_place() -> None:
-    """Half of each part is hidden: 95 % of the filled-in pixels are within one pixel of a true one."""
+    """Half of each shape is hidden. 95 % of the completed pixels are within one pixel of a true pixel."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     x, _ = images.rows(0, 40)
@@ -132,7 +135,9 @@ def test_hidden_parts_are_completed_in_place() -> None:
 
 
 def test_drawn_images_follow_the_set() -> None:
-    """Drawn templates and shifts have their probabilities, and a forward pass classifies the drawn images."""
+    """Drawn templates and shifts have their prior probabilities, and a forward pass classifies the drawn
+    images.
+    """
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
@@ -161,7 +166,7 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
 
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
-    """Six passes over a leaf (a fixed range of images), stored after each pass or only at the end, are equal.
+    """Six passes over a leaf (a fixed range of images) are equal if its messages are stored after each pass.
 
     A pass does not change the stored messages that it receives.
     """
@@ -180,7 +185,7 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Check the bounds of messages in memory, of stored messages, and of stored messages without any 0."""
+    """Messages need at most the planned bytes: in memory, on disk, and on disk if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6)
     block = block_of(images, 0, 12, known)
@@ -197,7 +202,7 @@ def test_stored_bytes_are_bounded(known: bool) -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
-    """The bound on memory includes reading and writing the stored messages, even if no message is 0."""
+    """The upper bound of memory includes reading and writing the stored messages, even if no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
     block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
@@ -252,7 +257,7 @@ MUTANTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementations of the test above fail."""
+    """Several wrong implementations of sparse arrays fail the test above."""
     whole = to_sparse
     monkeypatch.setattr(
         "tests.models.hcn.test_multi_layer_learning.to_sparse",
@@ -264,9 +269,9 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 
 
 def test_beliefs_equal_priors_plus_messages() -> None:
-    """Beliefs of weights W are the initial ones plus all messages to W.
+    """Beliefs of weights W are the initial beliefs plus all messages to W.
 
-    Beliefs of window positions S are messages from pixels plus those from the upper layer.
+    Beliefs of positions S are the messages from pixels plus those from the upper layer.
     """
     net, images = two_layers()
     learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
@@ -281,7 +286,7 @@ def test_beliefs_equal_priors_plus_messages() -> None:
 
 
 def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation: the backward pass changes the weights of a layer too."""
+    """If the backward pass changed the weights of a layer too, the test above would fail."""
     pass_down = Hierarchy.pass_down
 
     def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
@@ -316,7 +321,9 @@ def test_class_messages_are_minus_the_best_other_score() -> None:
 
 
 def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation: the maximum over other templates includes an unlabelled template's own score."""
+    """If the maximum over other templates included an unlabelled template's own score, the test above would
+    fail.
+    """
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape)
@@ -352,7 +359,9 @@ def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> n
 
 
 def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the label of an image is known, storing only messages of templates of its class changes no bit."""
+    """If the label of an image is known, only messages of templates of its class are stored; no bit
+    changes.
+    """
     net, images = two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
@@ -387,16 +396,17 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
 
 
 def test_templates_of_another_class_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation: the stored messages are those of the first templates, whatever the class."""
+    """If the stored messages were those of the first templates, whatever the class, the test above would
+    fail.
+    """
     monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)
 
 
 def test_small_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong implementation:
-
-    messages from the class are as small as those of pools, below pixels' evidence.
+    """If messages from the class were as small as those of pools, below the pixels' evidence, labels would
+    fail.
     """
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):

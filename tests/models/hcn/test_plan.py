@@ -1,6 +1,6 @@
-"""The plan of a compositional network: its memory and disk space are upper bounds.
+"""The plan of a compositional network gives upper bounds of memory and disk space.
 
-They hold for online fits and for fits that store messages.
+The bounds hold for online fits and for fits that store messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds follow from one measured chain of a step, or one measured pass that stores messages."""
+    """The planned seconds follow from one measured chain of a step, or one measured pass that stores
+    messages.
+    """
     probed: list[str] = []
 
     def measure(name: str, seconds: Any) -> float:
@@ -86,7 +88,9 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("online", [True, False])
 def test_images_that_filters_read_are_planned(online: bool) -> None:
-    """The images are grey. They take less memory than the channels that filters make of them."""
+    """Grey images take less memory than the channels that filters make of them; the plan counts the
+    channels.
+    """
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
     found_plan = sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, filters=4, online=online).plan(ds)
     assert found_plan["seconds"]["learn"] > 0

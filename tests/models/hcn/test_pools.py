@@ -1,4 +1,4 @@
-"""Messages between layers: comparison with enumeration, and of numba with the reference."""
+"""Messages between layers equal those by enumeration, and the numba kernels equal the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [(1, (1, 1, 1), 3), (2, (3, 4, 5), 3), (1, (1, 7, 33), 5), (3, (2, 3, 2
 
 
 def draw(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Draw below, prior, above, down and evidence with small, large and equal messages."""
+    """Return random arrays below, prior, above, down and evidence with small, large and equal messages."""
     n, image, side = shape
     rng = np.random.default_rng(seed)
 
@@ -84,9 +84,9 @@ def best(score, n: int, at: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("side", [1, 3])
 def test_pool_messages_are_max_marginals(side) -> None:
-    """A pool is a pixel of R and the pixels to which it may be shifted.
+    """Messages of a pool are differences of max-marginals by enumeration.
 
-    Messages are differences of maxima.
+    A pool joins a pixel of the upper image R and the pixels to which it may be shifted.
     """
     rng, n = np.random.default_rng(side), side**2
     shape = (2 * (side // 2) + 1,) * 2
@@ -120,7 +120,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
 
 
 def test_pools_without_prior_would_fail(monkeypatch) -> None:
-    """Wrong implementation: all shifts of a pixel within its pool are equally probable."""
+    """If all shifts within a pool were equally probable, the test above would fail."""
     whole = reference.pass_pools_up
 
     def without(below, prior, down, evidence, damping) -> None:

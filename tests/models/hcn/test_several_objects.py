@@ -1,4 +1,4 @@
-"""Several objects in one image, for a network that was fitted on images of one object."""
+"""Images of several objects, classified by a network that was fitted on images of one object."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ HEIGHT, WIDTH = TRAITS.image_shape
 FEW = image_set("traits", size=5, gap=1)
 
 
-def overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
+def frames_overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
     return abs(one[0] - other[0]) < frame[0] and abs(one[1] - other[1]) < frame[1]
 
 
 def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
-    """Return all sets of at most ``most`` positions whose frames do not overlap."""
+    """Return all sets of at most ``most`` positions whose frames (the size of an object) do not overlap."""
     where = where or (lambda place: place)
     for n in range(most + 1):
         for some in itertools.combinations(places, n):
-            if not any(overlap(where(a), where(b), frame) for a, b in itertools.combinations(some, 2)):
+            if not any(frames_overlap(where(a), where(b), frame) for a, b in itertools.combinations(some, 2)):
                 yield some
 
 
 def fitted_by_hand(names: Any) -> Any:
-    """Return a model of the two-trait images with the weights that generated them, without a fit."""
+    """Return a model of the two-trait images with the weights that generate them, without a fit."""
     m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
     network = build_multi_layer(m, (below,), np.array(names), 2)
@@ -58,7 +58,9 @@ def fitted_by_hand(names: Any) -> Any:
 
 @pytest.mark.parametrize("names", [[0, 1], ["same", "other"]])
 def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> None:
-    """Most images have two objects at random offsets; one image has a single object, and one has none."""
+    """Most images have two objects at random offsets; one image has a single object, and one image has
+    none.
+    """
     n, room, rng = 40, (HEIGHT + 6, 2 * WIDTH + 12), np.random.default_rng(0)
     images, labels = TRAITS.rows(0, 2 * n)
     wide, truth = np.zeros((n + 2, *room), np.uint8), np.full((n + 2, 2, 2), -1)
@@ -114,14 +116,14 @@ def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -
 
 
 def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
-    """The sums are nearly equal:
+    """If many choices have nearly equal scores, the search ends early.
 
-    the result is as good as the greedy choice, and is not reported as optimal.
+    Its result is as good as the greedy choice, and is not reported as optimal.
     """
     gains = 100 + np.random.default_rng(0).random((30, 30))
     chosen, exact = choose_places(gains, (8, 8), 9)
     assert not exact
-    assert not any(overlap(a, b, (8, 8)) for a, b in itertools.combinations(chosen, 2))
+    assert not any(frames_overlap(a, b, (8, 8)) for a, b in itertools.combinations(chosen, 2))
     left, greedy = gains.copy(), 0.0
     for _ in range(9):
         row, column = np.unravel_index(left.argmax(), left.shape)
@@ -131,7 +133,10 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
 
 
 def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
-    """Compare a network without shifts with all sets of templates and positions, whose images have noise."""
+    """The found objects are the most probable among all sets of templates and positions.
+
+    The network has no shifts, and its images have noise.
+    """
     below = FeatureLayer((1, 3, 3), 2, (2, 2), 0.1, 0.05, 0.25, 0.5)
     features = np.array([[[[1, 1], [0, 1]]], [[[0, 1], [1, 0]]]], bool)
     above = np.zeros((3, 2, 2, 2), bool)
@@ -213,7 +218,7 @@ def test_networks_without_classes_return_cluster_indices() -> None:
 
 
 def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
-    """The network is saved, and its larger images are computed again after loading."""
+    """A saved and loaded network computes what it needs for larger images again, with the same results."""
     x, y = FEW.rows(0, 20)
     m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, online=False, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):

@@ -1,4 +1,4 @@
-"""Learning with stored messages of leaves (fixed ranges of images), compared with enumeration."""
+"""Learning with stored messages of leaves (fixed ranges of images); results are compared with enumeration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalelatent.models.hcn.model.stored_messages import (
     start_leaf,
     visit_leaves,
 )
-from tests.models.hcn.cases import Kernels, overlap
+from tests.models.hcn.cases import Kernels, largest_overlap
 
 BACKEND = Kernels()
 
@@ -29,7 +29,7 @@ BACKEND = Kernels()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Return beliefs of the weights in nats, and the stored messages, of images learned as one leaf."""
+    """Learn images as one leaf; return the beliefs of the weights in nats, and the stored messages."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -72,7 +72,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     x = (np.random.default_rng(0).random((40, layer.n_pixels)) < 0.2).astype(np.uint8)
     prepared = learner.prepare(learner.start(), BACKEND)
     block = Block(x, None, None, 0, np.arange(40), 1)
-    kept = learner.visit(prepared, block, None)  # The first call compiles.
+    kept = learner.visit(prepared, block, None)  # The first call compiles the kernels.
     tracemalloc.start()
     try:
         learner.visit(prepared, block, kept)
@@ -101,7 +101,7 @@ def test_bars_are_found_in_one_image() -> None:
     for restart in range(3):
         beliefs, _ = learn_leaf(layer, evidence, 0, 60, 1.0, restart)
         features = to_features(beliefs > 0)[:, 0]
-        found.append(min(overlap(features, truth.astype(bool)) for truth in bars.features))
+        found.append(min(largest_overlap(features, truth.astype(bool)) for truth in bars.features))
     assert max(found) >= 0.9
 
 
@@ -117,7 +117,7 @@ def test_leaves_of_several_images_find_letters_together() -> None:
         leaves = [leaf for leaf, _ in visits]
         beliefs = beliefs + sum(change for _, change in visits)
     features = to_features(beliefs > 0)[:, 0]
-    assert min(overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
+    assert min(largest_overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
 
 
 def test_features_as_large_as_the_image_are_boolean_factors() -> None:
@@ -140,10 +140,7 @@ def all_bits(n: int) -> np.ndarray:
 
 
 def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return log joint probabilities (len(s), len(w)) of window positions S and weights W.
-
-    A constant is missing.
-    """
+    """Return log joint probabilities (len(s), len(w)) of positions S and weights W, up to a constant."""
     high, wide, _ = layer.places
     h, width = layer.window
     made = np.zeros((len(s), len(w), high + h - 1, wide + width - 1), bool)

@@ -1,6 +1,6 @@
-"""Messages of factors and trees equal max-marginals by enumeration.
+"""Messages of factors and of trees equal max-marginals by enumeration.
 
-Each test fails for a wrong implementation.
+A wrong implementation must fail each of these checks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from scalelatent.models.hcn.kernels import reference
-from tests.models.hcn.cases import by_enumeration, draw_sweep, is_and, is_or
+from tests.models.hcn.cases import draw_sweep, enumerate_messages, log_and_factor, log_or_factor
 
 Function = Callable[..., np.ndarray]
 
@@ -20,7 +20,7 @@ Function = Callable[..., np.ndarray]
 def check_and(up: Function, down: Function) -> None:
     rng = np.random.default_rng(0)
     for a, b, below in rng.normal(0, 3, size=(200, 3)):
-        want = by_enumeration(is_and, np.array([a, b, below]))
+        want = enumerate_messages(log_and_factor, np.array([a, b, below]))
         assert_allclose([up(b, below), up(a, below), down(a, b)], want, atol=1e-12)
 
 
@@ -30,13 +30,13 @@ def check_or(up: Function, down: Function) -> None:
         for _ in range(40):
             t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
             t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal, so that maxima have ties.
-            want = by_enumeration(is_or, np.array([*t, below]))
+            want = enumerate_messages(log_or_factor, np.array([*t, below]))
             assert_allclose(up(t, below), want[:-1], atol=1e-12)
             assert_allclose(down(t), want[-1], atol=1e-12)
 
 
 def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
-    """Check a whole tree: OR of M ANDs with evidence below."""
+    """Check the messages of the tree of a pixel: an OR of m ANDs with evidence below."""
     rng = np.random.default_rng(3)
     for m in range(1, 5):
         for _ in range(10):
@@ -45,12 +45,12 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
             def score(*bits: int, m: int = m, below: float = below) -> float:
                 return below * max(a and b for a, b in zip(bits[:m], bits[m:], strict=True))
 
-            want = by_enumeration(score, np.concatenate([s, w]))
+            want = enumerate_messages(score, np.concatenate([s, w]))
             assert_allclose(np.concatenate(tree(s, w, below)), want, atol=1e-12)
 
 
 def check_windows(windows: Callable[..., tuple]) -> None:
-    """Check that the window position and the offset of each pair of a pixel add up to that pixel."""
+    """Check that the position of a feature and the offset of its weight add up to the pixel of their pair."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
         n, a, y, x = np.unravel_index(index, evidence[0].shape)

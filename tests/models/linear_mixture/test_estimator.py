@@ -1,6 +1,7 @@
-"""The estimators:
+"""Estimators of linear mixtures.
 
-bits, saving, resuming, scikit-learn's conventions, invalid input, errors on real digits.
+The tests cover equal bits, saving, resuming, scikit-learn's conventions, invalid input, and errors on real
+digits.
 """
 
 from __future__ import annotations

@@ -258,9 +258,9 @@ def test_the_sample_is_deleted_after_the_fit_and_kept_for_a_resume(digits, tmp_p
 
 
 def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
-    """If the basis has all directions, the downdate is exact:
+    """If the basis has all directions, removing a row from the fit is exact.
 
-    principal components and mean of the other rows.
+    The result then equals the principal components and the mean of the other rows.
     """
     x = np.random.default_rng(0).normal(size=(12, 5)) * [4.0, 3.0, 2.0, 1.0, 0.5]
     h, mean = 2, x.mean(axis=0)

@@ -187,12 +187,13 @@ def test_rows_without_a_defined_distance_are_refused(sparse: bool) -> None:
         ValueError, match="row 101 is all zeros, so its cosine is undefined: .* metric='euclidean'"
     ):
         checked([[0, 1], [0, 0]], "cosine")
-    with pytest.raises(ValueError, match=r"row 101, feature 1 is nan \(NaN\)"):
+    with pytest.raises(ValueError, match=r"row 101, feature 1 is nan$"):
         checked([[0, 1], [0, np.nan]], "euclidean")
-    with pytest.raises(ValueError, match=r"row 100, feature 0 is -inf \(infinite\)"):
+    with pytest.raises(ValueError, match=r"row 100, feature 0 is -inf$"):
         checked([[-np.inf, 1], [0, 1]], "euclidean")
-    for value in ("1e+39", "-1e+20", "2e+18"):
-        reported = rf"row 101, feature 1 is {re.escape(value)}, .* scale the features, .* beyond 1e\+18"
+    limit = r"too large for products in float32: scale the features below 1e\+18"
+    for value, why in (("1e+39", "beyond float32"), ("-1e+20", limit), ("2e+18", limit)):
+        reported = rf"row 101, feature 1 is {re.escape(value)}, {why}$"
         with pytest.raises(ValueError, match=reported):
             checked([[0, 1], [0, float(value)]], "euclidean")
 

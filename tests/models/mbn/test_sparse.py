@@ -92,9 +92,8 @@ def draw_documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("k", [5, 128, 300])
 def test_counts_give_the_centroids_of_the_reference(k: int, metric: str) -> None:
-    """Counts are summed in int16:
-
-    several panels of columns, both kinds of columns, negative counts, and ties.
+    """Counts are summed in int16. The case has several panels of columns, both kinds of columns, negative
+    counts and ties.
     """
     rng = np.random.default_rng(k)
     n, p = 400, 500

@@ -1,4 +1,4 @@
-"""Table of the clustering kernels: reference, numba and CuPy bodies."""
+"""Table of the kernels of bootstrap networks: the functions that implement them in numpy, numba and CuPy."""
 
 _MODULES = {
     "mbn_make_bank": "dense",
@@ -17,8 +17,8 @@ KERNELS = {
     for name, module in _MODULES.items()
 }
 
-# Sums of a few numbers per code. Their speed is limited by memory and they take less than 1 % of a fit, so
-# workers with a GPU compute them on the host, where the order of the sums is fixed.
+# Kernels of the PCA, which add a few numbers per code. They take less than 1 % of a fit, so workers with a
+# GPU also compute them on the CPU, where the order of the sums is fixed.
 _ONEHOT, _HOST = "scalelatent.kernels.onehot", "scalelatent.kernels.onehot_compiled"
 
 KERNELS |= {

@@ -1,15 +1,16 @@
-"""The kernels of a clustering in CuPy: launches of ``gpu.cu``.
+"""The kernels of a clustering on a GPU: Python functions that launch the CUDA kernels of ``gpu.cu``.
 
-For dense rows cuBLAS computes a product (float32, never TF32) into a buffer of bounded size. One pass over
-the buffer keeps the best scores of each row, and gives each clustering that shares the scores its code. The
-rare rows whose list is too short are coded on the host. The buffer costs 8 bytes of traffic per score, next
-to 2 q operations. Rows of codes and CSR rows take one thread block each, with counts or sums in shared
-memory.
+For dense rows, cuBLAS computes the products of rows and centroids (float32, never TF32) into a buffer of
+bounded size. One kernel reads the buffer, keeps the best scores of each row in a list, and writes the code of
+each clustering. The rare rows whose list is too short are coded on the CPU. The buffer is written and read
+once, 8 bytes per score. CSR rows and rows of codes (in upper layers) take one thread block each, with sums or
+counts in shared memory.
 
-The lists of upper layers are made on the device, and one launch codes all clusterings of a group.
+The lists of centroids of upper layers are made on the GPU. One launch computes the codes of all clusterings
+of a group.
 
-The codes equal those of the other bodies. They are copied to the host: 4 bytes per code, or 2 in upper layers
-with at most 65,536 centroids. Work goes to CuPy's current stream.
+The codes equal those of the numba and numpy kernels. They are copied to the host: 4 bytes per code, or 2 in
+upper layers with at most 65,536 centroids. All work is queued in CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from .reference import score_terms, squared_lengths
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
 _WARPS = THREADS // 32
-# Largest number of scores of a tile (rows whose scores are computed at a time), 256 MiB.
+# Largest number of scores in the buffer, which take 256 MiB.
 SCORES = 2**26
 
 
 @dataclass(frozen=True)
 class DeviceBank:
-    """Centroids that clusterings share on the device; fields as in :class:`..cpu.dense.PackedCentroids`."""
+    """Centroids that clusterings share, on the GPU; fields as in :class:`..cpu.dense.PackedCentroids`."""
 
     w: cupy.ndarray
     scale: cupy.ndarray
@@ -48,21 +49,21 @@ class DeviceBank:
     codes: cupy.ndarray
     exact_length: float
     error: tuple[float, float]
-    # Packs the centroids on the host, for rows whose list of candidates is too short.
+    # Packs the centroids for the CPU, which computes the codes of rows whose list of candidates is too short
     on_host: Callable[[], by_tiles.PackedCentroids]
 
 
 @dataclass(frozen=True)
 class Postings:
-    """Entries of the centroids that clusterings share, sorted by column, on the device."""
+    """Entries of the CSR centroids that clusterings share, sorted by column, on the GPU."""
 
     # int32 (p + 1,): start of the entries of each column
     start: cupy.ndarray
-    # int32 (entries,)
+    # int32 (entries,): centroid of each entry
     centroid: cupy.ndarray
-    # float32 (entries,)
+    # float32 (entries,): value of each entry
     value: cupy.ndarray
-    # float64 (2, k): scale and bias of the scores
+    # float64 (2, k): scale and bias of the scores, see :class:`..reference.ScoredCentroids`
     exact: cupy.ndarray
     # int32 (k, clusterings): see :func:`..cpu.candidates.number_centroids`
     codes: cupy.ndarray
@@ -70,14 +71,17 @@ class Postings:
 
 @dataclass(frozen=True)
 class DeviceLists:
-    """Centroids of clusterings of an upper layer on the device, sorted by the codes of the layer below."""
+    """Lists of the centroids of an upper layer by their codes in the layer below, on the GPU.
 
-    start: cupy.ndarray  # int32 (sets, V, k below + 1): start of the list of each code
-    members: cupy.ndarray  # int32 (sets, V, k): centroids of all lists, one after the other
+    The upper layer has ``sets`` clusterings of k centroids, and the layer below has V clusterings.
+    """
+
+    start: cupy.ndarray  # int32 (sets, V, k below + 1): index at which the list of each code starts
+    members: cupy.ndarray  # int32 (sets, V, k): centroids of the lists of all codes, one after the other
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
-    """Move centroids to the device for :func:`nearest`, see :func:`..reference.make_bank`."""
+    """Copy centroids to the GPU for :func:`nearest`, see :func:`..reference.make_bank`."""
     w, codes = by_tiles.merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
     squares = squared_lengths(w)
     exact = np.stack(score_terms(squares, metric))
@@ -90,7 +94,7 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> De
 
 
 def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
-    """See :func:`..reference.nearest`."""
+    """Return the code of each row in each clustering, as :func:`..reference.nearest` does."""
     x = _to_device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
     places, (k, q), clusterings = _to_device(columns, np.int32), bank.w.shape, bank.codes.shape[1]
     codes = cupy.empty((len(x), clusterings), dtype=np.int32)
@@ -117,13 +121,11 @@ def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
 ) -> Postings:
-    """Sort the entries of centroids by column on the device, see :func:`..reference.make_sparse_bank`."""
+    """Copy CSR centroids to the GPU, sorted by column, see :func:`..reference.make_sparse_bank`."""
     k, p = w.shape
-    inside = np.zeros(p, dtype=bool)
-    inside[columns] = True
-    kept = np.flatnonzero(inside[w.indices])
-    column, value = np.asarray(w.indices)[kept], np.asarray(w.data, dtype=np.float32)[kept]
-    centroid = (np.searchsorted(w.indptr, kept, side="right") - 1).astype(np.int32)
+    w = w.keep_columns(columns)
+    column, value = w.indices, np.asarray(w.data, dtype=np.float32)
+    centroid = np.repeat(np.arange(k, dtype=np.int32), np.diff(w.indptr))
     squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
     exact = np.stack(score_terms(squares, metric))
     order = np.argsort(column, kind="stable")
@@ -133,7 +135,7 @@ def make_sparse_bank(
 
 
 def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
-    """See :func:`..reference.nearest_sparse`."""
+    """Return the codes of CSR rows, as :func:`..reference.nearest_sparse` does."""
     shape = (len(x), bank.codes.shape[1])
     codes, tops = cupy.empty(shape, dtype=np.int32), cupy.empty(shape, dtype=np.float64)
     rows = (_to_device(x.data, np.float32), _to_device(x.indices, np.int32), _to_device(x.indptr, np.int32))
@@ -145,9 +147,9 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> DeviceLists:
-    """Sort centroids by codes for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
+    """Make the lists of centroids for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
     (sets, k, v), below = codes.shape, units.shape[2]
-    moved = cupy.asarray(np.ascontiguousarray(codes))  # in the type of the layer below, which is short
+    moved = cupy.asarray(np.ascontiguousarray(codes))  # copy uint16 codes, which are shorter than int32
     drawn = cupy.asarray(np.ascontiguousarray(units).view(np.uint8))
     start = cupy.empty((sets, v, below + 1), dtype=np.int32)
     members = cupy.empty((sets, v, k), dtype=np.int32)
@@ -157,7 +159,7 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> DeviceLists:
 
 
 def nearest_codes(x: Array, lists: DeviceLists) -> np.ndarray:
-    """See :func:`..reference.nearest_codes`; uint16 if all codes fit, else int32."""
+    """See :func:`..reference.nearest_codes`; the codes are uint16 if k <= 65,536, else int32."""
     (sets, v, k), below = lists.members.shape, lists.start.shape[2] - 1
     short = k <= 2**16
     x, codes = _to_device(x, np.int32), cupy.empty((len(x), sets), dtype=np.uint16 if short else np.int32)
@@ -169,7 +171,7 @@ def nearest_codes(x: Array, lists: DeviceLists) -> np.ndarray:
 
 
 def _to_device(a: Array, dtype: npt.DTypeLike) -> cupy.ndarray:
-    """Return a contiguous array on the device."""
+    """Return the array on the GPU, contiguous and with this dtype."""
     if isinstance(a, cupy.ndarray):
         return cupy.ascontiguousarray(a, dtype=dtype)
     return cupy.asarray(np.ascontiguousarray(a, dtype=dtype))

@@ -1,9 +1,9 @@
-"""The kernels of a bootstrap network in plain numpy and float64; tests compare the other bodies with it.
+"""The kernels of a bootstrap network in plain numpy and float64, with which tests compare the other kernels.
 
-A clustering is a set of columns and k centroids, which are data rows. The code of a row is the index of the
-nearest centroid on these columns; of equal scores the lowest index. Scores are float64. On integers Euclidean
-scores are exact, so equal distances have equal scores. On floats sums are rounded, and of centroids at equal
-distances any may win in the last digit.
+A clustering is a set of columns and k centroids, which are data rows. The code of a row is the index of its
+nearest centroid on these columns. A larger score means a nearer centroid, and of equal scores the lowest
+index wins. For integers, Euclidean scores are exact, so equal distances have equal scores. For floats, sums
+are rounded to float64, so any of several centroids at equal distances may win.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ METRICS = ("euclidean", "cosine")
 
 @dataclass(frozen=True)
 class ScoredCentroids:
-    """Centroids that clusterings share; the nearest has the largest score_j = scale_j (w_j . x) + bias_j."""
+    """Centroids that clusterings share; centroid j of row x has the score scale_j (w_j . x) + bias_j.
 
-    # float64 (k, columns)
+    The nearest centroid has the largest score.
+    """
+
+    # float64 (k, columns): centroids
     w: np.ndarray
     # float64 (k,): 1 and -|w|^2 / 2 for the Euclidean distance; 1 / |w| and 0 for the cosine
     scale: np.ndarray
@@ -31,19 +34,19 @@ class ScoredCentroids:
 
 
 def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (scale, bias) of scores of centroids with these squared lengths (:class:`ScoredCentroids`)."""
+    """Return (scale, bias) of :class:`ScoredCentroids`, from the squared lengths of the centroids."""
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":
         return np.ones(len(squares)), -0.5 * squares
-    # A short document often has no entry in the columns of a clustering.
+    # Centroids of length 0 get the scale 0. Short documents often have no entry in a clustering's columns.
     return 1.0 / np.sqrt(np.where(squares > 0, squares, np.inf)), np.zeros(len(squares))
 
 
 def squared_lengths(w: np.ndarray) -> np.ndarray:
-    """Return the squared lengths of rows, summed from left to right.
+    """Return the squared lengths of rows in float64, summed from left to right.
 
-    With this order dense rows, CSR rows and all backends give equal bits.
+    With this order of the sum, dense rows, CSR rows and all backends give equal bits.
     """
     out = np.zeros(len(w))
     for first in range(0, len(w) if w.shape[1] else 0, 1024):
@@ -53,7 +56,10 @@ def squared_lengths(w: np.ndarray) -> np.ndarray:
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> ScoredCentroids:
-    """Prepare centroids for :func:`nearest`; without ``draws`` a single clustering has all centroids."""
+    """Prepare centroids ``w`` (k, columns) for :func:`nearest`; ``draws`` as in :class:`ScoredCentroids`.
+
+    Without ``draws`` there is one clustering, which has all centroids.
+    """
     draws = np.ones((1, len(w)), dtype=bool) if draws is None else draws
     w = np.asarray(w, dtype=np.float64)
     return ScoredCentroids(w, *score_terms(squared_lengths(w), metric), draws)
@@ -72,12 +78,8 @@ def nearest(x: np.ndarray, columns: np.ndarray, centroids: ScoredCentroids) -> n
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
 ) -> ScoredCentroids:
-    """Prepare CSR centroids for :func:`nearest_sparse`."""
-    dense = w.to_dense().astype(np.float64)
-    inside = np.zeros(w.shape[1], dtype=bool)
-    inside[columns] = True
-    dense[:, ~inside] = 0.0
-    return make_bank(dense, metric, draws)
+    """Prepare CSR centroids for :func:`nearest_sparse`; only their entries in ``columns`` count."""
+    return make_bank(w.keep_columns(columns).to_dense(), metric, draws)
 
 
 def nearest_sparse(x: CsrRows, centroids: ScoredCentroids) -> np.ndarray:
@@ -87,11 +89,14 @@ def nearest_sparse(x: CsrRows, centroids: ScoredCentroids) -> np.ndarray:
 
 @dataclass(frozen=True)
 class UnitLists:
-    """Centroids of some clusterings of an upper layer, as codes of the layer below."""
+    """Centroids of some clusterings of an upper layer, as codes of the layer below.
 
-    # int (sets, k, V): codes of the centroids of each clustering
+    The layer below has V clusterings of "k below" centroids; a code of one of them is a one-hot unit.
+    """
+
+    # int (clusterings, k, V): codes of the k centroids of each clustering
     codes: np.ndarray
-    # bool (sets, V, k below): one-hot units that each clustering uses
+    # bool (clusterings, V, k below): True for the one-hot units that each clustering uses
     units: np.ndarray
 
 
@@ -101,11 +106,12 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> UnitLists:
 
 
 def nearest_codes(x: np.ndarray, lists: UnitLists) -> np.ndarray:
-    """Return by row and clustering the centroid that shares most units with the row, the first of equals.
+    """Return the centroid that shares most one-hot units with each row, in each clustering.
 
-    In upper layers the rule of the paper is arg max w.x (section 2.2), and the product of one-hot rows counts
-    their shared units. On all units this is the nearest centroid, because all lengths are equal. On a part of
-    the units lengths differ, and another centroid may be nearer.
+    The first of several such centroids is chosen. In upper layers, the paper chooses the centroid w with the
+    largest product w.x (section 2.2). The product of two one-hot rows is the number of units that they share.
+    If a clustering used all units, all rows would have the same length, so this centroid would be the
+    nearest.
     """
     found = np.empty((len(x), len(lists.codes)), dtype=np.int32)
     for s, (codes, units) in enumerate(zip(lists.codes, lists.units, strict=True)):

@@ -13,7 +13,7 @@ from scalelatent.kernels.arrays import Array
 
 
 class DeviceNetwork(NamedTuple):
-    """Weights and biases of the layers on the backend."""
+    """(Weights, biases) of each layer as arrays of the backend, which computes on a CPU or a GPU."""
 
     backend: Backend
     layers: list[tuple[Array, Array]]
@@ -61,7 +61,10 @@ class NetworkRows:
 
 
 def draw_weights(sizes: list[int], streams: list[np.random.Generator]) -> list[np.ndarray]:
-    """Return initial weights: normal with variance 2 / inputs (He et al., 2015)."""
+    """Return random weights of each layer, normal with variance 2 / inputs (He et al., 2015).
+
+    ``sizes`` are the numbers of inputs and of the units of each layer.
+    """
     pairs = zip(sizes[:-1], sizes[1:], streams, strict=True)
     return [(rng.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b, rng in pairs]
 
@@ -72,7 +75,11 @@ def remove_scales(
     row_scale: tuple[float, float],
     output_scale: tuple[np.ndarray, float],
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return weights and biases for unscaled rows and outputs, from those learned on scaled ones."""
+    """Return weights and biases for unscaled rows and outputs, from those for scaled rows and outputs.
+
+    Scaled rows are (x - shift) / scale with ``row_scale`` = (shift, scale); outputs likewise, but their shift
+    has one number per column.
+    """
     (shift, scale), (mean, size) = row_scale, output_scale
     weights, biases = [w.astype(np.float64) for w in weights], [b.astype(np.float64) for b in biases]
     biases[0] = biases[0] - shift / scale * weights[0].sum(axis=0)

@@ -1,12 +1,14 @@
-"""Layers of random clusterings: their schedule, their random draws and their codes.
+"""Layers of random clusterings: number of centroids, random draws and codes.
 
-A layer has V clusterings of k centroids, which are rows of its input: the data, or the codes of the layer
-below. The output of a row is V codes: the number of its nearest centroid in each clustering. As a one-hot
-vector the output would have V k columns; it is never expanded.
+A layer has V clusterings of k centroids, which are random rows of its input. The input is the data in the
+first layer, and the codes of the layer below in upper layers. The output of a row is V codes: the number of
+its nearest centroid in each clustering. The one-hot form of the output would have V k columns (one-hot
+units); it is never computed.
 
-Clusterings of the first layer can share a pool: one draw of columns and of up to 2 k rows, of which each
-clustering takes k at random. The scores of a row and a pool give the codes of all clusterings of the pool, so
-the layer costs 2 G / V of the paper's for G pools. In upper layers shared columns would lose clusters.
+Clusterings of the first layer can share a pool: one draw of columns and of up to 2 k rows. Each clustering
+takes k of these rows at random as centroids. The scores of a row with a pool give the codes of all
+clusterings of the pool. With G pools, the first layer therefore costs 2 G / V of the paper's. Upper layers
+have no pools, because shared columns worsen the clusters there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Protocol
 import numpy as np
 
 from scalelatent.contract.block_requirements import BlockRequirements
-from scalelatent.contract.learners import Backend
+from scalelatent.contract.finite import find_nonfinite
+from scalelatent.contract.learners import Backend, Block
 from scalelatent.kernels.arrays import Array, HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 
@@ -28,21 +31,22 @@ from .sampling import choose_masks, choose_numbers
 # Number of centroids whose codes fit into 16 bits.
 SHORT_CODES = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-# A lower bound in a message is rounded up, so that the number in the message is large enough.
+# Messages round the least allowed fraction up, so that the number in the message is allowed.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
-# At most _GROUP clusterings of an upper layer are coded together. The numbers of all their centroids fit into
-# _GROUP_BITS bits, and the masks of the one-hot units that they use fit into _GROUP_BYTES bytes.
+# At most _GROUP clusterings of an upper layer are computed together, and fewer if the numbers of all their
+# centroids do not fit _GROUP_BITS bits, or the masks of their one-hot units take more than _GROUP_BYTES
+# bytes.
 _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
 # Number of pools (draws of rows and columns that clusterings share) by default, and the fewest rows and
 # columns of data for which there are pools by default (benchmarks/mbn_pools.py).
 POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
-# Cost of looking up the list of centroids with a code, in multiply-adds, and cost of preparing a code of a
-# centroid, in look-ups.
+# Time to look up the list of the centroids that have a code, in floating point operations; time to add one
+# code of a centroid to these lists, in look-ups.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
 def floor_share(fraction: float, n: int) -> int:
-    """Return floor(fraction n), corrected for rounding: 0.29 of 100 is 29."""
+    """Return floor(fraction * n), corrected for rounding errors: 0.29 of 100 is 29, not 28."""
     return math.floor(fraction * n * (1 + 2.0**-51))
 
 
@@ -92,10 +96,10 @@ def choose_pools(n_pools: int | str, n_rows: int, n_features: int, n_clusterings
 
 
 class CentroidSets(Protocol):
-    """Sets of rows that become centroids of a layer, in memory or on disk."""
+    """Rows that are the centroids of a layer, in memory or on disk, in one set per pool or clustering."""
 
     def read(self, which: int, count: int = 1) -> HostRows:
-        """Return the rows of ``count`` sets from number ``which`` on: one set per pool or clustering."""
+        """Return the rows of ``count`` sets, starting with set ``which``."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class ArraySets:
 
 @dataclass(frozen=True)
 class Layer:
-    """Parameters of a layer, without its centroids; they determine all random draws of the layer."""
+    """Parameters of a layer, which determine all its random draws; its centroids are not included."""
 
     number: int  # counted from 1
     seed: int
@@ -138,11 +142,11 @@ class Layer:
         return "uint16" if self.k <= SHORT_CODES else "uint32"
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns that all clusterings of a pool use in the first layer, int64 in rising order."""
+        """Return the columns of the first-layer pool ``which``, int64 in rising order."""
         return choose_numbers(self.seed, "columns", 1, which, n=self.width, m=self.n_columns)
 
     def draw_units(self, first: int, count: int = 1) -> np.ndarray:
-        """Return the one-hot units that clusterings use of the layer below, bool (count, V, k below)."""
+        """Return masks of the one-hot units that upper-layer clusterings use, bool (count, V, k below)."""
         n = self.width * self.k_below
         units = choose_masks(
             self.seed, "units", self.number, first, count, n=n, m=floor_share(self.fraction, n)
@@ -150,7 +154,10 @@ class Layer:
         return units.reshape(count, self.width, self.k_below)
 
     def draw_centroids(self, first: int, stop: int) -> np.ndarray:
-        """Return the centroids of first-layer clusterings, bool (clusterings, rows of their pool)."""
+        """Return masks of the rows of a pool that are centroids of first-layer clusterings, bool.
+
+        The shape is (clusterings first to stop - 1, rows of their pool).
+        """
         if self.rows_per_set == self.k:
             return np.ones((stop - first, self.k), dtype=bool)
         return choose_masks(self.seed, "taken", 1, first, stop - first, n=self.rows_per_set, m=self.k)
@@ -173,7 +180,7 @@ class Layer:
         return self.pool_rows or self.k
 
     def output(self) -> tuple[tuple[int, ...], str]:
-        """Return (stored shape of a centroid, dtype)."""
+        """Return (shape, dtype) in which a centroid is stored."""
         return (self.n_columns if self.number == 1 and not self.csr else self.width,), self.dtype
 
     def rows(self, which: int) -> np.ndarray:
@@ -183,27 +190,23 @@ class Layer:
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Return some rows of ``x`` in the form in which centroids are stored.
 
-        In the first layer only the columns of the pool ``which`` remain: dense rows have only these columns,
-        and CSR rows keep their width. In upper layers the rows are codes, which are stored whole.
+        In the first layer, dense rows have only the columns of the pool ``which``; CSR rows have only entries
+        in these columns, but keep their width. In upper layers, rows of codes are returned unchanged.
         """
         if not isinstance(x, CsrRows):
             return x[rows] if self.number > 1 else np.take(x[rows], self.draw_columns(which), axis=1)
-        taken, inside = x.take(rows), np.zeros(self.width, dtype=bool)
-        inside[self.draw_columns(which)] = True
-        kept = inside[taken.indices]
-        pointers = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[taken.indptr]
-        return CsrRows(taken.data[kept], taken.indices[kept], pointers, taken.shape)
+        return x.take(rows).keep_columns(self.draw_columns(which))
 
     # -- codes ----------------------------------------------------------------------------------------------
 
     def flops_per_row(self) -> float:
-        """Return the cost of one clustering per row, in operations of a matrix product."""
+        """Return the time to compute one code of one row, in floating point operations."""
         if self.number > 1:
             return _LOOKUP_FLOPS * self.width
         return 2.0 * self.rows_per_set * self.n_columns / self.share
 
     def preparation_flops(self) -> float:
-        """Return the cost of preparing the centroids of a clustering."""
+        """Return the time to prepare the centroids of one clustering, in floating point operations."""
         if self.number > 1:
             return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
         return 60.0 * self.rows_per_set * self.n_columns / self.share
@@ -219,7 +222,10 @@ class Layer:
     def compute_codes(
         self, backend: Backend, x: Array | CsrRows, centroids: CentroidSets, first: int, stop: int
     ) -> np.ndarray:
-        """Return the codes of rows in the clusterings first to stop - 1 of one group, (rows, clusterings)."""
+        """Return the codes of rows in the clusterings first to stop - 1, (rows, clusterings).
+
+        The clusterings belong to one group, see :attr:`group_size`.
+        """
         kernel = backend.kernel
         if self.number > 1:
             units = self.draw_units(first, stop - first)
@@ -242,11 +248,11 @@ class Layer:
         # Shorter integers are always below the limit.
         if values.size and (values.dtype.kind == "f" or values.dtype.itemsize == 8):
             limit = _largest_value(self.width)
-            # If a value is NaN, min and max are NaN, and the comparison below is False.
-            with np.errstate(invalid="ignore"):
-                fine = -limit <= float(values.min()) and float(values.max()) <= limit
-            if not fine:
-                _refuse_value(x, values, start, limit)
+            with np.errstate(invalid="ignore", over="ignore"):
+                least, most = np.float32(values.min()), np.float32(values.max())
+            # If a value is NaN, least and most are NaN, and the comparisons are False.
+            if not (-limit <= least and most <= limit):
+                raise ValueError(find_nonfinite(Block(x, None, None, start), limit))
         if self.metric == "cosine":
             empty = np.flatnonzero(_count_nonzeros(x) == 0)
             if len(empty):
@@ -265,27 +271,8 @@ def _count_nonzeros(x: HostRows) -> np.ndarray:
 
 
 def _largest_value(width: int) -> float:
-    """Return the largest value, a power of ten, whose squared row lengths stay within float32."""
+    """Return the largest allowed value, a power of ten for which squared lengths of rows fit float32."""
     return float(10 ** math.floor(math.log10(FLOAT32_MAX / (4 * width)) / 2))
-
-
-def _refuse_value(x: HostRows, values: np.ndarray, start: int, limit: float) -> None:
-    """Raise a ValueError that names row and column of the first value beyond the limit."""
-    bad = ~(np.abs(values, dtype=np.float64) <= limit)
-    if isinstance(x, CsrRows):
-        at = int(np.flatnonzero(bad)[0])
-        row, column = int(np.searchsorted(x.indptr, at, side="right")) - 1, int(x.indices[at])
-        value = values[at]
-    else:
-        row, column = (int(i) for i in np.argwhere(bad)[0])
-        value = values[row, column]
-    place = f"row {start + row}, feature {column} is {value:g}"
-    if not np.isfinite(value):
-        raise ValueError(f"{place} ({'NaN' if np.isnan(value) else 'infinite'})")
-    raise ValueError(
-        f"{place}, too large for distances in float32: scale the features, so that no value is beyond "
-        f"{limit:g}"
-    )
 
 
 def make_layers(
@@ -301,7 +288,10 @@ def make_layers(
     seed: int,
     n_pools: int | None = None,
 ) -> tuple[Layer, ...]:
-    """Return the layers of a network; without ``n_pools`` each clustering draws its own centroids."""
+    """Return the layers of a network from the numbers ``ks`` of centroids and the parameters of the fit.
+
+    Without ``n_pools``, each clustering of the first layer draws its own rows and columns.
+    """
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")
     sizes = [n_features, *(n_clusterings * k for k in ks[:-1])]

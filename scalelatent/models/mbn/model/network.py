@@ -1,4 +1,7 @@
-"""Maps from rows to the codes of a layer, and to the output of a network."""
+"""Maps from rows to the codes of a layer, and from rows to the output of a network.
+
+The code of a row in a clustering is the number of its nearest centroid.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ class LayerCoder:
         return replace(self, first=self.first + first, stop=self.first + stop)
 
     def row_bytes(self) -> int:
-        """Return the bytes of one code, the entry of one row and one column of codes."""
+        """Return the bytes of one code."""
         return np.dtype(self.layer.code_dtype).itemsize
 
     def flops_per_row(self) -> float:
-        """Return the cost of coding a row by one clustering, in operations of a matrix product."""
+        """Return the time to compute one code of one row, in floating point operations."""
         return self.layer.flops_per_row()
 
     @property
@@ -58,7 +61,7 @@ class LayerCoder:
         return self.layer.share
 
     def column_flops(self) -> float:
-        """Return the cost of preparing one clustering, which computes one column of codes."""
+        """Return the time to prepare the centroids of one clustering, in floating point operations."""
         return self.layer.preparation_flops()
 
     def prepare(self, backend: Backend) -> Backend:
@@ -87,12 +90,12 @@ class LayerCoder:
 
 
 def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows:
-    """Return rows in the types that the kernels of a layer take; all clusterings share the result."""
+    """Return rows in the types that the kernels of a layer accept, on the device of the backend."""
     check_same_width(x.shape[1], layer.width)
     on_host = backend.xp is np
     if layer.csr:
         x = x if isinstance(x, CsrRows) else _to_csr(x)
-        if backend.name == "reference":  # the reference makes them dense
+        if backend.name == "reference":  # its kernel accepts any types
             return x
         return CsrRows(
             backend.asarray(x.data, np.float32),
@@ -107,19 +110,19 @@ def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows
 
 
 def _move(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Array:
-    """Move rows in their own type and convert them on the device, so that fewer bytes are moved."""
+    """Copy rows to the device in their own type, and convert them there, so that fewer bytes are copied."""
     return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
 
 def _to_csr(x: np.ndarray) -> CsrRows:
-    """Return dense rows as CSR, for centroids that are CSR."""
+    """Return dense rows as CSR rows, because the centroids of the layer are CSR rows."""
     row, column = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)), dtype=np.int64)])
     return CsrRows(x[row, column], column, pointers, (len(x), x.shape[1]))
 
 
 class PreparedNetwork(NamedTuple):
-    """Backend, and the kernel that projects codes on components (None without a projection)."""
+    """Backend, and the kernel that computes components from codes (None without a projection)."""
 
     backend: Backend
     gather: GatherSum | None

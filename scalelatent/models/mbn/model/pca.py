@@ -25,7 +25,7 @@ FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
 # Least number of spare columns of the iteration in addition to the components; spare columns speed up
 # convergence.
 _SPARE = 8
-# With at least this many rows, Lanczos' method computes a few eigenvectors; with fewer rows LAPACK is faster.
+# Least number of rows for which Lanczos' method computes a few eigenvectors faster than LAPACK does.
 LANCZOS_ROWS = 200
 
 
@@ -59,7 +59,7 @@ def compute_total_variance(mean: np.ndarray) -> float:
 
 
 def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray) -> Components:
-    """Return components from eigenvectors over all V k units, with the signs fixed."""
+    """Return components from eigenvectors (V k, d); the largest entry of each becomes positive."""
     vectors = vectors * column_signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
     return Components(table, mean.reshape(-1) @ vectors, variance, compute_total_variance(mean))
@@ -71,7 +71,7 @@ def compute_mean(codes: np.ndarray, k: int) -> np.ndarray:
 
 
 def kernel_components(codes: np.ndarray, k: int, kernel: FindKernel) -> Components:
-    """Return all components of few rows, from the matrix of their inner products."""
+    """Return all principal components of few rows, from the matrix of their inner products."""
     n, mean = len(codes), compute_mean(codes, k)
     values, u = find_leading(codes, n, kernel)
     kept = values > 1e-10 * max(values[0], 1.0)
@@ -98,7 +98,10 @@ def kernel_coordinates(codes: np.ndarray, d: int, kernel: FindKernel) -> np.ndar
 
 
 def find_leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest eigenvalues of the centred matrix of inner products, and their vectors."""
+    """Return the ``count`` largest eigenvalues, decreasing, and eigenvectors of the rows' inner products.
+
+    The inner products are those of one-hot rows minus their mean.
+    """
     from scipy.linalg import eigh
 
     n = len(codes)
@@ -110,7 +113,7 @@ def find_leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.
 def _find_leading_by_lanczos(
     codes: np.ndarray, count: int, kernel: FindKernel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what :func:`find_leading` returns, by about 100 products with vectors instead of `eigh`."""
+    """Return the eigenpairs of :func:`find_leading`, by Lanczos' method (about 100 products with vectors)."""
     from scipy.sparse.linalg import ArpackError, eigsh
 
     matches = _centre_matches(codes, kernel)
@@ -155,9 +158,9 @@ class CodeCounts:
 
 @dataclass(frozen=True)
 class PcaState:
-    """State between two passes."""
+    """State of the subspace iteration between two passes over the rows."""
 
-    iteration: int
+    iteration: int  # number of completed passes
     # float64 (V k, q): orthonormal
     basis: np.ndarray
     # float64 (V k, q) and (q,): Ritz vectors and values of the last pass, largest first
@@ -176,14 +179,14 @@ class StreamedPca:
     n_rows: int
     n_components: int  # components that must converge
     width: int  # columns of the iteration
-    tol: float  # residual that ends the iteration
-    max_iter: int
+    tol: float  # the iteration ends if the residual of the state is at most this number
+    max_iter: int  # largest number of passes
 
     @classmethod
     def create(
         cls, counts: np.ndarray, n_rows: int, n_components: int, tol: float = 1e-4, max_iter: int = 200
     ) -> StreamedPca:
-        """Return the learner of at most ``n_components`` components; there may be fewer."""
+        """Return the learner of ``n_components`` components; of fewer if the rows have fewer dimensions."""
         v, k = counts.shape
         most = max(1, min(n_rows - 1, v * (k - 1)))
         d = min(n_components, most)
@@ -197,7 +200,7 @@ class StreamedPca:
     def components(self, state: PcaState) -> Components:
         d = self.n_components
         variance, vectors = state.variance[:d], state.vectors[:, :d]
-        # Rows of fewer dimensions have no variance along the other components.
+        # If the rows have fewer dimensions than components, the variance of the last components is 0.
         empty = variance <= 1e-10 * max(variance[0], 1e-300)
         return make_components(np.where(empty, 0.0, vectors), np.where(empty, 0.0, variance), self.mean)
 
@@ -222,12 +225,12 @@ class StreamedPca:
         return {"pass": state.iteration, "objective": 1.0 - share, "residual": state.residual}
 
     def is_done(self, state: PcaState) -> bool:
-        """Return whether the components have converged, or the passes are used up."""
+        """Return True if the components have converged, or ``max_iter`` passes are done."""
         return state.residual <= self.tol or state.iteration >= self.max_iter
 
 
 class UnitBasis(NamedTuple):
-    """Basis as a table with a line per one-hot unit, the product of mean row and basis, and kernels."""
+    """Kernels, the basis as a table (V, k, q), and the product (q,) of the mean row and the basis."""
 
     kernel: FindKernel
     table: np.ndarray
@@ -236,7 +239,7 @@ class UnitBasis(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeProducts:
-    """Sum H' (H - mean) C and (H - mean) C over rows, for :class:`StreamedPca`."""
+    """Reduction to the sums of h' (h - mean) C and (h - mean) C over the one-hot rows h, for a basis C."""
 
     requirements = BlockRequirements()
 
@@ -261,7 +264,7 @@ class CodeProducts:
 
 
 GatherSum: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Return the sum of a table's entries for the codes of each row."""
+"""Kernel (codes, table) -> for each row, the sum of the entries of the table that its codes select."""
 
 
 @dataclass(frozen=True)

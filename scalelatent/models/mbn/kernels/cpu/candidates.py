@@ -1,15 +1,15 @@
 """Lists of the nearest centroids of a row, from which several clusterings take their codes.
 
-Clusterings that share a pool of centroids use the same scores, but each may take only some of the centroids.
-The steps for a row:
+The clusterings share a pool of centroids, and each clustering consists of some centroids of the pool. The
+score of a row and a centroid is larger if the centroid is nearer. The steps for a row:
 
-1. Keep the best scores in float32 in a falling list (:func:`insert_score`). It is so long that a clustering
-   finds none of its centroids in the list with a probability below 1e-7.
-2. Compute neighbours in the list again in float64, if their scores differ by less than rounding can change,
-   and sort the list (:func:`sort_list`). Of equal scores the lower index comes first.
-3. Give each clustering the first centroid of the list that it may take (:func:`assign_codes`), as far as no
-   centroid outside the list can have a larger score. If this leaves a clustering without a code, the caller
-   computes all scores of the row in float64.
+1. Keep the best scores in float32 in a list in falling order (:func:`insert_score`). The list is so long that
+   it contains no centroid of a clustering with a probability below 1e-7.
+2. If rounding can have exchanged two neighbours in the list, compute their scores again in float64. Then sort
+   the list (:func:`sort_list`); of equal scores the lower index comes first.
+3. Give each clustering its first centroid in the list (:func:`assign_codes`), unless a centroid outside the
+   list could have a larger score. If a clustering gets no code, the caller computes all scores of the row in
+   float64.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ import numpy as np
 
 from scalelatent.kernels.jit import subkernel
 
-# Largest probability that a list has no centroid of a clustering, and least length of a list. If lists were
-# shorter, rows with several nearly equal scores would need all scores in float64.
+# Largest probability that the list of a row has no centroid of a clustering, and least length of the list.
+# With a shorter list, rows with several nearly equal scores would need all scores in float64.
 _MISS_PROBABILITY, _LEAST_LENGTH = 1e-7, 4
-# Code that marks a centroid as no member of a clustering.
+# Code of a centroid that does not belong to a clustering.
 NONE = np.iinfo(np.int32).max
 
 
 def number_centroids(draws: np.ndarray | None, k: int) -> np.ndarray:
     """Return the code of each of k centroids in each clustering, int32 (centroids, clusterings).
 
-    The code is the centroid's number among those that the clustering may take, which are true in ``draws``,
-    bool (clusterings, centroids); None: one clustering takes all. The codes of other centroids are NONE.
+    ``draws``, bool (clusterings, centroids), is true for the centroids of each clustering; None: one
+    clustering has all centroids. Its centroids are numbered from 0; others have the code NONE.
     """
     draws = np.ones((1, k), dtype=bool) if draws is None else draws
     return np.where(draws, np.cumsum(draws, axis=1, dtype=np.int32) - 1, NONE).T.astype(np.int32, order="C")
 
 
 def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge equal centroids, because their scores could differ by rounding only and would fill the lists.
+    """Merge equal centroids, because centroids with equal scores would fill the list of a row.
 
-    ``rows`` are the contents of the centroids. Return the first index of each distinct centroid, and the
-    codes of each distinct centroid: in each clustering the lowest code of the centroids that are equal to it.
+    ``rows`` are the contents of the centroids, and ``codes`` are from :func:`number_centroids`. Return the
+    first index of each distinct centroid, and its code in each clustering: the lowest code of all centroids
+    that are equal to it.
     """
     first: dict[Hashable, int] = {}
     kept, group = np.unique([first.setdefault(row, i) for i, row in enumerate(rows)], return_inverse=True)
@@ -54,7 +55,7 @@ def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray
 
 
 def list_length(codes: np.ndarray) -> int:
-    """Return the length of the candidate lists, from the codes of the centroids in the clusterings."""
+    """Return the length of the list of each row, from ``codes`` of :func:`number_centroids`."""
     taken = float((codes != NONE).mean(axis=0).min())
     needed = math.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-taken)) if 0 < taken < 1 else 1
     return min(max(needed, _LEAST_LENGTH), len(codes))
@@ -62,7 +63,7 @@ def list_length(codes: np.ndarray) -> int:
 
 @subkernel
 def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> None:
-    """Insert a score into a falling list, behind equal scores; the last entry is lost."""
+    """Insert the score of centroid j into a falling list, behind equal scores; drop the last entry."""
     t = len(best) - 1
     while t > 0 and best[t - 1] < score:
         best[t], index[t] = best[t - 1], index[t - 1]
@@ -72,14 +73,17 @@ def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int)
 
 @subkernel
 def is_close(best: np.ndarray, t: int, gap: float) -> np.bool_ | bool:
-    """Return whether rounding can have exchanged entry t of a list and the entry before or after it."""
+    """Return True if rounding can have exchanged score t of a list and the score before or after it.
+
+    Rounding cannot exchange scores that differ by ``gap`` or more.
+    """
     before = t > 0 and np.float64(best[t - 1]) - np.float64(best[t]) < gap
     return before or (t + 1 < len(best) and np.float64(best[t]) - np.float64(best[t + 1]) < gap)
 
 
 @subkernel
 def sort_list(scores: np.ndarray, index: np.ndarray) -> None:
-    """Sort a nearly sorted list by falling scores, and equal scores by rising index."""
+    """Sort a list of centroids by falling scores, and centroids of equal scores by rising index."""
     for t in range(1, len(scores)):
         score, j, at = scores[t], index[t], t
         while at > 0 and (scores[at - 1] < score or (scores[at - 1] == score and index[at - 1] > j)):
@@ -93,9 +97,10 @@ def assign_codes(
     scores: np.ndarray, index: np.ndarray, least: float, codes: np.ndarray, before: np.ndarray,
     out: np.ndarray,
 ) -> bool:  # fmt: skip
-    """Write the code of each clustering; return False if entries of at least ``least`` do not suffice.
+    """Write the code of a row in each clustering to ``out``, from its sorted list of candidate centroids.
 
-    Of equal scores the lowest code wins; ``before`` is scratch space for the codes from larger scores.
+    Only scores of at least ``least`` count; return False if a clustering gets no code from them. Of equal
+    scores the lowest code wins. ``before`` is scratch space for the codes from larger scores.
     """
     for p in range(len(out)):
         out[p] = NONE
@@ -116,7 +121,10 @@ def assign_codes(
 
 @subkernel
 def assign_best_codes(scores: np.ndarray, codes: np.ndarray, best: np.ndarray, out: np.ndarray) -> None:
-    """Write the code of each clustering from the scores of all centroids; ``best`` is scratch space."""
+    """Write the code of a row in each clustering to ``out``, from the scores of all centroids.
+
+    ``best`` is scratch space for the largest score of each clustering.
+    """
     for p in range(len(out)):
         best[p], out[p] = -np.inf, NONE
     for j in range(len(codes)):

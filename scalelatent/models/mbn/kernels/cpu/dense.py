@@ -1,22 +1,25 @@
 """Nearest centroids of dense rows: a matrix product whose scores stay in the nearest cache.
 
-A tile of 6 rows x 16 centroids (12 x 32 on AVX-512) is summed in registers as in
-:mod:`scalelatent.kernels.tiles`. Its scores are compared with the last score in the list of their row (see
-:mod:`.candidates`), and those above it are inserted. So the scores, k per row, are never stored.
+Each row has a list of the best scores so far (see :mod:`.candidates`). The scores of a tile of 6 rows and 16
+centroids (12 x 32 on AVX-512) are summed in registers as in :mod:`scalelatent.kernels.tiles`. Scores above
+the last one in the list of their row are inserted, and the others are dropped. So the scores of a row with
+all k centroids are never stored.
 
 The steps for a strip of rows:
 
-1. Gather the columns of the clustering as float32, and bound the rounding of each row's scores.
-2. Scan all panels of centroids in float32.
-3. Order each list in float64 where float32 cannot, and take the codes from it.
+1. Copy the columns of the clustering as float32, and bound the rounding errors of the scores of each row.
+2. Compute the scores with all centroids in float32, one panel (a group of centroids) after the other.
+3. Compute scores in the list of a row again in float64 if float32 cannot order them. Take the codes from the
+   sorted list.
 
-So the codes do not depend on the width of vectors, the order of float32 sums or the device. On rows of
-integers Euclidean scores in float64 are exact: ties go to the lowest index. On floats, and under the cosine,
-float64 rounds: of centroids at equal distances up to the last digit any may win, the same one everywhere.
+So the codes do not depend on the width of vectors, the order of float32 sums or the device. For rows of
+integers, Euclidean scores in float64 are exact, and the lowest index wins a tie. For other rows, and for the
+cosine, float64 scores are rounded: of centroids at nearly equal distances any may win, but it is the same one
+on all machines.
 
-If rows and centroids are bytes, and the machine has the instruction (VNNI), sums are integers: an instruction
-adds four products to a sum, and the sums are exact. A centroid is stored minus 128 as signed bytes c, and the
-sum of a row x begins with 128 (x_1 + x_2 + ...), so that it is x . (c + 128).
+If rows and centroids are bytes and the machine has VNNI instructions, the sums are exact integers, and one
+instruction adds four products to each sum. Centroids are stored as signed bytes c = w - 128. The sum for a
+row x starts at 128 (x_1 + x_2 + ...), so that the result is x . (c + 128) = x . w.
 """
 
 from __future__ import annotations
@@ -45,17 +48,18 @@ from .candidates import (
     sort_list,
 )
 
-# Rows and vectors of a tile. Its sums fill three quarters of the registers, and arithmetic takes longer than
-# loads.
+# Rows of a tile, and vectors of centroids per row. The sums fill three quarters of the registers. For this
+# shape the arithmetic, not the loads, limits the speed.
 ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
-# Bytes of a panel that stay in the first-level cache during a strip; wider panels are processed in parts of
-# the columns.
+# Upper bound of the bytes of a panel (PANEL centroids) that stay in the first-level cache during a strip. If
+# a panel is larger, its columns are processed in several parts.
 _PANEL_BYTES = 26_000
-# Number of rows of a strip; with 392 columns they take 190 kB of the second-level cache.
+# Number of rows that are processed together (a strip). With 392 columns they take 190 kB of the second-level
+# cache.
 STRIP = 120
-# Number that is subtracted from bytes of centroids, and the largest number of columns of bytes whose sums of
-# products fit 32 bits.
+# Number that is subtracted from bytes of centroids, so that they fit signed bytes; largest number of columns
+# of bytes for which sums of products fit 32 bits.
 _SHIFT, _MAX_BYTES = 128, (2**31 - 1) // 255**2
 
 
@@ -63,8 +67,8 @@ _SHIFT, _MAX_BYTES = 128, (2**31 - 1) // 255**2
 class PackedCentroids:
     """Distinct centroids that several clusterings share, in the layout that the tiles read."""
 
-    # Panels of PANEL centroids, one after the other: float32 (columns, PANEL), or bytes minus 128, int8
-    # (columns / 4, PANEL, 4). Zeros fill the last panel and the last four columns.
+    # Panels (groups of PANEL centroids) one after the other: float32 (columns, PANEL), or int8 (columns / 4,
+    # PANEL, 4), which are bytes minus 128. Zeros fill the last panel and the last four columns.
     packed: np.ndarray
     # float32 (k rounded up to whole panels,): scale and bias of the scores, see
     # :class:`..reference.ScoredCentroids`; the bias of the padding is -inf
@@ -74,7 +78,7 @@ class PackedCentroids:
     exact: np.ndarray
     # int32 (k, clusterings): see :func:`.candidates.number_centroids`
     codes: np.ndarray
-    length: int  # length of the list of candidates of a row
+    length: int  # number of candidates for the nearest centroid that the list of a row holds
     # Largest Euclidean norm of a row of whole numbers whose scores are exact in float32; -1 if there is none.
     exact_length: float
     # The score of a row x in float32 is wrong by less than ``error[0] * |x| + error[1]``, where |x| is the
@@ -82,7 +86,7 @@ class PackedCentroids:
     error: tuple[float, float]
 
     def floats(self, columns: int) -> np.ndarray:
-        """Return the centroids as panels of float32."""
+        """Return ``packed`` as panels of float32, from floats or bytes."""
         if self.packed.dtype == np.float32:
             return self.packed
         panels = self.packed.reshape(-1, -(-columns // 4), PANEL, 4).swapaxes(2, 3).astype(np.float32)
@@ -97,7 +101,7 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> Pa
 
 
 def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct centroids and their codes; centroids of whole numbers are not merged."""
+    """Return the distinct centroids and their codes, or all centroids if their values are whole numbers."""
     codes = number_centroids(draws, len(w))
     if is_whole(w):
         return w, codes
@@ -106,7 +110,10 @@ def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.
 
 
 def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedCentroids:
-    """Return centroids with their codes and the scale and bias of their scores."""
+    """Return centroids ``w`` (k, columns) in the layout of the tiles, with their codes and scores' terms.
+
+    ``squares`` are the squared lengths of the centroids, see :func:`squared_lengths`.
+    """
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
     with_bytes = DOTS and w.dtype == np.uint8 and columns <= _MAX_BYTES
@@ -122,14 +129,17 @@ def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> 
 
 
 def is_whole(w: np.ndarray) -> bool:
-    """Return whether all values are whole numbers."""
+    """Return True if all values are whole numbers."""
     return bool((np.floor(w) == w).all())
 
 
 def bound_rounding(
     w: np.ndarray, squares: np.ndarray, exact: np.ndarray, metric: str
 ) -> tuple[float, tuple[float, float]]:
-    """Return ``exact_length`` and ``error`` of a :class:`PackedCentroids`."""
+    """Return the fields ``exact_length`` and ``error`` of :class:`PackedCentroids`.
+
+    ``squares`` are the squared lengths of the centroids ``w``; ``exact`` is the field of that name.
+    """
     # The sum of the products, scale, bias and their sum are each rounded by at most 2^-24 of their terms
     # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     rounding = (w.shape[1] + 4) * 2.0**-24
@@ -178,9 +188,10 @@ def _store_scores(
     scores: ir.Value,
     hits: ir.Value,
 ) -> None:
-    """Store the scores of a tile, and a bit for each score above the last score of its row's list.
+    """Store the scores of a tile, and a bit for each score above the last score in the list of its row.
 
-    ``partial`` has sums of earlier columns; ``step`` is the distance of the last scores at ``least``.
+    ``partial`` is the address of the sums over earlier columns. ``least`` is the address of the last score in
+    the list of the first row, and ``step`` is the number of bytes between the lists of two rows.
     """
     b = v.b
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
@@ -207,10 +218,11 @@ def _gather_floats(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write columns of rows as float32 to ``strip``, padded with zero rows to whole tiles.
+    """Write columns of rows as float32 to ``strip``; pad the strip with rows of zeros to whole tiles.
 
-    ``gaps`` receives a number per row: rounding in float32 cannot exchange two scores that differ by at least
-    this number. It is 0 if the scores of the row are exact. ``starts`` receives the first term of its sums.
+    ``gaps`` receives one number per row: rounding in float32 cannot exchange two scores of the row that
+    differ by this number or more. It is 0 if the scores of the row are exact. ``starts`` receives the number
+    at which the sums of each row start, which is 0 here.
     """
     for i in range(rows):
         row, out, whole = x[first + i], strip[i], True
@@ -230,7 +242,10 @@ def _gather_bytes(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write columns of rows to ``strip``, and ``gaps`` and ``starts`` as in :func:`_gather_floats`."""
+    """Write columns of bytes to ``strip``, and ``gaps`` and ``starts`` as in :func:`_gather_floats`.
+
+    The sums of a row start at 128 times the sum of its values, because 128 is subtracted from centroids.
+    """
     for i in range(rows):
         row, out, total, square = x[first + i], strip[i], np.int64(0), np.int64(0)
         for c in range(len(columns)):
@@ -245,16 +260,19 @@ def _gather_bytes(
 
 @subkernel
 def bound_length(square: np.float32, n: int) -> float:
-    """Return an upper bound of the length of n float32 numbers, from the sum of their squares in float32.
+    """Return an upper bound of the norm of n float32 numbers, from the sum of their squares in float32.
 
-    Squares of numbers below 1e-23 underflow in that sum.
+    The bound includes the squares of numbers below 1e-23, which underflow to 0 in the sum.
     """
     return np.sqrt(np.float64(square) + n * 2.0**-140) * (1.0 + 2.0**-20 * n)
 
 
 @subkernel
 def _sum_squares(x: np.ndarray) -> np.float32:
-    """Return the sum of squares in four partial sums, because one sum would wait for each addition."""
+    """Return the sum of squares of a vector.
+
+    There are four partial sums, because each addition to a single sum would wait for the previous one.
+    """
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
     whole = len(x) // 4 * 4
     for i in range(0, whole, 4):
@@ -283,9 +301,10 @@ def _make_search(
     gather: Callable[..., None], add_sums: Callable[..., None], store_scores: Callable[..., None],
     value: Callable[..., float],
 ) -> Callable[..., None]:  # fmt: skip
-    """Return a subkernel that codes rows, for rows and centroids of one type.
+    """Return a subkernel that computes the codes of rows, for rows and centroids of floats or of bytes.
 
-    The arguments read columns of rows, sum products, compare scores, and read a value of a centroid.
+    ``gather`` copies columns of rows, ``add_sums`` sums products, ``store_scores`` finds good scores, and
+    ``value`` reads one value of a centroid.
     """
 
     @subkernel
@@ -294,9 +313,10 @@ def _make_search(
         bias: np.ndarray, partial: np.ndarray, scores: np.ndarray, hits: np.ndarray, best: np.ndarray,
         index: np.ndarray,
     ) -> None:  # fmt: skip
-        """Find the best scores of each row; ``partial`` is scratch space for sums.
+        """Write the best scores of each row of a strip to ``best``, and their centroids to ``index``.
 
-        ``q`` counts columns, or groups of four columns of bytes; both take BYTES.
+        ``partial`` is scratch space for sums. ``q`` counts columns of floats, or groups of four columns of
+        bytes, which take as many bytes as a float.
         """
         q, length = strip.shape[1] * strip.itemsize // BYTES, best.shape[1]
         row, wide, step = BYTES * q, BYTES * PANEL, BYTES * best.shape[1]
@@ -348,7 +368,7 @@ def _make_search(
         """Return the score of a row and a centroid in float64, summed over the columns in order."""
         total = 0.0
         for c in range(len(row)):
-            # np.float64, because float() does not convert a float32 here.
+            # Use np.float64, because numba does not convert float32 to float64 for float().
             total += np.float64(row[c]) * value(packed, len(row), j // PANEL * PANEL, j % PANEL, c)
         return total * exact[0, j] + exact[1, j]
 
@@ -373,7 +393,7 @@ def _make_search(
         exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
         out: np.ndarray, strip: np.ndarray, partial: np.ndarray,
     ) -> None:  # fmt: skip
-        """Write the codes of all rows.
+        """Write the codes of all rows to ``out``, int32 (rows, clusterings).
 
         ``strip`` and ``partial`` are scratch space for columns of rows and for sums.
         """
@@ -389,14 +409,14 @@ def _make_search(
             padded = -(-rows // ROWS) * ROWS
             for i in range(padded):
                 for t in range(length):
-                    # An infinite last score keeps all scores out of the lists of padding rows.
+                    # Infinite scores in the lists of padding rows prevent insertions.
                     best[i, t] = -np.inf if i < rows else np.inf
             find_best_scores(strip, starts, padded, packed, scale, bias, partial, scores, hits, best, index)
             for i in range(rows):
                 for t in range(length):
                     close = is_close(best[i], t, gaps[i])
                     keys[t] = exact_score(strip[i], packed, exact, index[i, t]) if close else best[i, t]
-                # A centroid outside the list has at most this score.
+                # Upper bound of the scores of the centroids outside the list.
                 least = np.float64(best[i, length - 1]) + gaps[i]
                 if length == len(codes):
                     least = -np.inf
@@ -453,9 +473,11 @@ def _compute_byte_codes(
     )  # fmt: skip
 
 
-# Rows of bytes are converted to float32 strip by strip if centroids are floats, or the machine lacks VNNI.
+# Kernels for rows of floats, and for rows of bytes that are converted to float32 strip by strip, because the
+# centroids are floats or the machine has no VNNI instructions.
 _nearest_floats, _nearest_converted = (
     entry(*_arguments(rows, "f4"))(_compute_codes) for rows in ("f4", "u1")
 )
-# LLVM ends the process if it compiles an instruction that the machine does not have.
+# Kernel for rows and centroids of bytes. It is not compiled on machines without VNNI instructions, because
+# LLVM would end the process.
 _nearest_bytes = entry(*_arguments("u1", "i1"))(_compute_byte_codes) if DOTS else _nearest_converted

@@ -1,77 +1,53 @@
-"""Draws without replacement for many clusterings at once; numpy would take longer to start each stream.
+"""Random draws of m of n numbers without replacement, one draw for each of many clusterings.
 
-For each number, a byte of the random stream decides whether the draw contains that number. Then random
-numbers are added to the draw, or removed from it, until it has the requested size.
+Each draw has its own random stream (Philox). numpy takes microseconds to create a stream, so the streams are
+computed in numba. For each of the n numbers, one random byte decides whether the draw contains the number.
+Then random numbers are added to the draw, or removed from it, until it has m numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
+from scalelatent.kernels.philox import philox
 
-if TYPE_CHECKING:
-    from numba.core.base import BaseContext
-    from numba.core.typing.templates import Signature
-
-# Number of words of a stream that are computed together.
+# Number of random uint64 numbers in the scratch space of a draw, 8 KiB.
 _WORDS = 1024
-# Constants of Philox (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3).
-_FACTORS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
-_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 
 def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m: int) -> np.ndarray:
-    """Return a draw of ``m`` of ``n`` numbers for each of some clusterings, bool (count, n).
+    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return masks, bool (count, n).
 
-    Draw i has the stream of ``numpy.random.Philox(key=key, counter=[0, 0, first + i, layer])``, from which
-    numpy's ``random_raw`` reads the same words.
+    Draw i uses the random numbers that ``random_raw`` of ``numpy.random.Philox(key=key, counter=[0, 0, first
+    + i, layer])`` returns.
     """
     out, words = np.empty((count, n), dtype=np.bool_), np.empty(_WORDS, dtype=np.uint64)
     _choose(key, layer, first, n, m, round(256 * m / n), words, words.view(np.uint8), out)
     return out
 
 
-@intrinsic
-def _multiply_high(typingctx, a, b):  # type: ignore[no-untyped-def]
-    """Return the upper 64 bits of the product of two uint64."""
-    wide = ir.IntType(128)
-
-    def generate(
-        context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
-    ) -> ir.Value:
-        product = builder.mul(*(builder.zext(value, wide) for value in args))
-        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
-
-    return types.uint64(types.uint64, types.uint64), generate
-
-
 @subkernel
 def _fill(key: np.ndarray, layer: int, which: int, first: int, words: np.ndarray) -> None:
-    """Write words of the stream of a draw, from number ``first``, a multiple of four."""
+    """Fill ``words`` with the numbers first, first + 1, … of the random stream of the clustering ``which``.
+
+    ``first`` is a multiple of four, because one counter of Philox gives four numbers.
+    """
     for i in range(0, len(words), 4):
-        a, b = np.uint64((first + i) // 4 + 1), np.uint64(0)
-        c, d = np.uint64(which), np.uint64(layer)
-        one, two = key[0], key[1]
-        for _ in range(10):
-            high: np.uint64 = _multiply_high(_FACTORS[0], a)  # type: ignore[call-arg]
-            other: np.uint64 = _multiply_high(_FACTORS[1], c)  # type: ignore[call-arg]
-            a, b, c, d = other ^ b ^ one, _FACTORS[1] * c, high ^ d ^ two, _FACTORS[0] * a
-            one, two = one + _STEPS[0], two + _STEPS[1]
-        words[i], words[i + 1], words[i + 2], words[i + 3] = a, b, c, d
+        counter = np.uint64((first + i) // 4 + 1), np.uint64(0), np.uint64(which), np.uint64(layer)
+        words[i], words[i + 1], words[i + 2], words[i + 3] = philox(*counter, key[0], key[1])
 
 
 def _choose(
     key: np.ndarray, layer: int, first: int, n: int, m: int, share: int, words: np.ndarray,
     numbers: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the masks. ``words`` is scratch space, and ``numbers`` is a view of its bytes."""
+    """Write a mask of m numbers for each clustering to ``out``, bool (clusterings, n).
+
+    A random byte below ``share`` selects its number. ``words`` is scratch space for random numbers, and
+    ``numbers`` is a view of the bytes of ``words``.
+    """
     for s in range(len(out)):
         mask, surplus = out[s], -m
         for begin in range(0, n, len(numbers)):

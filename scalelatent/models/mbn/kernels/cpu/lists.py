@@ -1,14 +1,18 @@
-"""Shared units, counted through lists of the centroids that have a code in a clustering of the layer below.
+"""Nearest centroids in upper layers, found through lists of the centroids that have a code.
 
-If a layer has half as many centroids as the layer below, and uses half of its units, a list has a quarter of
-a centroid on average. Looking up the lists of one clustering would find most of them empty. So several
-clusterings are looked up together: their lists of a code are contiguous.
+In an upper layer, rows and centroids consist of codes: one code for each clustering of the layer below. The
+nearest centroid of a row is the one that has the same code as the row in the largest number of clusterings.
+For each code there is a list of the centroids that have it.
 
-1. Take a strip of rows, and one clustering below after the other, so that its lists stay in the nearest
-   caches.
-2. Copy the first sixteen members of the list of a row's code behind the members of the row. It is always
+If a layer has half as many centroids as the layer below, and a clustering uses half of the codes, a list has
+a quarter of a centroid on average. Most lists would be empty. So several clusterings of the upper layer are
+computed together, and their lists for one code are contiguous in memory. The steps are:
+
+1. Take a strip of some thousand rows. Process one clustering of the layer below after the other, so that the
+   lists of this clustering stay in the nearest caches.
+2. Append the first sixteen centroids of the list of a row's code to a buffer of the row. The number is always
    sixteen, so that no branch depends on the length of the list.
-3. At the end count the members of each row; the centroid that occurs most often shares most units.
+3. Count how often each centroid is in the buffer of a row. The most frequent centroid is the nearest one.
 """
 
 from __future__ import annotations
@@ -30,35 +34,38 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Number of rows coded together (a strip). More rows reuse a cached list more often, but write to more cache
-# lines. A strip is half as long if the lists of a clustering below have at most _FEW_MEMBERS members in all.
+# Number of rows that are processed together (a strip). With more rows, each list is read from the cache more
+# often, but the buffers of the rows take more cache lines. A strip has half as many rows if the lists of one
+# clustering of the layer below have at most _FEW_MEMBERS centroids in total.
 _STRIP, _FEW_MEMBERS = 2048, 2**15
-# Number of clusterings of the layer below whose codes are transposed together, one cache line of codes.
+# Number of clusterings of the layer below whose codes are transposed together. Their codes of one row fill a
+# cache line, if a code has two bytes.
 _TRANSPOSED = 32
-# Number of members (centroids) of the list of a code that are copied at a time.
+# Number of centroids of a list that are copied at a time.
 _COPIED = 16
-# Number of counters whose maximum is computed with vectors. Clearing this many adjacent counters takes
-# as long as clearing a single counter elsewhere.
+# Number of counters whose maximum is computed with vectors; number of adjacent counters that are set to 0 in
+# the time that one counter at a random place takes.
 _VECTOR_COUNTERS, _CLEARED_TOGETHER = 128, 16
-# Upper bound of the members (centroids that share a unit with a row) per look-up in the buffer of a row. The
-# buffer has room for twice the members of a row with uniform codes; other rows are counted without a buffer.
+# The buffer of a row has room for twice as many centroids as a row meets if all codes are equally frequent,
+# but for at most this many per list. Rows that meet more centroids are counted without a buffer.
 _MAX_MEMBERS = 8
-# Rows and columns of a tile that is transposed in registers.
+# Number of rows, and of columns, of a tile of codes that is transposed in registers.
 _LANES = 8
 
 
 @dataclass(frozen=True)
 class PackedLists:
-    """Centroids of some clusterings of an upper layer, sorted by the codes of the layer below."""
+    """Lists of the centroids of some clusterings of an upper layer, by their codes in the layer below."""
 
-    # uint16 or uint32 (V, k below + 1): start of the lists of each code
+    # uint16 or uint32 (V, k below + 1): index in ``members`` at which the list of each code starts
     start: np.ndarray
-    # uint16 or uint32 (V, sets k + 16): contiguous lists in the order of clusterings and centroids, without
-    # the members of units that their clustering does not use. A member is ``clustering << shift | centroid``
+    # uint16 or uint32 (V, sets k + 16): for each of the V clusterings of the layer below, the lists of all
+    # codes one after the other. A centroid is stored as ``clustering << shift | centroid``. It is missing if
+    # its clustering does not use the one-hot unit of the code.
     members: np.ndarray
     sets: int  # number of clusterings of the upper layer
     k: int  # number of centroids of each clustering of the upper layer
-    shift: int  # number of bits of the centroid in a member
+    shift: int  # number of bits of ``members`` that hold the number of the centroid
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
@@ -85,7 +92,11 @@ def nearest_codes(x: np.ndarray, lists: PackedLists) -> np.ndarray:
 
 @intrinsic
 def _transpose_tile(typingctx, source, down, target, across, like):  # type: ignore[no-untyped-def]
-    """Transpose 8 x 8 numbers of the type of the array ``like``; addresses and byte steps are int64."""
+    """Transpose 8 x 8 codes from the address ``source`` to the address ``target``.
+
+    ``down`` and ``across`` are the bytes between two rows of the source and of the target. ``like`` is an
+    array of the type of the codes.
+    """
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _LANES)
 
     def generate(
@@ -108,7 +119,7 @@ def _transpose_tile(typingctx, source, down, target, across, like):  # type: ign
 
 @intrinsic
 def _copy_members(typingctx, target, source, like):  # type: ignore[no-untyped-def]
-    """Copy sixteen list members of the type of the array ``like``; ``target``, ``source``: addresses."""
+    """Copy sixteen centroids of a list to the address ``target``; ``like`` is an array of their type."""
     kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _COPIED)
 
     def generate(
@@ -123,7 +134,7 @@ def _copy_members(typingctx, target, source, like):  # type: ignore[no-untyped-d
 
 @subkernel
 def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turned: np.ndarray) -> None:
-    """Transpose rows first to last of columns begin to end into ``turned``, (columns, rows)."""
+    """Transpose ``x[first:last, begin:end]`` into ``turned``, (columns, rows)."""
     size = x.itemsize
     down, across = size * x.shape[1], size * turned.shape[1]
     rows, columns = first + (last - first) // _LANES * _LANES, begin + (end - begin) // _LANES * _LANES
@@ -140,7 +151,7 @@ def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turne
 def _write_lists(
     codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, members: np.ndarray
 ) -> None:
-    """Write the lists of all clusterings below to ``start`` and ``members``."""
+    """Write the fields ``start`` and ``members`` of :class:`PackedLists`."""
     sets, k, clusterings = codes.shape
     below = units.shape[2]
     flat = codes.reshape(sets * k, clusterings)
@@ -153,7 +164,8 @@ def _write_lists(
         end = min(begin + _TRANSPOSED, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
         for v in range(begin, end):
-            # Write each member, and step past it only if its unit is used: a branch would be mispredicted.
+            # Write each centroid, and overwrite it by the next one if its unit is not used. The processor
+            # would often mispredict a branch here.
             count = np.uint64(0)
             for s in range(sets):
                 used, mine = units[s, v], turned[v - begin, s * k : s * k + k]
@@ -178,7 +190,12 @@ def _append_members(
     codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
     room: int, over: np.ndarray,
 ) -> None:  # fmt: skip
-    """Append the centroids in the list of each row's code to the members (centroids met) of the row."""
+    """Append the list of each row's code to the buffer of the row; mark rows without room in ``over``.
+
+    ``codes`` are those of ``n`` rows in one clustering of the layer below. ``ends`` are the addresses at
+    which the used parts of the buffers end. The buffers start at the address ``base``, have ``row`` bytes,
+    and may use ``room`` bytes.
+    """
     size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
     for i in range(np.uint64(n)):
         code = np.uint64(codes[i])
@@ -196,15 +213,10 @@ def _append_members(
 
 
 @subkernel
-def _find_most_frequent(
-    met: np.ndarray, length: int, k: int, shift: int, shared: np.ndarray, out: np.ndarray
-) -> None:
-    """Write the most frequent centroid of each clustering, the lowest of equals; reset ``shared`` to 0."""
-    one = shared.dtype.type(1)
-    for m in range(np.uint64(length)):
-        shared[np.uint64(met[m])] += one
+def _find_most_frequent(k: int, shift: int, shared: np.ndarray, out: np.ndarray) -> None:
+    """Write the centroid of the largest counter in ``shared`` for each clustering, the lowest of equals."""
     for s in range(len(out)):
-        # Compare runs of counters first, whose maximum takes a few vector operations.
+        # Find the first range of counters that has the maximum, by a few vector operations per range.
         begin = s << shift
         most, at = shared[begin], begin
         for first in range(begin, begin + k, _VECTOR_COUNTERS):
@@ -217,28 +229,6 @@ def _find_most_frequent(
         while shared[at] != most:
             at += 1
         out[s] = at - begin
-    if length * _CLEARED_TOGETHER < len(shared):
-        for m in range(np.uint64(length)):
-            shared[np.uint64(met[m])] = 0
-    else:
-        shared[:] = 0
-
-
-@subkernel
-def _count_all_members(
-    codes: np.ndarray, start: np.ndarray, members: np.ndarray, k: int, shift: int, shared: np.ndarray,
-    out: np.ndarray,
-) -> None:  # fmt: skip
-    """Count the shared units of a row with more members than there is room for, directly from the lists."""
-    for v in range(len(codes)):
-        for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
-            shared[members[v, m]] += 1
-    for s in range(len(out)):
-        begin = at = s << shift
-        for j in range(begin, begin + k):
-            at = j if shared[j] > shared[at] else at
-        out[s] = at - begin
-    shared[:] = 0
 
 
 def _count_shared_units(
@@ -247,9 +237,9 @@ def _count_shared_units(
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
     room = sets * min(2 * clusterings * k // below, _MAX_MEMBERS * clusterings) + 64
-    # The buffer of a row has ``room`` numbers, and space for the sixteen numbers that each clustering of a
-    # group copies before the end of the row is checked. A buffer has an odd number of cache lines, so that
-    # the ends of the rows are spread over all sets of the cache.
+    # The buffer of a row has room for ``room`` centroids, and for the sixteen centroids that are copied for
+    # each of _TRANSPOSED clusterings before the end is checked. A buffer has an odd number of cache lines, so
+    # that the ends of the buffers are spread over all sets of the cache.
     line = 64 // members.itemsize
     width = (room + _COPIED * (_TRANSPOSED + 1) + line - 1) // line | 1
     strip = _STRIP if sets * k > _FEW_MEMBERS else _STRIP // 2
@@ -257,7 +247,7 @@ def _count_shared_units(
     base, row, room_bytes = met.ctypes.data, 64 * width, room * members.itemsize
     turned = empty((_TRANSPOSED, strip + line), x.dtype)
     ends, over = empty(strip, np.int64), empty(strip, np.bool_)
-    shared = zeros(sets << shift, members.dtype)
+    shared, one = zeros(sets << shift, members.dtype), members.dtype.type(1)
     for first in range(0, n, strip):
         last = min(first + strip, n)
         for i in range(last - first):
@@ -272,11 +262,20 @@ def _count_shared_units(
                 if ends[i] - (base + i * row) > room_bytes:
                     over[i], ends[i] = True, base + i * row
         for i in range(last - first):
-            if over[i]:
-                _count_all_members(x[first + i], start, members, k, shift, shared, out[first + i])
+            codes, mine, length = x[first + i], met[i], (ends[i] - (base + i * row)) // members.itemsize
+            if over[i]:  # the buffer is incomplete, so count directly from the lists
+                for v in range(clusterings):
+                    for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
+                        shared[members[v, m]] += one
             else:
-                length = (ends[i] - (base + i * row)) // members.itemsize
-                _find_most_frequent(met[i], length, k, shift, shared, out[first + i])
+                for m in range(np.uint64(length)):
+                    shared[np.uint64(mine[m])] += one
+            _find_most_frequent(k, shift, shared, out[first + i])
+            if over[i] or length * _CLEARED_TOGETHER >= len(shared):
+                shared[:] = 0
+            else:
+                for m in range(np.uint64(length)):
+                    shared[np.uint64(mine[m])] = 0
 
 
 _list_short, _list_long = (

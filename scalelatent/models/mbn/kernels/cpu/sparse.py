@@ -1,15 +1,19 @@
-"""Nearest centroids of CSR rows: only the columns of a row's own entries are read.
+"""Nearest centroids of CSR rows, such as word counts of documents.
 
-Few columns have most entries (Zipf). A column in which at least one of 16 centroids has an entry is stored
-dense: an entry of a row adds a multiple of it to the sums of 64 centroids at a time, eight vectors in
-registers. Entries of centroids in other columns (postings) are added one by one. The scan is float32, and
-keeps the best scores of a row (see :mod:`.candidates`). Scores that differ by less than rounding are compared
-in float64, as those of dense rows are: sums go over a row's entries from left to right, so a dataset has the
-same codes in both forms.
+The score of a row and a centroid needs their product, a sum over the columns in which the row has entries.
+Few columns have most entries of the data (Zipf's law), so there are two forms of columns:
 
-Counts are added in int16 without rounding, 128 centroids at a time, so a column is stored dense if one of 32
-centroids has an entry. A row whose sums may exceed int16 is coded in float64. The centroids are rows of the
-same data, so they show whether the rows are counts.
+- A column in which at least one of 16 centroids has an entry is stored dense. For each entry of a row, its
+  product with the column is added to the sums of 64 centroids at a time, in eight vectors.
+- The entries of the centroids in other columns (postings) are added one by one.
+
+The scores are computed in float32, and the best ones of a row are kept (see :mod:`.candidates`). Scores that
+rounding can have exchanged are computed again in float64, from left to right over the entries of the row. So
+the same data have the same codes as dense rows.
+
+Counts are added in int16 without rounding, 128 centroids at a time. Then a column is stored dense if at least
+one of 32 centroids has an entry. If sums of a row may exceed int16, the row is coded in float64. The
+centroids are rows of the same data, so they show whether the rows are counts.
 """
 
 from __future__ import annotations
@@ -47,35 +51,37 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Lanes per vector and vectors per panel (a group of centroids). The sums of a panel stay in eight registers.
-# Loads limit the speed, so wider vectors are not faster.
+# Number of float32 in a vector, and of vectors for the sums of a panel (a group of centroids), which stay in
+# eight registers. Loads limit the speed, so wider vectors are not faster.
 _LANES, _VECS = 8, 8
-# Bytes of a column in a panel.
+# Bytes of one column of a panel.
 _PANEL_BYTES = _VECS * _LANES * BYTES
-# A column is stored dense if at least one of this many centroids has an entry in it. For a row, a dense
-# column costs about k / 10 steps (k / 30 for counts), and an entry of a centroid in another column about two.
+# A column is stored dense if at least one of this many centroids has an entry in it. An entry of a row in a
+# dense column costs about k / 10 steps for k centroids (k / 30 for counts). In another column, it costs about
+# two steps per entry of a centroid.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
-# Upper bound of the bytes of the sums of a strip (some rows), so that a panel stays in the nearest caches.
+# Upper bound of the bytes of the sums of a strip (rows that are processed together), so that the sums and a
+# panel stay in the nearest caches.
 _SUM_BYTES = 2**19
-# Value of ``slot`` for a column without entries of centroids, and largest count that int16 represents.
+# Value of ``slot`` for a column in which no centroid has an entry; largest count that int16 represents.
 _ABSENT, _COUNT_MAX = -1, 2**15 - 1
-# Counts are stored as int16 if sums may exceed int16 for at most one of this many centroids. A row whose sums
-# may exceed int16 takes about seven times as long.
+# Centroids of counts are stored as int16 if sums may exceed int16 for at most one of this many centroids. A
+# row whose sums may exceed int16 takes about seven times as long as another row.
 _OVERFLOW_SHARE = 64
 
 
 @dataclass(frozen=True)
 class PackedSparseCentroids:
-    """CSR centroids that clusterings share, by columns: dense panels, and postings of sparse columns.
+    """CSR centroids that clusterings share, sorted by columns.
 
-    A posting is an entry of a centroid: the number of the centroid and the value.
+    Columns with many entries are stored dense, in panels (groups of 64 centroids, or 128 for int16). In other
+    columns each entry of a centroid is stored as a posting: the number of the centroid and the value.
     """
 
-    # int32 (p,): index of a dense column in a panel; -2 - index of a column with postings; -1 if no centroid
-    # has an entry, or the clustering does not use the column
+    # int32 (p,): for a dense column its index i in a panel; for the column i with postings -2 - i; for a
+    # column in which no centroid has an entry -1
     slot: np.ndarray
-    # float32 or int16, flat (panels, dense columns, 64 or 128): panels of that many centroids, the last
-    # padded with 0
+    # float32 or int16, flat: (panels, dense columns, centroids of a panel); zeros pad the last panel
     panels: np.ndarray
     # int64 (columns with postings + 1,): first posting (entry of a centroid) of each column with postings
     start: np.ndarray
@@ -94,9 +100,9 @@ class PackedSparseCentroids:
     exact: np.ndarray
     # int32 (k, clusterings): see :func:`.candidates.number_centroids`
     codes: np.ndarray
-    length: int  # length of the list of candidates of a row
-    # float32, int32 and int64: the centroids as CSR rows on the columns of the clustering: values, columns
-    # and row pointers
+    length: int  # number of candidates for the nearest centroid that the list of a row holds
+    # The centroids as CSR rows, with only the columns of the clustering: values (float32), columns (int32)
+    # and row pointers (int64)
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
     # The score of a row x with e entries is wrong by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; for
     # counts, 4 replaces e + 4
@@ -113,11 +119,9 @@ def make_sparse_bank(
         kept, codes = merge_equal(((row.data.tobytes(), row.indices.tobytes()) for row in rows), codes)
         w = w.take(kept)
     k, p = w.shape
-    inside = np.zeros(p, dtype=bool)
-    inside[columns] = True
-    kept = np.flatnonzero(inside[w.indices])
-    column, value = np.asarray(w.indices)[kept].astype(np.int32), np.asarray(w.data, dtype=np.float32)[kept]
-    centroid = (np.searchsorted(w.indptr, kept, side="right") - 1).astype(np.int32)
+    w = w.keep_columns(columns)
+    column, value = w.indices.astype(np.int32), w.data.astype(np.float32)
+    centroid = np.repeat(np.arange(k, dtype=np.int32), np.diff(w.indptr))
     squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
     exact = np.stack(score_terms(squares, metric))
     most = _largest_counts(column, value, centroid, k, p)
@@ -139,7 +143,6 @@ def make_sparse_bank(
     order = np.flatnonzero(~here)
     order = order[np.argsort(column[order], kind="stable")]
     start = np.concatenate([[0], np.cumsum(counts[thin])]).astype(np.int64)
-    pointers = np.searchsorted(centroid, np.arange(k + 1)).astype(np.int64)
     slope, largest = float((np.sqrt(squares) * exact[0]).max()), float(np.abs(exact[1]).max())
     # Sums of counts are computed exactly in int16. A Euclidean score of counts is a multiple of a half, which
     # float32 represents exactly up to 2^23. So scores are rounded only for other values than counts, for the
@@ -149,27 +152,30 @@ def make_sparse_bank(
     postings = (start, centroid[order], typed[order])
     return PackedSparseCentroids(
         slot, panels.reshape(-1), *postings, most, scale, bias, exact, codes, list_length(codes),
-        (value, column, pointers), error,
+        (value, column, w.indptr), error,
     )  # fmt: skip
 
 
 def _largest_counts(
     column: np.ndarray, value: np.ndarray, centroid: np.ndarray, k: int, p: int
 ) -> np.ndarray:
-    """Return each column's largest absolute value if all values are counts for int16, else an empty array."""
+    """Return the largest count of each column, int32 (p,); an empty array if int16 does not suit the values.
+
+    Int16 suits values that are all whole numbers, if few sums of products exceed int16.
+    """
     none = np.empty(0, dtype=np.int32)
     sizes = np.abs(value)
     if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
         return none
     most = np.zeros(p, dtype=np.int32)
     np.maximum.at(most, column, sizes.astype(np.int32))
-    # The rows are unknown here, so use the centroids as a sample of the rows.
+    # The centroids are a sample of the rows, which are not known here.
     sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
     return most if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
 
 
 def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
-    """See :func:`..reference.nearest_sparse`; float32 values and int32 columns need no conversion."""
+    """Return the codes of CSR rows, as :func:`..reference.nearest_sparse` does."""
     out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
     indices = np.ascontiguousarray(x.indices, dtype=np.int32)
@@ -189,11 +195,11 @@ def _split_entries(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
-    """Split the entries of row i of a strip into dense columns and others (columns with postings).
+    """Split the entries of row i of a strip into those in dense columns and those in columns with postings.
 
-    Return the number of entries in dense columns, the number of entries in columns with postings, and an
-    upper bound of the Euclidean norm of all these entries. For counts, -1 replaces the norm if some entry is
-    not a count, or sums may exceed int16.
+    Return the numbers of entries in columns of the first and of the second form, and an upper bound of the
+    Euclidean norm of all these entries. If the centroids are int16 counts, and an entry of the row is not a
+    count or sums may exceed int16, return -1 as the norm.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
     one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
@@ -206,7 +212,7 @@ def _split_entries(
         low = np.uint64(place - _ABSENT) >> sign
         if len(most):
             count = np.int32(min(max(value, -beyond), beyond))
-            # Ignore entries that no sum uses.
+            # Ignore entries in columns that no centroid has.
             fractions |= ((seen | low) != 0) & (np.float32(count) != value)
             bound += abs(np.int64(count)) * most[column]
             values[i, dense], weights[posted] = count, count
@@ -222,11 +228,12 @@ def _split_entries(
 
 @intrinsic
 def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
-    """Add the dense columns of a row to its sums with the centroids of a panel, and mark the best scores.
+    """Add the entries of a row in dense columns to its sums with the centroids of a panel; mark good scores.
 
-    All arguments except ``kind`` are int64, most of them addresses. ``sums`` has sums over sparse columns.
-    ``places`` are the byte offsets of ``count`` columns in the panel. ``hits`` gets a bit for each centroid
-    whose score is above ``least``, in words of 64 bits. ``kind`` is an array of the type of the sums.
+    All arguments except ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places``
+    are the byte offsets of the columns in the panel. ``sums`` already contains the products in columns with
+    postings. ``hits`` receives a bit for each centroid whose score is above ``least``, in words of 64 bits.
+    ``kind`` is an array of the type of the sums.
     """
     whole = isinstance(kind.dtype, types.Integer)
 
@@ -276,7 +283,7 @@ def _find_best_scores(
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, hits: np.ndarray, best: np.ndarray,
     index: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute the sums of ``rows`` rows of a strip with all centroids, and the lists of the best scores."""
+    """Write the best scores of ``rows`` rows of a strip to ``best``, and their centroids to ``index``."""
     full, last = len(scale), best.shape[1] - 1
     width = np.int64(_PANEL_BYTES // sums.itemsize)
     panel_bytes = panels.itemsize * len(panels) // (full // width)
@@ -310,7 +317,7 @@ def _add_postings(
     thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
     value: np.ndarray, i: np.uint64, sums: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the products with the centroids' entries in sparse columns (postings) to the sums of row i."""
+    """Add the products of row i and the centroids in columns with postings to the sums of the row."""
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
@@ -347,7 +354,7 @@ def _exact_scores(
 ) -> None:  # fmt: skip
     """Write the scores of a row and all centroids in float64 to ``sums``.
 
-    Columns are added in the order of the row's entries, so the sums equal those of :func:`_multiply_rows`.
+    Products are added in the order of the entries of the row, so the scores equal those of _exact_score.
     """
     full, k = len(sums), exact.shape[1]
     width = _PANEL_BYTES // panels.itemsize
@@ -410,7 +417,7 @@ def _nearest(
                     if is_close(best[i], t, gaps[i]):
                         rest = (exact, values_w, columns_w, pointers_w, index[i, t])
                         keys[t] = _exact_score(data[a:b], indices[a:b], *rest)
-                # A centroid outside the list has at most this score.
+                # Upper bound of the scores of the centroids outside the list.
                 least = best[i, length - 1] + gaps[i] if length < len(codes) else -np.inf
                 sort_list(keys, index[i])
                 done = assign_codes(keys, index[i], least, codes, before, out[first + i])
@@ -421,7 +428,7 @@ def _nearest(
 
 
 def _types(values: str) -> list[types.Type]:
-    """Return the types of the arguments of :func:`_nearest` for a type of the centroids' values."""
+    """Return the argument types of :func:`_nearest` for centroids of type ``values``, "f4" or "i2"."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
     rows = (in_array("f4", 1), in_array("i4", 1), in_array("i8", 1))
     return [
