@@ -37,7 +37,7 @@ def find_nonfinite(block: Block, largest: float = np.inf) -> str | None:
         return place
     if np.isfinite(x_float32[row, feature]):
         return f"{place}, too large for products in float32: scale the features below {largest:g}"
-    return f"{place}, beyond float32"
+    return f"{place}, beyond float32: scale the features"
 
 
 def find_too_large(block: Block) -> str | None:

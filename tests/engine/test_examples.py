@@ -33,7 +33,7 @@ def test_bad_values_are_reported_with_row_and_feature() -> None:
         return Block(np.array([[0.0, value]], dtype), None, None, 7)
 
     assert find_nonfinite(block(np.nan)) == "row 7, feature 1 is nan"
-    assert find_nonfinite(block(1e39)) == "row 7, feature 1 is 1e+39, beyond float32"
+    assert find_nonfinite(block(1e39)) == "row 7, feature 1 is 1e+39, beyond float32: scale the features"
     reported = "row 7, feature 1 is 1e+38, too large for products in float32: scale the features below 1e+18"
     assert find_nonfinite(block(1e38), LARGEST_VALUE) == find_too_large(block(1e38, "f4")) == reported
     assert "the weights have grown" in str(make_divergence_error([0], "pass 7", "lower it"))
