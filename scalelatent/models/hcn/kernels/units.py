@@ -16,17 +16,17 @@ MESSAGE_LIMIT = 2**15 - 1
 A message from a pixel is never larger than the log odds of the pixel, so messages fit int16.
 """
 BELIEF_LIMIT = 2**28
-"""Limit of the log odds of a weight, in units of 1/256 nat; int32 sums below it cannot overflow."""
+"""Limit of the log odds of a weight, in units of 1/256 nat; int32 sums of smaller ones cannot overflow."""
 FIXED_WEIGHT = 2**28
-"""Log odds of a fixed weight that is on, in units of 1/256 nat; a weight that is off has -2**28."""
+"""Log odds of a fixed weight that is on, in units of 1/256 nat; those of a weight that is off are -2**28."""
 
 POOL_FLOOR = 10_000 * UNITS_PER_NAT
 """Upper bound of the absolute value of a message between two layers, in units of 1/256 nat."""
 CLASS_FLOOR = 2**28
 """Upper bound of the absolute value of a message from the class layer to a template, in units of 1/256 nat.
 
-The sum of the log odds of all pixels of an image is below this bound, except in the first passes of large
-networks. Therefore the class layer can turn off all templates but one.
+The sum of the log odds of all pixels of an image is smaller, except in the first passes of large networks.
+Therefore the class layer can turn off all templates but one.
 """
 OFF_IMAGE = -(2**29)
 """Log prior of a shift that leaves the image, in units of 1/256 nat; it stands for minus infinity."""

@@ -74,7 +74,7 @@ def count_pairs(image: tuple[int, ...], feature: tuple[int, ...], n_features: in
 
 
 MESSAGE_ROOM = 32
-"""Number of unused entries after the messages of an array, so that kernels can access whole SIMD vectors."""
+"""Number of unused entries at the end of a message array; kernels read and write whole SIMD vectors there."""
 
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:

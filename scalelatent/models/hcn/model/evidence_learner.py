@@ -115,7 +115,7 @@ class EvidenceLearner(Generic[State]):
         stats["weight"][...] += 1 - share
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
-        """Return the state after a step: move log odds towards ``first``, and add the sum of the evidence."""
+        """Return the state after a step: move log odds towards ``first``, and add the summed evidence."""
         decay = self.forgetting ** int(stats["minibatches"])
         scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
         beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]

@@ -26,7 +26,7 @@ FLOPS_PER_PAIR = 27.0
 WINDOW_BYTES = 2**26
 
 UNKNOWN = -65504.0
-"""Value that replaces NaN in unknown pixels, because datasets hold no NaN; float16 has this value."""
+"""Value of an unknown pixel that was NaN: datasets hold finite numbers only, and float16 can represent it."""
 
 
 def log_odds(p: float | np.ndarray) -> np.ndarray:

@@ -60,9 +60,9 @@ class LayeredState(LearnerState):
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
 """State at the start of a step, and the backend. Each task of the step copies the log odds of the state."""
 Sparse: TypeAlias = dict[str, np.ndarray]
-"""Result of :func:`to_sparse`: the shape of an array, its nonzero numbers, and one bit per number."""
+"""Result of :func:`to_sparse`: the shape of an array, its nonzero numbers, and where they are."""
 StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
-"""Fields of the `LayerMessages` of a layer, by name; the fields in `_SPARSE` are without their zeros."""
+"""The fields of the `LayerMessages` of a layer, by name; those in `_SPARSE` without their zeros."""
 
 
 class StoredLeaf(TypedDict):
@@ -299,7 +299,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: add the changes by all visited leaves to the log odds of weights."""
+        """Return the state after a step: add the changes from all visited leaves to the log odds."""
         beliefs = state.beliefs + stats["evidence"]
         check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         passes, moved = round(float(stats["passes"]) / n_rows), state.moved + int(stats["moved"])

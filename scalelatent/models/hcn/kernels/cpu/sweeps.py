@@ -79,7 +79,8 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-        # The messages of pixels with many pairs do not stay in the CPU cache from one sweep to the next.
+        # The messages of pixels with many pairs do not stay in the CPU cache between two sweeps (updates of
+        # all pixels).
         far = w.shape[2] * w.shape[3] * w.shape[4] >= LARGE_TREE_PAIRS
         for k in range(order.shape[0]):
             pixels = evidence[k].ravel()

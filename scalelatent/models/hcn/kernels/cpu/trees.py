@@ -286,7 +286,7 @@ CodeOf: TypeAlias = Callable[[_VectorCode, _Tree, Values, ir.Value], "ir.Value |
 Passes: TypeAlias = tuple[
     Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
 ]
-"""First pass for log odds of the pixel of 0 or less, and above 0; second pass for the same two cases."""
+"""Functions that :func:`make_passes` returns."""
 
 
 def _inline(
