@@ -337,7 +337,7 @@ def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
-    """Return the ranges of images (leaves) that the steps of batch learning update, as a row order.
+    """Return the ranges of images (leaves) that the steps of batch learning update, as a `RowOrder`.
 
     ``image_bytes`` are the bytes of the messages of one image. If the messages of all images need at most
     ``LEAF_BYTES``, there is one range. Otherwise a step updates up to ``n_chains`` ranges in parallel.

@@ -239,7 +239,7 @@ class MultiLayer:
         return BatchNetworkLearner(net, **how, n_rows=n_rows)
 
     def describe(self) -> str:
-        """Return a description of the layers, their sizes and the first ten classes, for messages to the user."""
+        """Return a text with the layers, their sizes and the first ten classes, for messages to the user."""
         *below, top = self.net.layers
         parts = [
             f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Share of the pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of times that the measurement of the speed of batch learning updates the messages of all pixels.
+# Number of updates of the messages of all pixels with which a plan measures the speed of batch learning.
 PROBE_SWEEPS = 4
 # Bytes of the names and shapes of arrays in the file that stores the messages of a range of images (a leaf).
 LEAF_HEAD = 2**14

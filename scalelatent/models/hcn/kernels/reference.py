@@ -354,6 +354,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
+        Messages in units of 1/256 nat.
     """
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
@@ -387,6 +388,7 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
+        Messages in units of 1/256 nat.
     """
     first = np.full(evidence.shape, OFF_IMAGE, np.int64)
     total = np.zeros(evidence.shape, np.int64)

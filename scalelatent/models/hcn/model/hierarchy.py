@@ -489,7 +489,7 @@ def update_images(
     key: int | None = None,
     ranks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Update the messages of some images by a pass down and a pass up; return the change of log odds.
+    """Update the messages of images by a pass down and a pass up; return the change of the log odds.
 
     Parameters
     ----------
