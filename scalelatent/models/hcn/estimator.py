@@ -79,8 +79,8 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Arguments of `inpaint` that the row map needs: the mask of known pixels as bits, and the class codes of the
-# rows; each may be None.
+# Arguments of `inpaint` that the row map needs: the mask of known pixels as bits (None: no mask), and the
+# class codes of the rows (None: all classes are unknown).
 InpaintArguments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -353,7 +353,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         if reset:
             return X
         shape = find_image_shape(X)
-        if name != "X":  # these are validation rows, whose shape check_rows compares with that of X
+        if name != "X":  # validation rows; check_rows compares their shape with the shape of X
             images = shape is not None and isinstance(X, np.ndarray) and 0 not in shape
             return Dataset.from_arrays(self._checked_values(X, name), y) if images else X
         own = self._network.layer.input_shape if hasattr(self, "_stream") else ()
@@ -368,7 +368,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         return super()._checked_values(self._lazy_values(X), name)
 
     def _lazy_values(self, X: RowsLike) -> Any:
-        """Return rows with another value for NaN if ``missing`` is NaN: datasets hold finite numbers only."""
+        """Replace NaN in rows by a finite number if ``missing`` is NaN, because datasets hold no NaN."""
         if self.missing is None or self.missing == self.missing:
             return X
         return replace_nan(X)
@@ -459,7 +459,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         used: list[np.ndarray] | None = None,
         compression: float = float("nan"),
     ) -> None:
-        """Set the fitted attributes; ``used`` are by default the features with a weight that is on."""
+        """Set the fitted attributes; if ``used`` is None, a feature with a weight that is on is used."""
         on = network.features(state.beliefs > 0)
         self._network, self._stream, self.compression_ = network, state, compression
         self.used_ = [np.any(part, axis=(1, 2, 3)) for part in on] if used is None else used
@@ -467,14 +467,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             self.history_, self.n_iter_ = history, len(history)
 
     def _multi_layer(self, name: str) -> MultiLayer:
-        """Return the fitted network; raise an AttributeError for ``name`` if it has only one layer."""
+        """Return the network; raise an AttributeError for ``name`` if the network has only one layer."""
         if not isinstance(self._network, MultiLayer):
             raise AttributeError(name)
         return self._network
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network of several layers, with the noise that the parameter ``read_noise`` sets now."""
+        """Fitted network, with noise probabilities from the present value of the parameter ``read_noise``."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -519,7 +519,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             size = choose_batch_size(self)  # not reduced to the rows of this call, because more rows follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else last_state(self, network)
-            chains: OnlineLearner = learner  # this type accepts the states of one and of several layers
+            chains: OnlineLearner = learner  # accepts states of networks of one and of several layers
             state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
             self._keep(network, state, [] if first else None)
             self.batch_size_ = size
@@ -680,7 +680,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             codes = self._network.codes(y, n_rows)
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: remove y")
-        output: Any = "filled", (bits, codes)  # other outputs need only a name
+        output: Any = "filled", (bits, codes)  # all other outputs are a name without arguments
         return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)

@@ -67,7 +67,7 @@ LEAF_BYTES = 2**28
 # independently of each other.
 MIN_LEAF_ROWS = 5
 # If all images are in one range (leaf), batch learning updates their messages in memory for about this many
-# seconds before it writes them to disk.
+# seconds before it writes the messages to disk.
 WRITE_SECONDS = 30.0
 # Assumed speed of one thread in batch learning: updates per second of the two messages of a pixel to a
 # feature position and a weight (a pair).
@@ -98,8 +98,8 @@ def choose_image_shape(
 ) -> tuple[int, int, int]:
     """Return the shape (channels, height, width) of the images of a dataset.
 
-    For flat rows it is the parameter ``image_shape``. Raise a DataError if the parameter does not fit the
-    rows, or if rows have more than three axes.
+    For flat rows the shape is the parameter ``image_shape``. Raise a DataError if the parameter does not fit
+    the rows, or if rows have more than three axes.
     """
     where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
@@ -117,7 +117,7 @@ def choose_image_shape(
 
 
 def check_images(ds: Dataset, name: str) -> None:
-    """Raise a DataError if rows are sparse, or have sample weights or outputs, which networks do not use."""
+    """Raise a DataError if rows are sparse, or have sample weights or targets, which networks do not use."""
     where = ds.url or name
     if ds.is_sparse:
         raise DataError(f"{where}: sparse rows (CSR) are not images: give a dense array, (n, h, w)")
@@ -262,9 +262,10 @@ def last_state(model: HierarchicalCompositionalNetwork, network: Network) -> Net
 
 
 def check_counts(network: Network, train: Dataset, counts: Stats) -> None:
-    """Raise a DataError if the training rows have nothing to learn, from their `PixelCounts`.
+    """Raise a DataError if nothing can be learned from the training rows.
 
-    This is so if all pixels are unknown, if all known pixels are equal, or if a class has no rows.
+    ``counts`` are the counts of `PixelCounts` for the training rows. Nothing can be learned if all pixels are
+    unknown, if all known pixels are equal, or if a class has no rows.
     """
     known, ones = float(counts["known"]), float(counts["ones"])
     where = f"{train.url or 'X'} (n_samples = {len(train)}, n_features = {train.n_features})"
@@ -284,7 +285,7 @@ def check_counts(network: Network, train: Dataset, counts: Stats) -> None:
 
 
 def replace_nan(x: Any) -> Any:
-    """Return rows with `UNKNOWN` instead of NaN; the result is a lazy array unless ``x`` is in memory."""
+    """Replace NaN by the number `UNKNOWN` in rows; the result is a lazy array unless ``x`` is in memory."""
     if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
         return x
     if is_in_memory(x):
@@ -325,7 +326,7 @@ def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 
 
 def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of images that one step of online learning uses, in all its minibatches."""
+    """Return the number of images in all minibatches of one step of online learning."""
     return (
         choose_batch_size(model, n_rows)
         * choose_chain_batches(model, n_rows)
@@ -336,10 +337,10 @@ def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
 def make_leaf_order(
     model: HierarchicalCompositionalNetwork, image_bytes: int, n_rows: int, options: Mapping[str, Any]
 ) -> RowOrder:
-    """Return the ranges of images (leaves) that the steps of batch learning update, as a row order.
+    """Return the ranges of images (leaves) that the steps of batch learning update, as a `RowOrder`.
 
-    ``image_bytes`` are the bytes of the messages of one image. If the messages of all images are small, there
-    is one range. Otherwise a step updates up to ``n_chains`` ranges in parallel.
+    ``image_bytes`` are the bytes of the messages of one image. If the messages of all images need at most
+    ``LEAF_BYTES``, there is one range. Otherwise a step updates up to ``n_chains`` ranges in parallel.
     """
     given = options.get("leaf_rows")
     if given is None:
@@ -367,9 +368,9 @@ def make_leaf_order(
 def count_passes_per_write(pairs: int, n_rows: int) -> int:
     """Return the number of passes over ``n_rows`` images before their messages are written to disk.
 
-    It applies if the messages of all images are in memory. The passes take about ``WRITE_SECONDS``, so that
-    writing is a small part of the time. ``pairs`` is the number of pairs (feature position, weight) per
-    image.
+    The number applies if the messages of all images are in memory. The passes take about ``WRITE_SECONDS``,
+    so that writing is a small part of the time. ``pairs`` is the number of pairs (feature position, weight)
+    per image.
     """
     return max(1, int(WRITE_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
 
@@ -382,7 +383,7 @@ def make_fit_order(
     *,
     seed: int = 0,
 ) -> RowOrder:
-    """Return the order in which a fit reads the images: online shuffled, otherwise in fixed ranges."""
+    """Return the order in which a fit reads images: shuffled if online, in fixed ranges in batch learning."""
     if is_online(model, network.has_labels):
         size, chains = step_rows(model, n_rows), choose_n_chains(model, n_rows)
         return RowOrder.choose(n_rows, seed, size, chains, options)
@@ -419,10 +420,10 @@ def fit_steps(
 def first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
-    """Return the state from which the fit starts: ``state``, or for a warm start that of the last fit.
+    """Return the state from which the fit starts: ``state``, or for a warm start the state of the last fit.
 
-    For a warm start, yield the step that stores the log odds in the run folder, so that a resumed fit has
-    them. ``restart`` is the number of the fit; only fit 0 starts from the last fit.
+    For a warm start, yield the step that stores the log odds in the run folder, so that a resumed fit can
+    load the log odds. ``restart`` is the number of the fit; only fit 0 starts from the state of the last fit.
     """
     if restart or not continues_last_fit(model):
         return state
@@ -448,7 +449,7 @@ def learn_epochs(
     """Yield the steps of the warm-up and of the epochs of a fit; return the result.
 
     The warm-up learns ``choose_warmup_rows`` images, one minibatch per step. ``seed`` decides the order of
-    the images. ``name`` is the name of the epochs' stage in the run folder: "learn" and perhaps a suffix.
+    the images. ``name`` is the name of the epochs in the records of the run: "learn", perhaps with a suffix.
     """
     online = is_online(model, network.has_labels)
     n, end = len(rows["train"].dataset), name.removeprefix("learn")

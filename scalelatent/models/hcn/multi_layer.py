@@ -115,8 +115,8 @@ def build_multi_layer(
 ) -> MultiLayer:
     """Return a network with templates on top of the layers ``below``.
 
-    The lowest layer has the noise after learning, see :func:`with_read_noise`. ``classes`` are the labels;
-    None: each of the ``per_class`` templates is a cluster.
+    The lowest layer has the noise probabilities of images after learning (``read_noise``). ``classes`` are
+    the labels; None: each of the ``per_class`` templates is a cluster.
     """
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
@@ -140,7 +140,7 @@ def build_multi_layer(
 
 
 def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
-    """Return the lowest layer with the noise of images after learning: ``read_noise``, or p01 and p10."""
+    """Return the lowest layer with the noise probabilities after learning: ``read_noise``, or p01 and p10."""
     if model.read_noise is None:
         return low
     p01, p10 = map(float, model.read_noise)
@@ -216,7 +216,8 @@ class MultiLayer:
     ) -> OnlineNetworkLearner:
         """Return the learner for ``n_rows`` training images; ``seed`` decides all its random numbers."""
         low, *above = self.net.layers
-        # The layer has the noise for images after learning, `read_noise`. Learning uses p01 and p10.
+        # This layer has the noise probabilities for images after learning (`read_noise`). Learning uses p01
+        # and p10.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
@@ -238,7 +239,7 @@ class MultiLayer:
         return BatchNetworkLearner(net, **how, n_rows=n_rows)
 
     def describe(self) -> str:
-        """Return a description of the layers, their sizes and the first ten classes, for messages."""
+        """Return a text with the layers, their sizes and the first ten classes, for messages to the user."""
         *below, top = self.net.layers
         parts = [
             f"{one.n_features} features of {' x '.join(map(str, one.weights_shape[:3]))}" for one in below
@@ -268,7 +269,7 @@ class MultiLayer:
 
     @property
     def labelled_net(self) -> Hierarchy:
-        """Network with a class for each template; without labels, each template is a class of its own."""
+        """Network with a class for each template; without labels, each template is a separate class."""
         return replace(self.net, classes=tuple(self.template_classes.tolist()))
 
     def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
@@ -289,7 +290,7 @@ class MultiLayer:
     ) -> Steps:
         """Yield the steps of a fit after the pass that counts pixels; set fitted attributes of the model.
 
-        ``counts`` is the result of that pass, see `PixelCounts`.
+        ``counts`` are the counts of `PixelCounts` from that pass.
         """
         online = is_online(model, self.has_labels)
         sides = choose_pools(model, online)
@@ -322,7 +323,7 @@ class MultiLayer:
         number: int,
         measures: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``number``, which has one side of pools; return its result.
+        """Yield the steps of fit ``number``, in which all pools have one size; return its result.
 
         If ``measures``, the result has the share of rows in a wrong class.
         """
@@ -384,7 +385,7 @@ class MultiLayer:
     def _fit_until_settled(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
-        """Yield the steps of fits from different seeds until one converges.
+        """Yield the steps of fits from different seeds until a fit converges.
 
         The first seed is ``seed_`` plus ``number``. Return the network and the result of the last fit, and
         the history of all fits.

@@ -42,7 +42,7 @@ class ObjectFinder:
     image_shape : (int, int)
         Height and width of the images.
     frame : (int, int)
-        Height and width of the frame of an object; they are those of the images of the fit.
+        Height and width of the frame of an object, equal to the size of the images of the fit.
     network : FixedNetwork
         The fitted network, for images of ``image_shape``.
     device : str
@@ -164,7 +164,7 @@ class ObjectFinder:
         return FoundObjects(labels, np.concatenate(positions), np.concatenate(scores), np.array(exact))
 
     def _iterate_scores(self, X: Any) -> Iterator[np.ndarray]:
-        """Yield the class scores at each position for each block of images, see `decision_function`."""
+        """Yield for each block of images the scores, in nats, of all classes at each position."""
         ds, backend = self._open_images(X), make_backend(self.device)
         size = self.network.requirements.block_rows or 1
         with single_threaded():

@@ -30,19 +30,20 @@ N_FEATURES = 32
 FEATURE_SIZE = (8, 6)
 # Default number of images per minibatch.
 BATCH_SIZE = 5
-# Number of training images from which on an online fit learns several chains per step in parallel by default.
-# A chain is a sequence of minibatches that one task learns.
+# By default, an online fit of at least this number of training images learns several chains in parallel in
+# each step. A chain is a sequence of minibatches that one task learns.
 MANY_ROWS = 10_000
-# Default number of chains (sequences of minibatches, learned in parallel) per step, from MANY_ROWS images on.
+# Default number of chains (sequences of minibatches) that a step learns in parallel, for MANY_ROWS or more
+# images.
 CHAINS = 8
-# Default number of minibatches that one task learns in sequence (a chain), from MANY_ROWS images on.
+# Default number of minibatches that one task learns in sequence (a chain), for MANY_ROWS or more images.
 CHAIN_BATCHES = 10
-# Default number of images of the warm-up: a fit learns them one minibatch after the other, before it learns
-# several chains of minibatches in parallel.
+# Default number of images of the warm-up: a fit learns these images one minibatch after the other, before it
+# learns several chains of minibatches in parallel.
 WARMUP_ROWS = 4_000
-# Smallest number of images that an online fit without templates reads in all its epochs, if n_epochs is None.
+# Smallest number of images, summed over all epochs, in an online fit without templates if n_epochs is None.
 MIN_ROWS_SEEN = 3_000
-# Smallest number of images that an online fit with templates reads in all its epochs, if n_epochs is None.
+# Smallest number of images, summed over all epochs, in an online fit with templates if n_epochs is None.
 MIN_LAYERED_ROWS_SEEN = 1_000
 # Largest number of sweeps of a fit of one layer with stored messages (online=False), if n_epochs is None. A
 # sweep updates the messages of all pixels once.
@@ -50,8 +51,8 @@ MAX_SWEEPS = 60
 # Largest number of passes over the images in one attempt of a fit of templates with stored messages
 # (online=False), if n_epochs is None.
 MAX_PASSES = 300
-# Largest number of attempts of a fit of templates with stored messages (online=False). An attempt that has
-# not converged is followed by one from another seed.
+# Largest number of attempts of a fit of templates with stored messages (online=False). After an attempt
+# that has not converged, the fit starts again from another seed.
 MAX_ATTEMPTS = 5
 # Prior probability that a weight of a single layer is on, if p_weight is None.
 P_WEIGHT = 0.3
@@ -60,13 +61,13 @@ LAYERED_P_WEIGHT = 0.25
 # Prior probability that a weight of a template is on in fits with stored messages (online=False), if p_weight
 # is None.
 STORED_TEMPLATES_P_WEIGHT = 1e-20
-# Default number of features of the layer below templates. More or larger features did not lower the error of
-# binary digits.
+# Default number of features of the layer below templates. More or larger features did not lower the
+# classification error on images of binary digits.
 LAYERED_FEATURES = 8
 # Default (height, width) of a feature of the layer below templates, in pixels.
 LAYERED_FEATURE_SIZE = (3, 3)
 # Number of passes at the end of an online fit that learn the templates again, if template_passes is None.
-# More passes did not lower the error of binary digits.
+# More passes did not lower the classification error on images of binary digits.
 TEMPLATE_PASSES = 3
 # Sides of pools, in pixels, that a fit tries if pool is None; the fit with the smaller error is the result. A
 # pool shifts pixels of templates: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
@@ -87,7 +88,7 @@ def is_layer(value: Any) -> bool:
 
 
 def is_layers(value: Any) -> bool:
-    """Return True for None or a list of sizes of layers, see :func:`is_layer`."""
+    """Return True for None or a list of layers, each (number of features, size of a feature in pixels)."""
     return value is None or (is_list(value) and len(value) > 0 and all(map(is_layer, value)))
 
 
@@ -97,7 +98,7 @@ def is_shape(value: Any) -> bool:
 
 
 def is_pixel(value: Any) -> bool:
-    """Return True for None or a number, also NaN; these are the values of the parameter ``missing``."""
+    """Return True for None or a number, also NaN: a valid value of the parameter ``missing``."""
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
@@ -107,12 +108,12 @@ def is_pool(value: Any) -> bool:
 
 
 def is_filters(value: Any) -> bool:
-    """Return True for None or an even number of filters: each direction needs a filter of its opposite."""
+    """Return True for None or an even number of filters: filters are pairs of opposite directions."""
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
 
 
 def is_noise_pair(value: Any) -> bool:
-    """Return True for None or a pair (p01, p10) of probabilities below 0.5."""
+    """Return True for None or a pair of noise probabilities (p01, p10), both above 0 and below 0.5."""
     return value is None or (
         is_list(value) and len(value) == 2 and all(is_number(p) and 0 < p < 0.5 for p in value)
     )
@@ -124,8 +125,8 @@ def default_layers(
     """Return the default of ``layers``, a list of one layer, for images (channels, height, width).
 
     With templates, features have 3 x 3 pixels, or fewer in smaller images. Without templates, features have
-    8 x 6 pixels. For images of fewer than 8 lines, features are as high as the image, and wider so that they
-    have up to 48 pixels.
+    8 x 6 pixels. In images that are less than 8 pixels high, features are as high as the image, and wider, so
+    that a feature has up to 48 pixels.
     """
     _, height, width = image
     if has_templates(model):
@@ -141,7 +142,7 @@ def choose_layer_sizes(
     """Return (number of features, their (height, width)) of each layer: ``layers``, or its default."""
     if model.layers is None:
         return default_layers(model, image)
-    size: Any  # (height, width), or one number for both
+    size: Any  # (height, width), or one number if height and width are equal
     found = []
     for n, size in model.layers:
         h, w = size if is_list(size) else (size, size)
@@ -164,21 +165,24 @@ def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False)
 
 
 def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple[int, ...]:
-    """Return the sides of pools, in pixels, that a fit tries: the parameter ``pool``, or its default."""
+    """Return the sides of pools, in pixels, that a fit tries: the parameter ``pool``, or its default.
+
+    A pool of side 3 can shift a pixel of a template by one pixel.
+    """
     if model.pool is not None:
         return (int(model.pool),)
     return POOL_SIDES if has_templates(model) and online and model.filters is None else POOL_SIDES[:1]
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the number of last passes that learn templates again: ``template_passes``, or its default."""
+    """Return the number of passes at the end that learn templates again: ``template_passes``, or 3 or 0."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
 
 
 def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of a new message in the average with the old one: ``damping``, or its default."""
+    """Return the weight of a new message in the average of the new and the old message, from ``damping``."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
@@ -209,7 +213,7 @@ def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int
 
 
 def choose_chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the minibatches that one task learns in sequence: ``chain_batches``, or its default."""
+    """Return the number of minibatches that a task learns in sequence: ``chain_batches``, or its default."""
     return int(model.chain_batches or (CHAIN_BATCHES if n_rows >= MANY_ROWS else 1))
 
 
@@ -254,7 +258,8 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
     """Return the largest number of fits from different seeds.
 
-    It is ``n_restarts``. Fits of templates from stored messages have several attempts, until one converges.
+    It is ``n_restarts``, or the largest number of attempts if templates are learned from stored messages:
+    such a fit starts again from another seed until it converges.
     """
     if has_templates(model) and not online and model.n_epochs is None:
         return MAX_ATTEMPTS

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Share of the pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of times that the measurement of the speed of batch learning updates the messages of all pixels.
+# Number of updates of the messages of all pixels with which a plan measures the speed of batch learning.
 PROBE_SWEEPS = 4
 # Bytes of the names and shapes of arrays in the file that stores the messages of a range of images (a leaf).
 LEAF_HEAD = 2**14
@@ -67,7 +67,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         n_classes = 1 if network.classes is None else len(network.classes)
         name, reduction = "templates", cast("Reduction", TemplateCounts(network.net, n_classes))
         image_bytes = network.image_bytes if online else stored_bytes(network.net, network.all_labelled)
-        decoding_sweeps = 1  # a forward pass takes about the time of a sweep
+        decoding_sweeps = 1  # a forward pass takes about the time of one update of all messages
     else:
         net, nothing = network.layer, np.zeros(network.layer.weights_shape, bool)
         name, reduction = "compression", DescriptionLength(Decoder(network.layer, nothing))
@@ -112,8 +112,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     # of an old checkpoint are deleted one epoch later, when the next checkpoint is written.
     leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEAD)
     leaves *= min(epochs, KEEP_STATES + 2)
-    # Networks of several layers do not store messages of 0, and a plan does not know their number, so the
-    # bytes on disk are an upper bound.
+    # Networks of several layers do not store messages of 0. A plan does not know how many messages are 0, so
+    # the bytes on disk are an upper bound.
     bound = isinstance(network, MultiLayer)
     return forecast.finish_plan(
         shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding
@@ -123,7 +123,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
 def _row_seconds(
     network: Network, forecast: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
 ) -> float:
-    """Return the seconds of one thread per image and epoch, or in batch learning per image and sweep."""
+    """Return the seconds of one thread per image: in one epoch, or in one update of all stored messages."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBE_SWEEPS
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
@@ -134,8 +134,8 @@ def _row_seconds(
         # A labelled image has fewer messages, because only the templates of its class get messages.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        # The type of the state differs between networks of one and of several layers; `OnlineLearner` and
-        # `StoredRangeLearner` without type arguments accept both.
+        # The type of the state differs between networks of one and of several layers. `OnlineLearner` and
+        # `StoredRangeLearner` without type arguments accept the states of both kinds of networks.
         chains: OnlineLearner = learner
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:

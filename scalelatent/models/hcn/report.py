@@ -40,12 +40,12 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# A report decodes about as many images as it can with this number of updates of the messages of a pair
-# (feature position, weight). They take a few seconds on one core.
+# A report decodes images, which means that it infers the positions of their features, with about this number
+# of updates: a few seconds on one core. An update computes the messages of a pair (feature position, weight).
 MAX_PAIR_UPDATES = 4e9
 # Smallest and largest number of images that a report decodes.
 LEAST_ROWS, MOST_ROWS = 20, 1000
-# (name, explanation) of numbers in the report.
+# Explanations of numbers in the report: (name of the number, text).
 EXPLANATIONS = [
     (
         "Bits sent",
@@ -69,7 +69,11 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of a report about a network; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a report about a network: numbers, figures, explanations.
+
+    ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test".
+    ``progress`` is called with the numbers of decoded images and of all images to decode.
+    """
     if has_templates(model):
         return layers_section(model, data, run, rows)
     collect = partial(collect_parts, model, progress=progress)
@@ -91,7 +95,7 @@ class PartsEvidence:
     stats : Stats
         Counts of a `DescriptionLength` for a sample of the images.
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
-        Pixels, reconstructed pixels and unknown pixels of the n images of the figure.
+        True for pixels of 1, for reconstructed pixels of 1, and for unknown pixels of n images.
     places : ndarray of uint8, shape (n, HS, WS, F)
         1 if one of the F features is at a position in these images, else 0.
     filled : FilledImages
@@ -121,8 +125,8 @@ def collect_parts(
 ) -> PartsEvidence:
     """Decode evenly spaced images of a dataset with a fitted network; return the data of the report.
 
-    ``sample_rows`` is the number of these images; None: as many as take a few seconds. ``progress`` is called
-    with the numbers of decoded images and of all these images.
+    ``sample_rows`` is the number of decoded images; None: as many images as take a few seconds. ``progress``
+    is called with the numbers of decoded images and of all images to decode.
     """
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
@@ -169,7 +173,7 @@ def _make_subtitle(model: HierarchicalCompositionalNetwork) -> str:
 def parts_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the numbers of the headline and of the table, each as (name, value) pairs."""
+    """Return two lists of (name, value) pairs: the numbers of the headline, and the numbers of the table."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     weights, used = model.weights_[0], model.used_[0]
@@ -180,7 +184,7 @@ def parts_numbers(
             part = f" of {count(evidence.sampled, 'image')}"
             table.append(("of these decoded here", f"{evidence.sampled:,}, evenly spaced"))
         found, of = compression(model._network.layer, model._decoder().weights, evidence.stats), part
-        # If the run measured the compression of all test images, the report has this number.
+        # If the run measured the compression of all test images, show it instead of the sample's compression.
         if part and rows == "test" and "test_compression" in run.event("scored"):
             found, of = run.event("scored")["test_compression"], ""
         head.append((f"bits sent{of}", percent(found)))

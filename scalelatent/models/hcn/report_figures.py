@@ -28,14 +28,15 @@ MOST_FEATURES, ACROSS = 144, 16
 MOST_LINES = 12
 # Largest number of classes in the figure of samples.
 MOST_CLASSES = 10
-# Largest number of features of an image that are drawn as numbers at their positions; more are drawn as dots.
+# A figure marks the positions of features by numbers if an image has at most this number of features; else by
+# dots.
 NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
 _HIDDEN = np.array(to_rgb("#e9dcc3"))
 
 
 def color_of(feature: int) -> str:
-    """Return the colour of the feature with this number, the same in all figures of a report."""
+    """Return the colour of the feature with this number; all figures of a report use this colour."""
     return COLORS[feature % len(COLORS)]
 
 
@@ -49,9 +50,9 @@ def plot_parts(
 ) -> Figure:
     """Plot images, their features, the positions of the features, and reconstructions.
 
-    See Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016). ``images``, the reconstructions ``made`` and the
-    masks ``unknown`` are bool (n, channels, height, width). ``places`` (n, HS, WS, F) is 1 if one of the F
-    features is at a position, else 0. ``weights`` are the features, bool (F, channels, h, w).
+    The figure follows Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016). ``images``, reconstructions
+    ``made`` and the masks ``unknown`` are bool (n, channels, height, width). ``places`` (n, HS, WS, F) is 1
+    if one of the F features is at a position, else 0. ``weights`` are the features, bool (F, channels, h, w).
     """
     shape, places_of = images.shape[1:], [np.argwhere(found) for found in places]
     pairs = list(zip(images, made, unknown, strict=True))
@@ -110,7 +111,7 @@ def _color_image(
     """Return a binary image (channels, height, width) in colours, (height, width, 3).
 
     A pixel that is on has the colour ``ink``, or with several channels the mean colour of the channels that
-    are on: ``colors`` (channels, 3), or the colours of features if it is None.
+    are on: ``colors`` (channels, 3), or the colours of features if ``colors`` is None.
     """
     out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
     on = image.any(axis=0)
@@ -127,7 +128,8 @@ def _color_image(
 def _paint_features(places_of: np.ndarray, weights: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Return an image of features in their colours, (height, width, 3); the colours of overlaps are mixed.
 
-    ``places_of`` are the (row, column, feature) of the features, and ``shape`` is that of the image.
+    ``places_of`` are the (row, column, feature) of the features, and ``shape`` is (channels, height, width)
+    of the image.
     """
     total, hits = np.zeros((*shape[1:], 3)), np.zeros(tuple(shape[1:]))
     _, _, h, w = weights.shape
@@ -169,10 +171,10 @@ def plot_features(
 ) -> Figure:
     """Plot all features with their numbers; the features that the model uses are dark.
 
-    ``weights`` are the features, bool (F, channels, h, w), and ``used`` (F,) is True for those that the model
-    uses. ``often`` (F,) is the mean number of positions of each feature per image, which is written below the
-    feature. ``colors`` (channels, 3) are the colours of the channels; None: the colours of the features of
-    the layer below.
+    ``weights`` are the features, bool (F, channels, h, w), and ``used`` (F,) is True for features that the
+    model uses. ``often`` (F,) is the mean number of positions of each feature per image, which is written
+    below the feature. ``colors`` (channels, 3) are the colours of the channels; None: the colours of the
+    features of the layer below.
     """
     shown = np.arange(len(weights))
     if len(weights) > MOST_FEATURES:  # show the most frequent features
@@ -199,10 +201,10 @@ def plot_features(
 
 
 def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figure:
-    """Plot against the images seen: weights that are on, weights that change sign, and compression.
+    """Plot weights that are on, weights that change sign, and compression against the images seen.
 
-    See Figure 6 of Lázaro-Gredilla et al. (2016). ``records`` are those of a history, and ``before`` is the
-    number of images that were seen before them, in the warm-up.
+    See Figure 6 of Lázaro-Gredilla et al. (2016). ``records`` are the records of a history, and ``before`` is
+    the number of images that the fit saw before the first record, in the warm-up.
     """
     known = [record for record in records if record.get("weights_on") is not None]
     if not known:
@@ -228,7 +230,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
 
 
 def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Return for each record the weights that changed sign since the last record, per 100 images."""
+    """Return for each record the number of sign changes of weights since the last record, per 100 images."""
     out, before = [], (None, 0.0, 0.0)
     for epoch, changed, seen in zip(
         *(read_column(records, name) for name in ("pass", "weights_changed", "rows_seen")), strict=True
@@ -271,7 +273,7 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
 
 
 def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, tuple[int, int]]:
-    """Plot the positions of features (columns) in templates (lines), at most `MOST_LINES` of each.
+    """Plot the positions of features (columns) in templates (lines); both numbers are at most `MOST_LINES`.
 
     ``weights`` is bool (templates, F, HS, WS), True if a template has one of the F features at a position.
     ``names`` are the names of the templates. Return the figure and its numbers of lines and columns.
@@ -303,7 +305,7 @@ def _find_largest(counts: np.ndarray, n: int) -> np.ndarray:
 def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
     """Plot lines of images, bool (lines, n, channels, height, width), with the name of each line.
 
-    ``colors`` are the colours of the channels, see :func:`plot_features`.
+    ``colors`` (channels, 3) are the colours of the channels; None: the colours of the features.
     """
     found = ([_color_image(image, colors=colors) for image in line] for line in images)
     return _plot_lines(list(zip(names, found, strict=True)))[0]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Number of random images per class that the report draws from the model.
 SAMPLES_PER_CLASS = 6
-# (name, explanation) of numbers in the report.
+# Explanations of numbers in the report: (name of the number, text).
 EXPLANATIONS = [
     (
         "Templates",
@@ -86,7 +86,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
     assert layer.filters is not None
     size = layer.image[1:]
     _, x = read_spaced_rows(model, data, count_shown_images(layer.image) - 1)
-    # `reconstruct` raises an error for images that are not grey.
+    # The code below needs grey images (0 to 255). `reconstruct` raises an error for all other images.
     made = without_names(model).reconstruct(x) > 0
     y, z = np.indices(size) - (np.array(size)[:, None, None] - 1) / 2
     disc = 255 * (np.hypot(y, z) <= 0.35 * min(size))
@@ -97,7 +97,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
 def _collect_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the numbers of the headline and of the table, each as (name, value) pairs."""
+    """Return two lists of (name, value) pairs: the numbers of the headline, and the numbers of the table."""
     head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
     table = [("records of passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
     for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):

@@ -18,7 +18,7 @@ from .report_figures import direction_colors, plot_evidence, plot_features, plot
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Number of images of which a report hides some pixels, to let the model complete them.
+# Number of images in which a report hides some pixels, so that the model completes the images.
 N_COMPLETED = 100
 # Largest number of evenly spaced ranges of the dataset from which the images of a report are read.
 N_RANGES = 50
@@ -73,8 +73,8 @@ def read_spaced_rows(
 def make_mask(shape: tuple[int, ...], window: int) -> tuple[str, np.ndarray]:
     """Return a description of the hidden pixels of images, and a mask that is True for all other pixels.
 
-    ``shape`` is (n, channels, height, width), and ``window`` is the height of a feature: the lower half of
-    small images is hidden, and bands of half the height of a feature in larger images.
+    ``shape`` is (n, channels, height, width), and ``window`` is the height of a feature. In small images
+    the lower half is hidden, and in larger images every other band of half the height of a feature.
     """
     height = shape[2]
     if height <= 4 * window:
@@ -94,7 +94,7 @@ def count_shown_images(image: tuple[int, ...]) -> int:
 
 
 def read_last_restart(run: RunFiles) -> list[dict[str, Any]]:
-    """Return the records of the last of the ``n_restarts`` fits of a run, without those of its warm-up."""
+    """Return the records of the last of the ``n_restarts`` fits of a run, without its warm-up records."""
     found = [record for record in run.history if record.get("weights_on") is not None]
     return [record for record in found if record.get("stage") == found[-1].get("stage")]
 
@@ -156,7 +156,8 @@ def learning_pictures(run: RunFiles) -> list[Picture]:
 def filled_picture(filled: FilledImages, rows: str, by: str) -> Picture:
     """Return the figure of images, their given pixels, and the completed images.
 
-    ``rows`` names the data split, such as "test", and ``by`` names what completed the images.
+    ``rows`` names the data split, such as "test", and ``by`` names the part of the model that fills in
+    pixels.
     """
     wrong, base = filled.wrong
     n = len(filled.images)

@@ -40,7 +40,7 @@ class SingleLayerFit(NamedTuple):
     used: np.ndarray  # bool (F,), True for features that save more bits than they cost
     compression: float
     rows: int  # number of images on which compression was measured
-    at_rest: int  # number of these images whose messages converged
+    at_rest: int  # number of images, among these rows, whose messages converged
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class SingleLayer:
     ) -> Generator[Step, Any, SingleLayerFit]:
         """Yield the steps of fit number ``restart``; return the result of this fit.
 
-        Each fit has other initial weights and another order of the rows.
+        Fits with different numbers differ in their initial weights and in the order of the rows.
         """
         n, seed = len(rows["train"].dataset), model.seed_ + restart
         end, layer = f"-{restart}" if restart else "", self.layer

@@ -2,8 +2,8 @@
 
 One thread block updates the messages of one chain (a sequence of minibatches that one task learns), or
 decodes one image. Arrays stay on the device; only the numbers of changed pixels return to the host. A thread
-block holds its log odds in shared memory if they fit: it updates one pixel after another, so the time of a
-memory access adds to each update.
+block holds its log odds in shared memory if they fit there. It updates one pixel after another, so the time
+of a memory access adds to each update.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def _to_int32(*numbers: int) -> tuple[np.int32, ...]:
 
 
 def _find_message_starts(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> cupy.ndarray:
-    """Return the index of the first message of each pixel, on the device; `message_starts` defines it."""
-    # The stream is part of the cache key, because CuPy may reuse memory only in the stream that used it
-    # before.
+    """Return the index of the first message of each pixel in a message array, int32, on the device."""
+    # The CUDA stream is part of the cache key, because CuPy may reuse memory only in the stream that used the
+    # memory before.
     return _copy_message_starts(
         current_device(), cupy.cuda.get_current_stream().ptr, image, window, n_features
     )
@@ -44,8 +44,8 @@ def _copy_message_starts(
 
 # Bytes of shared memory that a thread block uses in addition to the log odds of positions and weights.
 _STATIC_BYTES = 1024
-# Codes of the log odds that a kernel copies to shared memory: none, those of weights (W), or those of
-# weights and positions (S). In gpu.cu, W_SHARED (1) and S_SHARED (2) are the bits of these codes.
+# Codes of the log odds that a kernel copies to shared memory: none, log odds of weights (W), or log odds of
+# weights and of positions (S). In gpu.cu, W_SHARED (1) and S_SHARED (2) are the bits of these codes.
 _NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3
 
 
@@ -70,7 +70,7 @@ def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, in
 
 
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> cupy.ndarray:
-    """Return for each row number a random permutation on the device; `pixel_order.shuffled` defines it."""
+    """Return for each row number a random permutation of 0 to n - 1, int32 (rows, n), on the device."""
     out = cupy.empty((len(rows), n), dtype=np.int32)
     words = (np.uint64(x) for x in (seed, stage_word(purpose), epoch))
     numbers = cupy.asarray(np.ascontiguousarray(rows, np.int64))
@@ -93,7 +93,7 @@ def sweep_messages(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
     to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update the stored messages of all pixels once; return the number of changed pixels per chain.
+    """Update all stored messages once; return for each chain the number of pixels with a changed message.
 
     The arrays are on the device; `reference.sweep_messages` describes them.
     """
@@ -110,8 +110,9 @@ def sweep_messages(
 def decode_images(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Write log odds of feature positions to ``s``; return the number of changed pixels of each row.
+    """Write the log odds of feature positions of each image to ``s``.
 
+    Return for each image the number of pixels whose messages changed in the last update of all pixels.
     ``w`` is on the host, and the other arrays are on the device; `reference.decode_images` describes them.
     """
     layout = evidence.shape[2:], w.shape[1:3], w.shape[3]

@@ -32,8 +32,9 @@ def _shuffle(seed: np.uint64, word: np.uint64, epoch: np.uint64, rows: np.ndarra
 def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     """Return for each row number a random permutation of 0 to n - 1, int32 (rows, n).
 
-    A Fisher-Yates shuffle draws it with Philox random numbers. Their key and counter contain ``seed``,
-    ``purpose``, ``epoch`` and the row number, so that each permutation is a function of these four.
+    A Fisher-Yates shuffle draws a permutation with Philox random numbers, whose key and counter contain
+    ``seed``, ``purpose``, ``epoch`` and the row number, so that a permutation is a function of these four
+    values.
     """
     out = np.empty((len(rows), n), np.int32)
     rows = np.ascontiguousarray(rows, np.int64)

@@ -18,7 +18,7 @@ from .windows import message_starts, shifts, window
 
 
 def pass_and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
-    """Return the message to one input of an AND, from the message of the other input and of the output."""
+    """Return the message to an input of an AND, from the messages of the other input and of the output."""
     return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
@@ -28,7 +28,7 @@ def pass_and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """Return the messages to the inputs of an OR, from messages of the inputs ``t`` and the output."""
+    """Return the messages to the inputs of an OR, from the messages ``t`` of the inputs and of the output."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     best = np.full(len(t), t[top])
@@ -43,9 +43,10 @@ def pass_or_down(t: np.ndarray) -> float:
 
 
 def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the messages of a pixel to the positions, and to the weights, of its M pairs, each (M,).
+    """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
-    ``s`` and ``w`` (M,) are the log odds of the positions and weights, and ``below`` is that of the pixel.
+    ``s`` and ``w`` (M,) are the log odds of positions and weights, and ``below`` is the log odds of the
+    pixel.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
@@ -99,14 +100,14 @@ def sweep_messages(
     Parameters
     ----------
     evidence, order, s, w
-        See :func:`sweep`.
+        Log odds of pixels, orders of pixels, and log odds of positions and of weights, as in :func:`sweep`.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, messages)
-        Messages of pixels to positions and to weights in units of 1/256 nat, changed in place. Messages of
-        one pixel are contiguous, see :func:`~.windows.message_starts`.
+        Messages of pixels to positions and to weights in units of 1/256 nat, changed in place. The messages
+        of a pixel are contiguous and start at the index that :func:`~.windows.message_starts` returns.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
-        Flags of the h lines of weights that can turn on a pixel: 1 for a line with a nonzero message of the
-        pixel in ``to_w``, else 0; changed in place. Few lines have such a message, and kernels skip the other
-        lines.
+        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
+        nonzero message of the pixel in ``to_w``, else 0; changed in place. Few lines have such a message, and
+        kernels skip the other lines.
     damping : float
         Weight of a new message in the average of the new and the old message.
 
@@ -142,7 +143,7 @@ def sweep_messages(
 
 
 def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
-    """Return ``old`` + ``damping`` (``new`` - ``old``), rounded to whole numbers, with a float32 product."""
+    """Return ``old`` + ``damping`` (``new`` - ``old``); the product is float32, rounded to whole numbers."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
@@ -157,7 +158,7 @@ def decode_images(
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in units of 1/256 nat.
     order : ndarray of int32, shape (rows, pixels)
-        Order in which each sweep updates the pixels of a row.
+        Order in which each sweep updates the pixels of a row: indices into the flattened row.
     s : array of int32, shape (rows, HS, WS, F)
         Prior log odds of positions in units of 1/256 nat, to which the messages are added in place.
     w : ndarray of bool, shape (channels, h, w, F)
@@ -206,8 +207,8 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
     """Add or remove the feature with the largest gain until no gain is positive; return the positions.
 
-    The gain of adding a feature is the sum of the log odds of the pixels that no other feature covers, minus
-    the cost. The gain of a removal is the negative of this number. Among equal gains, removals come before
+    The gain of adding a feature is the sum of the log odds of the pixels that only this feature covers, minus
+    the cost. The gain of a removal is minus this number. Among equal gains, removals come before
     additions, and then the first position of the array comes first.
 
     Parameters
@@ -215,7 +216,7 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in whole units of 1/256 nat.
     s, w
-        Positions at the start, and weights; see :func:`cover`. The result is a changed copy of ``s``.
+        Positions at the start, and weights, as in :func:`cover`. The result is a changed copy of ``s``.
     cost : float
         Cost of a feature at a position in units of 1/256 nat: minus the prior log odds.
     """
@@ -239,10 +240,10 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 
 
 def move_to_targets(messages: np.ndarray) -> np.ndarray:
-    """Move the message of each pool for each shift from the index of the pool to that of the shifted pixel.
+    """Move the messages of pools, one for each shift, to the indices of the pixels into which they shift.
 
-    ``messages`` and the result have the shape (…, shifts, H, W). A pixel that no pool reaches by a shift gets
-    the value ``OFF_IMAGE``.
+    Each pixel has a pool, which can shift the pixel. ``messages`` and the result have the shape (…, shifts,
+    H, W). A pixel that no pool reaches by a shift gets the value ``OFF_IMAGE``.
     """
     out, (height, width) = np.full(messages.shape, OFF_IMAGE, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
@@ -255,16 +256,16 @@ def move_to_targets(messages: np.ndarray) -> np.ndarray:
 
 
 def move_to_sources(messages: np.ndarray) -> np.ndarray:
-    """Move messages from the index of the shifted pixel to that of the pool; see `move_to_targets`."""
+    """Move the messages at the indices of shifted pixels back to the indices of the pools that shift them."""
     return move_to_targets(messages[..., ::-1, :, :])[..., ::-1, :, :]
 
 
 def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Return the messages from the OR of each pixel up to the pools that can shift into the pixel.
 
-    The result is int64 (…, shifts, H, W), a message for each shift of each pool; it is ``OFF_IMAGE`` for a
-    shift that leaves the image. ``down`` are the messages of the pools to the ORs, and ``below`` (…, H, W)
-    are the log odds of the pixels.
+    The result is int64 (…, shifts, H, W), a message for each shift of each pool; the message is
+    ``OFF_IMAGE`` for a shift that leaves the image. ``down`` are the messages of the pools to the ORs, and
+    ``below`` (…, H, W) are the log odds of the pixels.
     """
     t = move_to_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
@@ -312,7 +313,7 @@ def pass_pools_down(
     Parameters
     ----------
     below, prior
-        See :func:`pass_pools_up`.
+        Log odds of the shifted pixels, and log priors of shifts, as in :func:`pass_pools_up`.
     above : ndarray of int32, shape (images, channels, H, W)
         Messages of features to the pixels that they cover.
     down : array of int32, shape (images, channels, shifts, H, W)
@@ -340,7 +341,7 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees down to their pixels, for the uncertain weights of a fit.
+    """Return the messages of AND-OR trees down to their pixels, for weights that a fit still learns.
 
     Parameters
     ----------
@@ -353,6 +354,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
+        Messages in units of 1/256 nat.
     """
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
@@ -371,8 +373,8 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
 def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
     """Return the messages of AND-OR trees down to their pixels, for fixed weights and after one pass up.
 
-    After a pass up, a tree has sent the log odds of its pixel to the positions of weights that are on, and 0
-    to the other positions.
+    In a pass up, the tree of a pixel sends the log odds of the pixel to each feature position whose weight at
+    this pixel is on. It sends 0 to the other feature positions.
 
     Parameters
     ----------
@@ -386,6 +388,7 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
+        Messages in units of 1/256 nat.
     """
     first = np.full(evidence.shape, OFF_IMAGE, np.int64)
     total = np.zeros(evidence.shape, np.int64)
@@ -400,15 +403,15 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
 
 
 def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.ndarray) -> None:
-    """Write to ``out`` which filter is on at each pixel: the one with the largest response.
+    """Mark in ``out`` the filter that is on at each pixel, which is the filter with the largest response.
 
     Parameters
     ----------
     images : ndarray of uint8, shape (images, H, W)
         Grey images; pixels outside of an image count as 0.
     weights : ndarray of int32, shape (filters / 2, side, side)
-        Filters of the first half of the directions. The filter of an opposite direction has the opposite
-        sign.
+        Filters of the first half of the directions. The filter of the opposite direction has the
+        same weights with the opposite sign.
     least : int
         Smallest response that turns a filter on.
     out : ndarray of uint8, shape (images, filters, H, W)

@@ -31,7 +31,7 @@ def shifts(n: int) -> list[tuple[int, int]]:
 def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
     """Return the index of the first message of each pixel in a message array, int64 (pixels + 1,).
 
-    The array has the messages of all pixels of one channel of an image to positions, or those to weights.
+    The array has all messages of the pixels of one channel of an image to positions, or all to weights.
     The last entry is the number of messages. ``image`` and ``feature`` are (height, width) in pixels.
     """
     counts = [

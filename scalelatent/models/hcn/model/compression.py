@@ -44,7 +44,7 @@ def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 class DescriptionLength:
     """Counts for the description length of images (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    The features are those of the learner's state, or those of the decoder if there is no learner.
+    The features are from the learner's state, or from the decoder if there is no learner.
     """
 
     decoder: Decoder
@@ -59,7 +59,7 @@ class DescriptionLength:
 
         The counts are: rows, rows whose messages converged, known pixels, pixels that are 1, and pixels that
         differ from the reconstruction. Two more counts for each feature are its positions in the images, and
-        the pixels that it explains, see :func:`add_counts`.
+        the pixels of 1 minus the pixels of 0 among those that only this feature covers.
         """
         n = (self.decoder.layer.n_features,)
         names = ("rows", "at_rest", "known", "ones", "errors")
@@ -86,7 +86,7 @@ class DescriptionLength:
 class PixelCounts:
     """Counts of known pixels and of pixels of 1 (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    If ``n_classes`` is above 0, also counts of the rows, and of the labelled rows of each class.
+    If ``n_classes`` is above 0, the reduction also counts all rows, and the labelled rows of each class.
     """
 
     layer: FeatureLayer
@@ -121,7 +121,7 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
 
     ``evidence`` are the log odds of the pixels; their sign is the observed pixel, and 0 means unknown. The
     count ``explained`` of a feature is the number of pixels that only this feature covers and that are 1,
-    minus the number of those that are 0.
+    minus the number of pixels that only this feature covers and that are 0.
     """
     layers = decoder.cover_counts(s, backend)
     known, on = evidence != 0, evidence > 0
@@ -138,7 +138,7 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
 
 
 def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
-    """Return the bits of a description of images: positions, features, and pixels that differ.
+    """Return the bits of a description of images: positions, features, and wrongly reconstructed pixels.
 
     ``stats`` are the counts of a `DescriptionLength`. The description has the features for which ``used`` is
     True; None: the features that have a position in an image.

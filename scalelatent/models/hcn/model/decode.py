@@ -1,4 +1,4 @@
-"""Inference of the positions of the features in images, and reconstruction of the images from them."""
+"""Inference of the positions of the features in images, and reconstruction of images from features."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Decoder:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block and scratch memory of maps and reductions with this decoder."""
+        """Rows per block, and bytes of scratch memory, of maps and reductions with this decoder."""
         return BlockRequirements(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
@@ -61,8 +61,9 @@ class Decoder:
         """Return log odds of feature positions, and the number of pixels of each row that did not converge.
 
         The log odds are int32 (rows, HS, WS, F), for HS x WS positions of F features, in units of 1/256 nat.
-        A pixel has not converged if one of its messages changed in the last sweep. ``evidence`` are the log
-        odds of the pixels, and ``rows`` the row numbers of the images, which decide the orders of pixels.
+        A pixel has not converged if any of its messages changed in the last sweep (update of all pixels).
+        ``evidence`` are the log odds of the pixels, and ``rows`` the row numbers of the images, which decide
+        the orders of pixels.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
@@ -76,7 +77,7 @@ class Decoder:
         """Return the positions of features, and the number of pixels per row that did not converge.
 
         The positions are uint8 (rows, HS, WS, F): 1 if feature f is at this position, else 0. First, features
-        are at all positions with positive log odds, see :meth:`beliefs`. Then features are added or removed
+        are at all positions with positive log odds. Then features are added or removed
         one by one as long as the posterior probability of the image increases.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
@@ -126,7 +127,7 @@ class ReconstructionMap(DecoderMap):
     Attributes
     ----------
     fills : bool
-        True: known pixels stay as observed, and only unknown pixels are reconstructed. False: all pixels are.
+        True: reconstruct only unknown pixels; known pixels stay as observed. False: reconstruct all pixels.
     known : ndarray of uint8, shape (rows, bytes), or None
         One bit per pixel, 1 if the pixel is known; None: only pixels with the value ``missing`` are unknown.
     """
@@ -148,7 +149,7 @@ class ReconstructionMap(DecoderMap):
 class BeliefMap(DecoderMap):
     """Log odds of the feature positions of each row, in nats, and last the share of converged pixels.
 
-    A pixel has converged if none of its messages changed in the last sweep.
+    A pixel has converged if none of its messages changed in the last sweep (update of all pixels).
     """
 
     output_name: str = "beliefs"

@@ -60,7 +60,7 @@ class LearnerState:
         Smallest compression, or with templates smallest error, of the validation rows after any epoch;
         infinity before the first validation.
     iteration, steps, rows, stale : int
-        Number of epochs, of steps, of training rows read in this epoch, and of epochs since ``best``.
+        Number of epochs, of steps, of training rows read in this epoch, and of epochs since ``best`` changed.
     """
 
     beliefs: np.ndarray
@@ -92,8 +92,8 @@ class EvidenceLearner(Generic[State]):
     batch_rows : int
         Number of images of a minibatch.
     patience : int
-        Learning ends after this number of epochs without a smaller ``best`` of the state; 0: it runs all
-        epochs.
+        Learning ends after this number of epochs without a smaller ``best`` of the state; 0: learning
+        runs all epochs.
     """
 
     forgetting: float
@@ -115,14 +115,14 @@ class EvidenceLearner(Generic[State]):
         stats["weight"][...] += 1 - share
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
-        """Return the state after a step: forget, and add the evidence of all minibatches to the log odds."""
+        """Return the state after a step: move log odds towards ``first``, and add the summed evidence."""
         decay = self.forgetting ** int(stats["minibatches"])
         scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
         beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
         return state.after_step(beliefs, n_rows)
 
     def end_epoch(self, state: State) -> State:
-        """Return the state at the end of an epoch: the counts of this epoch become those of the last one."""
+        """Return the state at the end of an epoch, whose counts become those of the last complete epoch."""
         state = replace(state, changed=0, last_changed=state.changed, rows=0)
         return replace(state, iteration=state.iteration + 1, stale=state.stale + 1)
 
@@ -140,9 +140,9 @@ class EvidenceState(LearnerState):
     Attributes
     ----------
     compression : float
-        Compression of the rows in the last validation; NaN before the first validation.
+        Compression of the validation rows in the last validation; NaN before the first validation.
     rest : float
-        Share of these rows whose messages converged; NaN before the first validation.
+        Share of the validation rows whose messages converged; NaN before the first validation.
     """
 
     compression: float = float("nan")
@@ -187,7 +187,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return FLOPS_PER_PAIR * self.layer.pairs
 
     def start(self, restart: int = 0) -> EvidenceState:
-        """Return the state before the first step."""
+        """Return the state before the first step, with random log odds that depend on ``restart``."""
         first = self.layer.first_beliefs(self.seed, restart)
         return EvidenceState(first, first)
 
@@ -196,9 +196,10 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Learn several blocks in parallel, each a sequence of minibatches (a chain); see :meth:`run_chain`.
+        """Learn several chains in parallel; add the evidence of each chain for the weights to its ``stats``.
 
-        One kernel call updates the messages of one minibatch of each block.
+        A chain is the sequence of the minibatches of a block. One kernel call updates the messages of one
+        minibatch of each block.
 
         Raises
         ------
@@ -243,7 +244,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         """Return a random order of pixels for each minibatch of each block: arrays (blocks, pixels).
 
         One call of ``shuffle`` draws the orders of all minibatches with ``batch_rows`` images, and another
-        call draws those of the last minibatch if it has fewer images.
+        call draws the orders of the last minibatch if it has fewer images.
         """
         rows, size, out = len(blocks[0].x), self.batch_rows, []
         firsts = np.stack([row_numbers(block)[::size] for block in blocks], axis=1)
@@ -290,8 +291,8 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
 def make_evidence_layout(weights_shape: tuple[int, ...]) -> Layout:
     """Return the fields of the statistic of a step of online learning, for weights of this shape.
 
-    They are the evidence for each weight in nats, the number of minibatches, and the sum over all chains of
-    1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
+    The fields are the evidence for each weight in nats, the number of minibatches, and the sum over all
+    chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
     """
     return Layout((("evidence", weights_shape), ("minibatches", ()), ("weight", ())))
 
@@ -309,8 +310,9 @@ def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
     """
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]
-    # Move a feature by half of the difference between its two opposite margins, which are the lines of the
-    # window without a weight that is on. A feature without such weights stays where it is.
+    # Move a feature by half of the difference between its two opposite margins. A margin is the rows or
+    # columns at one side of the window in which all weights are off. A feature whose weights are all off does
+    # not move.
     down, right = (((a[::-1].argmax(axis=0) - a.argmax(axis=0)) / 2).astype(int) for a in lines)
     if not (down.any() or right.any()):
         return beliefs

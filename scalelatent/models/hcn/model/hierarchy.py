@@ -75,8 +75,8 @@ class LayerMessages:
     to_s, to_w : ndarray, shape (images, channels, messages)
         Messages of the pixels to positions and to weights W. The last `MESSAGE_ROOM` entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        Flags of the h lines of weights that can turn on a pixel: 1 for a line with a nonzero message of the
-        pixel, else 0.
+        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
+        nonzero message of the pixel, else 0.
     evidence : ndarray, shape (images, channels, height, width)
         Log odds of the pixels of this layer: messages of their pools, which lead up from the layer below.
     down : ndarray, shape (images, channels, shifts, height, width)
@@ -97,7 +97,7 @@ class LayerMessages:
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
-        """Return a copy with new messages ``above`` from the layer above to the positions, also in ``s``."""
+        """Return a copy with new messages ``above`` from the layer above, and with the new sums ``s``."""
         return replace(self, s=self.s + (above - self.above), above=above)
 
 
@@ -115,7 +115,7 @@ class Hierarchy:
     side : int
         Side of a pool in pixels; a pool of side 3 shifts a pixel by at most one pixel.
     spread : float
-        Largest difference between the prior weights of the shifts of a pool, see :func:`shift_priors`.
+        Largest difference between the prior weights of the shifts of a pool, before normalization.
     damping : float
         Weight of a new message of a pool in the average of the new and the old message.
     seed : int
@@ -131,7 +131,7 @@ class Hierarchy:
 
     @cached_property
     def priors(self) -> tuple[np.ndarray, ...]:
-        """Log priors of the shifts by the pools of each layer, in units of 1/256 nat, see `shift_priors`."""
+        """Log priors of the shifts of pixels per layer, (shifts, height, width), in units of 1/256 nat."""
         return tuple(
             shift_priors(layer.image[1:], self.side, self.spread, self.seed, level)
             for level, layer in enumerate(self.layers)
@@ -181,7 +181,7 @@ class Hierarchy:
     def start(self, n_rows: int, own_class_only: bool = False) -> list[LayerMessages]:
         """Return the initial messages of ``n_rows`` images for each layer.
 
-        If ``own_class_only``, the top layer has messages only for the templates of each image's own class.
+        If ``own_class_only``, the top layer has messages only for the templates of the class of each image.
         """
         *below, top = self.layers
         if own_class_only:
@@ -229,7 +229,7 @@ class Hierarchy:
             Log odds of the pixels of the images, in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
             Class of each image; below 0 if unknown. If the top layer has messages only for the templates of
-            each image's own class, the images must be sorted by class.
+            the class of each image, the images must be sorted by class.
         orders : (int, int)
             Row number of the first image, and number of the pass. The random order in which pixels are
             updated is a function of these two numbers and the seed.
@@ -275,8 +275,8 @@ class Hierarchy:
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
         """Yield (class, messages, log odds of weights) of one layer for each group of images.
 
-        In the top layer, the images of a class are a group if they have messages only for the templates of
-        their own class. Otherwise all images are one group, with None for the class.
+        In the top layer, the images of a class are a group if images have messages only for the templates of
+        their class. Otherwise all images are one group, with None for the class.
         """
         if level < len(self.layers) - 1 or not self.is_own_class_only(m):
             yield None, m, w
@@ -489,7 +489,7 @@ def update_images(
     key: int | None = None,
     ranks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Update the messages of some images by a pass down and a pass up; return the change of log odds.
+    """Update the messages of images by a pass down and a pass up; return the change of the log odds.
 
     Parameters
     ----------
@@ -498,11 +498,11 @@ def update_images(
     beliefs : ndarray of int32, shape (weights,)
         Log odds of the weights of all layers, in units of 1/256 nat.
     pixels, labels, ranks
-        See :meth:`Hierarchy.pass_up`.
+        Log odds of pixels, classes, and indices after sorting by class, as in :meth:`Hierarchy.pass_up`.
     first_row : int
         Row number of the first image.
     number : int
-        Number of earlier passes down and up over these images. The first one (0) skips the pass down.
+        Number of earlier passes down and up over these images. For 0 there is no pass down.
     key : int or None
         Number of the pass in the whole fit, of which the random orders of pixels are a function, in addition
         to ``first_row``. None: ``number``.

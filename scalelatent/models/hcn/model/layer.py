@@ -126,7 +126,7 @@ class FeatureLayer:
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
     def compute_evidence(self, x: np.ndarray) -> np.ndarray:
-        """Return the log odds that a feature covers each pixel, see `evidence_values`; 0 for unknown pixels.
+        """Return the log odds that a feature covers each pixel; 0 for unknown pixels.
 
         ``x`` are rows of a dataset. The result is int32 (rows, channels, height, width), in units of 1/256
         nat.
@@ -142,7 +142,7 @@ class FeatureLayer:
         return np.ascontiguousarray(out.reshape(len(x), *self.image))
 
     def read_evidence(self, block: Block) -> np.ndarray:
-        """Check the values of the pixels of a block, and return :meth:`compute_evidence` of its rows.
+        """Check the pixels of a block; return the log odds that a feature covers each pixel, 0 if unknown.
 
         Raises
         ------

@@ -26,7 +26,7 @@ from .templates import TemplateCounts
 # A fit has converged if no weight changed the sign of its log odds in this number of consecutive passes. The
 # error often oscillates and then drops suddenly, so a few passes without a change are not enough.
 SETTLED_PASSES = 20
-# Fields of `LayerMessages` that are stored without their zeros. Most of their entries are 0: messages of
+# Fields of `LayerMessages` that are stored without zeros. Most entries of these fields are 0: messages of
 # unknown pixels, and messages to weights that are off.
 _SPARSE = ("to_s", "to_w", "held")
 
@@ -96,7 +96,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
     3. Discard the messages. Their changes of the log odds remain.
     4. Forget: move the log odds by the share 1 - ``forgetting`` towards the initial log odds.
     5. After the last minibatch, return the evidence of the chain. A step adds the evidence of all chains to
-       the log odds, see :mod:`.evidence_learner`.
+       the log odds; the docstring of :mod:`.evidence_learner` has the formula.
 
     :class:`EvidenceLearner` describes ``forgetting``, ``batch_rows`` and ``patience``.
 
@@ -129,7 +129,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return FLOPS_PER_PAIR * self.inner_iterations * self.net.pairs
 
     def start(self, restart: int = 0) -> LayeredState:
-        """Return the state before the first step."""
+        """Return the state before the first step, with random log odds that depend on ``restart``."""
         first = self.net.first_beliefs(restart)
         return LayeredState(first, first)
 
@@ -141,7 +141,8 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         for a in range(0, len(rows), self.batch_rows):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
-            # Templates of other classes cannot be on, so labelled images need no messages for them.
+            # Templates of other classes cannot be on, so labelled images need no messages for these
+            # templates.
             if own_class_only := y is not None and bool((y >= 0).all()):
                 by_class = np.argsort(y, kind="stable")
                 x, y = x[by_class], y[by_class]
@@ -156,7 +157,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         self.add_chain(state, beliefs, len(rows), stats)
 
     def end_epoch(self, state: LayeredState) -> LayeredState:
-        """Return the state at the end of an epoch: the counts of this epoch become those of the last one."""
+        """Return the state at the end of an epoch, whose counts become those of the last complete epoch."""
         is_quiet = not state.changed and bool((state.beliefs > 0).any())
         quiet = state.quiet + state.passes if is_quiet else 0
         passed = state.passed + state.passes
@@ -215,7 +216,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     max_passes : int
         Upper bound of the number of passes over a leaf, summed over all visits.
     all_labelled : bool
-        True if each row has a label. Then an image has messages only for the templates of its own class.
+        True if each row has a label. Then an image has messages only for the templates of its class.
     """
 
     n_rows: int = 1
@@ -225,8 +226,9 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the messages of a leaf up to five times: as read from disk, old, new, and twice as
-        # bytes to write. The arrays with all zeros are released before the write.
+        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk,
+        # before and after the update, and twice as bytes to write. The arrays that include zeros are released
+        # before the write.
         each = 5 * stored_bytes(self.net, self.all_labelled)
         return BlockRequirements(scratch=(48 * self.net.n_weights, each), unlabelled=True)
 
@@ -240,8 +242,8 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     def start(self, restart: int = 0) -> LayeredState:
         """Return the state before the first step.
 
-        Its log odds are rounded to multiples of 1/256 nat, because all changes by messages are such
-        multiples; then the sums are exact.
+        The log odds are rounded to multiples of 1/256 nat. All changes by messages are also multiples of
+        1/256 nat, so the sums are exact.
         """
         first = self.net.first_beliefs(restart)
         return LayeredState(from_units(to_units(first)), first)
@@ -297,7 +299,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: add the changes by all visited leaves to the log odds of weights."""
+        """Return the state after a step: add the changes from all visited leaves to the log odds."""
         beliefs = state.beliefs + stats["evidence"]
         check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         passes, moved = round(float(stats["passes"]) / n_rows), state.moved + int(stats["moved"])
@@ -325,7 +327,7 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
 
 
 def pack_messages(messages: LayerMessages) -> StoredLayer:
-    """Return the fields of the messages of a layer, by name; those in `_SPARSE` without their zeros."""
+    """Return the fields of the messages of a layer, by name; the fields in `_SPARSE` are without zeros."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 

@@ -25,7 +25,7 @@ class FixedNetwork:
     Attributes
     ----------
     net : Hierarchy
-        Network with a class for each template. If templates are clusters, each one is a class of its own.
+        Network with a class for each template. If templates are clusters, each cluster is a class.
     beliefs : ndarray of float64, shape (weights,)
         Log odds of the weights of all layers.
     """
@@ -46,7 +46,7 @@ class FixedNetwork:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block and scratch memory of maps with forward passes."""
+        """Rows per block, and bytes of scratch memory, of maps with forward passes."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
         return BlockRequirements(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
@@ -96,7 +96,7 @@ class ScoreMap(NetworkMap):
 class ClassMap(NetworkMap):
     """Class scores of each row (a LabelMap): the score of a class is the score of its best template.
 
-    If ``labelled``, the map also returns the class of each row, which is the one with the largest score.
+    If ``labelled``, the map also returns the class of each row, which is the class with the largest score.
     """
 
     labelled: bool = False
@@ -123,7 +123,7 @@ class CompletionMap(NetworkMap):
     Attributes
     ----------
     fills : bool
-        True: known pixels stay as observed, and only unknown pixels are reconstructed. False: all pixels are.
+        True: reconstruct only unknown pixels; known pixels stay as observed. False: reconstruct all pixels.
     known : ndarray of uint8, shape (rows, bytes), or None
         One bit per pixel, 1 if the pixel is known; None: only pixels with the value ``missing`` are unknown.
     codes : ndarray of int, shape (rows,), or None

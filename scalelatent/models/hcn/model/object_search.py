@@ -65,7 +65,7 @@ class _Search:
 
         ``gains`` is 0 at positions whose frame would overlap a chosen frame. One of the best sets contains
         the frame with the largest gain, or a frame that overlaps it: otherwise this frame could be added, or
-        could replace another one without a loss. The search therefore branches over these frames only, in
+        could replace another frame without a loss. The search therefore branches over these frames only, in
         descending order of their gains.
         """
         if gain > self.best_gain:
@@ -86,7 +86,7 @@ class _Search:
             self.add_places(left, most - 1, more, [*chosen, place])
 
     def _find_overlapping(self, place: tuple[np.intp | int, ...]) -> tuple[slice, slice]:
-        """Return the slices (rows, columns) of the positions of all frames that overlap one at ``place``."""
+        """Return the slices (rows, columns) of positions of frames that overlap the frame at ``place``."""
         (row, column), (height, width) = (int(i) for i in place), self.frame
         return slice(max(0, row - height + 1), row + height), slice(
             max(0, column - width + 1), column + width

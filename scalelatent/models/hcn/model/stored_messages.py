@@ -4,9 +4,9 @@ The algorithm is Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositi
 
 A leaf is a fixed, contiguous range of images. One file per leaf stores the last belief-propagation messages
 of the pixels of its images. A visit loads the messages of one leaf, updates them once or a few times, and
-stores them. It starts from the log odds of the weights W at the end of the last step, and returns by how much
-the messages of the leaf change these log odds. A step visits several leaves in parallel, and adds their
-changes to the log odds.
+stores the new messages. It starts from the log odds of the weights W at the end of the last step, and returns
+by how much the messages of the leaf change these log odds. A step visits several leaves in parallel, and adds
+their changes to the log odds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class LeafMessages:
         Messages of the pixels to positions and to weights W, in units of 1/256 nat. The last `MESSAGE_ROOM`
         entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        1 for each line of weights to which the pixel has a nonzero message, else 0.
+        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
+        nonzero message of the pixel, else 0.
     sweeps : int
         Number of sweeps so far.
     moved : int
@@ -145,7 +146,8 @@ class LeafState(EvidenceState):
         Number of pixels with a changed message in the last sweep over their leaf, summed over the leaves that
         were visited in this epoch so far, and in the last complete epoch; -1 before the first epoch ends.
     left, last_left : int
-        Number of these leaves that have had fewer than ``max_sweeps`` sweeps, for the same two epochs.
+        Number of leaves with fewer than ``max_sweeps`` sweeps, among those that were visited in this epoch so
+        far, and in the last complete epoch; -1 before the first epoch ends.
     """
 
     moved: int = 0
@@ -155,9 +157,9 @@ class LeafState(EvidenceState):
 
 
 class StoredFeatureLeaf(TypedDict):
-    """Stored data of a leaf (range of images): the fields of its `LeafMessages`, and its last change of W.
+    """Stored data of a leaf (range of images): fields of `LeafMessages`, and change of the log odds of W.
 
-    The change has the shape (channels, h, w, F), int32 in units of 1/256 nat.
+    The last update of the messages of the leaf caused the change, int32 (channels, h, w, F), in 1/256 nat.
     """
 
     messages: dict[str, Any]
@@ -192,8 +194,8 @@ class BatchFeatureLearner(OnlineFeatureLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the messages of a leaf up to five times: as read from disk, old, new, and twice as
-        # bytes to write. It also holds random orders of the pixels.
+        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk,
+        # before and after the update, and twice as bytes to write. It also holds random orders of the pixels.
         each = 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels
         return BlockRequirements(scratch=(48 * self.layer.n_weights, each))
 

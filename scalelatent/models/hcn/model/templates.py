@@ -5,8 +5,9 @@ features as they are. A forward pass converts each image to an array of log odds
 top layer, which is a feature at a position of the layer below. The steps are:
 
 1. Each template starts as the log odds of one image of its class.
-2. In each pass, every image is assigned to its best template, among those of its class if it has a label.
-3. The log odds of a weight of a template become the prior log odds plus the sum, over the images that were
+2. In each pass, every image is assigned to its best template, among the templates of its class if it has a
+label. 3. The log odds of a weight of a template become the prior log odds plus the sum, over the images that
+were
    assigned to the template, of the log odds of the pixel under the weight.
 """
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # Upper bound of the memory, in bytes, of a forward pass over one block of rows.
 BLOCK_BYTES = 2**25
-# Score of a template to which an image must not be assigned; it is below all other scores.
+# Score of a template to which an image must not be assigned, below the scores of all other templates.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
@@ -114,8 +115,8 @@ class TemplateCounts(ForwardReduction):
 class RowCodes:
     """Class codes of the rows ``numbers`` (a :class:`~scalelatent.contract.learners.Reduction`).
 
-    ``numbers`` are sorted row numbers. The statistic has for each of these rows its class code plus 1, or 0
-    for a row without a class.
+    ``numbers`` are sorted row numbers. The statistic has for each of these rows the index of its class plus
+    1, or 0 for a row without a class.
     """
 
     numbers: np.ndarray
@@ -148,8 +149,8 @@ class TemplateEvidence(ForwardReduction):
         Log odds of the weights of all layers, in nats.
     numbers, templates : ndarray of int, shape (images,), or None
         Sorted row numbers, and the template to which each of these rows is assigned; other rows are not used.
-        None: each row is assigned to its best template that has a weight, among those of its class if its
-        class is known.
+        None: each row is assigned to its best template that has a weight, among the templates of its
+        class if the class is known.
     """
 
     beliefs: np.ndarray
@@ -226,7 +227,8 @@ def choose_first_images(
     """Return the sorted row numbers of the images from which templates start, and the template of each image.
 
     ``numbers`` are row numbers in random order, and ``codes`` are the classes of these rows, below 0 for no
-    class. The first rows of each class are chosen; without classes, the first rows.
+    class. The first rows of each class are chosen, one for each template of the class. Without classes, the
+    first rows are chosen, one for each template.
     """
     if net.classes is None:
         chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))

@@ -1,4 +1,4 @@
-"""Messages between layers through pools, in numba; `kernels/reference.py` defines the results."""
+"""Messages through pools, which shift pixels, in numba; `kernels/reference.py` defines the results."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _clip(x: np.int32) -> np.int32:
 
 @subkernel
 def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return where the pools are whose shift number ``d`` moves a pixel into row ``y`` of an image.
+    """Return the positions of the pools whose shift number ``d`` moves a pixel into row ``y`` of an image.
 
     The result has four numbers: the row of these pools, the column of the first pool, the column into which
-    shift ``d`` of the first pool moves, and the number of pools. The number is 0 if the row is outside of the
-    image.
+    shift ``d`` of the first pool moves, and the number of pools, which is 0 if their row is outside of
+    the image.
     """
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
@@ -80,7 +80,7 @@ def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray,
 def _find_best_shifts(
     up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write the two largest values of message plus log prior over all shifts, for each pool of row ``y``."""
+    """Write for each pool of row ``y`` the two largest sums of message and log prior among all shifts."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -192,7 +192,7 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Update ``evidence``, the messages of pools to the pixels of features, from the log odds ``below``."""
+    """Update the messages ``evidence`` of pools to pixels of features, from log odds ``below`` of pixels."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
@@ -206,7 +206,7 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of features down to pixels, for the uncertain weights of a fit."""
+    """Return the messages of features down to pixels, for weights that a fit still learns."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)

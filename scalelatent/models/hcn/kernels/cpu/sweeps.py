@@ -21,7 +21,7 @@ _0, _ALL = np.int32(0), np.float32(1)
 # Smallest number of pairs (feature position, weight) of a pixel for which its stored messages are prefetched
 # into the CPU cache.
 LARGE_TREE_PAIRS = 512
-# Number of bytes of these messages to prefetch; the processor itself prefetches the bytes that follow.
+# Number of bytes of the stored messages of a pixel to prefetch; the processor prefetches the rest by itself.
 PREFETCH_BYTES = 1024
 
 
@@ -63,12 +63,12 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the messages of each pixel once, without storing them."""
+    """Update the log odds of positions and weights by new messages of each pixel, which are not stored."""
     _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
 def _make_sweep(wide: bool) -> Callable[..., None]:
-    """Return the kernel that updates the stored messages of all pixels once: int16, or int32 if ``wide``."""
+    """Return the kernel that updates all stored messages once; messages are int16, or int32 if ``wide``."""
     summarize_off, summarize_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 
@@ -79,7 +79,8 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-        # The messages of pixels with many pairs do not stay in the CPU cache from one sweep to the next.
+        # The messages of pixels with many pairs do not stay in the CPU cache between two sweeps (updates of
+        # all pixels).
         far = w.shape[2] * w.shape[3] * w.shape[4] >= LARGE_TREE_PAIRS
         for k in range(order.shape[0]):
             pixels = evidence[k].ravel()
@@ -99,7 +100,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
-                # An unknown pixel (b = 0) sends messages of 0; they replace its stored messages.
+                # An unknown pixel (log odds b of 0) sends messages of 0, which replace its stored messages.
                 if b <= _0:
                     total = summarize_off(tree, (-b,), _ALL)
                     change = send_off(tree, (-b - total, -b, _0), damping)
@@ -141,7 +142,7 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update the stored messages of all pixels once; return the number of changed pixels per chain."""
+    """Update all stored messages once; return for each chain the number of pixels with a changed message."""
     moved = np.zeros(len(order), np.int64)
     size = count_pairs(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     for messages in (to_s, to_w):
@@ -193,7 +194,10 @@ def _decode(
 def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Write log odds of feature positions to ``s``; return the number of changed pixels of each row."""
+    """Write the log odds of feature positions of each image to ``s``.
+
+    Return for each image the number of pixels whose messages changed in the last update of all pixels.
+    """
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
     messages = np.empty((w.shape[0], count_pairs(*sizes) + MESSAGE_ROOM), np.int16)

@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 _BITS = ir.IntType(LANES)  # type of an integer with one bit per SIMD lane
 # Log odds of SIMD lanes beyond the last pair of a line, in units of 1/256 nat; the sum of two fits int32.
 BELIEF_OUTSIDE = -(2**29)
-# Flags of a line of pairs: it has nonzero messages to weights; it is live (see the module docstring).
+# Flags of a line, which is a contiguous group of pairs (feature position, weight). HELD: the line has nonzero
+# messages to weights. LIVE: a position of the line has log odds that are large enough to change the result.
 HELD, LIVE = 1, 2
 
 Values = list[ir.Value]
 
 
 class _VectorCode(Vectors):
-    """Emitter of the vector instructions that both passes over the pairs of a pixel use.
+    """Emitter of the vector instructions for the first and the second pass over the pairs of a pixel.
 
     Stored messages are int16, or int32 if ``wide``.
     """
@@ -91,7 +92,7 @@ class _VectorCode(Vectors):
         other: Callable[[], Values] | None = None,
         before: Sequence[ir.Value] = (),
     ) -> Values:
-        """Emit a branch: the values are those of body() if ``condition`` is true, else those of other().
+        """Emit a branch: return the values of body() if ``condition`` is true, else the values of other().
 
         Without ``other``, the values are ``before`` if the condition is false.
         """
@@ -117,9 +118,10 @@ class _VectorCode(Vectors):
 class _Pairs:
     """One SIMD vector of pairs (feature position, weight): their log odds and stored messages.
 
-    In all methods, ``which`` is 0 for the positions of the pairs, and 1 for the weights. ``spots`` are the
-    addresses of a line: its positions, its weights, and the stored messages to both. ``i`` is the index of
-    the first pair of the vector in the line. ``mask`` is true for the lanes with a pair; None: all lanes.
+    In all methods, ``which`` is 0 for the positions of the pairs, and 1 for the weights. A line is a
+    contiguous group of pairs; ``spots`` are the addresses of its positions, of its weights, and of the stored
+    messages to its positions and weights. ``i`` is the index of the first pair of the vector in the line.
+    ``mask`` is true for the SIMD lanes with a pair; None: all lanes.
     """
 
     def __init__(
@@ -161,14 +163,14 @@ class _Pairs:
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Return the log odds of positions or weights without the stored messages of this pixel to them."""
+        """Return log odds of positions or weights without the stored messages that this pixel sent."""
         belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
-        """Replace the messages of the pixel by ``new`` (a vector for each ``which``), also in the log odds.
+        """Replace the messages of the pixel by ``new`` (a vector for each ``which``); update the log odds.
 
-        Return two integers with one bit per lane: 1 for each pair with a changed message, and 1 for each
+        Return two integers with one bit per SIMD lane: 1 for each pair with a changed message, and 1 for each
         weight with a nonzero message.
         """
         code, b = self.code, self.code.b
@@ -221,7 +223,7 @@ class _Pairs:
 
 
 class _Tree:
-    """Emitter of loops over the lines of pairs of one pixel.
+    """Emitter of loops over the lines (contiguous groups of pairs) of one pixel.
 
     ``tree`` has LLVM values: the number of lines, the pairs per line, the bytes from one line to the next in
     S and in W, and the addresses of the first position, the first weight, the first stored messages, and the
@@ -242,9 +244,10 @@ class _Tree:
         )
 
     def walk(self, start: Values, body: Callable[[Values, ir.Value, Values], Values]) -> Values:
-        """Emit a loop over lines: values = body(addresses, address of the flags, values); return the values.
+        """Emit a loop over the lines (contiguous groups of pairs); return the values after the last line.
 
-        The addresses are those of the line, and the values before the first line are ``start``.
+        Each line sets values = body(addresses of the first position, weight and stored messages of the line,
+        address of the flags of the line, values). The values before the first line are ``start``.
         """
         code, b, n = self.code, self.code.b, len(self.spots)
 
@@ -262,9 +265,10 @@ class _Tree:
         body: Callable[[_Pairs, Values], Values],
         damping: ir.Value | None = None,
     ) -> Values:
-        """Emit a loop over the vectors of pairs of a line: values = body(pairs, values); return the values.
+        """Emit a loop over the SIMD vectors of pairs of a line; return the values after the last vector.
 
-        ``spots`` are the addresses of the line, and the values before the first vector are ``start``.
+        Each vector sets values = body(pairs, values); the values before the first vector are ``start``.
+        ``spots`` are the addresses of the first position, weight and stored messages of the line.
         """
         code = self.code
 
@@ -322,7 +326,7 @@ def _inline(
 
 
 def _first_pass(on: bool, n_stored: int) -> CodeOf:
-    """Return the function that emits the first pass over the pairs, which skips quiet lines.
+    """Return the function that emits the first pass, which skips pairs that cannot change the result.
 
     The pass returns the sum of the positive values of the pairs, or if ``on`` (log odds of the pixel above 0)
     the two largest values. ``n_stored`` is the number of stored messages per pair.
@@ -349,8 +353,8 @@ def _first_pass(on: bool, n_stored: int) -> CodeOf:
             return found
 
         if not on:
-            # A sum above 2 |b| has the same effect as 2 |b|. With this limit per lane, the sum over all lanes
-            # fits int32.
+            # A sum above 2 |b|, for log odds b of the pixel, has the same effect as 2 |b|. With this limit
+            # for each SIMD lane, the sum over all lanes fits int32.
             return code.fold(code.min(tree.walk([zero], run)[0], b.add(most, most)), b.add)
 
         def join(x: Values, y: Values) -> Values:
@@ -366,7 +370,7 @@ def _second_pass(on: bool, n_stored: int) -> CodeOf:
     """Return the function that emits the second pass over the pairs, which sends messages to all pairs.
 
     The pass returns true if a stored message changed. ``n_stored`` is the number of stored messages per pair.
-    If it is 1, the weights are fixed and only positions get messages.
+    If ``n_stored`` is 1, the weights are fixed and only positions get messages.
     """
 
     def code_of(code: _VectorCode, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
@@ -420,7 +424,7 @@ def _second_pass(on: bool, n_stored: int) -> CodeOf:
 
 @instructions()
 def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
-    """Load the ``size`` bytes from ``address`` on into the CPU cache before they are needed."""
+    """Load ``size`` bytes, of which ``address`` is the first, into the CPU cache before they are needed."""
 
     def line(i: ir.Value, _: ir.Value) -> Values:
         code.fetch(address, i)
