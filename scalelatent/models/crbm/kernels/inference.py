@@ -1,7 +1,7 @@
-"""Inputs and results that the reference, numba and CuPy bodies of the inference kernels share.
+"""Inputs and results that the inference kernels in numpy, numba and CuPy share.
 
-A batch of rows is a batch of graphs with shared couplings W (v, h) and own biases bv (rows, v) and bh (rows,
-h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h), where all units are 0 or 1.
+Each row of a batch has a graph. All graphs share the couplings W (v, h), and each graph has its biases, a row
+of bv (rows, v) and of bh (rows, h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h) for units 0 or 1.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def add_outer_difference(
 
 
 def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates: StepRates) -> None:
-    """Run :func:`.update.ascend` along the gradient left^T right of a matrix, without storing it."""
+    """Take a gradient step of a matrix of parameters along left^T right, without storing this product."""
     if len(left) != len(right) or not fits_tiles(left, right, *arrays):
         ascend(arrays.slice_part(slice(None), -1), (left.T @ right).reshape(-1), arrays.theta.size, rates)
         return
@@ -87,7 +87,7 @@ def ascend_outer_difference(
     rates: StepRates,
     backend: Backend,
 ) -> None:
-    """Run :func:`ascend_outer` along the gradient left^T right - subtracted."""
+    """Take a gradient step of a matrix of parameters along left^T right - subtracted."""
     theta, velocity, new_theta, _ = arrays
     if not len(velocity) and not rates.decay and fits_tiles(left, right, subtracted, theta, new_theta):
         few_rows.ascend_outer_difference(left, right, subtracted, np.float32(rates.rate), theta, new_theta)

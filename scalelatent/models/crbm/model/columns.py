@@ -33,7 +33,10 @@ class ColumnUnits:
 
     @classmethod
     def measure(cls, x: np.ndarray | CsrRows) -> ColumnUnits | None:
-        """Return shifts and scales for rows (n, x); None if all are 0 or 1, or one is NaN or too large."""
+        """Return the shift and scale of each column, from rows (n, x).
+
+        Return None if all values are 0 or 1, or if a value is NaN or too large.
+        """
         values = x.data if isinstance(x, CsrRows) else x
         if ((values == 0) | (values == 1)).all() or not (np.abs(values) <= LARGEST_VALUE).all():
             return None

@@ -81,7 +81,7 @@ class CrbmShape:
         )
 
     def start(self, rng: np.random.Generator, scale: float) -> np.ndarray:
-        """Return initial float32 parameters: Gaussian W and Whx, so that hidden units differ; else 0."""
+        """Return initial float32 parameters: Gaussian W and Whx, so that hidden units differ; others 0."""
         flat = np.zeros(self.n_parameters, dtype=np.float32)
         params = self.split(flat)
         for w in (params.W, params.Whx):

@@ -70,7 +70,7 @@ class PhaseInput:
 
     backend: Backend
     params: Params
-    # Result of :func:`.beliefs.couple`; None if the learner sends no messages
+    # Couplings W, prepared for the inference kernels; None if the learner sends no messages
     coupling: AnyCoupling | None
     # Outputs of the rows in float32, and biases of the rows' RBMs
     v: Array

@@ -91,7 +91,7 @@ class ChainSums(NamedTuple):
     """Results of several chains (parts of a batch), in one array, so that one copy moves them to the host."""
 
     flat: Array
-    # (chains, parameters): gradient of each chain; (chains, v h), that of W alone, if the learner is factored
+    # (chains, parameters): gradient of each chain; (chains, v h) with only W if the learner is ``factored``
     gradients: Array
     # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
     measures: Array
@@ -113,9 +113,9 @@ class CrbmLearner:
     """Learner of a conditional RBM: gradients of chains (parts of a batch), steps, and the end of the fit."""
 
     shape: CrbmShape
-    # A key of :data:`.negative_phases.LEARNERS`
+    # Name of the learner, for example "mle-bp"; it selects the negative phase
     learner: str
-    # float64 (epochs,): learning rate of each epoch; later epochs use the last one
+    # float64 (epochs,): learning rate of each epoch; later epochs use the last rate
     rates: np.ndarray
     momentum: float
     weight_decay: float
@@ -151,7 +151,7 @@ class CrbmLearner:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the fields of a chain: measurements, and gradient, its factors, or the parameter change."""
+        """Return the fields that a chain sums: measurements; gradient, its factors, or parameter change."""
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
@@ -227,7 +227,7 @@ class CrbmLearner:
         self._add_particle_change(stats, backend, state, block, phase.particles)
 
     def run_chains(self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Add the gradients of several blocks, each with the rows of one chain, on a GPU; see `run_chain`.
+        """Add the gradients of several blocks, each with the rows of one chain, to ``stats``, on a GPU.
 
         The messages of all chains are computed together, in as many launches as those of one chain. Only the
         products with x are computed chain by chain, so that their bits do not depend on the other chains.
@@ -295,7 +295,7 @@ class CrbmLearner:
         return starts, sums
 
     def _sum_measures(self, measures: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
-        """Return loss, wrong units, rows and converged rows of each chain, as in ``CrbmState.sums``."""
+        """Return the sums of loss, wrong units, rows and converged rows of each chain."""
         loss, wrong, change = measures
         return [
             np.array(
@@ -476,7 +476,7 @@ class CrbmLearner:
     # -- for the estimator -----------------------------------------------------------------------------------
 
     def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
-        """Return (parameters, their epoch): those with the lowest validation error, else the last ones."""
+        """Return (parameters, epoch) of the lowest validation error; without validation, the last ones."""
         is_best = self.has_validation and state.best_epoch
         theta, epoch = (state.best, state.best_epoch) if is_best else (state.theta, max(state.iteration, 1))
         return (theta if self.units is None else self.units.for_rows(self.shape, theta)), epoch
@@ -582,7 +582,7 @@ class CrbmLearner:
     # -- persistent chains -----------------------------------------------------------------------------------
 
     def _find_particles(self, block: Block) -> slice:
-        """Return the range of the persistent chains of a block; each chain (part of a batch) has its own."""
+        """Return the range of the persistent (Gibbs) chains of the rows of a block, a part of the batch."""
         first = block.chain * self.chain_rows
         return slice(first, first + min(len(block.x), self.chain_rows))
 

@@ -18,7 +18,7 @@ from .negative_phases import Phase
 # Number of sums that training collects: loss, wrong units, rows, converged rows.
 N_SUMS = 4
 # Learning rates of Ping and Ihler (2017) in falling order. The error of a diverged fit suggests the next
-# lower one.
+# lower rate.
 RATES = (0.05, 0.02, 0.01, 0.005)
 # Reason in the error of a diverged fit.
 NOT_FINITE = "parameters are no longer finite"
@@ -73,7 +73,7 @@ class PhaseMeasures:
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
     def sums(self, backend: Backend, tol: float | None) -> list[float]:
-        """Return loss, wrong units, rows and converged rows, as in ``CrbmState.sums``."""
+        """Return the sums of loss, wrong units, rows and converged rows."""
         columns = [list(column) for column in zip(*self._parts, strict=True)]
         loss, wrong, *change = (
             backend.to_host(column[0] if len(column) == 1 else backend.xp.concatenate(column))
