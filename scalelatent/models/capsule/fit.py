@@ -152,7 +152,7 @@ def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int) -> in
 
 
 def simplify_dims(dims: np.ndarray) -> int | list[int]:
-    """Return the dimension of all capsules, or one per class if they differ."""
+    """Return the dimension of all capsules, or a list with the dimension of each class if they differ."""
     return int(dims[0, 0]) if (dims == dims[0, 0]).all() else dims[0].tolist()
 
 
@@ -395,7 +395,7 @@ def _warn_of_outlier(stats: Stats, rows: MappedRows) -> None:
 
 
 def _make_projection(moment: np.ndarray, first: Intercept | None, width: int) -> RowFrame:
-    """Return the map of rows to their leading directions, from second moments about ``first``."""
+    """Return the map of rows to their leading directions, from second moments about the mean of ``first``."""
     if first is None:
         return RowFrame(None, leading_eigenvectors(moment[0], width)[1])
     moment, intercept = recenter(moment, first)
@@ -495,8 +495,8 @@ def choose_ridge(moment: np.ndarray, n_rows: float, in_units: bool) -> np.ndarra
     """Return the default ridge (p,), which has the effect of one more row of independent features.
 
     ``moment`` (p, p) are the second moments of ``n_rows`` rows. Directions of a projection share a unit and
-    get their mean square. Features may each have their own unit (``in_units``): they get the median of their
-    mean squares, which suits pixels, but at most ten times their own.
+    get their mean square. If features may differ in their units (``in_units``), each feature gets the median
+    of all mean squares, which suits pixels, but at most ten times its own mean square.
     """
     squares = np.diagonal(moment) / n_rows
     if not in_units:

@@ -58,7 +58,7 @@ def add_scores(graph: OnnxGraph, rows: CapsuleRows) -> str:
 
 
 def add_temperature(graph: OnnxGraph, p: str, temperature: float) -> str:
-    """Add probabilities raised to 1 / T and normalised; return the name of the tensor."""
+    """Add probabilities raised to 1 / temperature and normalised; return the name of the tensor."""
     logs = graph.node("Log", graph.node("Max", p, graph.constant(np.finfo(float).tiny)))
     best = graph.node("ReduceMax", logs, graph.constant(np.array([1])), keepdims=1)
     out = graph.node("Exp", graph.node("Mul", graph.node("Sub", logs, best), graph.constant(1 / temperature)))

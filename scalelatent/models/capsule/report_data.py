@@ -159,7 +159,7 @@ class Prototypes:
         )
 
     def add(self, block: LatentBlock) -> None:
-        """Keep rows with larger scores; of equal scores, the first row."""
+        """Keep the rows with the largest scores so far; of rows with equal scores, the first one."""
         for c in np.unique(block.class_indices):
             own = np.flatnonzero(block.class_indices == c)
             h, capsules = block.h[own], self.members.class_capsules[c]

@@ -1,4 +1,4 @@
-"""Choices of a classifier by cross-validation of a sample: number of directions, and the score of a row."""
+"""Choices of a classifier by cross-validation of a sample: number of directions, and the likelihood."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def choose_likelihood(model: AnyMixture, x: np.ndarray, codes: np.ndarray, seed:
 def _count_wrong(
     model: AnyMixture, x: np.ndarray, codes: np.ndarray, is_learned: np.ndarray, seed: int
 ) -> int:
-    """Fit the model to the rows ``is_learned``; return its errors on the other rows."""
+    """Fit the model to the rows ``is_learned``; return its number of wrong classes on the other rows."""
     p, counts = x.shape[1], np.bincount(codes[is_learned])
     model = set_n_components(model, counts, labelled=True, warn=False)
     sizes = count_components(model, len(counts))

@@ -217,7 +217,7 @@ class CapsuleStepwise:
         )
 
     def weights(self, state: OnlineState) -> np.ndarray:
-        """Return the weights of the fitted model: each member's best on validation rows, else the average."""
+        """Return the weights of the fitted model: the best on validation rows, else the running average."""
         return state.best if self.em.has_validation else state.average
 
     def is_done(self, state: OnlineState) -> bool:

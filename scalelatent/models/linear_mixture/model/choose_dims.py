@@ -32,7 +32,7 @@ def principal_directions(rows: np.ndarray, most: int) -> np.ndarray:
 def reconstruction_errors(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
     """Return the squared errors (most + 1, n) of reconstructions of the rows ``others`` (n, p).
 
-    Line h holds the errors for the mean and the first h principal directions of ``rows``.
+    Row h of the result has the errors for the mean and the first h principal directions of ``rows``.
     """
     mean = rows.mean(axis=0)
     centred = others - mean

@@ -1,4 +1,4 @@
-"""Refill of starving components: each one takes half of the rows of another component, or is dropped.
+"""Refill of starving components: such a component takes half of the rows of another one, or is dropped.
 
 A component starves if too few rows belong to it.
 """
@@ -20,9 +20,8 @@ MOST_REFILLS = 3
 def refill_starving(settings: MixtureSettings, state: MixtureState) -> MixtureState:
     """Refill or drop the components that have too few rows.
 
-    A refilled component takes one half of the rows of another component: the one of its class with the
-    largest total error. The two means move apart along the direction in which the rows of this component vary
-    most.
+    A refilled component takes half of the rows of the component of its class that has the largest total
+    error. The means of both components move apart along the direction in which these rows vary most.
     """
     components, classes = state.components, settings.classes
     is_starving = (components.weights > 0) & (state.counts < _fewest_rows(settings, state))
