@@ -55,7 +55,7 @@ CAPSULE_DIM = 8
 # Number of labels that are read at a time when the rows of each class are counted.
 COUNT_ROWS = 2**20
 # Number of rows at the start of a dataset whose mean is the first estimate of the mean of all rows. Squares
-# are summed around this estimate in float64, so a better one is not needed.
+# are summed around this estimate in float64, so a better estimate is not needed.
 FIRST_ROWS = 1024
 # Largest default ridge of a feature, as a multiple of its own mean square. A larger ridge would depend on the
 # units of other features.

@@ -12,7 +12,7 @@ from scalelatent.models.capsule.model.predict import CapsuleRows
 def add_scores(graph: OnnxGraph, rows: CapsuleRows) -> str:
     """Add the class scores to the graph; return the name of the tensor, double (rows, classes).
 
-    Products of rows are float32, as in `CapsuleRows`; the rest is double.
+    Products of rows and weights are float32, and all other numbers are double, as in Python.
     """
     members = rows.members
     m, k, d = members.n_members, members.dims.shape[1], int(members.dims[0].sum())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Number of rows of a Dataset that are read at a time.
 READ_ROWS = 8192
-# Parameters that a step reads. They are checked again only if one has changed.
+# Parameters that a step reads. They are checked again only if one of these parameters has changed.
 STEP_PARAMETERS = (
     "algorithm", "nu_schedule", "kappa", "t0", "batch_rows", "n_chains", "ridge", "class_weight", "device",
 )  # fmt: skip

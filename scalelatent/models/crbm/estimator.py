@@ -228,8 +228,7 @@ class ConditionalRBM(StreamedEstimator):
     _held: tuple[int, int] = (0, 1)
     _shape: CrbmShape
     _theta: np.ndarray
-    # State from which partial_fit continues; None after a fit or a load.
-    _stream_state: CrbmState | None
+    _stream_state: CrbmState | None  # State from which partial_fit continues; None after a fit or a load.
 
     def __init__(
         self,

@@ -333,7 +333,7 @@ def stepwise_steps(
 def _fit_sample(
     em: MixtureEM, state: MixtureState, x: np.ndarray, codes: np.ndarray, counts: np.ndarray, device: str
 ) -> MixtureState:
-    """Return the state after EM passes over the sample, in which classes weigh as in the training rows."""
+    """Return the state after EM passes over the sample; each class weighs as much as in the training rows."""
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)

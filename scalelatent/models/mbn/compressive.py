@@ -55,8 +55,8 @@ RUN_ROWS, BUFFER_RUNS = 1024, 16
 EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
 # The mean and deviation of rows and outputs are computed from this many ranges of this many rows.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
-# Upper bounds of the rows that are checked for NaN at a time: number, and bytes (as float64, or as stored for
-# CSR rows).
+# Upper bounds of the rows that are checked for NaN at a time: number of rows, and bytes of their values as
+# float64 (of CSR rows: as stored).
 PIECE_ROWS, PIECE_BYTES = 1024, 2**24
 
 
@@ -421,7 +421,7 @@ class NetworkTrainer:
         return self.torch.from_numpy(a).to(self.device)
 
     def predict(self, x: DenseOrCsr) -> torch.Tensor:
-        """Return the outputs of the network for rows ``x``, scaled as in :meth:`scale_targets`."""
+        """Return the outputs for rows ``x`` minus the means of the targets, divided by the deviation."""
         shift, scale = self.row_scale
         h = (self._to_device(_make_dense(x)).to(self.torch.float32) - shift) / scale
         last = len(self.parameters) - 2
@@ -593,7 +593,7 @@ class RunningVariance:
         self.squares, self._count = 0.0, 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Add the rows (n, columns)."""
+        """Add the rows (n, columns) to the means and to the sum of squared deviations."""
         part = rows.astype(np.float64)
         mean, count = part.mean(axis=0), self._count + len(part)
         part -= mean

@@ -245,7 +245,7 @@ def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: 
 
 @subkernel
 def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """Write for each row the sum of the squared lengths q of all capsules, and q and dimension of its class."""
+    """Write for each row the sum of squared lengths q of all capsules, and q and dimension of its class."""
     for j in range(width):
         work[_TOTAL + j] = 0.0
         work[_RIGHT + j] = 0.0

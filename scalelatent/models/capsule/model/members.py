@@ -21,8 +21,7 @@ class Members:
     """Members of a model: their capsules, and the classes from whose rows they learn (which they "see")."""
 
     architecture: str
-    # Dimension of each capsule, int64 (members, capsules of a member).
-    dims: np.ndarray
+    dims: np.ndarray  # Dimension of each capsule, int64 (members, capsules of a member).
     # Index of the capsule that should win for each class, int64 (members, classes); -1 for classes from whose
     # rows the member does not learn.
     labels: np.ndarray

@@ -71,7 +71,7 @@ class RowFrame:
 
     @property
     def row_intercept(self) -> Intercept | None:
-        """Intercept of the rows that passes read; None for projected rows, which contain the constant."""
+        """Intercept of the rows that passes read; None for projected rows, which have a constant column."""
         return self.intercept if self.matrix is None else None
 
 

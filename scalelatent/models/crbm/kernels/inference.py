@@ -28,8 +28,8 @@ _FACTORS, _MAX_LOG = 8, 80.0
 # Upper bound of the bytes of the messages of all graphs that a GPU works on at a time.
 MESSAGE_BYTES = 256 * 2**20
 BLOCKS = 8  # thread blocks of a cluster; the same number as in gpu.cu
-# Largest number of chains (parts of a batch) of a step on a GPU that keeps the parameters: 2^LEVELS - 1 of
-# gpu.cu.
+# Largest number of chains (parts of a batch) of a step on a GPU that keeps the parameters; the CUDA kernel in
+# gpu.cu adds at most this many gradients.
 MOST_CHAINS = 1023
 
 
@@ -123,7 +123,7 @@ def check_biases(*biases: np.ndarray) -> None:
 
 
 def choose_limits(most: float) -> tuple[int, float]:
-    """Return (messages to multiply before a split, upper bound of |log odds| in beliefs) for max |W|."""
+    """Return, for max |W|, how many messages may be multiplied in float32, and a bound of |log odds|."""
     check_weights(most)
     factors = max(1, min(_FACTORS, int(_MAX_LOG / max(most, 1.0))))
     return factors, max(87.0 - 2 * most, min(86.0, 2 * most + 17.0))

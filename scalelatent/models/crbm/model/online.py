@@ -93,8 +93,7 @@ class ChainSums(NamedTuple):
     flat: Array
     # (chains, parameters): gradient of each chain; (chains, v h) with only W if the learner is ``factored``
     gradients: Array
-    # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
-    measures: Array
+    measures: Array  # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
     # (rows, v) and (rows, h): outputs minus their beliefs, and hidden units of the positive phase minus those
     # of the negative phase
     dv: Array
@@ -113,14 +112,12 @@ class CrbmLearner:
     """Learner of a conditional RBM: gradients of chains (parts of a batch), steps, and the end of the fit."""
 
     shape: CrbmShape
-    # Name of the learner, for example "mle-bp"; it selects the negative phase
-    learner: str
+    learner: str  # Name of the learner, for example "mle-bp"; it selects the negative phase
     # float64 (epochs,): learning rate of each epoch; later epochs use the last rate
     rates: np.ndarray
     momentum: float
     weight_decay: float
-    # Sweeps of an inference; None: 7 + epoch, epochs counted from 1
-    n_sweeps: int | None
+    n_sweeps: int | None  # Sweeps of an inference; None: 7 + epoch, epochs counted from 1
     # A row stops sweeping as soon as no belief changes by more than ``tol``; None: it never stops early
     tol: float | None
     gibbs_steps: int
@@ -500,7 +497,7 @@ class CrbmLearner:
     def gradient(self, stats: Stats) -> np.ndarray:
         """Return the summed gradient (with local steps: the change of the parameters) as a flat vector.
 
-        Only for learners that are not ``factored``.
+        Chains of ``factored`` learners return the factors dv, dh and x instead of this gradient.
         """
         return stats.vector[: self.shape.n_parameters]
 

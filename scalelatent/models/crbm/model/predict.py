@@ -122,7 +122,7 @@ class CrbmOutput:
     requirements = BlockRequirements(csr=True)
 
     shape: CrbmShape
-    # float32 (parameters,)
+    # float32 (parameters,): parameter vector
     theta: np.ndarray
     inference: str
     n_sweeps: int

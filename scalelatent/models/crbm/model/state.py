@@ -28,8 +28,7 @@ NOT_FINITE = "parameters are no longer finite"
 class CrbmState:
     """State of a fit between two steps: parameters, velocity, persistent chains, and measurements."""
 
-    # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
-    theta: np.ndarray
+    theta: np.ndarray  # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
     # float32 (parameters,): last step, of which the next step takes the share ``momentum``; empty without
     # momentum
     velocity: np.ndarray
@@ -38,8 +37,7 @@ class CrbmState:
     # float32 (rows of a batch, h): hidden states of the persistent chains; without rows unless the learner is
     # pcd
     particles: np.ndarray
-    # float64 (4,): sums of the current epoch: loss, wrong units, rows, converged rows
-    sums: np.ndarray
+    sums: np.ndarray  # float64 (4,): sums of the current epoch: loss, wrong units, rows, converged rows
     # Measured in training over the last epoch: mean loss per unit, share of units in which the negative
     # phase differs from the row, share of converged rows
     objective: float = float("nan")

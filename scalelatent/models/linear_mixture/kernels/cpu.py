@@ -454,7 +454,7 @@ def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Packe
 
 
 def _pack_columns(columns: np.ndarray) -> np.ndarray:
-    """Return the columns of each matrix (K, p, q), packed into panels of float32."""
+    """Return the columns of each matrix (K, p, q), packed into panels (columns stored feature by feature)."""
     k, p, q = columns.shape
     out = np.zeros((k, p * (-(-q // LANES) * LANES)), dtype=np.float32)
     rows = np.ascontiguousarray(np.swapaxes(columns, 1, 2), dtype=np.float32)
@@ -567,7 +567,7 @@ def _add_scatter(
                 to[f] += squares[f]
 
 
-# -- tangents --
+# -- tangents ----------------------------------------------------------------------------------------------
 
 # Columns of a basis are multiplied by a field (1, or a coordinate of each pixel) eight at a time. The columns
 # of each field are padded to a multiple of eight, so that eight columns are never in two panels.
@@ -900,7 +900,7 @@ def _add_tangents(
                 to[f] += add[f]
 
 
-# -- tangent distance --
+# -- tangent distance --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

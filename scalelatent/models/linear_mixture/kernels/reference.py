@@ -352,7 +352,7 @@ def velocity(name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]
 
 
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
-    """Return the tangents (n, tangents, p) of images (n, p)."""
+    """Return the tangents (derivatives under small transformations) of images (n, p), (n, tangents, p)."""
     along_x, along_y = (np.asarray(x, dtype=np.float64) @ g.T for g in gradients(shape, smoothing))
     out = np.empty((len(x), len(names), x.shape[1]))
     for i, name in enumerate(names):
@@ -381,7 +381,7 @@ def solve_pivoted(g: np.ndarray, b: np.ndarray) -> float:
 
 
 def pack_tangent_scores(scores: Scores) -> Scores:
-    """Return the scores for :func:`tangent_distance`, which here need no packing."""
+    """Return ``scores`` unchanged, because :func:`tangent_distance` in numpy needs no packed parameters."""
     return scores
 
 

@@ -16,7 +16,7 @@ CLASS_ROWS = 400
 ALL_ROWS = 20_000
 # Number of rows that a class keeps if ALL_ROWS divided by the number of classes is smaller.
 LEAST_CLASS_ROWS = 60
-# Rows span a direction if its variance is at least this share of the largest variance.
+# Rows span a direction if their variance along it is at least this share of the largest variance.
 LEAST_SHARE = 1e-10
 
 

@@ -26,7 +26,7 @@ class StepwiseState:
     Attributes
     ----------
     mixture : MixtureState
-        Components and other values, as in EM over passes.
+        Components, and the other values that EM over passes has in its state.
     mass : ndarray, shape (K,)
         Running share of all rows that belong to each component.
     steps, epoch : int

@@ -60,12 +60,9 @@ class DeviceBank:
 class Postings:
     """Entries of the CSR centroids that clusterings share, sorted by column, on the GPU."""
 
-    # int32 (p + 1,): start of the entries of each column
-    start: cupy.ndarray
-    # int32 (entries,): centroid of each entry
-    centroid: cupy.ndarray
-    # float32 (entries,): value of each entry
-    value: cupy.ndarray
+    start: cupy.ndarray  # int32 (p + 1,): start of the entries of each column
+    centroid: cupy.ndarray  # int32 (entries,): centroid of each entry
+    value: cupy.ndarray  # float32 (entries,): value of each entry
     # float64 (2, k): scale and bias; a row x and a centroid w have the score scale (w . x) + bias
     exact: cupy.ndarray
     # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;

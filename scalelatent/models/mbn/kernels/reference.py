@@ -24,17 +24,15 @@ class ScoredCentroids:
     The nearest centroid has the largest score.
     """
 
-    # float64 (k, columns): centroids
-    w: np.ndarray
+    w: np.ndarray  # float64 (k, columns): centroids
     # float64 (k,): 1 and -|w|^2 / 2 for the Euclidean distance; 1 / |w| and 0 for the cosine
     scale: np.ndarray
     bias: np.ndarray
-    # bool (clusterings, k): True for the centroids of each clustering
-    draws: np.ndarray
+    draws: np.ndarray  # bool (clusterings, k): True for the centroids of each clustering
 
 
 def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (scale, bias) of :class:`ScoredCentroids`, from the squared lengths of the centroids."""
+    """Return the factor and the constant in the score of each centroid, from their squared lengths."""
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":

@@ -34,8 +34,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Messages round the least allowed fraction up, so that the number in the message is allowed.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
 # At most _GROUP clusterings of an upper layer are computed together, and fewer if the numbers of all their
-# centroids do not fit _GROUP_BITS bits, or the masks of their one-hot units take more than _GROUP_BYTES
-# bytes.
+# centroids do not fit _GROUP_BITS bits, or the masks of the codes that they use exceed _GROUP_BYTES bytes.
 _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
 # Number of pools (draws of rows and columns that clusterings share) by default, and the fewest rows and
 # columns of data for which there are pools by default (benchmarks/mbn_pools.py).
@@ -125,8 +124,8 @@ class Layer:
     k: int  # centroids of a clustering
     width: int  # columns of the input: features, or clusterings of the layer below
     k_below: int  # centroids of the layer below; 0 in the first layer
-    fraction: float  # share of the columns (in upper layers: of the one-hot units) that a clustering uses
-    metric: str  # distance of the first layer; upper layers count shared units
+    fraction: float  # share of the columns (in upper layers: of the codes below) that a clustering uses
+    metric: str  # distance of the first layer; upper layers count the codes that two rows share
     csr: bool  # whether the input of the first layer is CSR
     dtype: str  # type of the input
     share: int = 1  # clusterings of the first layer that share a pool of rows and its columns

@@ -20,7 +20,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
-# Function that returns a kernel by its name, see `Backend.kernel`.
+# Function that returns a kernel by its name, the method `Backend.kernel`.
 FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
 # Least number of spare columns of the iteration in addition to the components; spare columns speed up
 # convergence.
@@ -36,12 +36,10 @@ class Components:
     # float64 (V clusterings, k centroids, d components): orthonormal columns, largest variance first; the
     # entry of largest magnitude of each column is positive
     table: np.ndarray
-    # float64 (d,): product of the mean row and the components
-    offset: np.ndarray
+    offset: np.ndarray  # float64 (d,): product of the mean row and the components
     # float64 (d,): variance of the rows along each component (sum of squares divided by n rows)
     variance: np.ndarray
-    # Variance of the one-hot rows, summed over all V k columns
-    total_variance: float
+    total_variance: float  # Variance of the one-hot rows, summed over all V k columns
 
     def first(self, d: int) -> Components:
         """Return the first d components."""
@@ -161,12 +159,11 @@ class PcaState:
     """State of the subspace iteration between two passes over the rows."""
 
     iteration: int  # number of completed passes
-    # float64 (V k, q): q orthonormal columns, for V clusterings of k centroids
-    basis: np.ndarray
+    basis: np.ndarray  # float64 (V k, q): q orthonormal columns, for V clusterings of k centroids
     # float64 (V k, q) and (q,): Ritz vectors and values of the last pass, largest first
     vectors: np.ndarray
     variance: np.ndarray
-    # Largest length of S c - v c (covariance S, component c, its variance v), over the largest variance
+    # Largest length of S c - v c (covariance S, component c with variance v), divided by the largest variance
     residual: float
 
 

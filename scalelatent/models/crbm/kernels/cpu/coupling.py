@@ -30,8 +30,7 @@ class Coupling:
     within rounding and do not change any other unit.
     """
 
-    # float32 (v, h): the couplings W; not a copy if the caller's array is float32
-    w: np.ndarray
+    w: np.ndarray  # float32 (v, h): the couplings W; not a copy if the caller's array is float32
     # Number of messages that are multiplied before mantissa and exponent are split, and upper bound of |log
     # odds| when beliefs are computed. The function ``choose_limits`` computes both numbers from max |W|
     factors: int

@@ -1,7 +1,7 @@
 """Mixed-product belief propagation, which stores no messages and divides once per visible unit and sweep.
 
-As in :mod:`.sum_product`, A = exp(W), and t and u are the beliefs that the hidden unit is 1 and 0. A visible
-unit sends its decision: the message is A^d, where d = 1 if the log odds of the unit are above 0. So a message
+A = exp(W), and t and u are the beliefs that the hidden unit is 1 and 0 (:mod:`.sum_product`). A visible unit
+sends its decision: the message is A^d, where d = 1 if the log odds of the unit are above 0. So a message
 to the unit is A t + u if d = 0, and A / (A u + t) if d = 1. To multiply these messages over the hidden units,
 the kernel computes the product of A x + y, where x, y are t, u for d = 0, and u, t for d = 1. For d = 1 the
 product of a row of A, computed beforehand, is divided by that product. A hidden unit receives the sum of W

@@ -74,8 +74,7 @@ class PackedCentroids:
     # the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias, with which scores are computed in float64
-    exact: np.ndarray
+    exact: np.ndarray  # float64 (2, k): scale and bias, with which scores are computed in float64
     # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;
     # ``candidates.NONE`` if the centroid does not belong to the clustering
     codes: np.ndarray
@@ -381,7 +380,7 @@ def _make_search(
 
     @subkernel
     def exact_scores(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, out: np.ndarray) -> None:
-        """Write the scores of a row and all centroids in float64, summed as in :func:`exact_score`."""
+        """Write the scores of a row and all centroids in float64, summed over the columns in order."""
         k = exact.shape[1]
         for j in range(len(out)):
             out[j] = 0.0

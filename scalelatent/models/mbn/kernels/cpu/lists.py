@@ -43,8 +43,8 @@ _STRIP, _FEW_MEMBERS = 2048, 2**15
 _TRANSPOSED = 32
 # Number of centroids of a list that are copied at a time.
 _COPIED = 16
-# Number of counters whose maximum is computed with vectors; number of adjacent counters that are set to 0 in
-# the time that one counter at a random place takes.
+# Number of counters (one per centroid) whose maximum is found together by vector instructions; number of
+# adjacent counters that are set to 0 in the time that one counter at a random place takes.
 _VECTOR_COUNTERS, _CLEARED_TOGETHER = 128, 16
 # The buffer of a row lists, for each of its codes, the centroids with the same code. It has room for twice
 # the number of centroids that equally frequent codes give, but for at most this many per code and clustering.

@@ -96,8 +96,7 @@ class PackedSparseCentroids:
     # the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias, with which scores are computed in float64
-    exact: np.ndarray
+    exact: np.ndarray  # float64 (2, k): scale and bias, with which scores are computed in float64
     # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;
     # ``candidates.NONE`` if the centroid does not belong to the clustering
     codes: np.ndarray
