@@ -322,7 +322,7 @@ def warn_of_algorithm(model: CapsuleRegression) -> None:
 
 
 def count_columns(model: CapsuleRegression, width: int) -> int:
-    """Return the columns of W during the fit: those of the (projected) rows and of the intercept."""
+    """Return the number of columns of W: one per column of the (projected) rows, and one for an intercept."""
     return width + bool(model.fit_intercept)
 
 

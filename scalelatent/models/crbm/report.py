@@ -137,7 +137,7 @@ def _read_inputs(
     if not corrupted:
         return concatenate([data.read_x(a, b) for a, b in pieces])
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
-    # The corruption is that of training, but with the random stream of test rows.
+    # The corruption has the parameters of training, but the random stream of test rows.
     how = make_corruption(model.corruption, data, model.seed_, TEST_STAGE)
     names = "kind", "rate", "size", "shape", "seed", "stage"
     return corrupt(v, rows, **{name: getattr(how, name) for name in names})

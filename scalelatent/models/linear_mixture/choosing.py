@@ -29,8 +29,8 @@ from .settings import (
 if TYPE_CHECKING:
     from .settings import AnyMixture
 
-# The comparison of likelihoods drops a candidate after a fold if its number of wrong rows exceeds that of the
-# best candidate by more than this many standard errors of the difference.
+# The comparison of likelihoods drops a candidate after a fold if it has more wrong rows than the best
+# candidate, by more than this many standard errors of the difference.
 BEHIND_ERRORS = 2.0
 
 

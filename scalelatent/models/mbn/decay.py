@@ -65,7 +65,7 @@ class HalfLayer(Layer):
         return max(1, floor_share(self.fraction, len(self.features)))
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of a pool (clusterings that share them), int64 in rising order."""
+        """Return the columns that a group of clusterings (a pool) uses, int64 in rising order."""
         places = choose_numbers(self.seed, "columns", 1, which, n=len(self.features), m=self.n_columns)
         return np.array(self.features)[places]
 

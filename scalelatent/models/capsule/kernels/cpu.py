@@ -23,8 +23,8 @@ from .squash import SquashTable
 STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
 _LN2, _SQRT2 = 0.6931471805599453, 1.4142135623730951
-# Fields of the workspace of a strip. The workspace is one flat array, because LLVM checks each pair of arrays
-# for overlap, and does not vectorise loops over more than a few arrays.
+# Number of fields of the scratch space; a field has one number per row. The scratch space is one flat array,
+# because LLVM checks each pair of arrays for overlap, and does not vectorise loops over many arrays.
 _FIELDS = 14
 (
     _TOTAL,
@@ -359,7 +359,7 @@ def _add_sums(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray
         right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
         use = nu <= 0.0 or max(before, behind) > nu * right
         loglik += weight[j] * work[_LOG + j]
-        # If classes have equal probabilities, the first one is predicted. So a class before the row's class
+        # If classes have equal probabilities, the first class is predicted. So a class before the row's class
         # counts as an error if its probability is equal.
         errors += weight[j] if before >= right or behind > right else 0.0
         moved[j] |= use

@@ -44,7 +44,7 @@ class Inference:
     # (rows, v) and (rows, h): log P(unit = 1) - log P(unit = 0); the belief is the sigmoid
     lv: Array
     lh: Array
-    # int (rows,): number of sweeps, each from the hidden units to the visible ones and back
+    # int (rows,): number of sweeps, each from the hidden units to the visible units and back
     sweeps: Array | None
     # (rows,): largest change of a belief in the last sweep; the first sweep starts from sigmoid(biases)
     change: Array | None

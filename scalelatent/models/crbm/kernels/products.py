@@ -17,16 +17,16 @@ from scalelatent.kernels.arrays import Array, align_copy
 from .cpu import few_rows
 from .update import StepArrays, StepRates, add_to, ascend
 
-# Largest number of rows for which the tiles are used instead of OpenBLAS. Up to this number the tiles are
-# faster with vectors of sixteen floats; with eight floats both are equally fast at this number
-# (benchmarks/crbm_steps.py --parts products).
+# Largest number of rows for which the kernels of few_rows.py (tiles) are used instead of OpenBLAS. With
+# vectors of sixteen floats they are faster up to this number; with eight floats they are as fast as OpenBLAS
+# at this number (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
 # For matrices of fewer rows (units) than this, `write_affine_map` uses einsum on the host instead of BLAS.
 _FEW_UNITS = 8
 
 
 def fits_tiles(rows: Array, *others: Array) -> bool:
-    """Return whether the tiles can multiply these arrays: float32, on the host, at most ``MAX_ROWS`` rows."""
+    """Return whether few_rows.py can multiply these arrays: float32, on the host, at most MAX_ROWS rows."""
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )

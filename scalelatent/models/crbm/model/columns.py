@@ -68,11 +68,11 @@ class ColumnUnits:
         return replace(block, x=((x - self.shift) / self.scale).astype(np.float32, copy=False))
 
     def for_rows(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert a parameter vector for standardised rows into one for the original rows."""
+        """Convert a parameter vector for standardised rows into a vector for the original rows."""
         return self._convert(shape, theta, 1 / self.scale.astype(np.float64), -1.0)
 
     def for_standardised(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert a parameter vector for the original rows into one for standardised rows."""
+        """Convert a parameter vector for the original rows into a vector for standardised rows."""
         return self._convert(shape, theta, self.scale.astype(np.float64), 1.0)
 
     def _convert(self, shape: CrbmShape, theta: np.ndarray, factor: np.ndarray, sign: float) -> np.ndarray:

@@ -268,7 +268,7 @@ class CrbmLearner:
     def _compute_gpu_gradients(
         self, backend: Backend, coupling: AnyCoupling | None, blocks: Sequence[Block], inputs: ChainInputs
     ) -> tuple[np.ndarray, ChainSums]:
-        """Return (first row of each chain and end of the last one, results of the chains on the backend)."""
+        """Return (first row of each chain and the number of rows, results of the chains on the backend)."""
         shape, factored, chains = self.shape, self.factored, len(blocks)
         starts = np.cumsum([0, *(len(block.x) for block in blocks)])
         rows, width = int(starts[-1]), shape.n_visible * shape.n_hidden if factored else shape.n_parameters
@@ -446,7 +446,7 @@ class CrbmLearner:
         return state
 
     def summary(self, state: CrbmState) -> dict[str, float | int | None]:
-        """Return the measurements of the last epoch, or of the completed part of the current one."""
+        """Return the measurements of the last epoch, or of the completed part of the current epoch."""
         objective, train_error, converged = state.objective, state.train_error, state.converged
         if state.sums[2]:
             objective, train_error, converged = compute_shares(state, self.shape.n_visible)
@@ -473,7 +473,7 @@ class CrbmLearner:
     # -- for the estimator -----------------------------------------------------------------------------------
 
     def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
-        """Return (parameters, epoch) of the lowest validation error; without validation, the last ones."""
+        """Return (parameters, epoch) with the lowest validation error, or the last without validation."""
         is_best = self.has_validation and state.best_epoch
         theta, epoch = (state.best, state.best_epoch) if is_best else (state.theta, max(state.iteration, 1))
         return (theta if self.units is None else self.units.for_rows(self.shape, theta)), epoch

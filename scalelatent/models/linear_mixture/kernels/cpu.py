@@ -50,7 +50,7 @@ _MOST_COLUMNS = 384
 # Rows with more features than this number are multiplied in pieces (ranges of features), so that the operands
 # stay in the cache.
 _MOST_WHOLE = 1024
-# Largest number of features of such a piece (a range of features of a row that is too wide for the cache).
+# Largest number of features of a piece (a range of features of a row that is too wide for the cache).
 _MOST_PIECE = 768
 # Number of partial sums (lanes) of a sum over features. The number is equal on all machines, so that results
 # have equal bits.
@@ -109,7 +109,7 @@ class Scorer:
     c: np.ndarray  # float32 (K,): constant of the score
     centre: np.ndarray  # float32 (p,): subtracted from each row
     width: int  # columns of a component: b and the h columns of W
-    # Features of a piece; ``packed`` has all panels of the first piece of a group, then those of the second.
+    # Features of a piece; ``packed`` has all panels of the first piece of a group, then of the second piece.
     piece: int
 
 
@@ -766,7 +766,7 @@ def _times_field(
 
 @subkernel
 def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
-    """Write the panels of a basis times each field (1, u or v at each pixel), one field after the other."""
+    """Write a basis times each field (1, u or v at each pixel) in packed form, one field after the other."""
     sets, p = fields.shape
     each = -(-q // _FIELD_COLUMNS) * _FIELD_COLUMNS
     columns, dims = padded(q), padded(sets * each)

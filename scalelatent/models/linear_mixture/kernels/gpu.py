@@ -136,7 +136,7 @@ def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
 
 
 class _Nearest:
-    """Smallest score of each row in each class, and its component; both on the device until `to_host`."""
+    """Smallest score of each row in each class, and the component, on the device until `to_host`."""
 
     def __init__(self, n: int, classes: int) -> None:
         self._found = cupy.empty((2, n, classes), dtype=np.float32)
@@ -176,7 +176,7 @@ def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray
 def nearest_own(
     scorer: Scorer, x: Array, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each row under its own class, and its component; float32, int32."""
+    """Return the smallest score of each row under its own class, and the component; float32, int32."""
     best, index = np.full(len(x), np.inf, dtype=np.float32), np.zeros(len(x), dtype=np.int32)
     if not len(x):
         return best, index

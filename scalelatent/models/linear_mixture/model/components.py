@@ -67,7 +67,7 @@ class Components:
         return Components(**{name: a[which] for name, a in self.arrays().items()}, n_dims=self.n_dims)
 
     def overwrite(self, which: np.ndarray, part: Components) -> None:
-        """Overwrite the components with the indices ``which`` in place by those of ``part``."""
+        """Overwrite the components with the indices ``which`` in place by the components of ``part``."""
         for name, array in self.arrays().items():
             array[which] = getattr(part, name)
 

@@ -57,7 +57,7 @@ _CACHE_BYTES = 500_000
 
 @dataclass(frozen=True)
 class MixtureEM:
-    """Batch learner of mixtures: M-steps, refills of starving components, phases, and the stop rule.
+    """Batch learner of mixtures: M-steps, refills of components with few rows, phases, and the stop rule.
 
     Attributes
     ----------

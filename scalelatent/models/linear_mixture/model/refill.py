@@ -13,7 +13,7 @@ from .components import Components
 from .e_step import MixtureSettings, MixtureState
 from .m_steps import TINY
 
-# Number of passes that may refill starving components. In later passes they are dropped.
+# Number of passes that may refill components with too few rows. Later passes drop these components.
 MOST_REFILLS = 3
 
 
@@ -58,7 +58,7 @@ def refill_starving(settings: MixtureSettings, state: MixtureState) -> MixtureSt
 
 
 def _fewest_rows(settings: MixtureSettings, state: MixtureState) -> np.ndarray:
-    """Return the number of rows (K,) below which a component starves.
+    """Return the number of rows (K,) below which a component has too few rows and is refilled or dropped.
 
     The number is a tenth of the mean number of rows per component of the class, but at least 2 and at most
     n_dims + 1, because n_dims + 1 rows span n_dims directions.

@@ -104,7 +104,7 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> UnitLists:
 
 
 def nearest_codes(x: np.ndarray, lists: UnitLists) -> np.ndarray:
-    """Return the centroid that shares most one-hot units with each row, in each clustering.
+    """Return the centroid that shares most codes (one-hot units) with each row, in each clustering.
 
     The first of several such centroids is chosen. In upper layers, the paper chooses the centroid w with the
     largest product w.x (section 2.2). The product of two one-hot rows is the number of units that they share.

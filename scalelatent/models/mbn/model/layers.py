@@ -40,7 +40,7 @@ _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
 # columns of data for which there are pools by default (benchmarks/mbn_pools.py).
 POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
 # Time to look up the list of the centroids that have a code, in floating point operations; time to add one
-# code of a centroid to these lists, in look-ups.
+# code of a centroid to these lists, as a multiple of the time of a look-up.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
@@ -153,7 +153,7 @@ class Layer:
         return units.reshape(count, self.width, self.k_below)
 
     def draw_centroids(self, first: int, stop: int) -> np.ndarray:
-        """Return masks of the rows of a pool that are centroids of first-layer clusterings, bool.
+        """Return masks of the rows in a pool (draw) that first-layer clusterings use as centroids, bool.
 
         The shape is (clusterings first to stop - 1, rows of their pool).
         """

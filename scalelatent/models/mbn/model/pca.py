@@ -31,7 +31,7 @@ LANCZOS_ROWS = 200
 
 @dataclass(frozen=True)
 class Components:
-    """Principal components of one-hot rows."""
+    """Principal components of rows of codes in one-hot form (a column for each code of each clustering)."""
 
     # float64 (V clusterings, k centroids, d components): orthonormal columns, largest variance first; the
     # entry of largest magnitude of each column is positive
@@ -236,7 +236,7 @@ class UnitBasis(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeProducts:
-    """Reduction to the sums of h' (h - mean) C and (h - mean) C over the one-hot rows h, for a basis C."""
+    """Sums of h' (h - mean) C and (h - mean) C over the rows h in one-hot form, for a basis C."""
 
     requirements = BlockRequirements()
 

@@ -55,8 +55,8 @@ PANEL = VECS * LANES
 # Upper bound of the bytes of a panel (PANEL centroids), so that it stays in the first-level cache while
 # STRIP rows use it. If a panel is larger, its columns are processed in several parts.
 _PANEL_BYTES = 26_000
-# Number of rows that are processed together (a strip). With 392 columns they take 190 kB of the second-level
-# cache.
+# Number of rows that are processed together (a strip). With 392 columns, a strip takes 190 kB of the
+# second-level cache.
 STRIP = 120
 # Number that is subtracted from bytes of centroids, so that they fit signed bytes; largest number of columns
 # of bytes for which sums of products fit 32 bits.
@@ -113,7 +113,7 @@ def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.
 
 
 def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedCentroids:
-    """Return the centroids ``w`` (k, columns) in the panel layout that the kernel reads.
+    """Return the centroids ``w`` (k, columns) in panels (groups of centroids), as the kernel reads them.
 
     The result also has the codes of the centroids, and the scale and the bias that turn a product of a row
     and a centroid into a score. ``squares`` are the squared lengths of the centroids.
@@ -192,7 +192,7 @@ def _store_scores(
     scores: ir.Value,
     hits: ir.Value,
 ) -> None:
-    """Store the scores of a tile, and a bit for each score that is among the best of its row so far.
+    """Store the scores of some rows and centroids, and a bit for each score among the best of its row so far.
 
     Each row has a list of its best scores so far. ``least`` is the address of the last score in the list of
     the first row, and ``step`` is the number of bytes between the lists of two rows. ``partial`` is the
@@ -223,7 +223,7 @@ def _gather_floats(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write ``columns`` of rows as float32 to ``strip``; add rows of zeros up to whole tiles of rows.
+    """Write ``columns`` of rows as float32 to ``strip``; add rows of zeros up to a multiple of ROWS.
 
     ``gaps`` receives one number per row: rounding in float32 cannot exchange two scores of the row that
     differ by this number or more. It is 0 if the scores of the row are exact. ``starts`` receives the number
@@ -293,13 +293,13 @@ def _sum_squares(x: np.ndarray) -> np.float32:
 
 @subkernel
 def _float_value(packed: np.ndarray, columns: int, first: int, j: int, c: int) -> float:
-    """Return column c of centroid first + j in float64, where ``first`` is the first centroid of a panel."""
+    """Return column c of centroid first + j in float64; a panel (group of centroids) starts at ``first``."""
     return np.float64(packed[first * columns + c * PANEL + j])
 
 
 @subkernel
 def _byte_value(packed: np.ndarray, columns: int, first: int, j: int, c: int) -> float:
-    """Return column c of centroid first + j in float64, from bytes; ``first`` is the first of a panel."""
+    """Return column c of centroid first + j in float64, from bytes; the panel (group) starts at ``first``."""
     return np.float64(packed[first * columns + (c // 4 * PANEL + j) * 4 + c % 4]) + _SHIFT
 
 
@@ -319,7 +319,7 @@ def _make_search(
         bias: np.ndarray, partial: np.ndarray, scores: np.ndarray, hits: np.ndarray, best: np.ndarray,
         index: np.ndarray,
     ) -> None:  # fmt: skip
-        """Write the best scores of each row of a strip to ``best``, and their centroids to ``index``.
+        """Write the best scores of each row in ``strip`` to ``best``, and their centroids to ``index``.
 
         ``partial`` is scratch space for sums. In the code, ``q`` is the number of columns of floats, or of
         groups of four columns of bytes, which take as many bytes as a float.
@@ -327,7 +327,7 @@ def _make_search(
         q, length = strip.shape[1] * strip.itemsize // BYTES, best.shape[1]
         row, wide, step = BYTES * q, BYTES * PANEL, BYTES * best.shape[1]
         width = -(-q // -(-q * wide // _PANEL_BYTES))
-        last = (q - 1) // width * width  # first column of the last part of a panel
+        last = (q - 1) // width * width  # first column of the last part of the columns
         for first in range(0, len(scale), PANEL):
             panel = packed.ctypes.data + first * row
             if last or first == 0:

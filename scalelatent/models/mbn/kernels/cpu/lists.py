@@ -50,7 +50,7 @@ _VECTOR_COUNTERS, _CLEARED_TOGETHER = 128, 16
 # the number of centroids that equally frequent codes give, but for at most this many per code and clustering.
 # Rows with more centroids are counted without a buffer.
 _MAX_MEMBERS = 8
-# Number of rows, and of columns, of a tile of codes that is transposed in registers.
+# Number of rows, and of columns, of the square matrix of codes that is transposed in registers at a time.
 _LANES = 8
 
 
@@ -170,8 +170,8 @@ def _write_lists(
         end = min(begin + _TRANSPOSED, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
         for v in range(begin, end):
-            # Write each centroid, and overwrite it by the next one if its unit is not used. The processor
-            # would often mispredict a branch here.
+            # Write each centroid, and overwrite it by the next centroid if the clustering does not use its
+            # code. The processor would often mispredict a branch here.
             count = np.uint64(0)
             for s in range(sets):
                 used, mine = units[s, v], turned[v - begin, s * k : s * k + k]

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # Number of float32 in a vector, and of vectors for the sums of a panel (a group of centroids), which stay in
 # eight registers. Loads limit the speed, so wider vectors are not faster.
 _LANES, _VECS = 8, 8
-# Bytes of one column of a panel.
+# Bytes of one column of a panel (a group of centroids).
 _PANEL_BYTES = _VECS * _LANES * BYTES
 # A column is stored dense if at least 1/16 (float32) or 1/32 (int16) of the centroids have an entry in it. An
 # entry of a row in a dense column costs about k / 10 steps for k centroids (k / 30 for counts). In another
@@ -198,11 +198,11 @@ def _split_entries(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
-    """Split the entries of row i of a strip into those in dense columns and those in columns with postings.
+    """Split the entries of row i into entries in dense columns and entries in columns with few centroids.
 
-    Return the number of entries in dense columns, the number in columns with postings, and an upper bound of
-    the Euclidean norm of all these entries. If the centroids are int16 counts, and an entry of the row is not
-    a count or sums may exceed int16, return -1 as the norm.
+    Return the number of entries of the first and of the second sort, and an upper bound of the Euclidean norm
+    of all these entries. If the centroids are int16 counts, and an entry of the row is not a count or sums
+    may exceed int16, return -1 as the norm.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
     one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
@@ -231,7 +231,7 @@ def _split_entries(
 
 @intrinsic
 def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
-    """Add products of a row's entries in dense columns to its sums for a panel; mark scores above ``least``.
+    """Add products of a row's entries in dense columns to its sums for some centroids; mark good scores.
 
     All arguments except ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places``
     are the byte offsets of the columns in the panel. ``sums`` already contains the products in columns with
@@ -286,7 +286,7 @@ def _find_best_scores(
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, hits: np.ndarray, best: np.ndarray,
     index: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the best scores of ``rows`` rows of a strip to ``best``, and their centroids to ``index``."""
+    """Write the best scores of each of ``rows`` rows to ``best``, and their centroids to ``index``."""
     full, last = len(scale), best.shape[1] - 1
     width = np.int64(_PANEL_BYTES // sums.itemsize)
     panel_bytes = panels.itemsize * len(panels) // (full // width)
