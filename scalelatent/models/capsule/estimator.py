@@ -296,7 +296,7 @@ class CapsuleRegression(StreamedClassifier):
             self.best_validation_error_ = float(result.state.best_error[0])
         elif em.has_validation:
             self.mean_member_validation_error_ = float(result.state.best_error.mean())
-        # If all members see all classes, store only the sum of the second moments over the classes.
+        # If all members learn from all classes, store only the sum of the second moments over the classes.
         whole = em.members.sees.all()
         moment = em.moment.sum(axis=0, keepdims=True) if whole else em.moment
         passes = self.n_iter_ * float(sums[1].sum())
@@ -307,7 +307,7 @@ class CapsuleRegression(StreamedClassifier):
     def _set_weights(self, w: np.ndarray) -> None:
         """Set ``W_`` and ``intercept_`` from the weights of a fit.
 
-        With an intercept, rows have one more column, a constant, and weights have shape (D, p + 1).
+        With an intercept, rows have one more column, a constant, and weights have one more column as well.
         """
         intercept = self._frame.intercept
         constants = np.zeros(len(w)) if intercept is None else w[:, -1] * intercept.constant

@@ -55,7 +55,7 @@ CAPSULE_DIM = 8
 # Number of labels that are read at a time when the rows of each class are counted.
 COUNT_ROWS = 2**20
 # Number of rows at the start of a dataset whose mean is the first estimate of the mean of all rows. Squares
-# are summed around this estimate in float64, so a better one is not needed.
+# are summed around this estimate in float64, so a better estimate is not needed.
 FIRST_ROWS = 1024
 # Largest default ridge of a feature, as a multiple of its own mean square. A larger ridge would depend on the
 # units of other features.
@@ -152,7 +152,7 @@ def choose_dim(model: CapsuleRegression, counts: np.ndarray, columns: int) -> in
 
 
 def simplify_dims(dims: np.ndarray) -> int | list[int]:
-    """Return the dimension of all capsules, or one per class if they differ."""
+    """Return the dimension of all capsules, or a list with the dimension of each class if they differ."""
     return int(dims[0, 0]) if (dims == dims[0, 0]).all() else dims[0].tolist()
 
 
@@ -322,7 +322,7 @@ def warn_of_algorithm(model: CapsuleRegression) -> None:
 
 
 def count_columns(model: CapsuleRegression, width: int) -> int:
-    """Return the columns of W during the fit: those of the (projected) rows and of the intercept."""
+    """Return the number of columns of W: one per column of the (projected) rows, and one for an intercept."""
     return width + bool(model.fit_intercept)
 
 
@@ -395,7 +395,7 @@ def _warn_of_outlier(stats: Stats, rows: MappedRows) -> None:
 
 
 def _make_projection(moment: np.ndarray, first: Intercept | None, width: int) -> RowFrame:
-    """Return the map of rows to their leading directions, from second moments about ``first``."""
+    """Return the map of rows to their leading directions, from second moments about the mean of ``first``."""
     if first is None:
         return RowFrame(None, leading_eigenvectors(moment[0], width)[1])
     moment, intercept = recenter(moment, first)
@@ -495,8 +495,8 @@ def choose_ridge(moment: np.ndarray, n_rows: float, in_units: bool) -> np.ndarra
     """Return the default ridge (p,), which has the effect of one more row of independent features.
 
     ``moment`` (p, p) are the second moments of ``n_rows`` rows. Directions of a projection share a unit and
-    get their mean square. Features may each have their own unit (``in_units``): they get the median of their
-    mean squares, which suits pixels, but at most ten times their own.
+    get their mean square. If features may differ in their units (``in_units``), each feature gets the median
+    of all mean squares, which suits pixels, but at most ten times its own mean square.
     """
     squares = np.diagonal(moment) / n_rows
     if not in_units:

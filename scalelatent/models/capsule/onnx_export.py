@@ -12,7 +12,7 @@ from scalelatent.models.capsule.model.predict import CapsuleRows
 def add_scores(graph: OnnxGraph, rows: CapsuleRows) -> str:
     """Add the class scores to the graph; return the name of the tensor, double (rows, classes).
 
-    Products of rows are float32, as in `CapsuleRows`; the rest is double.
+    Products of rows and weights are float32, and all other numbers are double, as in Python.
     """
     members = rows.members
     m, k, d = members.n_members, members.dims.shape[1], int(members.dims[0].sum())
@@ -58,7 +58,7 @@ def add_scores(graph: OnnxGraph, rows: CapsuleRows) -> str:
 
 
 def add_temperature(graph: OnnxGraph, p: str, temperature: float) -> str:
-    """Add probabilities raised to 1 / T and normalised; return the name of the tensor."""
+    """Add probabilities raised to 1 / temperature and normalised; return the name of the tensor."""
     logs = graph.node("Log", graph.node("Max", p, graph.constant(np.finfo(float).tiny)))
     best = graph.node("ReduceMax", logs, graph.constant(np.array([1])), keepdims=1)
     out = graph.node("Exp", graph.node("Mul", graph.node("Sub", logs, best), graph.constant(1 / temperature)))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Number of rows of a Dataset that are read at a time.
 READ_ROWS = 8192
-# Parameters that a step reads. They are checked again only if one has changed.
+# Parameters that a step reads. They are checked again only if one of these parameters has changed.
 STEP_PARAMETERS = (
     "algorithm", "nu_schedule", "kappa", "t0", "batch_rows", "n_chains", "ridge", "class_weight", "device",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def save_stream(stream: RunningCapsule) -> tuple[dict[str, Any], dict[str, np.nd
     """Return the values and arrays of the state of ``partial_fit`` that a model file stores."""
     arrays = {"ridge": stream.ridge}
     if stream.w is not None:
-        stream.discard_inverses()  # so that this model and the saved one continue with the same bits
+        stream.discard_inverses()  # so that this model and the saved model continue with the same bits
         arrays["running_W"] = stream.w
     if stream.sums is not None:
         arrays |= {
@@ -107,7 +107,7 @@ def estimate_intercept(x: np.ndarray) -> Intercept:
 
 
 def apply_frame(frame: RowFrame, x: np.ndarray) -> np.ndarray:
-    """Return rows (n, features) with their intercept and projected, float32 (n, columns of W)."""
+    """Return rows (n, features) after intercept and projection, float32 (n, columns of W)."""
     matrix = frame.matrix
     dtype = np.float32 if matrix is None else np.float64
     rows = map_rows(frame.intercept, get_cpu_backend(), x, dtype, "stream")

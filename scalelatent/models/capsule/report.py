@@ -65,7 +65,7 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of a report for a capsule model, see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a report for a capsule model: numbers, explanations and figures."""
     if len(model.capsule_dims_) > 1:
         run.history = [_rename_member_means(record) for record in run.history]
     missing_figures = "the figures of latent vectors, prototypes and errors are omitted"
@@ -112,7 +112,7 @@ def _describe_model(model: CapsuleRegression) -> str:
 def _list_numbers(
     run: RunFiles, model: CapsuleRegression, shown: ReportData | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the headline and the table, both as (name, value)."""
+    """Return the numbers at the top of the page and those of the table, as pairs (name, value)."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if shown is not None:
@@ -251,7 +251,7 @@ def _draw_history(run: RunFiles, model: CapsuleRegression) -> list[Picture]:
 
 
 def _draw_rows(shown: ReportData, rows: str) -> list[Picture]:
-    """Return all figures of the rows, in the order of the page."""
+    """Return all figures of the rows, in the order in which the page shows them."""
     # The members of an all-versus-all model each know two classes, so they have no common latent space.
     found = [] if shown.sample is None else [_draw_latents(shown, shown.sample, rows)]
     if (shape := image_shape(shown.feature_shape)) is not None:

@@ -89,7 +89,7 @@ def count_block_rows(n_features: int, itemsize: int, total_dim: int, n_classes: 
 class LatentBlock(ClassifiedBlock):
     """Block of rows with their classes and latents."""
 
-    h: np.ndarray  # float32 (n, D)
+    h: np.ndarray  # latent means of the rows, float32 (n, D)
 
 
 def _read_blocks(model: CapsuleRegression, data: Dataset, block_bytes: int) -> Iterator[LatentBlock]:
@@ -147,9 +147,9 @@ class Prototypes:
     """For each element of each capsule, the row to whose class probability it contributes most (eq. 3.2)."""
 
     members: Members
-    rows: np.ndarray  # int64 (classes, largest dimension), -1 if there is no such element or no row
-    score: np.ndarray  # (h_ia / |h|)^2; for all-versus-all the mean over the members that see the class
-    x: np.ndarray  # (classes, largest dimension, features)
+    rows: np.ndarray  # row numbers, int64 (classes, largest dimension); -1: no such element, or no row
+    score: np.ndarray  # (h_ia / |h|)^2 of element a of capsule i; all-versus-all: mean over members
+    x: np.ndarray  # features of the rows, (classes, largest dimension, features)
 
     @classmethod
     def empty(cls, members: Members, n_features: int, dtype: np.dtype) -> Prototypes:
@@ -159,7 +159,7 @@ class Prototypes:
         )
 
     def add(self, block: LatentBlock) -> None:
-        """Keep rows with larger scores; of equal scores, the first row."""
+        """Keep the rows with the largest scores so far; of rows with equal scores, the first one."""
         for c in np.unique(block.class_indices):
             own = np.flatnonzero(block.class_indices == c)
             h, capsules = block.h[own], self.members.class_capsules[c]

@@ -106,7 +106,7 @@ def _draw_strip(axes: Axes, values: np.ndarray, codes: np.ndarray, c: int, m: in
 
 
 def _draw_points(axes: Axes, x: np.ndarray, y: np.ndarray, codes: np.ndarray, c: int) -> None:
-    """Draw the other classes first and faint, in row order, so that none covers the others; then class c."""
+    """Draw all other classes first and faint, in the order of rows, so that none is hidden; then class c."""
     many = len(codes) > 1500
     own = codes == c
     styles = [class_style(int(code)) for code in range(int(codes.max(initial=0)) + 1)]
@@ -181,7 +181,7 @@ def _shade_rounds(
             axes.axvspan(left, end, color=ACCENT, alpha=0.10 if k % 2 == 0 else 0.0, linewidth=0, zorder=0)
             text = f"round {which}" if ensemble else f"ν = {nu:g}"
             centre = (left + end) / 2
-            # Late rounds are short. A label that would overlap the previous one is not drawn.
+            # Late rounds are short. A label that would overlap the previous label is not drawn.
             if number == 0 and centre - right > 0.08 * span:
                 above = axes.get_xaxis_transform()
                 axes.text(centre, 1.02, text, transform=above, ha="center", fontsize=8.5, color=MUTED)

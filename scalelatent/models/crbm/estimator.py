@@ -67,7 +67,7 @@ from .parameters import PARAMETERS, choose_batch_size, choose_held_rows
 if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Advice if someone assigns to a learned attribute.
+# Advice in the error that an assignment to a learned attribute raises.
 ASSIGNMENT_ADVICE = f"{CHANGE_IN_PLACE}, or make a model from your own weights: ConditionalRBM.from_weights"
 _PARAMETER_NAMES = ("W", "Wvx", "Whx", "bv", "bh")
 
@@ -228,8 +228,7 @@ class ConditionalRBM(StreamedEstimator):
     _held: tuple[int, int] = (0, 1)
     _shape: CrbmShape
     _theta: np.ndarray
-    # State from which partial_fit continues; None after a fit or a load.
-    _stream_state: CrbmState | None
+    _stream_state: CrbmState | None  # State from which partial_fit continues; None after a fit or a load.
 
     def __init__(
         self,
@@ -794,7 +793,7 @@ class ConditionalRBM(StreamedEstimator):
     def _test_targets(self, ds: Dataset) -> Targets:
         """Return the source of the outputs of ``ds``.
 
-        With ``corruption``, rows without outputs are the outputs, and corrupted test rows are the inputs.
+        With ``corruption``, rows that come without outputs are the outputs, and corrupted copies the inputs.
         """
         return choose_targets(self, ds, self.seed_, TEST_STAGE)
 

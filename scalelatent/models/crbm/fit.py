@@ -106,7 +106,7 @@ def pack_parameters(
 
 
 def make_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
-    """Return the learning rate of each epoch over ``n_rows`` rows; later epochs use the last one."""
+    """Return the learning rate of each epoch over ``n_rows`` rows; later epochs use the last rate."""
     given: Any = model.learning_rate
     if given is None:
         given = [(rate, count_epochs(n_rows, shown, least)) for rate, shown, least in RATES]
@@ -141,7 +141,7 @@ def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption
 
 
 def _read_sides(given: Any, name: str, value: Any) -> tuple[int, int]:
-    """Return (height, width) in pixels."""
+    """Return (height, width) in pixels from ``value``, which is one number or a pair of numbers."""
     both = (value, value) if is_whole(value) else tuple(value) if np.iterable(value) else ()
     if len(both) != 2 or not all(map(is_whole, both)):
         raise ValueError(
@@ -287,7 +287,7 @@ def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | No
 
 
 def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
-    """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
+    """Yield the steps of a fit, which the caller runs, and set the learned attributes."""
     train = rows["train"].dataset
     validation = rows["validation"].dataset if "validation" in rows else None
     model._check_params()
@@ -329,7 +329,7 @@ def measure_columns(train: Dataset) -> ColumnUnits | None:
 
 
 def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:
-    """Return the parameters of the last fit for a warm start, else small random ones."""
+    """Return the parameters of the last fit for a warm start, else small random parameters."""
     shape, units = learner.shape, learner.units
     if model.warm_start and hasattr(model, "W_"):
         check_shape(model, shape, "warm_start", "fit with warm_start=False")
@@ -361,7 +361,7 @@ def warn_unconverged(model: ConditionalRBM, history: list[dict[str, Any]]) -> No
 
 
 def resize_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
-    """Return the state with a new velocity or new persistent chains if parameters changed their size."""
+    """Return the state; make a new velocity or new Gibbs chains if changed parameters change their size."""
     fresh = learner.start(state.theta)
     others = {
         name: getattr(fresh, name)
@@ -438,7 +438,7 @@ def _device_bytes(learner: CrbmLearner) -> int:
 
 
 def _measure_seconds(forecast: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float, float, float]:
-    """Return seconds of a row without sweeps, of one sweep of a row, and of a step."""
+    """Return the seconds of one row without sweeps, of one sweep of one row, and of one step."""
     shape, sends_messages = learner.shape, LEARNERS[learner.learner].sends_messages
     rows = min(learner.chain_rows, order.n_rows)
     if not forecast.measure:

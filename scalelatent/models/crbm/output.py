@@ -90,7 +90,7 @@ def infer_rows(
     pairs: bool,
     log_z: bool,
 ) -> Beliefs:
-    """Run an inference on rows, see :meth:`.ConditionalRBM.infer`; an array has width 0."""
+    """Run an inference on rows, and return the beliefs; ``rows`` is an array only if its width is 0."""
     name = model.inference_ if inference is None else inference
     known = [n for n in INFERENCES if n != "independent"]
     if name not in known and not (name == "independent" and not model._shape.n_hidden):
@@ -181,7 +181,7 @@ def choose_checked_rows(n_rows: int) -> list[slice]:
 
 
 def compute_free_energies(shape: CrbmShape, theta: np.ndarray, ds: Dataset, targets: Targets) -> np.ndarray:
-    """Return F(v, x) of each row, float64 (n,)."""
+    """Return the free energy F(v, x) of each row in nats, float64 (n,)."""
     out, backend = [], make_backend("reference")
     reader = Reader(ds, None, Meter(), requirements=BlockRequirements(csr=True, targets=targets))
     params = shape.split(theta.astype(np.float64))

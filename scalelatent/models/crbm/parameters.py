@@ -45,15 +45,15 @@ PAPER_EPOCHS = 50
 # Epochs for n_epochs=None without validation rows: as many as process 20,000 rows, and at least ten.
 SHOWN_ROWS, MIN_EPOCHS = 20_000, 10
 # With validation rows, n_epochs=None lowers the rate after epochs that show 4,000 rows, and at least 3
-# epochs, none of which had a validation error at least 0.5 % lower than the best one before. The fit ends if
+# epochs, none of which had a validation error at least 0.5 % below the best earlier error. The fit ends if
 # the last lower rate gained nothing. Measured on the digits of scikit-learn.
 PATIENCE_ROWS, PATIENCE, MIN_GAIN = 4_000, 3, 0.005
 # With at least 100 rows n_epochs=None holds out every tenth row. If that is more than 10,000 rows, or 256
 # MiB, it holds out 64 evenly spaced ranges of rows, so that it reads few chunks of the dataset.
 MIN_ROWS, HELD_PERIOD, MAX_HELD, HELD_BYTES, HELD_RUNS = 100, 10, 10_000, 2**28, 64
-# Chains (parts of a batch) for n_chains=None. A chain of fewer than 20 rows spends more time on reading
-# parameters than on computing. From 20 rows on there are two chains of at least 10 rows, so that two threads
-# have work.
+# Chains (parts of a batch) for n_chains=None: at most 8, or 4 with local_steps. A chain of fewer than 20 rows
+# spends more time on reading parameters than on computing. From 20 rows on there are two chains of at least
+# 10 rows, so that two threads have work.
 CHAIN_ROWS, MIN_CHAIN_ROWS, MAX_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
 

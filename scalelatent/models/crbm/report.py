@@ -62,7 +62,7 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of an RBM's report; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of an RBM's report: numbers, explanations and figures."""
     consequence = "restored images and their errors are left out"
     evidence = run.collect(data, consequence, partial(collect_rbm, model, progress=progress))
     if evidence is not None and evidence.shape is None:
@@ -96,7 +96,7 @@ class RbmEvidence:
 
     @property
     def changed_error(self) -> float | None:
-        """Share of wrong outputs among those that differ from x at the same position; None without any."""
+        """Share of wrong outputs among outputs that differ from x in the same place; None if none differ."""
         if self.x is None or not (changed := self.x != self.v).any():
             return None
         return float((self.predicted != self.v)[changed].mean())
@@ -133,11 +133,11 @@ def collect_rbm(
 def _read_inputs(
     model: ConditionalRBM, data: Dataset, pieces: list[tuple[int, int]], v: np.ndarray, corrupted: bool
 ) -> DenseOrCsr:
-    """Return the rows x of the sampled rows."""
+    """Return the inputs x of the sampled rows: stored rows, or the outputs ``v`` after corruption."""
     if not corrupted:
         return concatenate([data.read_x(a, b) for a, b in pieces])
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
-    # The corruption is that of training, but with the random stream of test rows.
+    # The corruption has the parameters of training, but the random stream of test rows.
     how = make_corruption(model.corruption, data, model.seed_, TEST_STAGE)
     names = "kind", "rate", "size", "shape", "seed", "stage"
     return corrupt(v, rows, **{name: getattr(how, name) for name in names})
@@ -159,7 +159,7 @@ def describe_model(model: ConditionalRBM) -> str:
 def rbm_numbers(
     run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the headline and the table, as pairs of label and value."""
+    """Return the numbers at the top of the page and those of the table, as pairs of label and value."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if evidence is not None:
@@ -255,7 +255,7 @@ def explain_numbers(
 def rbm_pictures(
     run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
 ) -> list[Picture]:
-    """Return all figures in the order of the page."""
+    """Return all figures in the order in which the page shows them."""
     found = []
     if evidence is not None and evidence.shape is not None and evidence.x is not None:
         found.append(_restored_picture(evidence, evidence.x, evidence.shape, rows))

@@ -1,4 +1,4 @@
-"""Choices of a classifier by cross-validation of a sample: number of directions, and the score of a row."""
+"""Choices of a classifier by cross-validation of a sample: number of directions, and the likelihood."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .settings import (
 if TYPE_CHECKING:
     from .settings import AnyMixture
 
-# The comparison of likelihoods drops a candidate after a fold if its number of wrong rows exceeds that of the
-# best candidate by more than this many standard errors of the difference.
+# The comparison of likelihoods drops a candidate after a fold if it has more wrong rows than the best
+# candidate, by more than this many standard errors of the difference.
 BEHIND_ERRORS = 2.0
 
 
@@ -90,7 +90,7 @@ def choose_likelihood(model: AnyMixture, x: np.ndarray, codes: np.ndarray, seed:
 def _count_wrong(
     model: AnyMixture, x: np.ndarray, codes: np.ndarray, is_learned: np.ndarray, seed: int
 ) -> int:
-    """Fit the model to the rows ``is_learned``; return its errors on the other rows."""
+    """Fit the model to the rows ``is_learned``; return its number of wrong classes on the other rows."""
     p, counts = x.shape[1], np.bincount(codes[is_learned])
     model = set_n_components(model, counts, labelled=True, warn=False)
     sizes = count_components(model, len(counts))

@@ -90,7 +90,7 @@ TANGENT_PASSES = 3
 STEPWISE_PARAMETERS = ("n_epochs", "batch_rows")
 # Default upper bound of the rows of a step of stepwise EM; mixtures of many components have a larger bound.
 BATCH_ROWS = 1024
-# Default rows of a step of stepwise EM per component, if the product is above BATCH_ROWS.
+# Default number of rows per component in a step of stepwise EM, if this gives more than BATCH_ROWS rows.
 ROWS_PER_COMPONENT = 20
 # Number of parts (chains) of a step that are computed independently. Another number changes the rounding.
 N_CHAINS = 4
@@ -226,7 +226,7 @@ def smooth_steps(
     """Return the matrix that smooths the rows, or None, and the smoothed rows."""
     if not model.smoothing or shape is None:
         return None, rows
-    # Candidates of a search share the matrix, because it is a `ComputeValue` step, and the smoothed rows.
+    # Candidates of a search share the matrix (the result of a `ComputeValue` step) and the smoothed rows.
     matrix = yield ComputeValue(make_smoothing_matrix, (shape, float(model.smoothing)))
     smoothed = {}
     for name, part in rows.items():
@@ -333,7 +333,7 @@ def stepwise_steps(
 def _fit_sample(
     em: MixtureEM, state: MixtureState, x: np.ndarray, codes: np.ndarray, counts: np.ndarray, device: str
 ) -> MixtureState:
-    """Return the state after EM passes over the sample, in which classes weigh as in the training rows."""
+    """Return the state after EM passes over the sample; each class weighs as much as in the training rows."""
     settings = replace(em.settings, tangent_spec=None)
     em = replace(em, settings=settings, max_iter=SAMPLE_PASSES, finish_passes=0)
     share = counts / np.maximum(np.bincount(codes, minlength=len(counts)), 1)
@@ -364,7 +364,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     n_classes, p = 0 if classes is None else len(classes), train.n_features
     even = np.full(max(n_classes, 1), n // max(n_classes, 1))
     model = set_n_dims(model, p, n_classes)
-    if model.n_dims is None:  # the most that the fit may choose
+    if model.n_dims is None:  # the largest number that the fit may choose
         model.n_dims = count_possible_dims(model, even, p)
     is_chosen = set_likelihood(model, train, n_classes).likelihood is None
     model.likelihood = model.likelihood or "error"  # a fit by factor analysis takes about as long
@@ -400,7 +400,7 @@ def plan_fit(model: AnyMixture, forecast: Forecast, classes: np.ndarray | None) 
     else:
         stage = forecast.add_stage("em", em, memory, REMEDY)
     state = None
-    if forecast.measure:  # only if needed: random bases of 1,000 components take as long as a pass
+    if forecast.measure:  # only for measurements: random bases of 1,000 components take as long as a pass
         start = start_components(np.random.default_rng(0).normal(size=(k, p)), em.width, 0)
         state = initial_state(settings, start.with_n_dims(min(em.n_dims, em.width)), MAIN)
     about = f" {settings.likelihood} {settings.assignment} {model.tangents}"

@@ -40,7 +40,7 @@ _FEW_ROWS = 4
 
 
 def density_likelihood(likelihood: str) -> str:
-    """Return the likelihood of densities: that of the fit, or "ppca" if the fit minimised errors."""
+    """Return the likelihood of densities: the likelihood of the fit, or "ppca" if it minimised errors."""
     return likelihood if likelihood in DENSITY_LIKELIHOODS else "ppca"
 
 
@@ -288,5 +288,5 @@ class MixtureRowMap:
 
     @staticmethod
     def labels(out: np.ndarray) -> np.ndarray:
-        """Return the index of the most probable class of each row; of equal probabilities, the first one."""
+        """Return the index of the most probable class of each row; of equally probable classes, the first."""
         return out.argmax(axis=1)

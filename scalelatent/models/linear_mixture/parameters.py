@@ -133,7 +133,7 @@ _REMOVED = {
     "kappa": 0.7,
     "t0": 2.0,
 }
-# Those that changed only the fit of a model, not the predictions of a fitted one.
+# Former parameters that changed only the fit of a model, not the predictions of a fitted model.
 _REMOVED_FROM_FIT = ("max_dims", "init", "statistics", "n_chains", "kappa", "t0")
 
 PARAMETERS = Parameters(

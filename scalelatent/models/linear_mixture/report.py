@@ -74,7 +74,7 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of a classifier; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a classifier's report: numbers, explanations and figures."""
     collect, shape = partial(collect_classes, model, progress=progress), _image_shape(model, data)
     collected = run.collect(data, "figures of rows and errors are missing", collect)
     head, table = _list_class_numbers(collected, rows)
@@ -106,7 +106,7 @@ def density_section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of a density; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of a density's report: numbers, explanations and figures."""
     shape = _image_shape(model, data)
     collect = partial(collect_density, model, progress=progress)
     collected = run.collect(data, "figures of rows are missing", collect)
@@ -223,7 +223,7 @@ def _image_shape(model: AnyMixture, data: Dataset | None) -> tuple[int, ...] | N
 
 
 def _group_components(model: AnyMixture, names: list[str] | None) -> list[np.ndarray]:
-    """Return the components of each class, or of a density in lines of equal length, by decreasing rows."""
+    """Return the components of each class, or those of a density in equal parts, by decreasing row count."""
     counts, classes = model._fitted.counts, model.component_classes_
     if names is not None:
         own = [np.flatnonzero(classes == c) for c in range(min(len(names), MOST_CLASSES))]

@@ -99,7 +99,7 @@ def read_sample(sets: StoredSets | SomeOfSet, codes: np.ndarray) -> tuple[np.nda
 
 
 def find_outlier(sets: StoredSets | SomeOfSet) -> int | None:
-    """Return the position in the sample of a row whose square outweighs those of all others, or None."""
+    """Return the position of a row whose square about the mean outweighs all other rows, or None."""
     x = np.asarray(sets.read(0), dtype=np.float64)
     squares = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
     largest = int(squares.argmax())

@@ -52,14 +52,14 @@ class _RecordingClassifier:
         self.certain: list[np.ndarray] = []
 
     def predict_proba(self, x: Dataset) -> np.ndarray:
-        """Return the probabilities of classes."""
+        """Return the class probabilities (n, classes) of rows; record class and certainty of each row."""
         scores = self._model._mapped_rows(x, "scores")
         self.certain.append(self._model._certainty(scores))
         self.guesses.append(scores.argmin(axis=1))
         return probabilities(scores, self._model.temperature_)
 
     def predict(self, x: Dataset) -> np.ndarray:
-        """Return the classes."""
+        """Return the predicted class of each row; record class and certainty of each row."""
         self.predict_proba(x)
         return np.asarray(self.classes_[self.guesses[-1]])
 

@@ -49,7 +49,7 @@ CHOICE_ROWS = 60
 CHOICE_ROWS_PER_DIM = 20
 # Largest number of dimensions that a classifier may choose if the median class has at least CHOICE_ROWS rows.
 CLASSIFIER_DIMS = 20
-# Largest default number of dimensions of a density, which has one per two features.
+# Largest default number of dimensions of a density. For few features, the default is half their number.
 DENSITY_DIMS = 10
 # Smallest number of rows per dimension of a component in a classifier; the mean counts as one dimension.
 ROWS_PER_DIM = 5
@@ -60,7 +60,7 @@ MAX_COMPONENTS = 20
 
 
 def count_columns(n_dims: int, p: int) -> int:
-    """Return the number of columns of a basis: ``n_dims`` directions of the model and some spare ones."""
+    """Return the number of columns of a basis: ``n_dims`` directions of the model and spare columns."""
     return min(p, -(-(n_dims + SPARE_COLUMNS) // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
 
 
@@ -98,7 +98,7 @@ def count_possible_dims(model: AnyMixture, counts: np.ndarray, p: int) -> int:
 
 
 def set_n_components(model: AnyMixture, counts: np.ndarray, labelled: bool, warn: bool = True) -> AnyMixture:
-    """Return the model with ``n_components`` set; None follows from the ``counts`` of rows per class.
+    """Return the model with ``n_components`` set; if it was None, from ``counts``, the rows per class.
 
     If ``n_dims`` is None, the number of components is the largest that the rows allow for 0 dimensions.
     """

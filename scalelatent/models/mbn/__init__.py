@@ -24,7 +24,7 @@ KINDS = (
         estimator="scalelatent.models.mbn.compressive:CompressiveMBN",
         parameters="scalelatent.models.mbn.parameters:COMPRESSIVE",
         scorer="scalelatent.evaluation.scoring:OutputScorer",
-        # A job file cannot name the outputs of another model, which this model learns from.
+        # This model learns from the outputs of another model, which a job file cannot name.
         python_only=(
             "scalelatent.CompressiveMBN().fit(X, network.transform(X)) learns the output of a network that a "
             'job of kind = "mbn" has fitted'

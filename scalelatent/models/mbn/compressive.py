@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 SCORE_ROWS = 2**16
 # Name of the checkpoints in a run folder; there is one per epoch.
 EPOCHS_STAGE = "compressive_epochs"
-# Rows are read in contiguous ranges of at most this many rows; this many ranges are shuffled together.
+# Rows are read in contiguous ranges of at most RUN_ROWS rows. The rows of BUFFER_RUNS ranges are shuffled.
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-# The validation error is computed for at most this many rows, and for rows with at most this many numbers, at
-# a time.
+# Upper bounds of the rows whose validation error is computed at a time: number of rows, and number of values
+# in these rows.
 EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
 # The mean and deviation of rows and outputs are computed from this many ranges of this many rows.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
-# Upper bounds of the rows that are checked for NaN at a time: number, and bytes (as float64, or as stored for
-# CSR rows).
+# Upper bounds of the rows that are checked for NaN at a time: number of rows, and bytes of their values as
+# float64 (of CSR rows: as stored).
 PIECE_ROWS, PIECE_BYTES = 1024, 2**24
 
 
@@ -421,7 +421,7 @@ class NetworkTrainer:
         return self.torch.from_numpy(a).to(self.device)
 
     def predict(self, x: DenseOrCsr) -> torch.Tensor:
-        """Return the outputs of the network for rows ``x``, scaled as in :meth:`scale_targets`."""
+        """Return the outputs for rows ``x`` minus the means of the targets, divided by the deviation."""
         shift, scale = self.row_scale
         h = (self._to_device(_make_dense(x)).to(self.torch.float32) - shift) / scale
         last = len(self.parameters) - 2
@@ -432,7 +432,7 @@ class NetworkTrainer:
         return h
 
     def scale_targets(self, z: DenseOrCsr) -> torch.Tensor:
-        """Return the outputs ``z`` to learn, minus their means and divided by their deviation."""
+        """Return the training outputs ``z`` minus the means of their columns, divided by the deviation."""
         return (self._to_device(_make_dense(z)).to(self.torch.float32) - self.mean) / self.output_scale[1]
 
     def step(self, x: DenseOrCsr, z: DenseOrCsr, share: float) -> float:
@@ -465,7 +465,7 @@ class NetworkTrainer:
         return remove_scales(arrays[::2], arrays[1::2], self.row_scale, self.output_scale)
 
     def state(self) -> dict[str, np.ndarray | int]:
-        """Return the parameters and Adam's averages, for a checkpoint."""
+        """Return the parameters, and Adam's running averages of their gradients, for a checkpoint."""
         out: dict[str, np.ndarray | int] = {}
         for i, p in enumerate(self.parameters):
             kept = self.optimizer.state[p]
@@ -476,7 +476,7 @@ class NetworkTrainer:
         return out
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the parameters and Adam's averages from a checkpoint."""
+        """Restore the parameters, and Adam's running averages of their gradients, from a checkpoint."""
         with self.torch.no_grad():
             for i, p in enumerate(self.parameters):
                 p.copy_(self._to_device(state[f"p{i}"]))
@@ -502,8 +502,8 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train on a pair (rows, outputs) until the last epoch or until a callback asks to stop.
 
-    ``validation`` is a pair of rows and outputs, and ``store`` stores one checkpoint per epoch, if given.
-    Return one record per epoch.
+    ``validation``, if given, is a pair (rows, outputs) whose error is measured after each epoch. ``store``,
+    if given, stores one checkpoint per epoch. Return one record per epoch.
     """
     n_rows, history, begin = len(pair[0]), [], 0
     if store is not None and (found := store.latest_state(EPOCHS_STAGE)) is not None:
@@ -566,7 +566,7 @@ def train(
 
 
 def check_pieces(dataset: Dataset, name: str, runs: list[tuple[int, int]]) -> Iterator[DenseOrCsr]:
-    """Yield the rows of the ranges ``runs`` in parts of a few megabytes.
+    """Yield the rows of the ranges ``runs``, pairs (start, stop), in parts of a few megabytes.
 
     Raise DataError for NaN, infinity and values beyond float32; ``name`` is the dataset in the message.
     """
@@ -593,7 +593,7 @@ class RunningVariance:
         self.squares, self._count = 0.0, 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Add the rows (n, columns)."""
+        """Add the rows (n, columns) to the means and to the sum of squared deviations."""
         part = rows.astype(np.float64)
         mean, count = part.mean(axis=0), self._count + len(part)
         part -= mean

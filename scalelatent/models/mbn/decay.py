@@ -5,9 +5,10 @@ The steps of :func:`choose_decay`:
 1. Sample at most 1,000 rows.
 2. For each decay, make small networks: two that see all features, and one for each half of the features.
 3. Cluster the outputs of each network by k-means.
-4. Score a decay by the agreement of the clusters, over all pairs of networks of which one sees all features.
-5. Stop at a decay of 0.5 or more whose score is below the best one; larger decays have many more layers.
-6. Choose the decay of the best score; of equal scores the one nearest to 0.5.
+4. Score each decay by the mean agreement of the clusters of two networks, over all pairs of networks in which
+   at least one network sees all features.
+5. Stop at a decay of 0.5 or more whose score is below the best score; larger decays have many more layers.
+6. Choose the decay with the best score. If several decays have this score, choose the one nearest to 0.5.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# Each decay is tried with small networks of at most this many rows, and clusterings per layer.
+# Each decay is tried with networks of at most this many rows, and at most this many clusterings per layer.
 SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
-# Number of small networks on all features, and number on half of the features. With only one of each, the
-# scores would vary more between seeds.
+# Number of small networks that see all features, and number of those that see half of the features. With one
+# network of each sort, the scores would vary more between seeds.
 N_NETWORKS = 2
 # Numbers of clusters of the k-means whose agreement is averaged, if n_classes is None.
 CLUSTER_COUNTS = (2, 4, 8, 16)
 # Number of restarts of each k-means.
 RESTARTS = 5
-# A decay is below the best one if its score (adjusted mutual information) is less by more than this. On
-# nine sets with ten seeds this limit never changed the decay that was chosen (benchmarks/mbn_decay.py).
+# The search stops at a decay whose score (adjusted mutual information) is below the best score by more than
+# this number. On nine datasets with ten seeds, it never changed the chosen decay (benchmarks/mbn_decay.py).
 MARGIN = 0.01
 
 
@@ -60,11 +61,11 @@ class HalfLayer(Layer):
 
     @property
     def n_columns(self) -> int:
-        """Number of columns of a clustering."""
+        """Number of columns that a clustering uses."""
         return max(1, floor_share(self.fraction, len(self.features)))
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of a pool (clusterings that share them), int64 in rising order."""
+        """Return the columns that a group of clusterings (a pool) uses, int64 in rising order."""
         places = choose_numbers(self.seed, "columns", 1, which, n=len(self.features), m=self.n_columns)
         return np.array(self.features)[places]
 
@@ -149,7 +150,7 @@ def _make_first_layers(
 
 def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
     """Return the layers above the layer ``first`` of a network with ``ks`` centroids per layer."""
-    # Raise the fraction so that a clustering uses at least one one-hot unit of the layer below.
+    # Raise the fraction so that a clustering uses at least one one-hot unit (code) of the layer below.
     least = min((first.n_clusterings * k for k in ks[:-1]), default=1)
     return make_layers(
         list(ks),
@@ -180,7 +181,7 @@ def read_sample(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
 def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, device: str) -> np.ndarray:
     """Return the codes of the rows ``x`` in a layer whose centroids are rows of ``source``.
 
-    Threads compute different clusterings.
+    A code is the number of the nearest centroid in a clustering. Threads compute different clusterings.
     """
     out = np.empty((len(x), layer.n_clusterings), dtype=layer.code_dtype)
     name = "reference" if device == "reference" else "cpu"
@@ -205,7 +206,7 @@ def _cluster_rows(
 ) -> list[np.ndarray]:
     """Return k-means clusters of the output of a network, one array of labels per number of clusters.
 
-    ``codes`` are those of its first layer, ``ks`` are the numbers of centroids of its layers.
+    ``codes`` are the codes of the rows in the layer ``first``; ``ks`` are the numbers of centroids per layer.
     """
     from sklearn.cluster import KMeans
 
@@ -214,7 +215,7 @@ def _cluster_rows(
     given = CLUSTER_COUNTS if model.n_classes is None else (int(model.n_classes),)
     counts = [min(count, len(codes)) for count in given]
     z = compute_output(codes, max(counts), model.device)
-    with single_threaded():  # each thread has its own limit of OpenMP threads, which k-means uses
+    with single_threaded():  # k-means uses OpenMP threads, and their limit holds only for the calling thread
         return [
             KMeans(count, n_init=RESTARTS, random_state=seed % 2**32).fit(z[:, :count]).labels_
             for count in counts

@@ -149,8 +149,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     decay_: float
     _layers: tuple[Layer, ...]
     _centroids: tuple[StoredSets | ArraySets | DrawnSets, ...]
-    # Codes of the training rows and principal components, by the number of the layer. ``_left`` describes
-    # codes in the run folder of a network that was loaded.
+    # Codes of the training rows and principal components, by the number of the layer. ``_left`` describes the
+    # codes in the run folder of a loaded network.
     _codes: dict[int, Dataset]
     _left: dict[int, DatasetSpec]
     _components: dict[int, Components]
@@ -260,7 +260,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self._keep_folder(own)
 
     def _keep_folder(self, own: str | None) -> None:
-        """Read a small network into memory, or keep the temporary folder ``own`` as long as the estimator."""
+        """Read a small network into memory, or keep the folder ``own`` as long as the estimator exists."""
         before, self._folder = self._folder, None
         if own is not None:
             stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
@@ -490,7 +490,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._components[number]
 
     def _find_codes(self, number: int) -> Dataset | None:
-        """Return the codes of the training rows in a layer, from the fit or the run folder, or None.
+        """Return the codes of the training rows in a layer, from the fit or the run folder; None if missing.
 
         Codes that another fit has written to the run folder are refused.
         """

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # Up to this number of rows, the principal components are computed from the inner products of all pairs of
 # rows; with more rows, by passes over the rows.
 KERNEL_ROWS = 1024
-# A fit with fewer clusterings warns, because the clustering quality (NMI) falls on images and on text.
+# A fit with fewer clusterings per layer warns, because the clusters of images and of texts become worse.
 FEW_CLUSTERINGS = 50
 # Largest numbers of rows and of centroids with which `plan` measures the time of a layer.
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
@@ -100,7 +100,7 @@ def in_memory_bytes(model: MultilayerBootstrapNetwork, train: Dataset) -> int:
 
 
 def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, MappedRows]) -> Steps:
-    """Run the steps of a fit (see :mod:`scalelatent.estimators.steps`), and set the learned attributes."""
+    """Yield the steps of a fit, which the caller runs, and set the learned attributes."""
     all_rows = "a bootstrap network draws centroids from all rows: clean or remove the bad rows first"
     model.seed_, rows = yield StartFit({"max_iter": None}, all_rows=all_rows)
     train = rows["train"].dataset
@@ -216,7 +216,7 @@ def plan(model: MultilayerBootstrapNetwork, forecast: Forecast) -> dict[str, Any
     """Return the forecast of the time, memory and disk of a fit.
 
     For decay="auto", the expected seconds are those of the decay 0.5. The range of the seconds is from the
-    smallest decay to the largest one that fits memory and disk; memory and disk are those of the largest.
+    smallest decay to the largest decay that fits memory and disk; memory and disk are those of the latter.
     """
     if model.decay != "auto":
         return _plan(model, forecast, float(model.decay))
@@ -324,7 +324,7 @@ def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> floa
         return 0.0
     write, read = forecast.scratch_rates()
     shards = max(1, -(-nbytes // SHARD_BYTES))
-    # To write one shard, a task reads all rows and keeps those that are centroids in this shard.
+    # To write one shard (a file of centroids), a task reads all rows and keeps the centroids of this shard.
     seconds = nbytes * (write + 2 / GATHER_RATE) + shards * dataset_bytes * read
     return seconds / min(forecast.resources.slots, shards)
 
@@ -351,12 +351,12 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
 
     few, grown = max(1, n // 8), layer.rows_per_set / small.rows_per_set
     whole = forecast.probe(name, partial(make, n), 0.0, rows=layer.group_size)
-    if layer.csr and layer.number == 1:  # the time per row includes the preparation
+    if layer.csr and layer.number == 1:  # the time per row includes the preparation of the centroids
         return whole / n * grown, 0.0
     part = forecast.probe(f"{name} few", partial(make, few), 0.0, rows=layer.group_size)
     per_row = max(whole - part, 0.1 * whole) / (n - few) if n > few else whole
     per_set = max(part - few * per_row, 0.0)
-    # A first layer compares a row with all centroids; an upper layer only with those that share a unit.
+    # A first layer compares a row with all centroids; an upper layer, with centroids that share its codes.
     return per_row * (grown if layer.number == 1 else 1.0), per_set * grown
 
 
@@ -378,7 +378,7 @@ def check_disk(forecast: Mapping[str, Any], run_dir: LocationLike, scratch: Loca
 
 
 def _centroid_bytes(layer: Layer, train: Dataset) -> int:
-    """Return the bytes on disk of the centroids of one clustering, or of the rows of one pool."""
+    """Return the bytes on disk of the centroids of one clustering, or of a pool that clusterings share."""
     if layer.csr:
         assert train.nnz is not None
         entry = train.nbytes / max(train.nnz, 1)
@@ -407,8 +407,8 @@ def _estimate_memory(
     at_once = 1 if layer.number == 1 else layer.group_size
     if layer.number > 1:
         # The three terms are for the arrays of kernels/cpu/lists.py. First, for each clustering: the codes of
-        # its centroids, the lists of centroids by code, and the one-hot units that it uses. Second: the
-        # starts of the lists, and scratch space to draw units. Third: the buffers of the rows of a strip.
+        # its centroids, the lists of centroids by code, and the codes that it uses. Second: the starts of the
+        # lists, and scratch space to draw codes. Third: buffers of the rows that are processed together.
         word = 2 if layer.k * at_once < SHORT_CODES else 4
         ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)
         ready += layer.width * layer.k_below * (8 + word)

@@ -37,7 +37,7 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of the report about the network; see `scalelatent.contract.kinds.Kind.report`."""
+    """Return the section of the report about the network: numbers, explanations and figures."""
     # Drop the note that metrics.jsonl is missing: only the PCA of more than 1,024 rows writes this file.
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     scores = _recorded_scores(run) if rows == "test" else None
@@ -193,7 +193,7 @@ def _count_of_all(rows: int, evidence: NetworkEvidence) -> str:
 
 
 def network_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
-    """Return all figures in the order of the page."""
+    """Return all figures in the order in which the page shows them."""
     found = [_output_picture(evidence, rows), _layers_picture(evidence, rows)]
     if evidence.retrieval is not None:
         found.append(_retrieval_picture(evidence, evidence.retrieval, rows))

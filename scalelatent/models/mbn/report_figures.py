@@ -63,7 +63,7 @@ def plot_output(points: np.ndarray, codes: np.ndarray | None, names: Sequence[st
 
 
 def select_plane(points: np.ndarray) -> np.ndarray:
-    """Return two columns to draw: the first two, or the only one and the ranks of its values."""
+    """Return two columns to draw: the first two, or the only column and the ranks of its values."""
     if points.shape[1] > 1:
         return points[:, :2]
     return np.column_stack([points[:, 0], points[:, 0].argsort(kind="stable").argsort(kind="stable")])

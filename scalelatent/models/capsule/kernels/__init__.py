@@ -1,4 +1,4 @@
-"""Kernels of capsule regression by backend: reference, numba, CuPy."""
+"""Table of the kernels of capsule regression: the functions that implement them in numpy, numba and CuPy."""
 
 KERNELS = {
     "capsule_estep": {

@@ -23,8 +23,8 @@ from .squash import SquashTable
 STRIP = 256
 _MANTISSA, _ONE, _SHIFT = np.int64(0x000FFFFFFFFFFFFF), np.int64(0x3FF0000000000000), np.int64(52)
 _LN2, _SQRT2 = 0.6931471805599453, 1.4142135623730951
-# Fields of the workspace of a strip. The workspace is one flat array, because LLVM checks each pair of arrays
-# for overlap, and does not vectorise loops over more than a few arrays.
+# Number of fields of the scratch space; a field has one number per row. The scratch space is one flat array,
+# because LLVM checks each pair of arrays for overlap, and does not vectorise loops over many arrays.
 _FIELDS = 14
 (
     _TOTAL,
@@ -48,7 +48,10 @@ def residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """Replace float32 h by the residuals of all members for one block, see :func:`..reference.residuals`."""
+    """Replace the latent means h by the residuals of all members for one block; return active rows and sums.
+
+    Active rows are those that a member does not classify with the margin of its threshold ``nu``.
+    """
     thresholded = bool((nu > 0).any())
     factors = np.empty((2 * len(dims), h.shape[1]), dtype=np.float32)
     sums = np.zeros((len(dims), 3))
@@ -72,7 +75,7 @@ def estep(
     backend: Backend, w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """Return the E-step of a block, see :func:`..estep.estep_by_products`; one fused kernel if W is small."""
+    """Return the residual moment and the sums of a block of rows; by one fused kernel if W is small."""
     if not tiles.can_multiply(len(w), x):
         return estep_by_products(backend, w, x, y, weight, dims, labels, nu, table, train)
     n, p = x.shape
@@ -105,7 +108,7 @@ def _compute_residuals(
     h: np.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     coefficients: np.ndarray, scale: float, thresholded: bool, factors: np.ndarray, sums: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Replace h by the residuals; return the active rows, or an empty array without a threshold."""
+    """Replace h by the residuals; return the rows without a margin, or an empty array without a threshold."""
     moved = zeros(len(y), np.bool_)
     _compute_factors(h, y, weight, dims, labels, nu, coefficients, scale, factors, moved, sums)
     if not thresholded:
@@ -134,8 +137,8 @@ def _tiled_estep(
 ) -> None:  # fmt: skip
     """Compute latents, factors and residual moment by strips of rows, so that X is read from memory once.
 
-    With a threshold, the active rows of the block and their residuals are copied to ``rows`` and ``g``, and
-    multiplied after the last strip.
+    With a threshold, only active rows (rows that are not classified with a margin) have residuals. These rows
+    and residuals are copied to ``rows`` and ``g``, and multiplied after the last strip.
     """
     n, width = len(x), tiles.STRIP
     packed = tiles.pack(w)
@@ -170,7 +173,7 @@ def _tiled_estep(
 
 @subkernel
 def _find_active_rows(moved: np.ndarray) -> np.ndarray:
-    """Return the numbers of the active rows."""
+    """Return the numbers of the active rows: rows that are not classified with a margin (``moved``)."""
     out, count = empty(len(moved), np.uint32), 0
     for j in range(len(moved)):
         if moved[j]:
@@ -192,9 +195,10 @@ def _compute_factors(
 ) -> None:  # fmt: skip
     """Write the factors weight (r - 1) of each member and row, mark the active rows, and add the sums.
 
-    Here r is the ratio of :func:`..reference.posterior_ratios`.
+    Here r is the ratio of the posterior mean of a capsule to its latent mean. Active rows, marked in
+    ``moved``, are rows that are not classified with a margin.
 
-    In member m, row 2m of ``factors`` is for the capsule of the row's class, and row 2m + 1 for the other
+    For member m, line 2m of ``factors`` is for the capsule of a row's class, and line 2m + 1 is for all other
     capsules. Only the first ``len(y)`` columns of h are used.
     """
     n_members, k = dims.shape
@@ -241,7 +245,7 @@ def _sum_squares(h: np.ndarray, row: int, size: int, first: int, width: int, q: 
 
 @subkernel
 def _sum_lengths(q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray) -> None:
-    """Write for each row the sum of q over all capsules, and q and dimension of its class's capsule."""
+    """Write for each row the sum of squared lengths q of all capsules, and q and dimension of its class."""
     for j in range(width):
         work[_TOTAL + j] = 0.0
         work[_RIGHT + j] = 0.0
@@ -278,8 +282,8 @@ def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
     """Write the terms of the posterior of each row into the workspace.
 
     For each row these terms are r - 1 of the capsule of the row's class, and r - 1 of the other capsules,
-    where r is the ratio of :func:`..reference.posterior_ratios`. Two further terms are slope and floor of the
-    probability P_i = slope q_i + floor d_i of capsule i with dimension d_i.
+    where r is the ratio of the posterior mean to the latent mean. Two further terms are slope and floor of
+    the probability P_i = slope q_i + floor d_i of capsule i with squared length q_i and dimension d_i.
     """
     inv_d, inv_d2 = 1.0 / total_dim, 1.0 / (total_dim + 2.0)
     for j in range(width):
@@ -299,7 +303,7 @@ def _compute_posterior(total_dim: int, width: int, work: np.ndarray) -> None:
 def _find_largest_probabilities(
     q: np.ndarray, target: np.ndarray, dims: np.ndarray, width: int, work: np.ndarray
 ) -> None:
-    """Write each row's P of its class's capsule, and the largest P of the capsules before and after it.
+    """Write the probability P of each row's class, and the largest P of the classes before and after it.
 
     All P are computed by one expression, so that equal lengths give equal P.
     """
@@ -355,7 +359,7 @@ def _add_sums(weight: np.ndarray, nu: float, work: np.ndarray, moved: np.ndarray
         right, before, behind = work[_RIGHT + j], work[_BEFORE + j], work[_BEHIND + j]
         use = nu <= 0.0 or max(before, behind) > nu * right
         loglik += weight[j] * work[_LOG + j]
-        # If classes have equal probabilities, the first one is predicted. So a class before the row's class
+        # If classes have equal probabilities, the first class is predicted. So a class before the row's class
         # counts as an error if its probability is equal.
         errors += weight[j] if before >= right or behind > right else 0.0
         moved[j] |= use
@@ -409,9 +413,9 @@ def _scale_active(
     factors: np.ndarray,
     active: np.ndarray,
 ) -> None:
-    """Write the products of the active columns of h with their factors to the front of h.
+    """Write the columns ``active`` of h, multiplied by their factors, to the front of h.
 
-    Column j is computed from column j or a later one, so nothing is overwritten too early. Row numbers are
+    Column j is computed from column j or a later column, so nothing is overwritten too early. Row numbers are
     unsigned, because numba checks each signed index for negative values.
     """
     n = len(active)

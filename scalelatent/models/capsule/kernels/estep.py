@@ -16,7 +16,8 @@ def estep_by_products(
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
     """Return the residual moment (D, p), or None, and the sums (members, 3) of one block.
 
-    ``w`` (D, p) stacks the weights of the members. The moment is None without ``train`` or active rows.
+    ``w`` (D, p) stacks the weights of the members. The sums are log-likelihood, errors, and active rows (rows
+    that are not classified with a margin). The moment is None without ``train`` or active rows.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         h = backend.matmul(w, x.T, "h")

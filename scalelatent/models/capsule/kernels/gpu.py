@@ -4,10 +4,10 @@ Memory bandwidth is the limit. Without a threshold, one kernel reads a row's lat
 factors and scales the latent means in place. It reads h twice and writes it once: 12 bytes per number in
 float32, or 8 if the second read hits the second-level cache. A GPU with B bytes/s therefore processes up to B
 / (12 D) rows/s, which is 12 G rows/s for 3 TB/s and D = 20. With a threshold, h is read once for the factors,
-and 8 bytes per row and member are written. Then only the active rows are read, scaled, compacted and moved to
-the front. The arithmetic on lengths is float64, about 150 operations per row and member. The host
-waits once per block, for a copy of the sums and the moment together. With a threshold it waits twice, because
-the number of active rows sets the size of the second product.
+and 8 bytes per row and member are written. Then only the active rows (rows that are not classified with a
+margin) are read, scaled and moved to the front. The arithmetic on lengths is float64, about 150 operations
+per row and member. The host waits once per block, for a copy of the sums and the moment together. With a
+threshold it waits twice, because the number of active rows sets the size of the second product.
 
 ``gpu.cu`` fixes the order of every sum, so that all runs on one kind of GPU give the same bits. The work runs
 on CuPy's current stream.
@@ -39,7 +39,7 @@ def estep(
     backend: Backend, w: cupy.ndarray, x: cupy.ndarray, y: np.ndarray, weight: np.ndarray, dims: np.ndarray,
     labels: np.ndarray, nu: np.ndarray, table: SquashTable, train: bool,
 ) -> tuple[np.ndarray | None, np.ndarray]:  # fmt: skip
-    """Return the E-step of a block, see :func:`.estep.estep_by_products`."""
+    """Return the residual moment (D, p), or None, and the sums (members, 3) of a block of rows."""
     classes, weights = _move_rows(backend, y, weight)
     if not train or not len(y) or (nu > 0).any():
         return estep_by_products(backend, w, x, classes, weights, dims, labels, nu, table, train)
@@ -67,7 +67,10 @@ def residuals(
     h: cupy.ndarray, y: Array, weight: Array, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable,
 ) -> tuple[cupy.ndarray | None, np.ndarray]:  # fmt: skip
-    """Replace h by the residuals of all members for one block, see :func:`..reference.residuals`."""
+    """Replace the latent means h by the residuals of all members for one block; return active rows and sums.
+
+    Active rows are those that a member does not classify with the margin of its threshold ``nu``.
+    """
     n, members, thresholded = h.shape[1] if _check(h) else 0, len(dims), bool((nu > 0).any())
     if n == 0:
         return (cupy.empty(0, dtype=np.int32) if thresholded else None), np.zeros((members, 3))
@@ -82,10 +85,11 @@ def _compute_residuals(
     h: cupy.ndarray, y: Array, weight: Array, dims: np.ndarray, labels: np.ndarray, nu: np.ndarray,
     table: SquashTable, result: cupy.ndarray,
 ) -> Callable[[int], cupy.ndarray] | None:  # fmt: skip
-    """Write the sums of all members to ``result``, (3 members + 1,), and replace h without a threshold.
+    """Write the sums of all members to ``result``, (3 members + 1,); without a threshold, replace h as well.
 
-    With a threshold the last number is the number of active rows, and a function is returned, which moves
-    their residuals to the front of h and returns their positions.
+    With a threshold, the last number is the number of active rows (rows that are not classified with a
+    margin). The returned function moves the residuals of these rows to the front of h, and returns their row
+    numbers.
     """
     suffix, n, members, thresholded = _check(h), h.shape[1], len(dims), bool((nu > 0).any())
     wiring, table = _get_device_members(dims, labels, nu), _on_device(table, int(dims[0].sum()))
@@ -138,9 +142,9 @@ def _gather(
     factors: cupy.ndarray,
     active: cupy.ndarray,
 ) -> None:
-    """Move the residuals of the active rows to the front of h.
+    """Write the residuals of the rows with the numbers ``active`` to the front of h, which is ``rows[0]``.
 
-    They are first written to another array, because a thread would overwrite rows that others still read.
+    Residuals are first written to another array, because threads would overwrite rows that others still read.
     """
     h, count = rows[0], len(active)
     # The array is as large as h for any number of active rows, so that the memory pool can reuse its memory.
@@ -153,7 +157,7 @@ def _gather(
 
 
 def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None = None) -> cupy.ndarray:
-    """Return P(y | x) of one member, see :func:`..reference.probabilities`."""
+    """Return P(y | x) of one member, (capsules, rows), from latent means (D, rows), D = dims.sum()."""
     suffix, n, total = _check(h), h.shape[1], int(dims.sum())
     out = cupy.empty((len(dims), n), dtype=np.float64)
     if n:
@@ -171,7 +175,7 @@ def probabilities(h: cupy.ndarray, dims: np.ndarray, table: SquashTable | None =
 
 @dataclass(frozen=True)
 class _DeviceMembers:
-    """Device copies of dims, labels and nu, in the layout of ``Members`` in gpu.cu."""
+    """Dimensions, labels and thresholds nu of the members on the device, in the layout that gpu.cu reads."""
 
     dims: cupy.ndarray
     shape: tuple[np.int32, np.int32, np.int32]

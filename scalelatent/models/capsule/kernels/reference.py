@@ -42,9 +42,10 @@ def residuals(
     """Replace the latent means h (D, rows) by the residuals (r - 1) h; return the active rows and the sums.
 
     Here r are the ratios of :func:`posterior_ratios`, so a residual is the posterior mean minus the latent
-    mean. With a threshold ``nu``, the residuals of the active rows are moved to the front of h, and their row
-    numbers are returned; without one, None is returned. The sums (members, 3) are the log-likelihood, errors
-    and active rows.
+    mean. A row is active if the largest probability of a wrong class is above ``nu`` times that of its class.
+    With a threshold nu > 0, the residuals of the active rows are moved to the front of h, and their row
+    numbers are returned; otherwise None is returned. The sums (members, 3) are the log-likelihood, errors and
+    active rows.
     """
     rows = np.arange(h.shape[1])
     factors, sums, moved = np.empty(h.shape), np.zeros((len(dims), 3)), np.zeros(h.shape[1], dtype=bool)

@@ -43,10 +43,10 @@ from .predict import compute_class_scores
 
 # Without a ridge, this share of the mean eigenvalue of the second moments S is added to the diagonal of S.
 RELATIVE_JITTER = 1e-8
-# An eigenvalue of the second moments of at most this share of the largest one counts as 0: no row has a
-# component in its direction, and the weights W stay 0 in this direction.
+# An eigenvalue of the second moments of at most this share of the largest eigenvalue counts as 0: no row has
+# a component in its direction, and the weights W stay 0 in this direction.
 NO_ROWS = 1e-10
-# Batch EM measures the error of an ensemble's joint decision in this many first passes, and then in every
+# Batch EM measures the error of an ensemble's joint decision in the first eight passes, and then in every
 # eighth pass. The joint decision needs all members on all validation rows: one more matrix product.
 FIRST_DECISION_PASSES = 8
 
@@ -73,7 +73,7 @@ class MemberState:
     iteration: int  # completed passes or epochs
     # Validation error of the ensemble's joint decision in the last pass that measured it.
     decision_error: float = float("nan")
-    # Weights with the lowest error of the joint decision, and that error.
+    # Weights with the lowest error of the joint decision of all members, and this error.
     together: np.ndarray | None = None
     together_error: float = float("inf")
 
@@ -155,7 +155,7 @@ class CapsulePass:
         return Layout(tuple(fields))
 
     def flops_per_row(self) -> float:
-        """Return the operations of the matrix products; a member counts by the share of classes it sees."""
+        """Return operations of matrix products; a member counts by the share of classes it learns from."""
         share = self.members.sees.mean(axis=1) @ self.members.dims.sum(axis=1)
         return (4.0 if self.train else 2.0) * self.n_features * float(share)
 
@@ -183,7 +183,7 @@ class CapsulePass:
         return done <= FIRST_DECISION_PASSES or done % FIRST_DECISION_PASSES == 0
 
     def accumulate(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Add the statistics of one block of rows: steps 1 to 4 of the module's docstring."""
+        """Add log-likelihood, errors and, in training, the residual moment of one block to ``stats``."""
         backend = prepared.backend
         assert block.y is not None
         with np.errstate(over="ignore"):  # find_too_large and find_nonfinite report the row and the feature
@@ -222,7 +222,7 @@ class CapsulePass:
     def _add_group(
         self, backend: Backend, group: Group, x: Array, y: np.ndarray, weight: np.ndarray, stats: Stats
     ) -> np.ndarray:
-        """Add the rows of one group to the statistics; return its new sums (members, 3)."""
+        """Add rows to the statistics of one group of members; return the sums of these rows (members, 3)."""
         members, live = self.members, group.members
         product, sums = backend.kernel("capsule_estep")(
             backend, group.w, x, y, weight, members.dims[live], members.labels[live], group.nu, group.table,
@@ -250,7 +250,7 @@ class CapsuleEM:
     moment: np.ndarray  # weighted second moments of the classes, float64 (classes, p, p)
     nu: np.ndarray  # threshold of each round of the schedule, (rounds,)
     patience: np.ndarray  # passes without improvement that end a round, (rounds,)
-    scheduled: int  # 0 means plain EM, whose result is the last weights
+    scheduled: int  # 0: plain EM without rounds, whose result is the last weights
     momentum: float
     ridge: np.ndarray  # added to the diagonal of the second moments, float64 (p,)
     tol: float
@@ -269,7 +269,7 @@ class CapsuleEM:
 
     @cached_property
     def _factors(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """((S + ridge)^-1, S) for each set of classes that some members see, both (p, p)."""
+        """Pairs ((S + ridge)^-1, S) of the second moments S (p, p), for each set of classes of a member."""
         moments = [self.moment[mask].sum(axis=0) for mask in self.members.class_sets]
         return [(invert_on_rows(s, NO_ROWS, self.ridge, RELATIVE_JITTER), s) for s in moments]
 
@@ -343,7 +343,7 @@ class CapsuleEM:
         )  # fmt: skip
 
     def weights(self, state: CapsuleState) -> np.ndarray:
-        """Return the weights of the fitted model: each member's best, or the last ones of plain EM."""
+        """Return the weights of the fitted model: each member's best weights, or the last of plain EM."""
         return state.best if self.scheduled or self.has_validation else state.w
 
     def is_done(self, state: CapsuleState) -> bool:

@@ -21,10 +21,9 @@ class Members:
     """Members of a model: their capsules, and the classes from whose rows they learn (which they "see")."""
 
     architecture: str
-    # Dimension of each capsule, int64 (members, capsules of a member).
-    dims: np.ndarray
-    # Index of the capsule that should win for each class, int64 (members, classes); -1 for classes that the
-    # member does not see.
+    dims: np.ndarray  # Dimension of each capsule, int64 (members, capsules of a member).
+    # Index of the capsule that should win for each class, int64 (members, classes); -1 for classes from whose
+    # rows the member does not learn.
     labels: np.ndarray
 
     @property
@@ -57,17 +56,17 @@ class Members:
 
     @property
     def class_sets(self) -> np.ndarray:
-        """Distinct sets of classes that members see, bool (sets, classes)."""
+        """Distinct sets of classes from whose rows a member learns, bool (sets, classes)."""
         return self._class_sets[0]
 
     @property
     def class_set_of(self) -> np.ndarray:
-        """Index in ``class_sets`` of the classes that each member sees, int64 (members,)."""
+        """Index in ``class_sets`` of the classes from which each member learns, int64 (members,)."""
         return self._class_sets[1]
 
     @cached_property
     def groups(self) -> tuple[tuple[int | None, np.ndarray], ...]:
-        """Pairs (class, members that see it), or a single pair (None, all members) if all see all classes."""
+        """Pairs (class, members that learn from it); one pair (None, all members) if all learn from all."""
         if self.sees.all():
             return ((None, np.arange(self.n_members)),)
         return tuple((c, np.flatnonzero(self.sees[:, c])) for c in range(self.n_classes))
@@ -79,7 +78,7 @@ class Members:
 
     @cached_property
     def class_capsules(self) -> tuple[tuple[tuple[slice, slice], ...], ...]:
-        """Columns of the latents for each class: pairs (columns of a member, columns of its capsule).
+        """Columns of the latent means for each class: pairs (columns of a member, columns of its capsule).
 
         A class has one pair; for all-versus-all, it has one pair for each other class.
         """

@@ -59,7 +59,7 @@ def online_state(w: np.ndarray, n_members: int) -> OnlineState:
 
 
 def batch_scale(weight: float, rows: float, mean_weight: float, p: int) -> float:
-    """Return the factor that turns the residual moment of a batch into that of one row of mean weight.
+    """Return the factor that turns the residual moment of a batch into the moment of one row of mean weight.
 
     A batch has ``rows`` rows of the total ``weight``; ``p`` is the number of features. The factor is capped
     so that a heavy batch of few rows moves W no further than a whole step.
@@ -217,7 +217,7 @@ class CapsuleStepwise:
         )
 
     def weights(self, state: OnlineState) -> np.ndarray:
-        """Return the weights of the fitted model: each member's best on validation rows, else the average."""
+        """Return the weights of the fitted model: the best on validation rows, else the running average."""
         return state.best if self.em.has_validation else state.average
 
     def is_done(self, state: OnlineState) -> bool:

@@ -71,7 +71,7 @@ class RowFrame:
 
     @property
     def row_intercept(self) -> Intercept | None:
-        """Intercept of the rows that passes read; None for projected rows, which contain the constant."""
+        """Intercept of the rows that passes read; None for projected rows, which have a constant column."""
         return self.intercept if self.matrix is None else None
 
 
@@ -136,12 +136,12 @@ class CapsuleRows:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirements to the engine; for "classes" the output has the predicted classes as labels."""
+        """Requirements for the engine: with the output "classes", it stores predicted classes as labels."""
         return BlockRequirements(labels=self.output_name == "classes", reads_on_gpu=True)
 
     @staticmethod
     def labels(scores: np.ndarray) -> np.ndarray:
-        """Return the class codes of scores: the largest score, or the first of equal ones."""
+        """Return the class code of each row: the class of the largest score, or the first of equal scores."""
         return scores.argmax(axis=1)
 
 

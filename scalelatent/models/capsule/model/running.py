@@ -56,8 +56,8 @@ class StreamOptions:
 class RowSums:
     """Sums over the rows so far, never changed in place, so that the old sums survive a failed step."""
 
-    # Sum of weight x x^T, a tuple of float64 (p, p): one for all rows, or one per class if some members do
-    # not see all classes.
+    # Sum of weight x x^T over the rows, a tuple of float64 (p, p): one matrix for all rows, or one per class
+    # if some members do not learn from all classes.
     moment: tuple[np.ndarray, ...]
     weight: np.ndarray  # sum of the row weights of each class, float64 (classes,)
     count: np.ndarray  # number of rows of each class whose weight is above 0, float64 (classes,)

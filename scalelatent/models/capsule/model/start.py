@@ -28,8 +28,8 @@ def subspace_start(members: Members, moment: np.ndarray, weight: np.ndarray) -> 
     ``moment`` (classes, p, p) and ``weight`` (classes,) are the second moments and the total weights of the
     classes. If the rows of a class have fewer directions than its capsule, the remaining rows of W are zero;
     this does not depend on the units of the features. Rows of a class get latents of mean squared length 1
-    from their own capsule and often longer ones from other capsules, so the error rates of the first passes
-    are above that of guessing.
+    from their own capsule and often longer latents from other capsules, so the error rates of the first
+    passes are above the error rate of guessing.
     """
     unit = unit_scale(moment.sum(axis=0))
     w = np.zeros((members.total_dim, moment.shape[1]))

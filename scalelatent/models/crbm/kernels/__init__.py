@@ -1,4 +1,4 @@
-"""Table of the inference kernels in RBMs: reference, numba and CuPy bodies."""
+"""Table of the kernels for inference in RBMs: the functions that implement them in numpy, numba and CuPy."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from .inference import (
     largest_magnitude,
 )
 
-THREADS, TOGETHER = 512, 8  # threads of a block, and rows of a block of crbm_positive, as in gpu.cu
+THREADS, TOGETHER = 512, 8  # threads of a thread block, and rows of a block of crbm_positive in gpu.cu
 # A graph with at least this many edges is computed by a cluster of thread blocks. Only the size of the graph
 # decides this, so the result of a row is bit-identical in every batch.
 CLUSTER_EDGES = 2**14
@@ -52,7 +52,8 @@ class DeviceCoupling:
     # float32 (v, h): W and exp(W)
     w: cupy.ndarray
     a: cupy.ndarray
-    # As in :class:`.cpu.coupling.Coupling`
+    # Number of messages that are multiplied before mantissa and exponent are split, and upper bound of |log
+    # odds| when beliefs are computed
     factors: int
     limit: float
 
@@ -91,9 +92,9 @@ def _run(
     method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None = None,
     pairs: cupy.ndarray | None = None,
 ) -> Inference:  # fmt: skip
-    """Run an inference, see :mod:`.reference`; the results are on the device.
+    """Run the inference ``method`` for rows with biases ``bv`` and ``bh``; the results are on the device.
 
-    ``pairs`` is C-contiguous on the device; the pair beliefs are added to it.
+    The pair beliefs are added to ``pairs``, a C-contiguous array on the device, if it is given.
     """
     v, h = coupling.w.shape
     if pairs is None:
@@ -207,8 +208,8 @@ def ascend_chains(
 ) -> tuple[cupy.ndarray, cupy.ndarray]:  # fmt: skip
     """Take a gradient step (no momentum, no decay) over all chains, bit-identical to the step on the host.
 
-    ``sizes`` are the numbers of units of v, h and x. ``gradients`` (chains, stride) are those of all
-    parameters or, with ``factors`` dv, dh and x of all rows, of W only. Returns the next parameters, and
+    ``sizes`` are the numbers of units of v, h and x. ``gradients`` (chains, stride) are the gradients of all
+    parameters or, with ``factors`` (dv, dh and x of all rows), of W only. Return the next parameters, and
     float32 numbers whose largest is max |W|, or not finite if a coupling or bias is not finite.
     """
     v, h, x = sizes

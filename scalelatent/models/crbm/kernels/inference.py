@@ -1,7 +1,7 @@
-"""Inputs and results that the reference, numba and CuPy bodies of the inference kernels share.
+"""Inputs and results that the inference kernels in numpy, numba and CuPy share.
 
-A batch of rows is a batch of graphs with shared couplings W (v, h) and own biases bv (rows, v) and bh (rows,
-h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h), where all units are 0 or 1.
+Each row of a batch has a graph. All graphs share the couplings W (v, h), and each graph has its biases, a row
+of bv (rows, v) and of bh (rows, h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h) for units 0 or 1.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FACTORS, _MAX_LOG = 8, 80.0
 # Upper bound of the bytes of the messages of all graphs that a GPU works on at a time.
 MESSAGE_BYTES = 256 * 2**20
 BLOCKS = 8  # thread blocks of a cluster; the same number as in gpu.cu
-# Largest number of chains (parts of a batch) of a step on a GPU that keeps the parameters: 2^LEVELS - 1 of
-# gpu.cu.
+# Largest number of chains (parts of a batch) of a step on a GPU that keeps the parameters; the CUDA kernel in
+# gpu.cu adds at most this many gradients.
 MOST_CHAINS = 1023
 
 
@@ -44,7 +44,7 @@ class Inference:
     # (rows, v) and (rows, h): log P(unit = 1) - log P(unit = 0); the belief is the sigmoid
     lv: Array
     lh: Array
-    # int (rows,): number of sweeps, each from the hidden units to the visible ones and back
+    # int (rows,): number of sweeps, each from the hidden units to the visible units and back
     sweeps: Array | None
     # (rows,): largest change of a belief in the last sweep; the first sweep starts from sigmoid(biases)
     change: Array | None
@@ -123,7 +123,7 @@ def check_biases(*biases: np.ndarray) -> None:
 
 
 def choose_limits(most: float) -> tuple[int, float]:
-    """Return (messages to multiply before a split, upper bound of |log odds| in beliefs) for max |W|."""
+    """Return, for max |W|, how many messages may be multiplied in float32, and a bound of |log odds|."""
     check_weights(most)
     factors = max(1, min(_FACTORS, int(_MAX_LOG / max(most, 1.0))))
     return factors, max(87.0 - 2 * most, min(86.0, 2 * most + 17.0))

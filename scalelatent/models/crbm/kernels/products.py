@@ -17,16 +17,16 @@ from scalelatent.kernels.arrays import Array, align_copy
 from .cpu import few_rows
 from .update import StepArrays, StepRates, add_to, ascend
 
-# Largest number of rows for which the tiles are used instead of OpenBLAS. Up to this number the tiles are
-# faster with vectors of sixteen floats; with eight floats both are equally fast at this number
-# (benchmarks/crbm_steps.py --parts products).
+# Largest number of rows for which the kernels of few_rows.py (tiles) are used instead of OpenBLAS. With
+# vectors of sixteen floats they are faster up to this number; with eight floats they are as fast as OpenBLAS
+# at this number (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
 # For matrices of fewer rows (units) than this, `write_affine_map` uses einsum on the host instead of BLAS.
 _FEW_UNITS = 8
 
 
 def fits_tiles(rows: Array, *others: Array) -> bool:
-    """Return whether the tiles can multiply these arrays: float32, on the host, at most ``MAX_ROWS`` rows."""
+    """Return whether few_rows.py can multiply these arrays: float32, on the host, at most MAX_ROWS rows."""
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )
@@ -68,7 +68,7 @@ def add_outer_difference(
 
 
 def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates: StepRates) -> None:
-    """Run :func:`.update.ascend` along the gradient left^T right of a matrix, without storing it."""
+    """Take a gradient step of a matrix of parameters along left^T right, without storing this product."""
     if len(left) != len(right) or not fits_tiles(left, right, *arrays):
         ascend(arrays.slice_part(slice(None), -1), (left.T @ right).reshape(-1), arrays.theta.size, rates)
         return
@@ -87,7 +87,7 @@ def ascend_outer_difference(
     rates: StepRates,
     backend: Backend,
 ) -> None:
-    """Run :func:`ascend_outer` along the gradient left^T right - subtracted."""
+    """Take a gradient step of a matrix of parameters along left^T right - subtracted."""
     theta, velocity, new_theta, _ = arrays
     if not len(velocity) and not rates.decay and fits_tiles(left, right, subtracted, theta, new_theta):
         few_rows.ascend_outer_difference(left, right, subtracted, np.float32(rates.rate), theta, new_theta)

@@ -13,13 +13,14 @@ import numpy as np
 
 from .inference import Inference, check_graphs, check_pairs
 
-# (w, cavity, belief) -> messages, all as log odds.
+# Function of W, of the senders' log odds without the opposite messages (the cavity), and of all their log
+# odds (the belief); it returns the log odds of the messages.
 _SendMessages = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class PlainCoupling:
-    """W (v, h) in float64."""
+    """Couplings W (v, h) in float64."""
 
     w: np.ndarray
 

@@ -13,8 +13,8 @@ from scalelatent.models.crbm.kernels.inference import CONVERGED, Inference
 
 from .energy import CrbmShape, Params, compute_block_biases
 
-# Name of an inference -> name of its kernel. Without hidden units the outputs are independent, so that
-# inference needs no kernel.
+# Name of the kernel of each inference, by the name of the inference. Outputs of a model without hidden units
+# are independent, so the inference "independent" needs no kernel.
 INFERENCES = {
     "sum-product": "crbm_sum_product",
     "mixed-product": "crbm_mixed_product",

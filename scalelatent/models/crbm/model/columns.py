@@ -33,7 +33,10 @@ class ColumnUnits:
 
     @classmethod
     def measure(cls, x: np.ndarray | CsrRows) -> ColumnUnits | None:
-        """Return shifts and scales for rows (n, x); None if all are 0 or 1, or one is NaN or too large."""
+        """Return the shift and scale of each column, from rows (n, x).
+
+        Return None if all values are 0 or 1, or if a value is NaN or too large.
+        """
         values = x.data if isinstance(x, CsrRows) else x
         if ((values == 0) | (values == 1)).all() or not (np.abs(values) <= LARGEST_VALUE).all():
             return None
@@ -65,11 +68,11 @@ class ColumnUnits:
         return replace(block, x=((x - self.shift) / self.scale).astype(np.float32, copy=False))
 
     def for_rows(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert a parameter vector for standardised rows into one for the original rows."""
+        """Convert a parameter vector for standardised rows into a vector for the original rows."""
         return self._convert(shape, theta, 1 / self.scale.astype(np.float64), -1.0)
 
     def for_standardised(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert a parameter vector for the original rows into one for standardised rows."""
+        """Convert a parameter vector for the original rows into a vector for standardised rows."""
         return self._convert(shape, theta, self.scale.astype(np.float64), 1.0)
 
     def _convert(self, shape: CrbmShape, theta: np.ndarray, factor: np.ndarray, sign: float) -> np.ndarray:

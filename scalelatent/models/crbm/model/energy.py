@@ -39,16 +39,11 @@ DENSE_SHARE = 0.5
 class Params:
     """The five arrays of parameters, as views of the parameter vector on the host or on a device."""
 
-    # (v, h)
-    W: Array
-    # (v, x)
-    Wvx: Array
-    # (h, x)
-    Whx: Array
-    # (v,)
-    bv: Array
-    # (h,)
-    bh: Array
+    W: Array  # (v, h)
+    Wvx: Array  # (v, x)
+    Whx: Array  # (h, x)
+    bv: Array  # (v,)
+    bh: Array  # (h,)
 
 
 @dataclass(frozen=True)
@@ -75,13 +70,13 @@ class CrbmShape:
         return self.n_parameters - self.n_visible - self.n_hidden
 
     def split(self, flat: Array) -> Params:
-        """Return views of a parameter vector of any array library."""
+        """Return the five arrays of parameters as views of the vector ``flat``, of any array library."""
         return Params(
             **{name: flat[place].reshape(shape) for name, (place, shape) in self.layout.slices.items()}
         )
 
     def start(self, rng: np.random.Generator, scale: float) -> np.ndarray:
-        """Return initial float32 parameters: Gaussian W and Whx, so that hidden units differ; else 0."""
+        """Return initial float32 parameters: Gaussian W and Whx, so that hidden units differ; others 0."""
         flat = np.zeros(self.n_parameters, dtype=np.float32)
         params = self.split(flat)
         for w in (params.W, params.Whx):
@@ -93,10 +88,8 @@ class CrbmShape:
 class Observed:
     """Dense rows of x on the backend, with all columns or the columns that these rows use."""
 
-    # float32 (rows, columns used)
-    x: Array
-    # Indices of the columns of ``x`` in the rows; None: all columns
-    columns: np.ndarray | None
+    x: Array  # float32 (rows, columns used)
+    columns: np.ndarray | None  # Indices of the columns of ``x`` in the rows; None: all columns
 
     def select_columns(self, weights: Array) -> Array:
         """Return the columns of a matrix (units, x) that these rows use."""
@@ -196,8 +189,7 @@ def compute_block_biases(
 class ChainInputs(NamedTuple):
     """Rows of several chains (parts of a batch) on the backend, in order, and the biases of their RBMs."""
 
-    # The rows x of each chain; None without x
-    seen: Sequence[Observed | None]
+    seen: Sequence[Observed | None]  # The rows x of each chain; None without x
     # The rows x of all chains; None if there is no x, or if the rows are sparse
     x: Array | None
     b1: Array
@@ -212,7 +204,7 @@ class ChainInputs(NamedTuple):
 def compute_chain_inputs(
     shape: CrbmShape, params: Params, blocks: Sequence[Block], backend: Backend
 ) -> ChainInputs:
-    """Return the biases that :func:`compute_block_biases` returns, for several blocks and without checks."""
+    """Return the rows of several chains (blocks) on the backend and the biases of their RBMs, unchecked."""
     edges = np.cumsum([0, *(len(block.x) for block in blocks)])
     b1, b2 = (
         backend.buffer(name, (int(edges[-1]), n), np.float32)

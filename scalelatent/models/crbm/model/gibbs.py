@@ -57,10 +57,10 @@ def gibbs_steps(
 def gibbs_search(
     params: Params, b1: Array, b2: Array, start: Array, numbers: Uniforms, steps: int, xp: ModuleType
 ) -> tuple[Array, Array, Array]:
-    """Return the state of lowest free energy on a chain that starts at ``start``.
+    """Return the visible state of lowest free energy in a random search that starts at ``start``.
 
-    A step draws h and takes the most probable v. Returns the visible state, P(h = 1) given it, and its
-    negative free energy.
+    A step of the search draws h and takes the most probable v. Return the state, P(h = 1) given the state,
+    and the negative free energy of the state.
     """
     n_hidden, v, logits = b2.shape[1], start, compute_hidden_logits(params, start, b2)
     best, best_logits = v, logits

@@ -71,7 +71,7 @@ def ascend_phase(
     phase: Phase,
     rates: StepRates,
 ) -> None:
-    """Take a gradient step for the rows of one negative phase; see :func:`.update.ascend`.
+    """Take a gradient step of all parameters for the rows of one negative phase.
 
     For few dense rows on the host, the products are added to the parameters without storing the gradient.
     Only the gradient of W is stored if it contains pair beliefs and the step has momentum or weight decay.
@@ -100,7 +100,8 @@ def ascend_factors(
 ) -> None:
     """Take a gradient step from the gradient ``w`` of W and the factors dv, dh and x.
 
-    The gradients dv^T x and dh^T x of Wvx and Whx are not stored.
+    dv and dh are the positive minus the negative phase of v and h. The gradients dv^T x and dh^T x of Wvx and
+    Whx are not stored.
     """
     dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
     ascend(arrays.slice_part(shape.layout.slices["W"][0]), w.reshape(-1), w.size, rates)

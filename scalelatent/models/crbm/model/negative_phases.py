@@ -49,19 +49,15 @@ class Phase:
     # (rows, v) and (rows, h): expectations, samples or states
     visible: Array
     hidden: Array
-    # (rows, h): hidden units of the positive phase
-    positive: Array
-    # (v, h): sum over rows of the expectation of v h^T; None: visible^T hidden
+    positive: Array  # (rows, h): hidden units of the positive phase
+    # (v, h): sum over rows of the expectation of v h^T; None: this sum is visible^T hidden
     pairs: Array | None
     # (rows,): loss. A learner that infers beliefs has the log-loss in nats, summed over units. A learner that
     # samples has the free energy of the row minus that of the negative state
     loss: Array
-    # (rows,): number of units in which the negative phase differs from the row
-    wrong: Array
-    # Result of the iterative inference; None if the learner used none
-    inferred: Inference | None = None
-    # (rows, h): hidden states of the persistent chains after the step (pcd)
-    particles: Array | None = None
+    wrong: Array  # (rows,): number of units in which the negative phase differs from the row
+    inferred: Inference | None = None  # Result of the iterative inference; None if the learner used none
+    particles: Array | None = None  # (rows, h): hidden states of the persistent chains after the step (pcd)
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class PhaseInput:
 
     backend: Backend
     params: Params
-    # Result of :func:`.beliefs.couple`; None if the learner sends no messages
+    # Couplings W, prepared for the inference kernels; None if the learner sends no messages
     coupling: AnyCoupling | None
     # Outputs of the rows in float32, and biases of the rows' RBMs
     v: Array
@@ -83,8 +79,7 @@ class PhaseInput:
     epoch: int
     rows: np.ndarray
     gibbs_steps: int
-    # (rows, h): hidden states of the persistent chains before the step (pcd)
-    particles: Array | None = None
+    particles: Array | None = None  # (rows, h): hidden states of the persistent chains before the step (pcd)
 
     @property
     def xp(self) -> ModuleType:
@@ -214,10 +209,8 @@ class Learner:
     negative: Callable[[PhaseInput], Phase]
     # Name of the inference that predicts; it matches the training, as in Ping and Ihler (2017)
     inference: str
-    # Whether the negative phase sends messages, which need the coupling of W
-    sends_messages: bool = True
-    # Default number of Gibbs steps; 0: the learner does not sample
-    gibbs_steps: int = 0
+    sends_messages: bool = True  # Whether the negative phase sends messages, which need the coupling of W
+    gibbs_steps: int = 0  # Default number of Gibbs steps; 0: the learner does not sample
 
 
 LEARNERS: dict[str, Learner] = {

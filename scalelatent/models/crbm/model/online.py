@@ -91,10 +91,9 @@ class ChainSums(NamedTuple):
     """Results of several chains (parts of a batch), in one array, so that one copy moves them to the host."""
 
     flat: Array
-    # (chains, parameters): gradient of each chain; (chains, v h), that of W alone, if the learner is factored
+    # (chains, parameters): gradient of each chain; (chains, v h) with only W if the learner is ``factored``
     gradients: Array
-    # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
-    measures: Array
+    measures: Array  # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
     # (rows, v) and (rows, h): outputs minus their beliefs, and hidden units of the positive phase minus those
     # of the negative phase
     dv: Array
@@ -113,14 +112,12 @@ class CrbmLearner:
     """Learner of a conditional RBM: gradients of chains (parts of a batch), steps, and the end of the fit."""
 
     shape: CrbmShape
-    # A key of :data:`.negative_phases.LEARNERS`
-    learner: str
-    # float64 (epochs,): learning rate of each epoch; later epochs use the last one
+    learner: str  # Name of the learner, for example "mle-bp"; it selects the negative phase
+    # float64 (epochs,): learning rate of each epoch; later epochs use the last rate
     rates: np.ndarray
     momentum: float
     weight_decay: float
-    # Sweeps of an inference; None: 7 + epoch, epochs counted from 1
-    n_sweeps: int | None
+    n_sweeps: int | None  # Sweeps of an inference; None: 7 + epoch, epochs counted from 1
     # A row stops sweeping as soon as no belief changes by more than ``tol``; None: it never stops early
     tol: float | None
     gibbs_steps: int
@@ -151,7 +148,7 @@ class CrbmLearner:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the fields of a chain: measurements, and gradient, its factors, or the parameter change."""
+        """Return the fields that a chain sums: measurements; gradient, its factors, or parameter change."""
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
@@ -227,7 +224,7 @@ class CrbmLearner:
         self._add_particle_change(stats, backend, state, block, phase.particles)
 
     def run_chains(self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Add the gradients of several blocks, each with the rows of one chain, on a GPU; see `run_chain`.
+        """Add the gradients of several blocks, each with the rows of one chain, to ``stats``, on a GPU.
 
         The messages of all chains are computed together, in as many launches as those of one chain. Only the
         products with x are computed chain by chain, so that their bits do not depend on the other chains.
@@ -271,7 +268,7 @@ class CrbmLearner:
     def _compute_gpu_gradients(
         self, backend: Backend, coupling: AnyCoupling | None, blocks: Sequence[Block], inputs: ChainInputs
     ) -> tuple[np.ndarray, ChainSums]:
-        """Return (first row of each chain and end of the last one, results of the chains on the backend)."""
+        """Return (first row of each chain and the number of rows, results of the chains on the backend)."""
         shape, factored, chains = self.shape, self.factored, len(blocks)
         starts = np.cumsum([0, *(len(block.x) for block in blocks)])
         rows, width = int(starts[-1]), shape.n_visible * shape.n_hidden if factored else shape.n_parameters
@@ -295,7 +292,7 @@ class CrbmLearner:
         return starts, sums
 
     def _sum_measures(self, measures: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
-        """Return loss, wrong units, rows and converged rows of each chain, as in ``CrbmState.sums``."""
+        """Return the sums of loss, wrong units, rows and converged rows of each chain."""
         loss, wrong, change = measures
         return [
             np.array(
@@ -449,7 +446,7 @@ class CrbmLearner:
         return state
 
     def summary(self, state: CrbmState) -> dict[str, float | int | None]:
-        """Return the measurements of the last epoch, or of the completed part of the current one."""
+        """Return the measurements of the last epoch, or of the completed part of the current epoch."""
         objective, train_error, converged = state.objective, state.train_error, state.converged
         if state.sums[2]:
             objective, train_error, converged = compute_shares(state, self.shape.n_visible)
@@ -476,7 +473,7 @@ class CrbmLearner:
     # -- for the estimator -----------------------------------------------------------------------------------
 
     def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
-        """Return (parameters, their epoch): those with the lowest validation error, else the last ones."""
+        """Return (parameters, epoch) with the lowest validation error, or the last without validation."""
         is_best = self.has_validation and state.best_epoch
         theta, epoch = (state.best, state.best_epoch) if is_best else (state.theta, max(state.iteration, 1))
         return (theta if self.units is None else self.units.for_rows(self.shape, theta)), epoch
@@ -500,7 +497,7 @@ class CrbmLearner:
     def gradient(self, stats: Stats) -> np.ndarray:
         """Return the summed gradient (with local steps: the change of the parameters) as a flat vector.
 
-        Only for learners that are not ``factored``.
+        Chains of ``factored`` learners return the factors dv, dh and x instead of this gradient.
         """
         return stats.vector[: self.shape.n_parameters]
 
@@ -582,7 +579,7 @@ class CrbmLearner:
     # -- persistent chains -----------------------------------------------------------------------------------
 
     def _find_particles(self, block: Block) -> slice:
-        """Return the range of the persistent chains of a block; each chain (part of a batch) has its own."""
+        """Return the range of the persistent (Gibbs) chains of the rows of a block, a part of the batch."""
         first = block.chain * self.chain_rows
         return slice(first, first + min(len(block.x), self.chain_rows))
 

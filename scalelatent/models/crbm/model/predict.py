@@ -87,7 +87,10 @@ class CrbmScoring:
 
     @staticmethod
     def errors(stats: Stats) -> tuple[float, float]:
-        """Return the shares of wrong outputs among all and among changed outputs (NaN if not known)."""
+        """Return the share of wrong values among all outputs, and among outputs that differ from x.
+
+        Outputs v differ from x where the input was corrupted. The second share is NaN if it is not known.
+        """
         wrong, units, both, changed = stats["units"].tolist()
         known = changed > 0 and not stats["strange"]
         return wrong / (units or 1.0), both / changed if known else float("nan")
@@ -119,7 +122,7 @@ class CrbmOutput:
     requirements = BlockRequirements(csr=True)
 
     shape: CrbmShape
-    # float32 (parameters,)
+    # float32 (parameters,): parameter vector
     theta: np.ndarray
     inference: str
     n_sweeps: int

@@ -18,7 +18,7 @@ from .negative_phases import Phase
 # Number of sums that training collects: loss, wrong units, rows, converged rows.
 N_SUMS = 4
 # Learning rates of Ping and Ihler (2017) in falling order. The error of a diverged fit suggests the next
-# lower one.
+# lower rate.
 RATES = (0.05, 0.02, 0.01, 0.005)
 # Reason in the error of a diverged fit.
 NOT_FINITE = "parameters are no longer finite"
@@ -28,8 +28,7 @@ NOT_FINITE = "parameters are no longer finite"
 class CrbmState:
     """State of a fit between two steps: parameters, velocity, persistent chains, and measurements."""
 
-    # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
-    theta: np.ndarray
+    theta: np.ndarray  # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
     # float32 (parameters,): last step, of which the next step takes the share ``momentum``; empty without
     # momentum
     velocity: np.ndarray
@@ -38,8 +37,7 @@ class CrbmState:
     # float32 (rows of a batch, h): hidden states of the persistent chains; without rows unless the learner is
     # pcd
     particles: np.ndarray
-    # float64 (4,): sums of the current epoch: loss, wrong units, rows, converged rows
-    sums: np.ndarray
+    sums: np.ndarray  # float64 (4,): sums of the current epoch: loss, wrong units, rows, converged rows
     # Measured in training over the last epoch: mean loss per unit, share of units in which the negative
     # phase differs from the row, share of converged rows
     objective: float = float("nan")
@@ -73,7 +71,7 @@ class PhaseMeasures:
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
     def sums(self, backend: Backend, tol: float | None) -> list[float]:
-        """Return loss, wrong units, rows and converged rows, as in ``CrbmState.sums``."""
+        """Return the sums of loss, wrong units, rows and converged rows."""
         columns = [list(column) for column in zip(*self._parts, strict=True)]
         loss, wrong, *change = (
             backend.to_host(column[0] if len(column) == 1 else backend.xp.concatenate(column))

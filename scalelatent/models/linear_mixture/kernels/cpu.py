@@ -50,7 +50,7 @@ _MOST_COLUMNS = 384
 # Rows with more features than this number are multiplied in pieces (ranges of features), so that the operands
 # stay in the cache.
 _MOST_WHOLE = 1024
-# Largest number of features of such a piece (a range of features of a row that is too wide for the cache).
+# Largest number of features of a piece (a range of features of a row that is too wide for the cache).
 _MOST_PIECE = 768
 # Number of partial sums (lanes) of a sum over features. The number is equal on all machines, so that results
 # have equal bits.
@@ -94,7 +94,7 @@ def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> No
 
 @dataclass(frozen=True)
 class Scorer:
-    """Parameters b, W, c and d of the scores (see `reference.py`), packed for products with rows.
+    """Parameters of the scores d |z|² + z·b + c - |W'z|² of centred rows z, packed for products with rows.
 
     A group is a range of components of one class, a piece a range of features, and a panel some columns.
     """
@@ -109,7 +109,7 @@ class Scorer:
     c: np.ndarray  # float32 (K,): constant of the score
     centre: np.ndarray  # float32 (p,): subtracted from each row
     width: int  # columns of a component: b and the h columns of W
-    # Features of a piece; ``packed`` has all panels of the first piece of a group, then those of the second.
+    # Features of a piece; ``packed`` has all panels of the first piece of a group, then of the second piece.
     piece: int
 
 
@@ -229,7 +229,7 @@ def _multiply_strip(
 def _subtract_squares(h: np.ndarray, col: int, width: int, start: np.ndarray, e: np.ndarray) -> None:
     """Write to ``e`` the scores of a strip of rows under one component: start + h[col] - h[col + 1]² - ….
 
-    The ``width`` lines of ``h`` from ``col`` on are the products of the columns b and W with the rows.
+    h[col] to h[col + width - 1] are the products of the columns b and W of the component with all rows.
     """
     first = h[col]
     for i in range(SCAN_ROWS):
@@ -389,7 +389,7 @@ def all_scores(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> np.ndarr
 
 
 def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each row in each class, and its component, as in `reference.py`.
+    """Return the smallest score of each row in each class first to stop - 1, and the component of the score.
 
     The scores of the other components are not stored.
     """
@@ -401,7 +401,7 @@ def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.nd
 def nearest_own(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each row under its own class, and its component; float32, int32."""
+    """Return the smallest score of each row under its own class, and the component; float32, int32."""
     classes = np.arange(len(edges) - 1)
     parts = np.stack([edges[:-1], edges[1:], classes, classes + 1], axis=1)
     best, index, _ = _run_scores(scorer, x, rows, parts, 1, 0)
@@ -415,7 +415,7 @@ def nearest_own(
 
 
 def select_best(scores: np.ndarray, n_best: int) -> np.ndarray:
-    """Return the columns of the smallest float32 scores of each row, as in `reference.py`."""
+    """Return the columns of the smallest scores of each row, ascending, int32 (n, n_best)."""
     out = np.empty((len(scores), min(n_best, scores.shape[1])), dtype=np.int32)
     if out.size:
         _select_best(scores, out)
@@ -449,12 +449,12 @@ class PackedBases:
 
 
 def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
-    """Pack means and bases for :func:`add_scatter` and :func:`add_tangent_scatter`."""
+    """Return means and bases, packed for the sums :func:`add_scatter` and :func:`add_tangent_scatter`."""
     return PackedBases(means.astype(np.float32), _pack_columns(bases), bases.shape[2], per_feature)
 
 
 def _pack_columns(columns: np.ndarray) -> np.ndarray:
-    """Return the columns of each matrix (K, p, q), packed into panels of float32."""
+    """Return the columns of each matrix (K, p, q), packed into panels (columns stored feature by feature)."""
     k, p, q = columns.shape
     out = np.zeros((k, p * (-(-q // LANES) * LANES)), dtype=np.float32)
     rows = np.ascontiguousarray(np.swapaxes(columns, 1, 2), dtype=np.float32)
@@ -486,7 +486,7 @@ def add_scatter(
     bases: PackedBases, x: np.ndarray, groups: Groups, total: np.ndarray, square: np.ndarray,
     scatter: np.ndarray, gram: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the sums of residuals over each group (the rows of a component), as in `reference.py`.
+    """Add sums over residuals (rows minus the mean) of each component to the arrays ``total`` to ``gram``.
 
     The sums of one block are float32, and the sums over blocks are float64.
     """
@@ -567,7 +567,7 @@ def _add_scatter(
                 to[f] += squares[f]
 
 
-# -- tangents --
+# -- tangents ----------------------------------------------------------------------------------------------
 
 # Columns of a basis are multiplied by a field (1, or a coordinate of each pixel) eight at a time. The columns
 # of each field are padded to a multiple of eight, so that eight columns are never in two panels.
@@ -679,7 +679,7 @@ def _differentiate(
 
 
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
-    """Return the tangents (n, tangents, p) of images (n, p), as in `reference.py`, in float32."""
+    """Return the tangents (derivatives under small transformations) of images (n, p), (n, tangents, p)."""
     out = np.empty((len(x), len(names), x.shape[1]), dtype=np.float32)
     derivatives = _make_derivatives(names, shape, smoothing)
     x = np.ascontiguousarray(x, dtype=np.float32)
@@ -721,7 +721,7 @@ def add_tangent_scatter(
     bases: PackedBases, x: np.ndarray, groups: Groups, spec: TangentSpec, factors: np.ndarray,
     scatter: np.ndarray, trace: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the scatter of tangents, as in `reference.py`, without computing linear tangents.
+    """Add the scatter of tangents of the rows to ``scatter`` and ``trace``, without computing the tangents.
 
     A linear tangent is a sum of products of a derivative of the image, a field and a sign. The fields are 1
     and the coordinates u (horizontal) and v (vertical) of each pixel. A field may multiply the basis B
@@ -766,7 +766,7 @@ def _times_field(
 
 @subkernel
 def _spread_panels(packed: np.ndarray, q: int, fields: np.ndarray, out: np.ndarray) -> None:
-    """Write the panels of a basis times each field (1, u or v at each pixel), one field after the other."""
+    """Write a basis times each field (1, u or v at each pixel) in packed form, one field after the other."""
     sets, p = fields.shape
     each = -(-q // _FIELD_COLUMNS) * _FIELD_COLUMNS
     columns, dims = padded(q), padded(sets * each)
@@ -900,12 +900,12 @@ def _add_tangents(
                 to[f] += add[f]
 
 
-# -- tangent distance --
+# -- tangent distance --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PackedTangentScores:
-    """Parameters of the scores for tangent distance (see `reference.py`); ``packed`` has columns W, b."""
+    """Parameters of the scores of all components for tangent distance; ``packed`` has the columns W and b."""
 
     packed: np.ndarray
     width: int
@@ -934,7 +934,7 @@ def tangent_distance(
     candidates: np.ndarray,
     gamma: float = GAMMA,
 ) -> np.ndarray:
-    """Return the scores of rows that may move along their tangents, as in `reference.py`, in float32."""
+    """Return the scores (n, candidates) of rows that may move along their tangents, in float32."""
     out = np.empty(candidates.shape, dtype=np.float32)
     _score_with_tangents(
         np.ascontiguousarray(x, dtype=np.float32),
@@ -953,7 +953,7 @@ def tangent_distance(
 
 @subkernel
 def _solve_pivoted(g: np.ndarray, b: np.ndarray, t: int) -> float:
-    """Return b' G^-1 b for t tangents.
+    """Return b' G^-1 b with the symmetric matrix G = ``g`` (t, t), for t tangents.
 
     The Cholesky factor overwrites ``g``, and the solution of its triangular system overwrites ``b``. Tangents
     whose pivot is as small as rounding errors are skipped.

@@ -49,7 +49,7 @@ def _copy_rows(x: Array) -> cupy.ndarray:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Parameters b, W, c, d of the scores (see `reference.py`) on the device.
+    """Parameters of the scores d |z|² + z·b + c - |W'z|² of centred rows z, on the device.
 
     ``columns`` (K width, p) are b and W of each component. ``own`` is d of each feature, or None if a
     component has one d for all features.
@@ -136,7 +136,7 @@ def all_scores(scorer: Scorer, x: Array, first: int, stop: int) -> np.ndarray:
 
 
 class _Nearest:
-    """Smallest score of each row in each class, and its component; both on the device until `to_host`."""
+    """Smallest score of each row in each class, and the component, on the device until `to_host`."""
 
     def __init__(self, n: int, classes: int) -> None:
         self._found = cupy.empty((2, n, classes), dtype=np.float32)
@@ -160,7 +160,7 @@ class _Nearest:
 
 
 def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each row in each class, and its component, as in `reference.py`."""
+    """Return the smallest score of each row in each class first to stop - 1, and the component."""
     n, starts = len(x), scorer.starts[first : stop + 1]
     if not n or starts[0] == starts[-1]:
         index = np.tile(starts[:-1].astype(np.int32), (n, 1))
@@ -176,11 +176,11 @@ def nearest(scorer: Scorer, x: Array, first: int, stop: int) -> tuple[np.ndarray
 def nearest_own(
     scorer: Scorer, x: Array, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each row under its own class, and its component; float32, int32."""
+    """Return the smallest score of each row under its own class, and the component; float32, int32."""
     best, index = np.full(len(x), np.inf, dtype=np.float32), np.zeros(len(x), dtype=np.int32)
     if not len(x):
         return best, index
-    found = _Nearest(len(x), 1)  # in the order of `rows`
+    found = _Nearest(len(x), 1)  # results in the order of `rows`
     z, lengths = _centred_lengths(scorer, _copy_rows(x), _to_device(rows, "i4"))
     for c, (first, stop) in enumerate(pairwise(edges.tolist())):
         start, end = int(scorer.starts[c]), int(scorer.starts[c + 1])
@@ -208,7 +208,7 @@ class PackedBases:
 
 
 def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> PackedBases:
-    """Pack means and bases for :func:`add_scatter` and :func:`add_tangent_scatter`."""
+    """Copy means and bases to the device for :func:`add_scatter` and :func:`add_tangent_scatter`."""
     return PackedBases(_to_device(means), _to_device(np.swapaxes(bases, 1, 2)), bases.shape[2], per_feature)
 
 
@@ -245,7 +245,7 @@ def close_sums(sums: LeafSums, *fields: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class _DeviceGroups:
-    """Rows by component (`reference.Groups`) on the device; ``members`` is the component of each row."""
+    """Rows sorted by component, on the device; ``members`` is the component of each row."""
 
     rows: cupy.ndarray
     members: cupy.ndarray
@@ -275,7 +275,7 @@ def _add_codes(
     scatter: cupy.ndarray,
     totals: tuple[cupy.ndarray, cupy.ndarray] | None = None,
 ) -> cupy.ndarray:
-    """Add the scatter, the sums and the squares of residuals ``z`` sorted by group; return their codes."""
+    """Add the scatter, sums and squares of residuals ``z``; return their codes (coordinates in the bases)."""
     (n, p), q = z.shape, packed.width
     codes, shape = cupy.empty((n, q), dtype=np.float32), (np.int32(n), np.int32(p), np.int32(q))
     if codes.size:
@@ -293,7 +293,7 @@ def add_scatter(
     bases: PackedBases, x: Array, groups: Groups, total: cupy.ndarray, square: cupy.ndarray,
     scatter: cupy.ndarray, gram: cupy.ndarray,
 ) -> None:  # fmt: skip
-    """Add sums of residuals of each component, as in `reference.py`, to the arrays of :func:`open_sums`."""
+    """Add sums over residuals (rows minus the mean) of each component to arrays of :func:`open_sums`."""
     n, p, q = len(groups.rows), x.shape[1], bases.width
     if not n:
         return
@@ -306,7 +306,7 @@ def add_scatter(
 
 
 def tangent_rows(x: Array, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
-    """Return the tangents (n, tangents, p) of images (n, p), as in `reference.py`, in float32."""
+    """Return the tangents (derivatives under small transformations) of images (n, p), (n, tangents, p)."""
     return cupy.asnumpy(_tangents(_copy_rows(x), shape, names, smoothing))
 
 
@@ -330,7 +330,7 @@ def add_tangent_scatter(
     bases: PackedBases, x: Array, groups: Groups, spec: TangentSpec, factors: np.ndarray,
     scatter: cupy.ndarray, trace: cupy.ndarray,
 ) -> None:  # fmt: skip
-    """Add the scatter of tangents, as in `reference.py`, to the arrays of :func:`open_sums`."""
+    """Add the scatter of tangents of the rows to ``scatter`` and ``trace``, arrays of :func:`open_sums`."""
     kinds, p = len(spec.names), x.shape[1]
     if not len(groups.rows) or not kinds:
         return
@@ -367,7 +367,7 @@ def pack_tangent_scores(scores: Scores) -> PackedTangentScores:
 def tangent_distance(
     scores: PackedTangentScores, x: Array, tangents: Array, candidates: np.ndarray, gamma: float = GAMMA
 ) -> np.ndarray:
-    """Return the scores of rows that may move along their tangents, as in `reference.py`, in float32."""
+    """Return the scores (n, candidates) of rows that may move along their tangents, in float32."""
     if tangents.shape[1] > len(TANGENTS):
         raise ValueError(f"tangents has {tangents.shape[1]} tangents per row; give at most {len(TANGENTS)}")
     out, some = np.empty(candidates.shape, dtype=np.float32), candidates.shape[1]

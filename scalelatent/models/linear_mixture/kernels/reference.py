@@ -46,7 +46,10 @@ class Scores:
 def _expand_scores(
     d: np.ndarray, w: np.ndarray, means: np.ndarray, extra: np.ndarray, centre: np.ndarray
 ) -> Scores:
-    """Return the scores (z - m)' (diag(d) - W W') (z - m) + extra of rows z, with m = mean - centre."""
+    """Return parameters of the scores (z - m)' (diag(d) - W W') (z - m) + extra, a function of a row z.
+
+    m is the mean of a component minus ``centre``, and rows z are centred as well.
+    """
     m = means - centre
     wide = d if d.ndim == 2 else d[:, None]
     pm = wide * m - np.einsum("kph,kh->kp", w, np.einsum("kph,kp->kh", w, m))
@@ -60,14 +63,17 @@ def error_scores(means: np.ndarray, bases: np.ndarray, centre: np.ndarray) -> Sc
 
 
 def shrinkage(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Return the factors (K, h) that shrink codes: 1 - noise / variance along each direction, at least 0."""
+    """Return factors (K, h) that shrink coordinates: 1 - noise / variance along a direction, at least 0."""
     return np.maximum(1.0 - noise[:, None] / np.maximum(values, np.finfo(float).tiny), 0.0)
 
 
 def code_cost_scores(
     means: np.ndarray, bases: np.ndarray, values: np.ndarray, noise: float, centre: np.ndarray
 ) -> Scores:
-    """Return scores that are the reconstruction error plus the cost of the code; ``noise`` is common."""
+    """Return scores that are the reconstruction error plus the cost of the code (coordinates of a row).
+
+    All components share ``noise``.
+    """
     k = len(means)
     root = np.sqrt(shrinkage(values, np.full(k, noise)))
     return _expand_scores(np.ones(k), bases * root[:, None, :], means, np.zeros(k), centre)
@@ -124,7 +130,7 @@ class Scorer:
 
 
 def make_scorer(scores: Scores, starts: np.ndarray) -> Scorer:
-    """Return the argument ``scorer`` of :func:`nearest`, :func:`nearest_own` and :func:`all_scores`."""
+    """Return the scores in the form that :func:`nearest`, :func:`nearest_own` and :func:`all_scores` take."""
     return Scorer(scores, starts)
 
 
@@ -159,7 +165,7 @@ def nearest(scorer: Scorer, x: np.ndarray, first: int, stop: int) -> tuple[np.nd
 def nearest_own(
     scorer: Scorer, x: np.ndarray, rows: np.ndarray, edges: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest score of each row under its own class, and its component: two arrays (n,).
+    """Return the smallest score of each row under its own class, and the component: two arrays (n,).
 
     ``rows[edges[i]:edges[i + 1]]`` are the rows of class i.
     """
@@ -207,7 +213,7 @@ def pack_bases(means: np.ndarray, bases: np.ndarray, per_feature: bool) -> Packe
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows of a block by component: those of component q are ``rows[starts[q]:starts[q + 1]]``.
+    """Rows of a block by component: the rows of component q are ``rows[starts[q]:starts[q + 1]]``.
 
     The rows of a group are in their order in the block; ``weights`` are their responsibilities.
     """
@@ -346,7 +352,7 @@ def velocity(name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]
 
 
 def tangent_rows(x: np.ndarray, shape: tuple[int, int], names: Sequence[str], smoothing: float) -> np.ndarray:
-    """Return the tangents (n, tangents, p) of images (n, p)."""
+    """Return the tangents (derivatives under small transformations) of images (n, p), (n, tangents, p)."""
     along_x, along_y = (np.asarray(x, dtype=np.float64) @ g.T for g in gradients(shape, smoothing))
     out = np.empty((len(x), len(names), x.shape[1]))
     for i, name in enumerate(names):
@@ -375,7 +381,7 @@ def solve_pivoted(g: np.ndarray, b: np.ndarray) -> float:
 
 
 def pack_tangent_scores(scores: Scores) -> Scores:
-    """Return the scores for :func:`tangent_distance`, which here need no packing."""
+    """Return ``scores`` unchanged, because :func:`tangent_distance` in numpy needs no packed parameters."""
     return scores
 
 

@@ -15,12 +15,14 @@ from scalelatent.kernels.memory import empty
 _SWEEPS = 30
 # Off-diagonal elements below this share of the largest diagonal element are rounding errors and count as 0.
 _ZERO_SHARE = 1e-14
-# If a column keeps less than this share of its length in the projection off earlier columns, the Cholesky
-# decomposition is too inexact, and Gram-Schmidt is used.
+# If the part of a column that is orthogonal to earlier columns has less than this share of its length, the
+# Cholesky decomposition is too inexact, and Gram-Schmidt is used.
 _CHOLESKY_SHARE = 1e-3
-# Gram-Schmidt repeats the projection of a column that keeps less than this share of its length.
+# Gram-Schmidt subtracts the projections on earlier columns. It repeats this for a column that then has less
+# than this share of its length.
 REPROJECT_SHARE = 0.5
-# A column that keeps less than this share of its length is linearly dependent on the columns before it.
+# A column counts as linearly dependent on earlier columns if the part of it that is orthogonal to them has
+# less than this share of its length.
 _DEPENDENT_SHARE = 1e-10
 
 
@@ -39,10 +41,10 @@ def eigenvectors(matrices: np.ndarray, small: float = _ZERO_SHARE) -> tuple[np.n
 def orthonormalising_triangles(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return upper triangular matrices (K, q, q) that make columns with these Gram matrices orthonormal.
 
-    If C are the columns and C'C is the Gram matrix, then C times the triangular matrix is orthonormal. Each
-    column is orthogonalised against the columns before it. Also return, for each matrix (K,), the smallest
-    share of its length that a column keeps. The share is 0 if the Cholesky decomposition is too inexact and
-    `gram_schmidt` should be used.
+    If C are the columns and C'C is the Gram matrix, then C times the triangular matrix is orthonormal. The
+    projections of each column on earlier columns are subtracted. Also return, for each matrix (K,), the
+    smallest share of its length that a column has after this. The share is 0 if the Cholesky decomposition is
+    too inexact and `gram_schmidt` should be used.
     """
     inverse, least = np.empty_like(grams), np.empty(len(grams))
     _compute_triangles(np.array(grams, order="C"), inverse, least)
@@ -129,8 +131,8 @@ def _diagonalise(
 def _compute_triangle(g: np.ndarray, inverse: np.ndarray) -> float:
     """Write to ``inverse`` the upper triangular matrix that makes columns with the Gram matrix g orthonormal.
 
-    Return the smallest share of its length that a column keeps in the projection off earlier columns; 0 if
-    the result is too inexact.
+    Return the smallest share of its length that a column has after its projections on earlier columns are
+    subtracted; 0 if the result is too inexact.
     """
     q, least = len(g), 1.0
     inverse[:] = 0.0
@@ -183,7 +185,7 @@ def _gram_schmidt(columns: np.ndarray, otherwise: np.ndarray) -> None:
 def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
     """Subtract from column j its projections on earlier columns, and normalise it.
 
-    Return False if nothing of the column remains.
+    Return False if the column depends linearly on earlier columns, so that nothing of it remains.
     """
     scale = 0.0
     for f in range(len(w)):
@@ -205,7 +207,7 @@ def _normalise(w: np.ndarray, j: int, dots: np.ndarray) -> bool:
 
 @subkernel
 def _project(w: np.ndarray, j: int, dots: np.ndarray) -> tuple[float, float]:
-    """Subtract the projections of column j on the orthonormal columns before it.
+    """Subtract from column j its projections on the orthonormal columns before it.
 
     Return the length of column j before and after the subtraction.
     """

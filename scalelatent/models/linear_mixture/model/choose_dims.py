@@ -16,7 +16,7 @@ CLASS_ROWS = 400
 ALL_ROWS = 20_000
 # Number of rows that a class keeps if ALL_ROWS divided by the number of classes is smaller.
 LEAST_CLASS_ROWS = 60
-# Rows span a direction if its variance is at least this share of the largest variance.
+# Rows span a direction if their variance along it is at least this share of the largest variance.
 LEAST_SHARE = 1e-10
 
 
@@ -32,7 +32,7 @@ def principal_directions(rows: np.ndarray, most: int) -> np.ndarray:
 def reconstruction_errors(rows: np.ndarray, others: np.ndarray, most: int) -> np.ndarray:
     """Return the squared errors (most + 1, n) of reconstructions of the rows ``others`` (n, p).
 
-    Line h holds the errors for the mean and the first h principal directions of ``rows``.
+    Row h of the result has the errors for the mean and the first h principal directions of ``rows``.
     """
     mean = rows.mean(axis=0)
     centred = others - mean

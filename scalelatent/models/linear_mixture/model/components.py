@@ -17,7 +17,7 @@ from scalelatent.models.linear_mixture.kernels.reference import (
 )
 
 LIKELIHOODS = ("error", "code-cost", "ppca", "factor-analysis")
-# Likelihoods whose scores are densities: each component is a Gaussian with noise of its own.
+# Likelihoods whose scores are densities: each component is a Gaussian with its own noise variance.
 DENSITY_LIKELIHOODS = ("ppca", "factor-analysis")
 # Lower bound of the noise variance, in squared units of the features, for rows that do not vary.
 LEAST_FLOOR = 1e-12
@@ -33,7 +33,7 @@ class Components:
     means : ndarray, shape (K, p)
     bases : ndarray, shape (K, p, q)
         Orthonormal columns; in factor analysis the loadings. The first ``n_dims`` columns belong to the
-        model. The others are spare: with them, the first ones converge in fewer passes.
+        model. The other columns are spare: they let the first columns converge in fewer passes.
     values : ndarray, shape (K, q)
         Variances of the rows along the columns of ``bases``; factor analysis does not use them.
     noise : ndarray, shape (K,) or (K, p)
@@ -67,7 +67,7 @@ class Components:
         return Components(**{name: a[which] for name, a in self.arrays().items()}, n_dims=self.n_dims)
 
     def overwrite(self, which: np.ndarray, part: Components) -> None:
-        """Overwrite the components with the indices ``which`` in place by those of ``part``."""
+        """Overwrite the components with the indices ``which`` in place by the components of ``part``."""
         for name, array in self.arrays().items():
             array[which] = getattr(part, name)
 
@@ -170,7 +170,7 @@ def scatter_maps(components: Components, likelihood: str) -> np.ndarray:
 
 
 def divide_by(wide: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Return wide matrices (K, p, q) times the inverses of symmetric positive definite ones (K, q, q).
+    """Return ``wide`` (K, p, q) times the inverses of symmetric positive definite ``matrices`` (K, q, q).
 
     Two products with the inverse of the Cholesky factor are faster than LAPACK's solver if ``wide`` has many
     rows p, and more exact than one product with the inverse of the matrix.

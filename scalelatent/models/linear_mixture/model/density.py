@@ -64,7 +64,7 @@ def reconstruct(components: Components, code: np.ndarray, index: np.ndarray) -> 
 def sample(
     components: Components, likelihood: str, n: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw rows (n, p) from the mixture; return them and their components (n,)."""
+    """Draw rows (n, p) from the mixture; return the rows and their components (n,)."""
     loadings, noise = gaussians(components, likelihood)
     index = rng.choice(len(components.weights), size=n, p=components.weights / components.weights.sum())
     factors = rng.normal(size=(n, loadings.shape[2]))
@@ -90,7 +90,7 @@ def _posterior(loadings: np.ndarray, noise: np.ndarray, z: np.ndarray) -> tuple[
 def complete(
     components: Components, likelihood: str, x: np.ndarray, observed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fill in hidden features by their conditional means given the observed ones.
+    """Fill in hidden features by their conditional means given the observed features.
 
     Parameters
     ----------

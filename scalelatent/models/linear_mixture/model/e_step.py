@@ -381,7 +381,7 @@ class MixturePass:
 
 
 def _split_classes(order: np.ndarray, edges: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (class, at most `_SOFT_ROWS` of its rows)."""
+    """Yield pairs (class, rows) with at most `_SOFT_ROWS` rows of the class."""
     for c, (first, stop) in enumerate(pairwise(edges)):
         for a in range(first, stop, _SOFT_ROWS):
             yield c, order[a : min(a + _SOFT_ROWS, stop)]

@@ -5,8 +5,8 @@ G. Hinton, M. Revow, P. Dayan, "Recognizing handwritten digits using mixtures of
 pass:
 
 1. *Assign* (`e_step.py`). E_iq is the squared distance of row i from the plane of component q, or another
-   score. A row belongs to the component of its class with the least E_iq (hard), or to each with the
-   responsibility r_iq = exp(-E_iq / 2 sigma²) / sum_q' exp(-E_iq' / 2 sigma²) (soft).
+   score. A row belongs to the component of its class with the least E_iq (hard), or to each component q of
+   its class with the responsibility r_iq = exp(-E_iq / 2 sigma²) / sum_q' exp(-E_iq' / 2 sigma²) (soft).
 2. *Move the means*: mu_q = sum_i r_iq x_i / sum_i r_iq.
 3. *Turn the bases* towards the leading eigenvectors of S_q = sum_i r_iq (x_i - mu_q)(x_i - mu_q)' and, with
    tangents t of the rows, of S_q + lambda² sum_i r_iq t_i t_i'. The paper computes these eigenvectors; one
@@ -57,7 +57,7 @@ _CACHE_BYTES = 500_000
 
 @dataclass(frozen=True)
 class MixtureEM:
-    """Batch learner of mixtures: M-steps, refills of starving components, phases, and the stop rule.
+    """Batch learner of mixtures: M-steps, refills of components with few rows, phases, and the stop rule.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class MixtureEM:
     def _maximise(self, state: MixtureState, train: Stats) -> tuple[Components, np.ndarray]:
         """Return the components after the M-step, and mean squared lengths (K, 1 + tangents).
 
-        Column 0 is that of the centred rows of each component; the others are those of each kind of tangents.
+        Column 0 is for the centred rows of each component, and each other column is for a kind of tangents.
         """
         s, old = self.settings, state.components
         count = np.array(train["count"])

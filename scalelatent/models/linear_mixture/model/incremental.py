@@ -70,7 +70,7 @@ def _update_svd(basis: np.ndarray, singular: np.ndarray, rows: np.ndarray) -> tu
     if len(rows) == 1 and width < len(basis):
         code = rows[0] @ basis
         rest = rows[0] - basis @ code
-        again = rest @ basis  # a second projection removes rounding errors of the first one
+        again = rest @ basis  # a second projection removes rounding errors of the first projection
         rest, code = rest - basis @ again, code + again
         length = np.sqrt(rest @ rest)
         if length > _OUTSIDE_SHARE * np.sqrt(code @ code):

@@ -49,7 +49,7 @@ class LeaveOneOut:
         first: int,
         by_tangents: bool,
     ) -> np.ndarray:
-        """Return the best score (n,) of each row in its class, as if its component had not learned it.
+        """Return the best score (n,) of each row in its class, as if no component had learned the row.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class LeaveOneOut:
             out[has_rows] = growth * (z * z / components.noise[index]).sum(axis=1)
             return out
         rows = np.flatnonzero(has_rows)
-        rows = rows[np.argsort(index[rows], kind="stable")]  # one matrix product per component
+        rows = rows[np.argsort(index[rows], kind="stable")]  # so that a component needs one matrix product
         for a in range(0, len(rows), _BLOCK_ROWS):
             some = rows[a : a + _BLOCK_ROWS]
             out[some] = self._increase_sorted_scores(x[some], index[some], n[some])

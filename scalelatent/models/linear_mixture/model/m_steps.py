@@ -37,7 +37,7 @@ def centre_scatter(
     total : ndarray, shape (K, p)
     square : ndarray, shape (K,) or (K, p)
     scatter : ndarray, shape (K, q, p)
-        Sums of a pass; see :class:`.e_step.MixturePass`.
+        Sums of a pass over the rows of each component, about the old means.
     bases : ndarray, shape (K, p, q)
 
     Returns

@@ -22,7 +22,7 @@ from .leave_one_out import LeaveOneOut
 
 # Number of rows that tangent distance scores at a time.
 _BLOCK_ROWS = 1024
-# Tangent distance is computed for this many components per row: those with the best scores without tangents.
+# Tangent distance is computed for this many components per row, which have the best scores without tangents.
 N_CANDIDATES = 10
 # Upper bound of the training rows that determine the temperature. With 5,000 rows, temperatures of different
 # samples would have a spread of 8 %.
@@ -109,9 +109,9 @@ def probabilities(scores: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def reject_curve(certainty: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of rejected rows and the error of the others, for 0, 1, … rejected rows.
+    """Return the share of rejected rows and the error of the remaining rows, for 0, 1, … rejected rows.
 
-    The least certain rows are rejected first; of equally certain rows, the first one.
+    The least certain rows are rejected first, and equally certain rows in their order.
     """
     n = len(wrong)
     order = np.argsort(certainty, kind="stable")

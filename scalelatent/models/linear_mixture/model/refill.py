@@ -1,4 +1,4 @@
-"""Refill of starving components: each one takes half of the rows of another component, or is dropped.
+"""Refill of starving components: such a component takes half of the rows of another one, or is dropped.
 
 A component starves if too few rows belong to it.
 """
@@ -13,16 +13,15 @@ from .components import Components
 from .e_step import MixtureSettings, MixtureState
 from .m_steps import TINY
 
-# Number of passes that may refill starving components. In later passes they are dropped.
+# Number of passes that may refill components with too few rows. Later passes drop these components.
 MOST_REFILLS = 3
 
 
 def refill_starving(settings: MixtureSettings, state: MixtureState) -> MixtureState:
     """Refill or drop the components that have too few rows.
 
-    A refilled component takes one half of the rows of another component: the one of its class with the
-    largest total error. The two means move apart along the direction in which the rows of this component vary
-    most.
+    A refilled component takes half of the rows of the component of its class that has the largest total
+    error. The means of both components move apart along the direction in which these rows vary most.
     """
     components, classes = state.components, settings.classes
     is_starving = (components.weights > 0) & (state.counts < _fewest_rows(settings, state))
@@ -59,7 +58,7 @@ def refill_starving(settings: MixtureSettings, state: MixtureState) -> MixtureSt
 
 
 def _fewest_rows(settings: MixtureSettings, state: MixtureState) -> np.ndarray:
-    """Return the number of rows (K,) below which a component starves.
+    """Return the number of rows (K,) below which a component has too few rows and is refilled or dropped.
 
     The number is a tenth of the mean number of rows per component of the class, but at least 2 and at most
     n_dims + 1, because n_dims + 1 rows span n_dims directions.

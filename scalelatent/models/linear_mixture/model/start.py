@@ -57,7 +57,7 @@ def start_components(centres: np.ndarray, q: int, seed: int) -> Components:
     """Return components whose means are the centres (K, p), each with q random directions.
 
     No direction belongs to the model yet (``n_dims`` is 0): the first passes are k-means, and M-steps turn
-    the random directions towards those of the rows.
+    the random directions towards the principal directions of the rows.
     """
     k, p = centres.shape
     ones = np.ones(k)

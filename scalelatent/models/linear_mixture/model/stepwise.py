@@ -26,7 +26,7 @@ class StepwiseState:
     Attributes
     ----------
     mixture : MixtureState
-        Components and other values, as in EM over passes.
+        Components, and the other values that EM over passes has in its state.
     mass : ndarray, shape (K,)
         Running share of all rows that belong to each component.
     steps, epoch : int
@@ -116,11 +116,11 @@ class StepwiseMixture:
         return BlockRequirements(scratch=self._pass.requirements.scratch)
 
     def layout(self) -> Layout:
-        """Return the names and shapes of the sums, which are those of an EM pass."""
+        """Return the names and shapes of the sums, which equal the sums of an EM pass."""
         return self._pass.layout()
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per row, which is that of an EM pass."""
+        """Return the number of floating-point operations per row, the same as in an EM pass."""
         return self._pass.flops_per_row()
 
     def prepare(self, state: StepwiseState, backend: Backend) -> PreparedPass:

@@ -40,7 +40,10 @@ SCORES = 2**26
 
 @dataclass(frozen=True)
 class DeviceBank:
-    """Centroids that clusterings share, on the GPU; fields as in :class:`..cpu.dense.PackedCentroids`."""
+    """Centroids ``w`` (k, columns) that clusterings share, on the GPU, with the terms of their scores.
+
+    The other fields have the meaning of the fields of :class:`..cpu.dense.PackedCentroids`.
+    """
 
     w: cupy.ndarray
     scale: cupy.ndarray
@@ -57,15 +60,13 @@ class DeviceBank:
 class Postings:
     """Entries of the CSR centroids that clusterings share, sorted by column, on the GPU."""
 
-    # int32 (p + 1,): start of the entries of each column
-    start: cupy.ndarray
-    # int32 (entries,): centroid of each entry
-    centroid: cupy.ndarray
-    # float32 (entries,): value of each entry
-    value: cupy.ndarray
-    # float64 (2, k): scale and bias of the scores, see :class:`..reference.ScoredCentroids`
+    start: cupy.ndarray  # int32 (p + 1,): start of the entries of each column
+    centroid: cupy.ndarray  # int32 (entries,): centroid of each entry
+    value: cupy.ndarray  # float32 (entries,): value of each entry
+    # float64 (2, k): scale and bias; a row x and a centroid w have the score scale (w . x) + bias
     exact: cupy.ndarray
-    # int32 (k, clusterings): see :func:`..cpu.candidates.number_centroids`
+    # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;
+    # ``candidates.NONE`` if the centroid does not belong to the clustering
     codes: cupy.ndarray
 
 
@@ -81,7 +82,7 @@ class DeviceLists:
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
-    """Copy centroids to the GPU for :func:`nearest`, see :func:`..reference.make_bank`."""
+    """Copy centroids to the GPU for :func:`nearest`; ``draws`` marks the centroids of each clustering."""
     w, codes = by_tiles.merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
     squares = squared_lengths(w)
     exact = np.stack(score_terms(squares, metric))
@@ -94,7 +95,7 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> De
 
 
 def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
-    """Return the code of each row in each clustering, as :func:`..reference.nearest` does."""
+    """Return the code of each row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     x = _to_device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
     places, (k, q), clusterings = _to_device(columns, np.int32), bank.w.shape, bank.codes.shape[1]
     codes = cupy.empty((len(x), clusterings), dtype=np.int32)
@@ -121,7 +122,7 @@ def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
 ) -> Postings:
-    """Copy CSR centroids to the GPU, sorted by column, see :func:`..reference.make_sparse_bank`."""
+    """Copy the entries of CSR centroids in ``columns`` to the GPU, sorted by column."""
     k, p = w.shape
     w = w.keep_columns(columns)
     column, value = w.indices, np.asarray(w.data, dtype=np.float32)
@@ -135,7 +136,7 @@ def make_sparse_bank(
 
 
 def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
-    """Return the codes of CSR rows, as :func:`..reference.nearest_sparse` does."""
+    """Return the code of each CSR row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     shape = (len(x), bank.codes.shape[1])
     codes, tops = cupy.empty(shape, dtype=np.int32), cupy.empty(shape, dtype=np.float64)
     rows = (_to_device(x.data, np.float32), _to_device(x.indices, np.int32), _to_device(x.indptr, np.int32))
@@ -147,7 +148,7 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> DeviceLists:
-    """Make the lists of centroids for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
+    """Return lists of the centroids by their codes in the layer below, for :func:`nearest_codes`."""
     (sets, k, v), below = codes.shape, units.shape[2]
     moved = cupy.asarray(np.ascontiguousarray(codes))  # copy uint16 codes, which are shorter than int32
     drawn = cupy.asarray(np.ascontiguousarray(units).view(np.uint8))
@@ -159,7 +160,7 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> DeviceLists:
 
 
 def nearest_codes(x: Array, lists: DeviceLists) -> np.ndarray:
-    """See :func:`..reference.nearest_codes`; the codes are uint16 if k <= 65,536, else int32."""
+    """Return the centroid that shares most codes with each row, uint16 if k <= 65,536, else int32."""
     (sets, v, k), below = lists.members.shape, lists.start.shape[2] - 1
     short = k <= 2**16
     x, codes = _to_device(x, np.int32), cupy.empty((len(x), sets), dtype=np.uint16 if short else np.int32)

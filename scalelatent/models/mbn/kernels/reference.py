@@ -19,22 +19,20 @@ METRICS = ("euclidean", "cosine")
 
 @dataclass(frozen=True)
 class ScoredCentroids:
-    """Centroids that clusterings share; centroid j of row x has the score scale_j (w_j . x) + bias_j.
+    """Centroids w that clusterings share; for a row x, centroid j has the score scale_j (w_j . x) + bias_j.
 
     The nearest centroid has the largest score.
     """
 
-    # float64 (k, columns): centroids
-    w: np.ndarray
+    w: np.ndarray  # float64 (k, columns): centroids
     # float64 (k,): 1 and -|w|^2 / 2 for the Euclidean distance; 1 / |w| and 0 for the cosine
     scale: np.ndarray
     bias: np.ndarray
-    # bool (clusterings, k): True for the centroids of each clustering
-    draws: np.ndarray
+    draws: np.ndarray  # bool (clusterings, k): True for the centroids of each clustering
 
 
 def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (scale, bias) of :class:`ScoredCentroids`, from the squared lengths of the centroids."""
+    """Return the factor and the constant in the score of each centroid, from their squared lengths."""
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":
@@ -56,9 +54,9 @@ def squared_lengths(w: np.ndarray) -> np.ndarray:
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> ScoredCentroids:
-    """Prepare centroids ``w`` (k, columns) for :func:`nearest`; ``draws`` as in :class:`ScoredCentroids`.
+    """Prepare centroids ``w`` (k, columns) for :func:`nearest`.
 
-    Without ``draws`` there is one clustering, which has all centroids.
+    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; None: one has all.
     """
     draws = np.ones((1, len(w)), dtype=bool) if draws is None else draws
     w = np.asarray(w, dtype=np.float64)
@@ -83,7 +81,7 @@ def make_sparse_bank(
 
 
 def nearest_sparse(x: CsrRows, centroids: ScoredCentroids) -> np.ndarray:
-    """Return the codes of CSR rows as :func:`nearest` does."""
+    """Return the code of each CSR row in each clustering, int32 (rows, clusterings)."""
     return nearest(x.to_dense(), np.arange(x.shape[1]), centroids)
 
 
@@ -94,9 +92,9 @@ class UnitLists:
     The layer below has V clusterings of "k below" centroids; a code of one of them is a one-hot unit.
     """
 
-    # int (clusterings, k, V): codes of the k centroids of each clustering
+    # int (clusterings, k, V): codes of the k centroids of each clustering in the V clusterings below
     codes: np.ndarray
-    # bool (clusterings, V, k below): True for the one-hot units that each clustering uses
+    # bool (clusterings, V, k below): True for the codes of the layer below that each clustering uses
     units: np.ndarray
 
 
@@ -106,7 +104,7 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> UnitLists:
 
 
 def nearest_codes(x: np.ndarray, lists: UnitLists) -> np.ndarray:
-    """Return the centroid that shares most one-hot units with each row, in each clustering.
+    """Return the centroid that shares most codes (one-hot units) with each row, in each clustering.
 
     The first of several such centroids is chosen. In upper layers, the paper chooses the centroid w with the
     largest product w.x (section 2.2). The product of two one-hot rows is the number of units that they share.

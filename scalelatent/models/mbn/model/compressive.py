@@ -75,7 +75,7 @@ def remove_scales(
     row_scale: tuple[float, float],
     output_scale: tuple[np.ndarray, float],
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return weights and biases for unscaled rows and outputs, from those for scaled rows and outputs.
+    """Convert weights and biases for scaled rows and outputs to weights and biases for unscaled ones.
 
     Scaled rows are (x - shift) / scale with ``row_scale`` = (shift, scale); outputs likewise, but their shift
     has one number per column.

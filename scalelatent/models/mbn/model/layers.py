@@ -7,8 +7,8 @@ units); it is never computed.
 
 Clusterings of the first layer can share a pool: one draw of columns and of up to 2 k rows. Each clustering
 takes k of these rows at random as centroids. The scores of a row with a pool give the codes of all
-clusterings of the pool. With G pools, the first layer therefore costs 2 G / V of the paper's. Upper layers
-have no pools, because shared columns worsen the clusters there.
+clusterings of the pool. With G pools, the first layer therefore costs 2 G / V of the first layer in the
+paper. Upper layers have no pools, because shared columns worsen the clusters there.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Messages round the least allowed fraction up, so that the number in the message is allowed.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
 # At most _GROUP clusterings of an upper layer are computed together, and fewer if the numbers of all their
-# centroids do not fit _GROUP_BITS bits, or the masks of their one-hot units take more than _GROUP_BYTES
-# bytes.
+# centroids do not fit _GROUP_BITS bits, or the masks of the codes that they use exceed _GROUP_BYTES bytes.
 _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
 # Number of pools (draws of rows and columns that clusterings share) by default, and the fewest rows and
 # columns of data for which there are pools by default (benchmarks/mbn_pools.py).
 POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
 # Time to look up the list of the centroids that have a code, in floating point operations; time to add one
-# code of a centroid to these lists, in look-ups.
+# code of a centroid to these lists, as a multiple of the time of a look-up.
 _LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
 
 
@@ -104,9 +103,9 @@ class CentroidSets(Protocol):
 
 @dataclass(frozen=True)
 class ArraySets:
-    """Centroids of a layer in memory, read as :class:`~scalelatent.engine.rowsets.StoredSets` are."""
+    """Centroids of a layer in memory, in sets of ``rows_per_set`` rows."""
 
-    # (sets x rows of a set, columns)
+    # (sets x rows_per_set, columns): the rows of one set after those of another
     rows: HostRows
     rows_per_set: int
 
@@ -121,12 +120,12 @@ class Layer:
     number: int  # counted from 1
     seed: int
     n_rows: int  # rows that centroids are drawn from
-    n_clusterings: int  # V
+    n_clusterings: int  # V, number of clusterings of the layer
     k: int  # centroids of a clustering
     width: int  # columns of the input: features, or clusterings of the layer below
     k_below: int  # centroids of the layer below; 0 in the first layer
-    fraction: float  # share of the columns (in upper layers: of the one-hot units) that a clustering uses
-    metric: str  # distance of the first layer; upper layers count shared units
+    fraction: float  # share of the columns (in upper layers: of the codes below) that a clustering uses
+    metric: str  # distance of the first layer; upper layers count the codes that two rows share
     csr: bool  # whether the input of the first layer is CSR
     dtype: str  # type of the input
     share: int = 1  # clusterings of the first layer that share a pool of rows and its columns
@@ -142,11 +141,11 @@ class Layer:
         return "uint16" if self.k <= SHORT_CODES else "uint32"
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of the first-layer pool ``which``, int64 in rising order."""
+        """Return the columns of the first-layer pool (draw) ``which``, int64 in rising order."""
         return choose_numbers(self.seed, "columns", 1, which, n=self.width, m=self.n_columns)
 
     def draw_units(self, first: int, count: int = 1) -> np.ndarray:
-        """Return masks of the one-hot units that upper-layer clusterings use, bool (count, V, k below)."""
+        """Return masks of the codes below that upper-layer clusterings use, bool (count, width, k_below)."""
         n = self.width * self.k_below
         units = choose_masks(
             self.seed, "units", self.number, first, count, n=n, m=floor_share(self.fraction, n)
@@ -154,7 +153,7 @@ class Layer:
         return units.reshape(count, self.width, self.k_below)
 
     def draw_centroids(self, first: int, stop: int) -> np.ndarray:
-        """Return masks of the rows of a pool that are centroids of first-layer clusterings, bool.
+        """Return masks of the rows in a pool (draw) that first-layer clusterings use as centroids, bool.
 
         The shape is (clusterings first to stop - 1, rows of their pool).
         """
@@ -162,11 +161,11 @@ class Layer:
             return np.ones((stop - first, self.k), dtype=bool)
         return choose_masks(self.seed, "taken", 1, first, stop - first, n=self.rows_per_set, m=self.k)
 
-    # -- rows that become centroids, see scalelatent.contract.learners.RowSets
+    # -- rows that become centroids: the methods of scalelatent.contract.learners.RowSets
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirement: rows as CSR if the input is CSR."""
+        """Form in which rows are read: CSR if the input is CSR, else dense."""
         return BlockRequirements(csr=self.csr)
 
     @property
@@ -224,7 +223,7 @@ class Layer:
     ) -> np.ndarray:
         """Return the codes of rows in the clusterings first to stop - 1, (rows, clusterings).
 
-        The clusterings belong to one group, see :attr:`group_size`.
+        These clusterings must be in one group: at most :attr:`group_size` clusterings.
         """
         kernel = backend.kernel
         if self.number > 1:
@@ -245,7 +244,7 @@ class Layer:
         if self.number > 1:
             return
         values = x.data if isinstance(x, CsrRows) else x
-        # Shorter integers are always below the limit.
+        # Integers of fewer than 8 bytes are always below the limit.
         if values.size and (values.dtype.kind == "f" or values.dtype.itemsize == 8):
             limit = _largest_value(self.width)
             with np.errstate(invalid="ignore", over="ignore"):

@@ -38,7 +38,7 @@ class LayerCoder:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirement: rows as CSR or dense, as the layer takes them."""
+        """Form in which rows are read, CSR or dense: the form that the layer needs."""
         return self.layer.requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -95,7 +95,7 @@ def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows
     on_host = backend.xp is np
     if layer.csr:
         x = x if isinstance(x, CsrRows) else _to_csr(x)
-        if backend.name == "reference":  # its kernel accepts any types
+        if backend.name == "reference":  # the reference kernel accepts any types
             return x
         return CsrRows(
             backend.asarray(x.data, np.float32),
@@ -153,7 +153,7 @@ class Network:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Requirement: rows as CSR or dense, as the first layer takes them."""
+        """Form in which rows are read, CSR or dense: the form that the first layer needs."""
         return self.layers[0].requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -162,7 +162,7 @@ class Network:
         return (self.layers[-1].n_clusterings,), self.layers[-1].code_dtype
 
     def row_bytes(self) -> int:
-        """Return the bytes of a row of codes of two layers."""
+        """Return the bytes of the codes of one row in two layers, because a layer reads and writes codes."""
         return 2 * max(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in self.layers)
 
     def flops_per_row(self) -> float:

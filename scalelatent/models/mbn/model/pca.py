@@ -20,7 +20,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.contract.stats import Layout, Stats
 from scalelatent.reductions.eigen import column_signs, ritz_pairs
 
-# Function that returns a kernel by its name, see `Backend.kernel`.
+# Function that returns a kernel by its name, the method `Backend.kernel`.
 FindKernel: TypeAlias = Callable[[str], Callable[..., np.ndarray]]
 # Least number of spare columns of the iteration in addition to the components; spare columns speed up
 # convergence.
@@ -31,17 +31,15 @@ LANCZOS_ROWS = 200
 
 @dataclass(frozen=True)
 class Components:
-    """Principal components of one-hot rows."""
+    """Principal components of rows of codes in one-hot form (a column for each code of each clustering)."""
 
-    # float64 (V, k, d): orthonormal columns, largest variance first; the entry of largest
-    # magnitude of each is positive
+    # float64 (V clusterings, k centroids, d components): orthonormal columns, largest variance first; the
+    # entry of largest magnitude of each column is positive
     table: np.ndarray
-    # float64 (d,): product of the mean row and the components
-    offset: np.ndarray
-    # float64 (d,): variance along each component, divided by n
+    offset: np.ndarray  # float64 (d,): product of the mean row and the components
+    # float64 (d,): variance of the rows along each component (sum of squares divided by n rows)
     variance: np.ndarray
-    # Variance of the one-hot rows, summed over all V k columns
-    total_variance: float
+    total_variance: float  # Variance of the one-hot rows, summed over all V k columns
 
     def first(self, d: int) -> Components:
         """Return the first d components."""
@@ -59,14 +57,14 @@ def compute_total_variance(mean: np.ndarray) -> float:
 
 
 def make_components(vectors: np.ndarray, variance: np.ndarray, mean: np.ndarray) -> Components:
-    """Return components from eigenvectors (V k, d); the largest entry of each becomes positive."""
+    """Return components from eigenvectors (columns, d); the largest entry of each becomes positive."""
     vectors = vectors * column_signs(vectors)
     table = np.ascontiguousarray(vectors.reshape(*mean.shape, -1))
     return Components(table, mean.reshape(-1) @ vectors, variance, compute_total_variance(mean))
 
 
 def compute_mean(codes: np.ndarray, k: int) -> np.ndarray:
-    """Return the share of the rows with each code, float64 (V, k)."""
+    """Return the share of the rows with each code, float64 (clusterings, k)."""
     return np.stack([np.bincount(column, minlength=k) for column in codes.T]) / len(codes)
 
 
@@ -113,14 +111,14 @@ def find_leading(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.
 def _find_leading_by_lanczos(
     codes: np.ndarray, count: int, kernel: FindKernel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eigenpairs of :func:`find_leading`, by Lanczos' method (about 100 products with vectors)."""
+    """Return what :func:`find_leading` returns, by Lanczos' method (about 100 products with vectors)."""
     from scipy.sparse.linalg import ArpackError, eigsh
 
     matches = _centre_matches(codes, kernel)
     start = np.cos(np.arange(len(codes)) ** 1.5)  # an arbitrary vector, the same in each run
     try:
         values, u = eigsh(matches, k=count, which="LA", v0=start, ncv=16 + 4 * count, tol=1e-9, maxiter=200)
-    except ArpackError:  # nearly equal eigenvalues do not converge, and all zeros have no start
+    except ArpackError:  # nearly equal eigenvalues do not converge, and a matrix of zeros has no start vector
         return find_leading(codes, count, kernel)
     return values[::-1], u[:, ::-1]
 
@@ -161,12 +159,11 @@ class PcaState:
     """State of the subspace iteration between two passes over the rows."""
 
     iteration: int  # number of completed passes
-    # float64 (V k, q): orthonormal
-    basis: np.ndarray
+    basis: np.ndarray  # float64 (V k, q): q orthonormal columns, for V clusterings of k centroids
     # float64 (V k, q) and (q,): Ritz vectors and values of the last pass, largest first
     vectors: np.ndarray
     variance: np.ndarray
-    # Largest length of S c - v c (covariance S, component c, its variance v), over the largest variance
+    # Largest length of S c - v c (covariance S, component c with variance v), divided by the largest variance
     residual: float
 
 
@@ -174,11 +171,11 @@ class PcaState:
 class StreamedPca:
     """EM for PCA of one-hot rows, a :class:`~scalelatent.contract.learners.BatchLearner`."""
 
-    # float64 (V, k)
+    # float64 (clusterings, k): share of the rows with each code
     mean: np.ndarray
     n_rows: int
     n_components: int  # components that must converge
-    width: int  # columns of the iteration
+    width: int  # columns of the basis
     tol: float  # the iteration ends if the residual of the state is at most this number
     max_iter: int  # largest number of passes
 
@@ -186,7 +183,7 @@ class StreamedPca:
     def create(
         cls, counts: np.ndarray, n_rows: int, n_components: int, tol: float = 1e-4, max_iter: int = 200
     ) -> StreamedPca:
-        """Return the learner of ``n_components`` components; of fewer if the rows have fewer dimensions."""
+        """Return the learner of ``n_components`` components, or of as many as the rows have dimensions."""
         v, k = counts.shape
         most = max(1, min(n_rows - 1, v * (k - 1)))
         d = min(n_components, most)
@@ -239,7 +236,7 @@ class UnitBasis(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeProducts:
-    """Reduction to the sums of h' (h - mean) C and (h - mean) C over the one-hot rows h, for a basis C."""
+    """Sums of h' (h - mean) C and (h - mean) C over the rows h in one-hot form, for a basis C."""
 
     requirements = BlockRequirements()
 

@@ -15,7 +15,7 @@ import numpy as np
 _SPARSE_SHARE = 1 / 16
 
 
-@lru_cache(maxsize=64)  # a fit draws for each clustering of each layer with few keys
+@lru_cache(maxsize=64)  # a fit uses few keys, each for the draws of many clusterings
 def make_key(seed: int, purpose: str) -> np.ndarray:
     """Return the key of the random generator for a purpose, a name of at most 8 letters such as "columns"."""
     return np.array([seed % 2**64, int.from_bytes(purpose.encode(), "little")], dtype=np.uint64)
@@ -25,7 +25,7 @@ def choose_masks(
     seed: int, purpose: str, layer: int, first: int, count: int, *, n: int, m: int
 ) -> np.ndarray:
     """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return masks, bool (count, n)."""
-    # Imported here, because it imports numba, which is slow.
+    # Import the module here, because it imports numba, which is slow.
     from scalelatent.models.mbn.kernels.cpu import draws
 
     return draws.choose_masks(make_key(seed, purpose), layer, first, count, n, m)

@@ -1,1 +1,1 @@
-"""Bodies of the inference kernels in numba, float32."""
+"""Kernels for inference in RBMs on a CPU in float32, compiled by numba."""

@@ -17,33 +17,33 @@ from scalelatent.models.crbm.kernels.inference import choose_limits, largest_mag
 UNITS, EDGES = 8, 16
 # Bytes of 8 units, and of 16 edges. The latter is also a cache line.
 UNIT_BYTES, LINE_BYTES = BYTES * UNITS, BYTES * EDGES
-# Visible units of a block. Their part of W and of the messages stays in the first-level cache while messages
-# go in both directions.
+# Number of visible units that are processed together (a block). Their part of W and of the messages stays in
+# the first-level cache while messages are sent in both directions.
 ROWS = 8
 
 
 @dataclass(frozen=True)
 class Coupling:
-    """Couplings, and their exponentials padded to whole vectors and blocks of rows.
+    """Couplings W and exp(W), padded to multiples of 8 visible units and of 16 hidden units.
 
-    The padding has W = 0, so its messages are 1 within rounding and do not change any other unit.
+    Kernels process 8 visible and 16 hidden units at a time. The padding has W = 0, so its messages are 1
+    within rounding and do not change any other unit.
     """
 
-    # float32 (v, h): the couplings W; the caller's own array if it was float32
-    w: np.ndarray
+    w: np.ndarray  # float32 (v, h): the couplings W; not a copy if the caller's array is float32
     # Number of messages that are multiplied before mantissa and exponent are split, and upper bound of |log
-    # odds| when beliefs are computed; both come from :func:`..inference.choose_limits`
+    # odds| when beliefs are computed. The function ``choose_limits`` computes both numbers from max |W|
     factors: int
     limit: float
 
     @cached_property
     def a(self) -> np.ndarray:
-        """exp(W), padded with ones."""
+        """exp(W), padded with ones to multiples of 8 visible and 16 hidden units, for whole vectors."""
         return _pad(self.w, np.exp)
 
     @cached_property
     def padded(self) -> np.ndarray:
-        """W, padded with zeros."""
+        """W, padded with zeros to multiples of 8 visible and 16 hidden units, for whole vectors."""
         return _pad(self.w, np.positive)
 
     @cached_property
@@ -58,12 +58,12 @@ class Coupling:
 
     @cached_property
     def packed(self) -> tuple[np.ndarray, np.ndarray]:
-        """W and its transpose in the layout of :func:`scalelatent.kernels.tiles.packed_matrix`."""
+        """W and its transpose in the memory layout that the kernel for matrix products reads."""
         return packed_matrix(self.w), packed_matrix(np.ascontiguousarray(self.w.T))
 
 
 def round_up(n: int) -> int:
-    """Return n rounded up to whole vectors of edges."""
+    """Return n rounded up to a multiple of 16, the number of edges in a vector."""
     return -(-n // EDGES) * EDGES
 
 
@@ -76,6 +76,6 @@ def _pad(w: np.ndarray, function: np.ufunc) -> np.ndarray:
 
 
 def make_coupling(w: np.ndarray) -> Coupling:
-    """Return the couplings, checked; exponentials and packed forms are computed at first use."""
+    """Check and return the couplings W; exponentials and packed forms are computed at first use."""
     w = np.asarray(w, dtype=np.float32)
     return Coupling(w, *choose_limits(largest_magnitude(w)))

@@ -1,6 +1,7 @@
-"""Vector instructions for the edges of a graph in sum-product belief propagation.
+"""Vector instructions that send messages along the edges of a graph, for sum-product belief propagation.
 
-:mod:`.sum_product` has the formulas and the meaning of the letters.
+A = exp(W). The beliefs that a unit is 1 and 0 are t and u. A message is a quotient N / D, in which s is the
+opposite message times u (:mod:`.sum_product` derives the formulas).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def _make_gather(rows: int) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Replace the messages at ``m`` by s, and write the product of all N / D of each row as q times 2^e.
 
-        The module docstring of `sum_product` explains s, N and D. All arguments are addresses, except
-        ``row_step``, the bytes of a row, ``n``, the bytes of the hidden units, and ``chunk``, the bytes after
-        which mantissas and exponents are split.
+        For a message r, s = r u, N = A t + s and D = t + s. All arguments are addresses, except ``row_step``,
+        the bytes of a row, ``n``, the bytes of the hidden units, and ``chunk``, the bytes after which
+        mantissas and exponents are split.
         """
         b = lanes.b
         steps = [b.mul(row_step, I64(r)) for r in range(rows)]
@@ -70,7 +71,7 @@ def _make_gather(rows: int) -> Callable[..., None]:
 
 
 class _Edges(NamedTuple):
-    """Edges from two visible units to sixteen hidden units: A, s, numerator and denominator of messages."""
+    """Edges of two visible and sixteen hidden units: exp(W), s, numerators and denominators of messages."""
 
     a: list[ir.Value]
     s: list[ir.Value]
@@ -82,7 +83,7 @@ def _send_messages(
     lanes: Vectors, a: ir.Value, m: ir.Value, places: list[ir.Value], th: ir.Value, tv: list[ir.Value],
     uv: list[ir.Value], product: ir.Value,
 ) -> tuple[ir.Value, _Edges]:  # fmt: skip
-    """Replace s at two places of ``m`` by messages of two visible units; return ``product`` times both."""
+    """Replace s at two places of ``m`` by messages of two units; return ``product`` times the messages."""
     fma, b, edges = lanes.fma, lanes.b, _Edges([], [], [], [])
     for at, t, u in zip(places, tv, uv, strict=True):
         aj, s = lanes.load(a, at), lanes.load(m, at)
@@ -106,8 +107,9 @@ def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Replace the products s at ``m`` by messages to the hidden units.
 
-        Multiply p 2^e, the product of each column, by its messages; with ``split``, normalize p to a mantissa
-        afterwards. Prefetch the next rows of exp(W) at ``a2`` and of messages at ``m2`` into the cache.
+        Multiply p 2^e, the product of the messages to each hidden unit, by the new messages; with ``split``,
+        normalize p to a mantissa afterwards. Prefetch the next rows of exp(W) at ``a2`` and of messages at
+        ``m2`` into the cache.
         """
         b = lanes.b
         steps = [b.mul(step, I64(r)) for r in range(rows)]

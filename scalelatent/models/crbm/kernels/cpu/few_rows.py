@@ -23,12 +23,12 @@ from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, in
 # Number of partial sums of each product, the same on every machine, so that bits do not depend on the
 # machine.
 SIDE = 16
-# Units and rows of x in a tile of x W^T, limited by the number of registers.
+# Numbers of units and of rows of x whose products x W^T are summed at a time, limited by the registers.
 _UNITS, _ROWS = (4, 5) if LANES == 16 else (4, 2)
 # Number of units whose parameters are updated together. A step reads these parameters twice, the second time
 # from the second-level cache.
 _UPDATED_UNITS = 32
-# Number of vectors in a row of a tile of L^T X.
+# Number of vectors in a row of a tile, the part of L^T X that is summed in registers at a time.
 _TILE_VECTORS = 3
 
 
@@ -54,7 +54,7 @@ def _add_lanes(v: Vectors, four: list[tuple[ir.Value, ...]]) -> ir.Value:
 def _lane_sums(
     v: Vectors, xs: list[ir.Value], ws: list[ir.Value], n: ir.Value, lane: int, ahead: ir.Value
 ) -> list[ir.Value]:
-    """Return the partial sums of the products over k, for each pair of a row of x and a unit.
+    """Return partial sums over the columns k of x times w, for each pair of a row of x and a unit.
 
     Lane i has the partial sum of the columns k with k mod 16 = ``lane`` + i. With ``lane`` 0, two cache lines
     per step are prefetched from ``ahead``.
@@ -84,7 +84,7 @@ def _make_dots(rows: int, units: int) -> Callable[..., None]:
         v: Vectors, x: ir.Value, x_step: ir.Value, w: ir.Value, w_step: ir.Value, n: ir.Value, bias: ir.Value,
         out: ir.Value, out_step: ir.Value, ahead: ir.Value,
     ) -> None:  # fmt: skip
-        """Write out[r, u] = sum_k x[r, k] w[u, k] + bias[u]; prefetch two lines per step from ``ahead``."""
+        """Write out[r, u] = sum_k x[r, k] w[u, k] + bias[u]; prefetch cache lines from ``ahead``."""
         xs = [v.b.add(x, v.b.mul(x_step, I64(r))) for r in range(rows)]
         ws = [v.b.add(w, v.b.mul(w_step, I64(u))) for u in range(units)]
         lanes = (_lane_sums(v, xs, ws, n, lane, ahead) for lane in range(0, SIDE, LANES))
@@ -132,7 +132,7 @@ def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) ->
 
 
 def _make_finish(end: str) -> Callable[..., None]:
-    """Return the code that stores the sums of a tile of left^T X in matrices whose rows have ``row`` bytes.
+    """Return the function that stores sums of left^T X in ``out``; ``end`` names the formula.
 
     plus   out = base + sums
     less   out = sums - subtracted
@@ -252,9 +252,9 @@ def ascend_outer(
     theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
     left: np.ndarray, x: np.ndarray, decay: np.float32, momentum: np.float32,
 ) -> None:  # fmt: skip
-    """Write momentum velocity - decay theta + left^T x to ``new_velocity``; add it to theta: ``new_theta``.
+    """Set new_velocity = momentum * velocity - decay * theta + left.T @ x, new_theta = theta + new_velocity.
 
-    Velocities may be empty. The new arrays may be the old ones.
+    Without momentum, both velocities are empty. The new arrays may be the old arrays.
     """
     moving, features = len(velocity) > 0, x.shape[1]
     still = empty((_UPDATED_UNITS, 0 if moving else features), np.float32)

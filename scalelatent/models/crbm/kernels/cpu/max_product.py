@@ -1,4 +1,7 @@
-"""Max-product belief propagation: a message is max(w + s, 0) - max(s, 0), with the cavity's log odds s."""
+"""Max-product belief propagation: a message is max(w + s, 0) - max(s, 0).
+
+The log odds s are those of the sender without the opposite message on the same edge (the cavity).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
 def _gather(
     lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lh: ir.Value, n: ir.Value, totals: ir.Value
 ) -> None:
-    """Replace messages from four visible units with messages to them, and write the sum of each row."""
+    """Replace messages from four visible units with messages to them; write the sum for each visible unit."""
     b = lanes.b
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
 
@@ -58,7 +61,7 @@ def _gather(
 def _scatter(
     lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lv: ir.Value, n: ir.Value, totals: ir.Value
 ) -> None:
-    """Replace messages to four visible units with messages from them, and add these to the column sums."""
+    """Replace messages to four visible units with messages from them; add these to sums per hidden unit."""
     b = lanes.b
     steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
     own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
@@ -121,7 +124,7 @@ def _infer(
 def max_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`..reference.max_product`."""
+    """Find the most probable joint state of all units by max-product; the log odds are of max-marginals."""
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, w = allocate_results(bv, bh), coupling.padded
     scratch = (

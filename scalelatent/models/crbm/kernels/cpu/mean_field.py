@@ -1,7 +1,6 @@
 """Mean field: two matrix products per sweep.
 
-Sums of a tile run in a fixed order, so that the beliefs of a row do not depend on the other rows of the
-batch.
+The order of all sums is fixed, so that the beliefs of a row do not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from .units import (
 
 @subkernel
 def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved: np.float32) -> np.float32:
-    """Update one side of a graph from ``total``, the products of W with the beliefs of the other side.
+    """Update the visible or the hidden units of a graph.
 
-    ``moved`` is the largest change of a belief of the other side in this sweep. Return the largest change of
-    both sides.
+    ``total`` are the products of W with the beliefs of the other units (hidden or visible), and ``moved`` is
+    the largest change of these beliefs in this sweep. Return the largest change of the beliefs of all units.
     """
     n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
     for k in range(n):
@@ -56,7 +55,7 @@ def _infer(
     h_units: np.ndarray, v_out: np.ndarray, h_out: np.ndarray, tv: np.ndarray, th: np.ndarray,
     small: np.ndarray,
 ) -> None:  # fmt: skip
-    """Infer a strip of graphs together; a graph that has met its tolerance does not change any more."""
+    """Infer several graphs together; a graph that has met its tolerance does not change any more."""
     rows, v, h = len(bv), bv.shape[1], bh.shape[1]
     moved = empty(rows, np.float32)
     for n in range(rows):
@@ -88,7 +87,7 @@ def _infer(
 def mean_field(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`..reference.mean_field`."""
+    """Approximate the marginals of all units by mean field; the first sweep starts from sigmoid(bh)."""
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, (v, h), strip = allocate_results(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1

@@ -1,7 +1,7 @@
 """Mixed-product belief propagation, which stores no messages and divides once per visible unit and sweep.
 
-As in :mod:`.sum_product`, A = exp(W), and t and u are the beliefs that the hidden unit is 1 and 0. A visible
-unit sends its decision: the message is A^d, where d = 1 if the log odds of the unit are above 0. So a message
+A = exp(W), and t and u are the beliefs that the hidden unit is 1 and 0 (:mod:`.sum_product`). A visible unit
+sends its decision: the message is A^d, where d = 1 if the log odds of the unit are above 0. So a message
 to the unit is A t + u if d = 0, and A / (A u + t) if d = 1. To multiply these messages over the hidden units,
 the kernel computes the product of A x + y, where x, y are t, u for d = 0, and u, t for d = 1. For d = 1 the
 product of a row of A, computed beforehand, is divided by that product. A hidden unit receives the sum of W
@@ -48,7 +48,7 @@ def _gather(
     lanes: Vectors, a: ir.Value, row_step: ir.Value, x0: ir.Value, x1: ir.Value, x2: ir.Value, x3: ir.Value,
     swap: ir.Value, n: ir.Value, chunk: ir.Value, q: ir.Value, e: ir.Value,
 ) -> None:  # fmt: skip
-    """Write the product of A x + y of each of four rows as q times 2^e.
+    """Write the product of A x + y over the hidden units, for each of four visible units, as q times 2^e.
 
     All arguments are addresses, except ``row_step``, the bytes of a row of A, ``n``, the bytes of the hidden
     units, and ``chunk``, the bytes after which mantissas and exponents are split. The address of y is
@@ -138,7 +138,7 @@ def _infer(
 def mixed_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`..reference.mixed_product`."""
+    """Find the most probable visible state, ``lv > 0``, with the hidden units summed out (marginal MAP)."""
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, a = allocate_results(bv, bh), coupling.a
     units = aligned_empty((UNIT_FIELDS + 1, len(a))), aligned_empty((UNIT_FIELDS + 1, a.shape[1]))

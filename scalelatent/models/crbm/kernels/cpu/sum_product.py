@@ -258,14 +258,14 @@ _INFER_BY_DTYPE = {
 def sum_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """See :func:`..reference.sum_product`."""
+    """Approximate the marginals of all units by sum-product belief propagation; exact on trees."""
     return _run(coupling, bv, bh, n_sweeps, tol, None)
 
 
 def sum_product_pairs(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None, pairs: np.ndarray
 ) -> Inference:
-    """See :func:`..reference.sum_product_pairs`."""
+    """Run :func:`sum_product`, add the pair beliefs of all rows to ``pairs``, (v, h), and estimate log Z."""
     check_pairs(pairs.shape, coupling.w.shape)
     return _run(coupling, bv, bh, n_sweeps, tol, pairs)
 

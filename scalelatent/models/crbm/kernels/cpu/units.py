@@ -18,8 +18,8 @@ from .coupling import UNIT_BYTES, UNITS, Coupling
 # Rows of the array of units: bias, log odds, belief that the unit is 1, belief that it is 0.
 BIASES, LOG_ODDS, ON, OFF = range(4)
 UNIT_FIELDS = 4
-# Rows of the scratch of one block of units: product of the messages as mantissa and exponent (or their sum),
-# the largest change of a belief in each lane, and the limit of log odds in all lanes.
+# Rows of the scratch space of eight units: product of the messages as mantissa and exponent (or the sum of
+# the messages), the largest change of each unit's belief, and the upper bound of |log odds|.
 PRODUCT, EXPONENT, MOVED, LIMIT = range(4)
 
 
@@ -55,7 +55,7 @@ def update_by_product(
 def update_by_sum(
     lanes: Vectors, units: ir.Value, step: ir.Value, total: ir.Value, moved: ir.Value, limit: ir.Value
 ) -> None:
-    """Set log odds = bias + ``total`` of eight units; see :func:`update_by_product`."""
+    """Set log odds = bias + ``total`` of eight units, and update their beliefs and ``moved``."""
     new = lanes.b.fadd(lanes.load(units), lanes.load(total))
     _store_beliefs(lanes, new, units, step, moved, limit)
 
@@ -74,7 +74,7 @@ def start_units(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> Non
 
 
 def make_scratch(limit: float, *graphs: int) -> np.ndarray:
-    """Return the scratch of one block of units for each graph, (*graphs, 4, 8)."""
+    """Return the scratch space for eight units of each graph, (*graphs, 4, 8)."""
     out = aligned_empty((*graphs, 4, UNITS))
     out[..., :LIMIT, :], out[..., LIMIT, :] = 0.0, limit
     return out
@@ -91,7 +91,7 @@ def check_inputs(
 
 
 def allocate_results(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return uninitialised arrays for the results of a batch: lv, lh, sweeps, change."""
+    """Return uninitialised arrays of results: log odds of visible and hidden units, sweeps, last change."""
     rows = len(bv)
     sweeps, change = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.float32)
     return np.empty_like(bv), np.empty_like(bh), sweeps, change
@@ -99,7 +99,7 @@ def allocate_results(bv: np.ndarray, bh: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @entry(*[in_array("f4", 2)] * 3, out_array("f4", 1))
 def log_loss(lv: np.ndarray, beliefs: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
-    """Write the log-loss of each row to ``out``; see ``compute_log_loss`` in ``model/energy.py``."""
+    """Write the log-loss of each row in nats to ``out``, from log odds ``lv``, beliefs and outputs ``v``."""
     for n in range(len(lv)):
         total, product = 0.0, 1.0
         for i in range(lv.shape[1]):

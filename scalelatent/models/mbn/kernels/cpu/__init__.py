@@ -1,1 +1,1 @@
-"""Bodies of the kernels in numba."""
+"""Kernels of bootstrap networks on a CPU, compiled by numba."""

@@ -4,7 +4,7 @@ The clusterings share a pool of centroids, and each clustering consists of some 
 score of a row and a centroid is larger if the centroid is nearer. The steps for a row:
 
 1. Keep the best scores in float32 in a list in falling order (:func:`insert_score`). The list is so long that
-   it contains no centroid of a clustering with a probability below 1e-7.
+   the probability that it contains no centroid of a clustering is below 1e-7.
 2. If rounding can have exchanged two neighbours in the list, compute their scores again in float64. Then sort
    the list (:func:`sort_list`); of equal scores the lower index comes first.
 3. Give each clustering its first centroid in the list (:func:`assign_codes`), unless a centroid outside the
@@ -32,18 +32,19 @@ def number_centroids(draws: np.ndarray | None, k: int) -> np.ndarray:
     """Return the code of each of k centroids in each clustering, int32 (centroids, clusterings).
 
     ``draws``, bool (clusterings, centroids), is true for the centroids of each clustering; None: one
-    clustering has all centroids. Its centroids are numbered from 0; others have the code NONE.
+    clustering has all centroids. Each clustering numbers its centroids from 0. A centroid that does not
+    belong to a clustering has the code NONE in it.
     """
     draws = np.ones((1, k), dtype=bool) if draws is None else draws
     return np.where(draws, np.cumsum(draws, axis=1, dtype=np.int32) - 1, NONE).T.astype(np.int32, order="C")
 
 
 def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge equal centroids, because centroids with equal scores would fill the list of a row.
+    """Merge equal centroids, because their equal scores would fill a row's list of nearest centroids.
 
-    ``rows`` are the contents of the centroids, and ``codes`` are from :func:`number_centroids`. Return the
-    first index of each distinct centroid, and its code in each clustering: the lowest code of all centroids
-    that are equal to it.
+    ``rows`` are the contents of the centroids, and ``codes`` (centroids, clusterings) are their codes. Return
+    the first index of each distinct centroid, and its code in each clustering: the lowest code of all
+    centroids that are equal to it.
     """
     first: dict[Hashable, int] = {}
     kept, group = np.unique([first.setdefault(row, i) for i, row in enumerate(rows)], return_inverse=True)
@@ -55,7 +56,7 @@ def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray
 
 
 def list_length(codes: np.ndarray) -> int:
-    """Return the length of the list of each row, from ``codes`` of :func:`number_centroids`."""
+    """Return the number of centroids in the list of each row, from their ``codes`` in each clustering."""
     taken = float((codes != NONE).mean(axis=0).min())
     needed = math.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-taken)) if 0 < taken < 1 else 1
     return min(max(needed, _LEAST_LENGTH), len(codes))
@@ -63,7 +64,7 @@ def list_length(codes: np.ndarray) -> int:
 
 @subkernel
 def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> None:
-    """Insert the score of centroid j into a falling list, behind equal scores; drop the last entry."""
+    """Insert the score of centroid j into the falling list ``best``, behind equal scores; drop the last."""
     t = len(best) - 1
     while t > 0 and best[t - 1] < score:
         best[t], index[t] = best[t - 1], index[t - 1]

@@ -1,9 +1,9 @@
 """Nearest centroids of dense rows: a matrix product whose scores stay in the nearest cache.
 
-Each row has a list of the best scores so far (see :mod:`.candidates`). The scores of a tile of 6 rows and 16
-centroids (12 x 32 on AVX-512) are summed in registers as in :mod:`scalelatent.kernels.tiles`. Scores above
-the last one in the list of their row are inserted, and the others are dropped. So the scores of a row with
-all k centroids are never stored.
+Each row has a list of its best scores so far (see :mod:`.candidates`). The scores of a tile, which has 6 rows
+and 16 centroids (12 and 32 on AVX-512), are summed in registers. A score above the last score in the list of
+its row is inserted into the list, and other scores are dropped. So the scores of a row with all k centroids
+are never stored.
 
 The steps for a strip of rows:
 
@@ -48,15 +48,15 @@ from .candidates import (
     sort_list,
 )
 
-# Rows of a tile, and vectors of centroids per row. The sums fill three quarters of the registers. For this
-# shape the arithmetic, not the loads, limits the speed.
+# Size of a tile, whose scores are summed in registers: rows, and vectors of centroids. The sums fill three
+# quarters of the registers. For this size the arithmetic, not the loads, limits the speed.
 ROWS, VECS = (12 if LANES == 16 else 6), 2
 PANEL = VECS * LANES
-# Upper bound of the bytes of a panel (PANEL centroids) that stay in the first-level cache during a strip. If
-# a panel is larger, its columns are processed in several parts.
+# Upper bound of the bytes of a panel (PANEL centroids), so that it stays in the first-level cache while
+# STRIP rows use it. If a panel is larger, its columns are processed in several parts.
 _PANEL_BYTES = 26_000
-# Number of rows that are processed together (a strip). With 392 columns they take 190 kB of the second-level
-# cache.
+# Number of rows that are processed together (a strip). With 392 columns, a strip takes 190 kB of the
+# second-level cache.
 STRIP = 120
 # Number that is subtracted from bytes of centroids, so that they fit signed bytes; largest number of columns
 # of bytes for which sums of products fit 32 bits.
@@ -65,18 +65,18 @@ _SHIFT, _MAX_BYTES = 128, (2**31 - 1) // 255**2
 
 @dataclass(frozen=True)
 class PackedCentroids:
-    """Distinct centroids that several clusterings share, in the layout that the tiles read."""
+    """Distinct centroids that several clusterings share, in the memory layout that the kernel reads."""
 
     # Panels (groups of PANEL centroids) one after the other: float32 (columns, PANEL), or int8 (columns / 4,
     # PANEL, 4), which are bytes minus 128. Zeros fill the last panel and the last four columns.
     packed: np.ndarray
-    # float32 (k rounded up to whole panels,): scale and bias of the scores, see
-    # :class:`..reference.ScoredCentroids`; the bias of the padding is -inf
+    # float32 (k rounded up to whole panels,): a row x and a centroid w have the score scale (w . x) + bias;
+    # the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias, with which scores are computed in float64
-    exact: np.ndarray
-    # int32 (k, clusterings): see :func:`.candidates.number_centroids`
+    exact: np.ndarray  # float64 (2, k): scale and bias, with which scores are computed in float64
+    # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;
+    # ``candidates.NONE`` if the centroid does not belong to the clustering
     codes: np.ndarray
     length: int  # number of candidates for the nearest centroid that the list of a row holds
     # Largest Euclidean norm of a row of whole numbers whose scores are exact in float32; -1 if there is none.
@@ -94,14 +94,17 @@ class PackedCentroids:
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedCentroids:
-    """Pack centroids for :func:`nearest`, see :func:`..reference.make_bank`."""
+    """Pack centroids ``w`` (k, columns) for :func:`nearest`.
+
+    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; None: one has all.
+    """
     w = np.ascontiguousarray(w, dtype=np.uint8 if w.dtype == np.uint8 else np.float32)
     w, codes = merge_rows(w, draws)
     return pack(w, codes, squared_lengths(w), metric)
 
 
 def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct centroids and their codes, or all centroids if their values are whole numbers."""
+    """Return the distinct centroids and their codes; all centroids if their values are whole numbers."""
     codes = number_centroids(draws, len(w))
     if is_whole(w):
         return w, codes
@@ -110,9 +113,10 @@ def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.
 
 
 def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> PackedCentroids:
-    """Return centroids ``w`` (k, columns) in the layout of the tiles, with their codes and scores' terms.
+    """Return the centroids ``w`` (k, columns) in panels (groups of centroids), as the kernel reads them.
 
-    ``squares`` are the squared lengths of the centroids, see :func:`squared_lengths`.
+    The result also has the codes of the centroids, and the scale and the bias that turn a product of a row
+    and a centroid into a score. ``squares`` are the squared lengths of the centroids.
     """
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
@@ -136,9 +140,9 @@ def is_whole(w: np.ndarray) -> bool:
 def bound_rounding(
     w: np.ndarray, squares: np.ndarray, exact: np.ndarray, metric: str
 ) -> tuple[float, tuple[float, float]]:
-    """Return the fields ``exact_length`` and ``error`` of :class:`PackedCentroids`.
+    """Return bounds of rounding: the fields ``exact_length`` and ``error`` of :class:`PackedCentroids`.
 
-    ``squares`` are the squared lengths of the centroids ``w``; ``exact`` is the field of that name.
+    ``squares`` are the squared lengths of the centroids ``w``; ``exact`` is scale and bias of their scores.
     """
     # The sum of the products, scale, bias and their sum are each rounded by at most 2^-24 of their terms
     # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
@@ -153,7 +157,7 @@ def bound_rounding(
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, centroids: PackedCentroids) -> np.ndarray:
-    """Return the code of each row's nearest centroid in each clustering, as :func:`..reference.nearest`."""
+    """Return the code of each row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
     columns = np.ascontiguousarray(columns, dtype=np.int32)
     panels = centroids.packed
@@ -188,10 +192,11 @@ def _store_scores(
     scores: ir.Value,
     hits: ir.Value,
 ) -> None:
-    """Store the scores of a tile, and a bit for each score above the last score in the list of its row.
+    """Store the scores of some rows and centroids, and a bit for each score among the best of its row so far.
 
-    ``partial`` is the address of the sums over earlier columns. ``least`` is the address of the last score in
-    the list of the first row, and ``step`` is the number of bytes between the lists of two rows.
+    Each row has a list of its best scores so far. ``least`` is the address of the last score in the list of
+    the first row, and ``step`` is the number of bytes between the lists of two rows. ``partial`` is the
+    address of the sums over earlier columns.
     """
     b = v.b
     scales, biases = ([v.load(a, v.wide * k) for k in range(VECS)] for a in (scale, bias))
@@ -218,7 +223,7 @@ def _gather_floats(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write columns of rows as float32 to ``strip``; pad the strip with rows of zeros to whole tiles.
+    """Write ``columns`` of rows as float32 to ``strip``; add rows of zeros up to a multiple of ROWS.
 
     ``gaps`` receives one number per row: rounding in float32 cannot exchange two scores of the row that
     differ by this number or more. It is 0 if the scores of the row are exact. ``starts`` receives the number
@@ -242,9 +247,10 @@ def _gather_bytes(
     x: np.ndarray, first: int, rows: int, columns: np.ndarray, exact_length: float,
     error: tuple[float, float], strip: np.ndarray, starts: np.ndarray, gaps: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write columns of bytes to ``strip``, and ``gaps`` and ``starts`` as in :func:`_gather_floats`.
+    """Write ``columns`` of rows of bytes to ``strip``, and one number per row to ``gaps`` and ``starts``.
 
-    The sums of a row start at 128 times the sum of its values, because 128 is subtracted from centroids.
+    Scores of the row that differ by its number in ``gaps`` or more have the right order. The sums of the row
+    start at ``starts``: 128 times the sum of its values, because 128 is subtracted from centroids.
     """
     for i in range(rows):
         row, out, total, square = x[first + i], strip[i], np.int64(0), np.int64(0)
@@ -287,13 +293,13 @@ def _sum_squares(x: np.ndarray) -> np.float32:
 
 @subkernel
 def _float_value(packed: np.ndarray, columns: int, first: int, j: int, c: int) -> float:
-    """Return column c of centroid first + j in float64, where ``first`` is the first centroid of a panel."""
+    """Return column c of centroid first + j in float64; a panel (group of centroids) starts at ``first``."""
     return np.float64(packed[first * columns + c * PANEL + j])
 
 
 @subkernel
 def _byte_value(packed: np.ndarray, columns: int, first: int, j: int, c: int) -> float:
-    """Return column c of a centroid of bytes in float64, see :func:`_float_value`."""
+    """Return column c of centroid first + j in float64, from bytes; the panel (group) starts at ``first``."""
     return np.float64(packed[first * columns + (c // 4 * PANEL + j) * 4 + c % 4]) + _SHIFT
 
 
@@ -301,10 +307,10 @@ def _make_search(
     gather: Callable[..., None], add_sums: Callable[..., None], store_scores: Callable[..., None],
     value: Callable[..., float],
 ) -> Callable[..., None]:  # fmt: skip
-    """Return a subkernel that computes the codes of rows, for rows and centroids of floats or of bytes.
+    """Return a compiled function that computes the codes of rows, for values that are floats or bytes.
 
-    ``gather`` copies columns of rows, ``add_sums`` sums products, ``store_scores`` finds good scores, and
-    ``value`` reads one value of a centroid.
+    ``gather`` copies columns of rows, ``add_sums`` sums products, ``store_scores`` stores scores and marks
+    the best ones, and ``value`` reads one value of a centroid.
     """
 
     @subkernel
@@ -313,15 +319,15 @@ def _make_search(
         bias: np.ndarray, partial: np.ndarray, scores: np.ndarray, hits: np.ndarray, best: np.ndarray,
         index: np.ndarray,
     ) -> None:  # fmt: skip
-        """Write the best scores of each row of a strip to ``best``, and their centroids to ``index``.
+        """Write the best scores of each row in ``strip`` to ``best``, and their centroids to ``index``.
 
-        ``partial`` is scratch space for sums. ``q`` counts columns of floats, or groups of four columns of
-        bytes, which take as many bytes as a float.
+        ``partial`` is scratch space for sums. In the code, ``q`` is the number of columns of floats, or of
+        groups of four columns of bytes, which take as many bytes as a float.
         """
         q, length = strip.shape[1] * strip.itemsize // BYTES, best.shape[1]
         row, wide, step = BYTES * q, BYTES * PANEL, BYTES * best.shape[1]
         width = -(-q // -(-q * wide // _PANEL_BYTES))
-        last = (q - 1) // width * width  # start of the last part, which is not empty
+        last = (q - 1) // width * width  # first column of the last part of the columns
         for first in range(0, len(scale), PANEL):
             panel = packed.ctypes.data + first * row
             if last or first == 0:
@@ -374,7 +380,7 @@ def _make_search(
 
     @subkernel
     def exact_scores(row: np.ndarray, packed: np.ndarray, exact: np.ndarray, out: np.ndarray) -> None:
-        """Write the scores of a row and all centroids in float64, summed as in :func:`exact_score`."""
+        """Write the scores of a row and all centroids in float64, summed over the columns in order."""
         k = exact.shape[1]
         for j in range(len(out)):
             out[j] = 0.0

@@ -43,13 +43,14 @@ _STRIP, _FEW_MEMBERS = 2048, 2**15
 _TRANSPOSED = 32
 # Number of centroids of a list that are copied at a time.
 _COPIED = 16
-# Number of counters whose maximum is computed with vectors; number of adjacent counters that are set to 0 in
-# the time that one counter at a random place takes.
+# Number of counters (one per centroid) whose maximum is found together by vector instructions; number of
+# adjacent counters that are set to 0 in the time that one counter at a random place takes.
 _VECTOR_COUNTERS, _CLEARED_TOGETHER = 128, 16
-# The buffer of a row has room for twice as many centroids as a row meets if all codes are equally frequent,
-# but for at most this many per list. Rows that meet more centroids are counted without a buffer.
+# The buffer of a row lists, for each of its codes, the centroids with the same code. It has room for twice
+# the number of centroids that equally frequent codes give, but for at most this many per code and clustering.
+# Rows with more centroids are counted without a buffer.
 _MAX_MEMBERS = 8
-# Number of rows, and of columns, of a tile of codes that is transposed in registers.
+# Number of rows, and of columns, of the square matrix of codes that is transposed in registers at a time.
 _LANES = 8
 
 
@@ -57,7 +58,8 @@ _LANES = 8
 class PackedLists:
     """Lists of the centroids of some clusterings of an upper layer, by their codes in the layer below."""
 
-    # uint16 or uint32 (V, k below + 1): index in ``members`` at which the list of each code starts
+    # uint16 or uint32 (V, k below + 1), for V clusterings of "k below" centroids in the layer below: index in
+    # ``members`` at which the list of each code starts
     start: np.ndarray
     # uint16 or uint32 (V, sets k + 16): for each of the V clusterings of the layer below, the lists of all
     # codes one after the other. A centroid is stored as ``clustering << shift | centroid``. It is missing if
@@ -69,7 +71,11 @@ class PackedLists:
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
-    """Sort the centroids by codes for :func:`nearest_codes`, see :func:`..reference.make_lists`."""
+    """Return lists of the centroids by their codes in the layer below, for :func:`nearest_codes`.
+
+    ``codes`` (clusterings, k, V) are the codes of the centroids, for the V clusterings of the layer below.
+    ``units``, bool (clusterings, V, k below), is true for the codes that each clustering uses.
+    """
     sets, k, v = codes.shape
     below, shift = units.shape[2], max(_VECTOR_COUNTERS.bit_length() - 1, (k - 1).bit_length())
     short = max(sets << shift, sets * k + 1, v + 1, below + 1) <= 2**16
@@ -82,7 +88,7 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
 
 
 def nearest_codes(x: np.ndarray, lists: PackedLists) -> np.ndarray:
-    """See :func:`..reference.nearest_codes`."""
+    """Return the centroid that shares most codes with each row, in each clustering, int32 (rows, sets)."""
     out = np.empty((len(x), lists.sets), dtype=np.int32)
     x = np.ascontiguousarray(x, dtype=lists.start.dtype)
     body = _count_short if x.itemsize == 2 else _count_long
@@ -151,7 +157,7 @@ def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turne
 def _write_lists(
     codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, members: np.ndarray
 ) -> None:
-    """Write the fields ``start`` and ``members`` of :class:`PackedLists`."""
+    """Write the lists of all codes to ``members``, and the index at which each list starts to ``start``."""
     sets, k, clusterings = codes.shape
     below = units.shape[2]
     flat = codes.reshape(sets * k, clusterings)
@@ -164,8 +170,8 @@ def _write_lists(
         end = min(begin + _TRANSPOSED, clusterings)
         _transpose(flat, np.int64(0), sets * k, begin, end, turned)
         for v in range(begin, end):
-            # Write each centroid, and overwrite it by the next one if its unit is not used. The processor
-            # would often mispredict a branch here.
+            # Write each centroid, and overwrite it by the next centroid if the clustering does not use its
+            # code. The processor would often mispredict a branch here.
             count = np.uint64(0)
             for s in range(sets):
                 used, mine = units[s, v], turned[v - begin, s * k : s * k + k]
@@ -190,7 +196,7 @@ def _append_members(
     codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
     room: int, over: np.ndarray,
 ) -> None:  # fmt: skip
-    """Append the list of each row's code to the buffer of the row; mark rows without room in ``over``.
+    """Append the centroids with a row's code to the buffer of the row; mark rows without room in ``over``.
 
     ``codes`` are those of ``n`` rows in one clustering of the layer below. ``ends`` are the addresses at
     which the used parts of the buffers end. The buffers start at the address ``base``, have ``row`` bytes,
@@ -214,7 +220,7 @@ def _append_members(
 
 @subkernel
 def _find_most_frequent(k: int, shift: int, shared: np.ndarray, out: np.ndarray) -> None:
-    """Write the centroid of the largest counter in ``shared`` for each clustering, the lowest of equals."""
+    """Write the centroid of the first largest counter in ``shared`` for each clustering to ``out``."""
     for s in range(len(out)):
         # Find the first range of counters that has the maximum, by a few vector operations per range.
         begin = s << shift

@@ -3,16 +3,16 @@
 The score of a row and a centroid needs their product, a sum over the columns in which the row has entries.
 Few columns have most entries of the data (Zipf's law), so there are two forms of columns:
 
-- A column in which at least one of 16 centroids has an entry is stored dense. For each entry of a row, its
+- A column in which at least 1/16 of the centroids have an entry is stored dense. For each entry of a row, its
   product with the column is added to the sums of 64 centroids at a time, in eight vectors.
 - The entries of the centroids in other columns (postings) are added one by one.
 
-The scores are computed in float32, and the best ones of a row are kept (see :mod:`.candidates`). Scores that
-rounding can have exchanged are computed again in float64, from left to right over the entries of the row. So
-the same data have the same codes as dense rows.
+The scores are computed in float32, and a list has the best scores of a row (see :mod:`.candidates`). Scores
+that rounding can have exchanged are computed again in float64, from left to right over the entries of the
+row. So the same data have the same codes as dense rows.
 
 Counts are added in int16 without rounding, 128 centroids at a time. Then a column is stored dense if at least
-one of 32 centroids has an entry. If sums of a row may exceed int16, the row is coded in float64. The
+1/32 of the centroids have an entry in it. If sums of a row may exceed int16, the row is coded in float64. The
 centroids are rows of the same data, so they show whether the rows are counts.
 """
 
@@ -54,19 +54,19 @@ if TYPE_CHECKING:
 # Number of float32 in a vector, and of vectors for the sums of a panel (a group of centroids), which stay in
 # eight registers. Loads limit the speed, so wider vectors are not faster.
 _LANES, _VECS = 8, 8
-# Bytes of one column of a panel.
+# Bytes of one column of a panel (a group of centroids).
 _PANEL_BYTES = _VECS * _LANES * BYTES
-# A column is stored dense if at least one of this many centroids has an entry in it. An entry of a row in a
-# dense column costs about k / 10 steps for k centroids (k / 30 for counts). In another column, it costs about
-# two steps per entry of a centroid.
+# A column is stored dense if at least 1/16 (float32) or 1/32 (int16) of the centroids have an entry in it. An
+# entry of a row in a dense column costs about k / 10 steps for k centroids (k / 30 for counts). In another
+# column, it costs about two steps per centroid with an entry in the column.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
 # Upper bound of the bytes of the sums of a strip (rows that are processed together), so that the sums and a
 # panel stay in the nearest caches.
 _SUM_BYTES = 2**19
 # Value of ``slot`` for a column in which no centroid has an entry; largest count that int16 represents.
 _ABSENT, _COUNT_MAX = -1, 2**15 - 1
-# Centroids of counts are stored as int16 if sums may exceed int16 for at most one of this many centroids. A
-# row whose sums may exceed int16 takes about seven times as long as another row.
+# Centroids of counts are stored as int16 if sums may exceed int16 for at most 1/64 of the centroids. A row
+# whose sums may exceed int16 takes about seven times as long as another row.
 _OVERFLOW_SHARE = 64
 
 
@@ -92,13 +92,13 @@ class PackedSparseCentroids:
     # int32 (p,): largest absolute value of the centroids in each column, if all values are counts that int16
     # represents; else empty
     most: np.ndarray
-    # float32 (k rounded up to whole panels,): scale and bias of the scores, see
-    # :class:`..reference.ScoredCentroids`; the bias of the padding is -inf
+    # float32 (k rounded up to whole panels,): a row x and a centroid w have the score scale (w . x) + bias;
+    # the bias of the padding is -inf
     scale: np.ndarray
     bias: np.ndarray
-    # float64 (2, k): scale and bias, with which scores are computed in float64
-    exact: np.ndarray
-    # int32 (k, clusterings): see :func:`.candidates.number_centroids`
+    exact: np.ndarray  # float64 (2, k): scale and bias, with which scores are computed in float64
+    # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;
+    # ``candidates.NONE`` if the centroid does not belong to the clustering
     codes: np.ndarray
     length: int  # number of candidates for the nearest centroid that the list of a row holds
     # The centroids as CSR rows, with only the columns of the clustering: values (float32), columns (int32)
@@ -112,7 +112,10 @@ class PackedSparseCentroids:
 def make_sparse_bank(
     w: CsrRows, columns: np.ndarray, metric: str, draws: np.ndarray | None = None
 ) -> PackedSparseCentroids:
-    """Sort centroids by columns for :func:`nearest_sparse`, see :func:`..reference.make_sparse_bank`."""
+    """Sort CSR centroids ``w`` by columns for :func:`nearest_sparse`; only entries in ``columns`` count.
+
+    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; None: one has all.
+    """
     codes = number_centroids(draws, len(w))
     if not is_whole(w.data):
         rows = (w[j : j + 1] for j in range(len(w)))
@@ -175,7 +178,7 @@ def _largest_counts(
 
 
 def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
-    """Return the codes of CSR rows, as :func:`..reference.nearest_sparse` does."""
+    """Return the code of each CSR row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
     indices = np.ascontiguousarray(x.indices, dtype=np.int32)
@@ -195,11 +198,11 @@ def _split_entries(
     data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
-    """Split the entries of row i of a strip into those in dense columns and those in columns with postings.
+    """Split the entries of row i into entries in dense columns and entries in columns with few centroids.
 
-    Return the numbers of entries in columns of the first and of the second form, and an upper bound of the
-    Euclidean norm of all these entries. If the centroids are int16 counts, and an entry of the row is not a
-    count or sums may exceed int16, return -1 as the norm.
+    Return the number of entries of the first and of the second sort, and an upper bound of the Euclidean norm
+    of all these entries. If the centroids are int16 counts, and an entry of the row is not a count or sums
+    may exceed int16, return -1 as the norm.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
     one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
@@ -212,7 +215,7 @@ def _split_entries(
         low = np.uint64(place - _ABSENT) >> sign
         if len(most):
             count = np.int32(min(max(value, -beyond), beyond))
-            # Ignore entries in columns that no centroid has.
+            # Ignore entries in columns in which no centroid has an entry.
             fractions |= ((seen | low) != 0) & (np.float32(count) != value)
             bound += abs(np.int64(count)) * most[column]
             values[i, dense], weights[posted] = count, count
@@ -228,7 +231,7 @@ def _split_entries(
 
 @intrinsic
 def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
-    """Add the entries of a row in dense columns to its sums with the centroids of a panel; mark good scores.
+    """Add products of a row's entries in dense columns to its sums for some centroids; mark good scores.
 
     All arguments except ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places``
     are the byte offsets of the columns in the panel. ``sums`` already contains the products in columns with
@@ -283,7 +286,7 @@ def _find_best_scores(
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, hits: np.ndarray, best: np.ndarray,
     index: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the best scores of ``rows`` rows of a strip to ``best``, and their centroids to ``index``."""
+    """Write the best scores of each of ``rows`` rows to ``best``, and their centroids to ``index``."""
     full, last = len(scale), best.shape[1] - 1
     width = np.int64(_PANEL_BYTES // sums.itemsize)
     panel_bytes = panels.itemsize * len(panels) // (full // width)
