@@ -2,9 +2,9 @@
 
     python benchmarks/capsule_acceleration.py
 
-The experiment shows whether the package needs another acceleration than its momentum. It counts the passes
-over the training rows until the log-loss, or the training error, is as low as the best value of momentum
-0.9 within a number of passes. Every evaluation of the EM map (one EM step) counts as a pass, including
+The experiment shows whether the package needs another acceleration than its momentum. It counts the passes of
+each method until the log-loss, or the training error, is as low as the lowest value that momentum 0.9
+reaches within a number of passes. Every evaluation of the EM map (one EM step) counts as a pass, including
 extrapolations and steps that are undone.
 
 momentum  W + 0.9 (W - previous W) for weights W, as in the package.

@@ -82,8 +82,8 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
 
 
 def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Return the seconds of a pass divided by the ideal, the idle share at its end, and the fastest worker's
-    rows.
+    """Return the seconds of a pass divided by ``ideal``, the idle share of time at its end, and the largest
+    share of rows of a worker.
 
     ``blocks`` has a list for each worker: (pass, rows, begin, end) of each block.
     """

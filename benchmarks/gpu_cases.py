@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from gpu_parts import HERE, MODELS, append_line
 
-# Name, results, expected results, and the upper bound of their relative difference.
+# Name of a case, results on the GPU, expected results, and the largest allowed relative difference.
 Case = tuple[str, list[Any], list[Any], float]
 
 
@@ -381,7 +381,7 @@ def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the parameters after a step and the largest absolute weight, from the GPU and as wanted.
+    """Return the parameters after a step and the largest absolute weight, from the GPU and as expected.
 
     With ``factored``, the kernels multiply the gradients of the units' biases with the inputs of all rows.
     """

@@ -26,14 +26,13 @@ layers   Errors on 400 held-out digits of variants. A pool lets a feature shift 
          fit; and templates learned from digits with fixed features, which are a single edge or an edge at
          any place of 3 x 3 pixels.
 noise    Errors on 2,000 held-out digits for two settings of the assumed noise: that of the fit, and
-         --read-noise. Each setting is combined with each one when templates are learned and when test images
-         are classified.
+         --read-noise. All pairs are measured: one setting when templates are learned, and one when test
+         images are classified.
 thin     Templates that are learned with less noise and therefore have fewer weights: the edges that they
          draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
 rivals   Other classifiers, fitted on the same 400 digits. The setting of each is chosen on 2,000 held-out
          digits. The classifiers are nearest neighbours by grey values; the digit whose edges match best;
-         logistic
-         regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same form
+         logistic regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same form
          (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
 
 The part pictures draws results/hcn_digits.png (features), hcn_digits_templates.png and
@@ -330,7 +329,7 @@ def list_rivals(
 
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
-    """Return the name, error and classifier of the read noise with the smallest error on 400 held-out
+    """Return the name, error and classifier of the assumed noise with the smallest error on 400 held-out
     digits.
     """
     return choose_setting([set_read_noise(model, *noise) for noise in READINGS], TRIED)

@@ -48,7 +48,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 
 # Number of images of a sweep, and number of minibatches that prepare the beliefs of weights.
 IMAGES, WARM = 5, 40
-# Number of sweeps of decoding; no image converges in so few.
+# Number of sweeps of decoding; no image converges in two sweeps.
 DECODE_SWEEPS = 2
 # Number of minibatches of each thread when two threads are compared with one, as in a chain of a fit.
 TURNS = 40
@@ -190,7 +190,7 @@ def measure_numpy_rate(seed: int) -> float:
 
 
 def count_instructions() -> dict[str, dict[str, int]]:
-    """Return the number of some instructions in the machine code of each sweep."""
+    """Return the numbers of minima, maxima, divisions and calls in the machine code of each sweep."""
     words = ("vpminsd", "vpmaxsd", "vdiv", "idiv", "call")
     out = {}
     for dispatcher, types in jit._entries["hcn"]:

@@ -71,7 +71,7 @@ def make_estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwor
 
 
 def measure_thread_rate(ds: Dataset, args: Any, images: int = 2000) -> float:
-    """Return the pairs per second of ``args.workers`` threads that run chains over images in memory."""
+    """Return the rate of ``args.workers`` threads on images in memory: pairs (place, weight) per second."""
     learner = OnlineFeatureLearner(
         FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed
     )

@@ -13,9 +13,9 @@ first seed.
 
 --border    Each image gets this number of unknown pixels on each side. They cost no bits, and features may
             reach into them.
---restarts  Results for other numbers of restarts than 10 are parts of their own.
---timings   CPU seconds of a fit on one thread instead, in a part of its own.
---nmf       A baseline in place of the paper's NOCA, in parts of its own: scikit-learn's NMF of all patches
+--restarts  Results for other numbers of restarts than 10 are separate parts of the result file.
+--timings   CPU seconds of a fit on one thread instead, in a separate part.
+--nmf       A baseline in place of the paper's NOCA, in separate parts: scikit-learn's NMF of all patches
             that are not empty. It has three times as many components as the network has features, each cut
             at half of its maximum. The decoder places these features; those that do not shorten the
             description are dropped.

@@ -280,7 +280,7 @@ def _flipped(share: str) -> dict[str, float]:
 
 
 def _grey(labels: bool, size: int) -> str | None:
-    """Return results of networks of grey traits as text; networks without labels have as many images as the
+    """Return results of networks for grey images as text; networks without labels have as many images as the
     paper.
     """
     images = 100 if labels else 200

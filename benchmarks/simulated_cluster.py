@@ -235,7 +235,8 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
         spans = len(executor.spans(stage))
         readings = MeterReadings(client)
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(readings.callback), store=store)
-    # The first pass warms up, and no pass follows the last, so that both are excluded.
+    # Differences of readings exclude the first pass, which starts threads. The last pass is excluded here,
+    # because no other pass starts during it.
     return {"workers": count, "spans": spans, "idle_scheduler_share": idle} | summarise(
         readings.taken[:-1], spans
     )

@@ -91,7 +91,7 @@ WORKER_IMPORTS = [
 def _warm_workers(request: pytest.FixtureRequest) -> None:
     """Fork the workers that this process starts from a process that has imported what they need.
 
-    A new interpreter takes two seconds of processor time to import it, and there are hundreds of workers.
+    A new interpreter takes two seconds of processor time for these imports, and there are hundreds of workers.
     Workers of the command line are started as users start them.
     """
     if not any(item.get_closest_marker("cluster") for item in request.session.items):

@@ -275,7 +275,7 @@ def test_the_error_names_bad_pixels_that_a_worker_found(client: Any, rows: Simpl
         CapsuleRegression(capsule_dim=1, max_iter=1).fit(x, rows.y, client=client)
 
 
-# -- clusters that cannot do it ------------------------------------------------------------------------------
+# -- clusters that cannot run it -----------------------------------------------------------------------------
 
 
 def test_a_cluster_without_workers_is_reported_at_once(fit: Any, start_other_cluster: Any) -> None:

@@ -140,7 +140,7 @@ def test_several_fits_run_at_once(workers: Any, run: Any, tmp_path: Path) -> Non
         try:
             spread = ("one", "all", "all", "one")[i]
             answers[i] = run(workers, tmp_path / str(i), spread=spread, seed=i)
-        except BaseException as error:  # noqa: BLE001  looked at below
+        except BaseException as error:  # noqa: BLE001  checked below
             answers[i] = error
 
     threads = [threading.Thread(target=fit, args=(i,)) for i in range(4)]

@@ -243,7 +243,7 @@ def lose_gpu() -> None:
 
 
 class LostGpuBackend(WorkerPlugin):
-    """Backend whose GPU is lost, also after a restart of the worker."""
+    """Worker plugin that installs a backend whose GPU is lost, also after a restart of the worker."""
 
     def setup(self, worker: Any) -> None:
         lose_gpu()

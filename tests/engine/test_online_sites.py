@@ -89,7 +89,7 @@ def test_a_worker_runs_many_fits_at_once(ref: Any, sites: FitsOnWorker) -> None:
             with sites.use(ref, "toy_step", f"t{i}") as site:
                 together.wait(30)
                 answers[i] = step(site, 0, CHAINS)
-        except BaseException as error:  # noqa: BLE001  looked at below
+        except BaseException as error:  # noqa: BLE001  checked below
             answers[i] = error
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
