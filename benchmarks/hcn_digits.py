@@ -32,8 +32,8 @@ thin     Templates that are learned with less noise and therefore have fewer wei
          draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
 rivals   Other classifiers, fitted on the same 400 digits. The setting of each is chosen on 2,000 held-out
          digits. The classifiers are nearest neighbours by grey values; the digit whose edges match best;
-         logistic regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same form
-         (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
+         logistic regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same
+         form (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
 
 The part pictures draws results/hcn_digits.png (features), hcn_digits_templates.png and
 hcn_digits_corrupted.png. The part rivals draws hcn_digits_form.png and hcn_digits_standard.png (first

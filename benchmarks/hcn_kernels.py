@@ -14,7 +14,7 @@ bounds   Two operations for comparison. The bare loop computes only the arithmet
          one tree in the first-level cache. Numpy's maximum reads the messages to places, two bytes per
          pair, which each sweep with messages has to read as well.
 threads  The rate of two threads divided by the rate of one.
-quiet    The shares of pairs, and of lines of features, that still send a message to a weight after the
+quiet    The shares of pairs, and of rows of features, that still send a message to a weight after the
          sweeps.
 
 Two more results are the rate of the numpy reference on one image of 14 x 14, and counts of instructions in

@@ -5,7 +5,7 @@
 A step runs one or more chains (sequences of minibatches) and updates the state.
 
 in_process  Milliseconds of a step of a learner that computes nothing, with rows in memory and on disk.
-dask        The same times on two workers of 1 thread (LocalCluster), for 1, 2 and 4 chains and states of 16 kB
+dask        The same times on a LocalCluster of two workers, for 1, 2 and 4 chains and states of 16 kB
             to 1 MB. All steps run on one worker ("one"), or the chains are spread over both workers ("all").
             "beyond_computing" is the time of a step that computes for 20 ms per chain, minus the computing
             time of the busier worker. "transfer" is the time of a pair of plain Dask tasks that exchange the

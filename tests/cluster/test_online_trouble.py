@@ -217,7 +217,7 @@ def test_a_hanging_worker_is_avoided(
 
 
 def _report_often(seconds: float) -> None:
-    """Set whether tasks on this worker report more often than usual."""
+    """Make tasks on this worker report their progress every ``seconds`` seconds."""
     from scalelatent.engine.dask import worker_side
 
     worker_side.BEAT_SECONDS = seconds

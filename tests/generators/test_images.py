@@ -93,7 +93,7 @@ def test_places_and_features_are_uniform() -> None:
     tops = np.bincount(truth[:, 1]) / 30_000
     assert len(tops) == 3
     assert np.abs(tops - 1 / 3).max() < 0.015
-    narrow = truth[truth[:, 0] == 1]  # I is three wide: it has 6 places, the others 4
+    narrow = truth[truth[:, 0] == 1]  # the letter I is narrow: it has 6 places, other letters 4
     assert sorted(np.unique(narrow[:, 2])) == list(range(6))
     assert sorted(np.unique(truth[truth[:, 0] == 0][:, 2])) == list(range(4))
 

@@ -139,7 +139,7 @@ def test_chains_are_launched_together(emulated_gpu) -> None:
     names = [name for name, _ in launched[before:]]
     # Each of the two chains of four rows has two minibatches, the chain of five has three.
     assert names.count("hcn_sweep") == 5
-    # Minibatches of two images share a launch, and those of one image share another one.
+    # Minibatches of two images share a launch, and minibatches of one image share another launch.
     assert names.count("hcn_shuffle") == 3
 
 

@@ -93,7 +93,7 @@ def test_plan_shows_which_devices_compute(workplace, use_fake_estimator, monkeyp
 
 @pytest.fixture
 def small_job(tmp_path):
-    """A job file of rows that are projected, and of the same rows as test rows."""
+    """Return a job file with a projection, whose training rows are also its test rows."""
     x = np.random.default_rng(0).normal(size=(300, 210)).astype("float32")
     Dataset.from_arrays(x, np.arange(300) % 3).save(tmp_path / "rows.zarr")
     data = "".join(f"{name} = '{tmp_path}/rows.zarr'\n" for name in ("train", "test"))

@@ -100,7 +100,7 @@ def test_pair_beliefs_equal_the_reference(seed: int, v: int, h: int, tol: float 
     plain = run("numba", "sum_product", w, bv, bh, 8, tol)
     assert_array_equal(plain.change, inferred.change, strict=True)
     assert plain.log_z is None
-    # One more sweep leaves pairs that differ, if the tolerance was reached before the last one.
+    # If a row reaches the tolerance before the last sweep, inference with pairs makes one more sweep.
     assert_array_equal(inferred.sweeps, np.minimum(plain.sweeps + (tol is not None), 8))
     for row, sweeps in enumerate(inferred.sweeps):
         alone = run("numba", "sum_product", w, bv[row : row + 1], bh[row : row + 1], int(sweeps))
