@@ -42,7 +42,7 @@ class RecordedEm:
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
         values, vectors = np.linalg.eigh(x.T.astype(np.float64) @ x)
         kept = values > 1e-6 * values[-1]
-        # The sum of the outer products of these rows is the identity.
+        # The sum of the outer products of these rows is the identity matrix.
         self.x = (x @ (vectors[:, kept] / np.sqrt(values[kept]))).astype(np.float32)
         self.y, self.nu, self.classes = y, nu, int(y.max()) + 1
         self.table = squash_table(DIM * self.classes)

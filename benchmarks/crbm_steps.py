@@ -268,7 +268,8 @@ def compare_threads(args: Any) -> list[dict[str, Any]]:
 
 def compare_cluster(args: Any) -> dict[str, Any]:
     """Return the rows per second of two workers with one thread each, and of two threads here."""
-    # On a cluster, each report writes the state of the fit. Longer segments make this time negligible.
+    # On a cluster, each report writes the state of the fit. With more rows between reports (a segment), this
+    # time is negligible.
     rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
     args = argparse.Namespace(**vars(args) | rows_and_segments)
     with (

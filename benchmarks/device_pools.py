@@ -166,7 +166,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
 
 def find_shortest_pass(leaves: int, speeds: dict[str, float], unit: float) -> float:
-    """Return the seconds of the shortest possible pass over leaves that take ``unit`` seconds at speed 1."""
+    """Return the seconds of the shortest pass over ``leaves`` tasks of ``unit`` seconds at speed 1."""
     done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
     return done[-1]
 

@@ -308,7 +308,7 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
 
 
 def crbm_cases(few: bool) -> Iterator[Case]:
-    """Yield beliefs of all inference methods, gradients of three chains, and parameters after a step.
+    """Yield beliefs of all inference methods, gradients of three chains (parts of a batch), and parameters.
 
     Inference runs in three ways: one thread block per row, a cluster of thread blocks that keeps messages in
     shared memory ("kept"), and a cluster with messages in the GPU's memory.
@@ -349,8 +349,8 @@ def crbm_cases(few: bool) -> Iterator[Case]:
 
 
 def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return gradients of three chains from the GPU and from the reference: of W, and of both units'
-    biases.
+    """Return gradients of three chains (parts of a batch) of W and of both units' biases, from the GPU and
+    from the reference.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 

@@ -383,7 +383,7 @@ def crbm_host_step(visible: int, hidden: int, features: int, chains: int, rows: 
 
 
 def earlier_crbm_step(visible: int, hidden: int, features: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of a step in an earlier version: the host updated one chain after the other."""
+    """Return the work of a step in an earlier version: the host ran the parts of a batch in turn."""
     alone = crbm_host_step(visible, hidden, features, 1, rows, sweeps)
     return (alone + Work(launches=42 - alone.launches, uploads=1, downloads=1)) * chains
 

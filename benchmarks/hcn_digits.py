@@ -90,7 +90,7 @@ READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
 # Width in pixels of an image with two digits.
 WIDE = 64
-# Parts that run by default; the others are trial and more.
+# Parts that run by default; the parts "trial" and "more" run on request.
 PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"
 Predict = Callable[[np.ndarray], np.ndarray]
 

@@ -50,7 +50,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 IMAGES, WARM = 5, 40
 # Number of sweeps of decoding; no image converges in two sweeps.
 DECODE_SWEEPS = 2
-# Number of minibatches of each thread when two threads are compared with one, as in a chain of a fit.
+# Number of minibatches of each thread when two threads are compared with one.
 TURNS = 40
 # Number of consecutive sweeps with messages, as in a fit.
 VISIT = 5

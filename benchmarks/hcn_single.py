@@ -104,7 +104,7 @@ def make_estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalCompos
 
 
 def count_placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Return the building blocks in the first image, and the count of each."""
+    """Return the building blocks in the first image, and how often each block occurs."""
     kinds = images.truth(0, 1)[0][:, 0]
     found: tuple[np.ndarray, np.ndarray] = np.unique(kinds[kinds >= 0], return_counts=True)
     return found

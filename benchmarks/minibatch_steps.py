@@ -133,7 +133,7 @@ def make_executor_factory(folder: Path, client: Any, spread: str) -> Callable[[]
 
 
 def time_on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Return the milliseconds of steps on two workers, for each number of chains and size of the state."""
+    """Return the milliseconds of steps on two workers, by number of chains and size of the state."""
     out, busy, steps = [], 0.02, 48
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):

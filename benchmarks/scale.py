@@ -239,8 +239,8 @@ class RowShape:
 
 
 def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """Return the number of spans of a pass, the rows of a span, and the levels of the tree that merges
-    sums.
+    """Return the number of tasks (spans) of a pass, the rows of a span, and the levels of the tree that
+    merges sums.
     """
     grid = choose_grid(RowShape(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)

@@ -35,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write_part
 
-# Numbers of rows in a span and of features.
+# Number of rows in a span (task), and number of features.
 LEAF_ROWS, FEATURES = 8, 4
 # Options of Dask that turn off what depends on the machine rather than on the number of workers.
 QUIET = {
@@ -219,7 +219,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.passes import make_stage
 
-    # Spans that sleep need one thread each. Without sleep, two threads per process are enough for two cores.
+    # Tasks that sleep need one thread each. Without sleep, two threads per process are enough for two cores.
     with (
         start_simulated_cluster(count, 0 if seconds else 2) as client,
         tempfile.TemporaryDirectory() as folder,
@@ -348,9 +348,9 @@ def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 
 
 def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of spans.
+    """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of a task.
 
-    The result does not depend on the rows: a pass has between 4 and 32 spans for each thread
+    The result does not depend on the rows: a pass has between 4 and 32 tasks for each thread
     (`choose_level`), for any number of rows.
     """
     # Heartbeats during the pass are subtracted, because their number depends on this machine.

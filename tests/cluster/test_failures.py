@@ -25,7 +25,7 @@ from scalelatent.errors import DataError, RunError
 
 
 class EverySpan:
-    """Progress that is reported after every span."""
+    """Progress that is reported after every span (row range of a task)."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration

@@ -78,7 +78,7 @@ def _is_true_within(true: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 def compute_slowly(seconds: float) -> None:
-    """Make each chain on this worker take some seconds."""
+    """Make each chain (part of a minibatch) on this worker take some seconds."""
     from scalelatent.engine import chains
 
     original = chains.run_chains

@@ -68,7 +68,7 @@ def step(site: FitOnWorker, first: int, last: int, threads: int = 1) -> list[np.
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return the chains of the runners that were closed."""
+    """Return the chains (parts of a minibatch) of the runners that were closed."""
     found: list[list[int]] = []
     original = online_sites.ChainRunner.close
 

@@ -98,8 +98,8 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
     thresholds = np.full(len(dims), nu)
     exact, _, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
     fast, _, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table)
-    # A row whose ratio equals nu up to rounding may be active in one result only, so compare the rows that
-    # are active in both.
+    # A row whose ratio equals nu up to rounding may have residuals in one result only. Compare the rows that
+    # have residuals in both results.
     both = (exact != 0) & (fast != 0)
     assert np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0) <= 1
     np.testing.assert_allclose(fast[both], exact[both], rtol=5e-6, atol=5e-6)

@@ -64,7 +64,7 @@ def test_kernels_equal_the_reference(name: str, seed: int, v: int, h: int, rows:
 @pytest.mark.parametrize("largest", [5.0, 10.0, 12.0, 20.0, 39.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
-    """Beliefs near 0 and near 1 are accurate, because kernels store odds of both.
+    """Beliefs near 0 and near 1 are accurate, because kernels store the odds of both values of a unit.
 
     Products of messages stay in the range of float32.
     """

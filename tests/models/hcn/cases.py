@@ -142,7 +142,7 @@ def run_one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """Return the state after one step over the given rows, which are divided into chains."""
+    """Return the state after one step over the given rows, which are divided into chains (parallel parts)."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):
