@@ -32,8 +32,8 @@ SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:1
 
 
 class RecordedEm:
-    """EM step of capsules for whitened rows x (n, p), which records log-loss and error of all weights it
-    gets.
+    """EM step of capsules for whitened rows x (n, p), which records log-loss and error of all weights that
+    it receives.
 
     Attributes: x, y, the threshold nu, the number of classes, the squash table, and the records as pairs of
     log-loss and training error.

@@ -73,7 +73,7 @@ def make_rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tupl
 def fit_network(
     seed: int, templates: int, x: np.ndarray, y: np.ndarray | None, leaves: int = 1, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Fit a network to images x, with labels y or without; return it and the results of the fit."""
+    """Fit a network to images x, with labels y or without; return the network and its results."""
     model = sl.HierarchicalCompositionalNetwork(
         [(4, SIZE)],
         templates=templates,

@@ -206,7 +206,7 @@ class FirstLayer:
         return plan_layers(self._model(decay), self.train, decay, seed)
 
     def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
-        """Return the output of a network with this decay, and the numbers of centroids of its layers."""
+        """Return the output of a network with this decay, and the number of centroids of each layer."""
         layers, codes = self._layers(decay), self.codes
         for layer in layers[1:]:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
@@ -361,7 +361,7 @@ def sweeps(args: Any) -> dict[str, Any]:
 def first_layers(args: Any) -> dict[str, Any]:
     """Return scores for values of k1 on the 5,000 images.
 
-    571 is as large a share of 5,000 as 8,000 is of 70,000; 2,500 is the default.
+    The share 571 of 5,000 rows equals the share 8,000 of 70,000 rows. The default is 2,500.
     """
     x, y = load("mnist5000", args.seed)
     out = {}

@@ -612,7 +612,7 @@ def paper_mbn() -> Rows:
 
 
 def _rows_run(table: str) -> str:
-    """Return as text how many rows of a table were run."""
+    """Return as text how many results of a table were measured."""
     lines = TABLES[table]().splitlines()[2:]
     return f"{sum('| not run: ' not in line for line in lines)} of {len(lines)}"
 

@@ -105,11 +105,11 @@ class ScaleCase:
     """Kind of model whose passes are measured."""
 
     loop: str  # passes of a "batch" learner, "online" steps, or a "map" of rows to codes
-    rows: str  # digits or letters
+    rows: str  # data set: "digits" or "letters"
     stage: str  # name of the measured stage of the fit
     make: Callable[[], Any]  # returns an unfitted estimator
     passes: int  # number of passes of a typical fit
-    why: str  # words for this number on the page
+    why: str  # text on the page that explains the number `passes`
 
     @property
     def engine(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from common import parser, write_part
 
 # Number of rows in a span (task), and number of features.
 LEAF_ROWS, FEATURES = 8, 4
-# Options of Dask that turn off what depends on the machine rather than on the number of workers.
+# Options of Dask that turn off services whose cost depends on the machine, not on the number of workers.
 QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.target": False,

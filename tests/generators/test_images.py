@@ -169,7 +169,7 @@ def test_traits_are_samples_of_their_network() -> None:
             moved = np.bincount(truth[:, trait, axis] - (first - 1)) / n
             assert len(moved) <= 4
             assert np.abs(moved[moved > 0] - 1 / 3).max() < 0.03
-    # Every pixel is within one pixel of one of its clean places, and moves uniformly on average.
+    # Every active pixel is within one pixel of a pixel of the clean image. All moves are equally frequent.
     for i in range(50):
         shape, diagonal = truth[i]
         clean = np.zeros(images.image_shape, np.uint8)

@@ -108,7 +108,7 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
         np.testing.assert_allclose(step, pulled, rtol=0, atol=1e-10 * np.abs(paper).max())
         np.testing.assert_allclose(step, paper, rtol=0, atol=1e-5 * np.abs(paper).max())
-        # The state after the step has the scalars of the pass.
+        # The state after the step has the log-loss and the error of the pass.
         log_loss = -(ws * np.log(p[target, np.arange(len(target))])).sum() / ws.sum()
         new = learner.update(state, {"train": stats})
         assert new.objective[r] == pytest.approx(log_loss, rel=1e-12)
