@@ -125,13 +125,13 @@ def run_locked_job(
 
 
 def _start_info(job: Job, folder: RunFolder, resumed: bool) -> dict[str, Any]:
-    """Return the values that the callbacks of a job receive at its start."""
+    """Return the values that the callbacks of a job receive when the job starts."""
     info = {"run": folder.url, "id": folder.id, "name": job.job.name or folder.id, "kind": job.kind}
     return info | {"values": job.values(), "resumed": resumed}
 
 
 def _end_info(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[str, Any]:
-    """Return the values that the callbacks of a job receive at its end."""
+    """Return the values that the callbacks of a job receive when the job ends."""
     state = folder.read_state()
     info = {"run": folder.url, "state": state["state"], "error": state.get("error"), "scores": scores or {}}
     done = state["state"] == "done"

@@ -47,7 +47,7 @@ DATASET_KEYS = ("train", "validation", "test", "target", "validation_target", "t
 
 @dataclass(frozen=True)
 class Submitted:
-    """Identity of a submitted job: job id, run folder, scheduler address, dashboard address."""
+    """Job id, run folder, scheduler address and dashboard address of a submitted job."""
 
     id: str
     run: str
