@@ -2,9 +2,9 @@
 
     python benchmarks/capsule_acceleration.py
 
-The experiment shows whether the package needs another acceleration than its momentum. It counts the passes
-over the training rows until the log-loss, or the training error, is as low as the best value of momentum
-0.9 within a number of passes. Every evaluation of the EM map (one EM step) counts as a pass, including
+The experiment shows whether the package needs another acceleration than its momentum. It counts the passes of
+each method until the log-loss, or the training error, is as low as the lowest value that momentum 0.9
+reaches within a number of passes. Every evaluation of the EM map (one EM step) counts as a pass, including
 extrapolations and steps that are undone.
 
 momentum  W + 0.9 (W - previous W) for weights W, as in the package.
@@ -32,8 +32,8 @@ SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:1
 
 
 class RecordedEm:
-    """EM step of capsules for whitened rows x (n, p), which records log-loss and error of all weights it
-    gets.
+    """EM step of capsules for whitened rows x (n, p), which records log-loss and error of all weights that
+    it receives.
 
     Attributes: x, y, the threshold nu, the number of classes, the squash table, and the records as pairs of
     log-loss and training error.
@@ -42,7 +42,7 @@ class RecordedEm:
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
         values, vectors = np.linalg.eigh(x.T.astype(np.float64) @ x)
         kept = values > 1e-6 * values[-1]
-        # The sum of the outer products of these rows is the identity.
+        # The sum of the outer products of these rows is the identity matrix.
         self.x = (x @ (vectors[:, kept] / np.sqrt(values[kept]))).astype(np.float32)
         self.y, self.nu, self.classes = y, nu, int(y.max()) + 1
         self.table = squash_table(DIM * self.classes)

@@ -1,4 +1,4 @@
-"""Measure the E-step of capsule regression on one thread, in multiples of its two matrix products.
+"""Measure the time of the E-step of capsules on one thread, divided by that of its two matrix products.
 
     python benchmarks/capsule_pass.py
 

@@ -4,12 +4,12 @@
 
 algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of
              batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's MLPClassifier. The
-             MLP trains until its validation error is as small as that of stepwise EM, and on until it is as
+             MLP trains until its validation error is as small as that of stepwise EM, and then until it is as
              small as that of batch EM.
 clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents.
              The documents are encoded by bootstrap networks with several numbers of clusterings V, and by
              latent semantic analysis with the same number of components. The documents are those of the
-             RCV1-v2 subset with one leaf topic, among topics with at least 100 such documents.
+             RCV1-v2 subset that have one topic, among topics with at least 100 such documents.
 
 Needs SCALELATENT_DATA.
 """

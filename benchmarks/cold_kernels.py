@@ -53,7 +53,7 @@ STAGE_OF_PASS = {
 
 
 def fit_once(model: str, seed: int) -> None:
-    """Fit a small model that calls all kernels of the named kind."""
+    """Fit a small model that calls all kernels of the kind ``model``."""
     import numpy as np
     import scipy.sparse
 

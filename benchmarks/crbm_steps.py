@@ -9,7 +9,7 @@ share     Milliseconds of a step and of belief propagation in it, on one thread,
           chain reads the parameters; one chain; and one chain that runs 16 local steps in place, with the
           same result.
 products  Milliseconds of the matrix products of a step between the rows of a batch and the parameters, on
-          one thread: this package's tiles, OpenBLAS, and for comparison a copy of the parameters.
+          one thread: in this package, in OpenBLAS, and for comparison a copy of the parameters.
 threads   Rows per second of two threads and of one.
 cluster   Rows per second of a local cluster of two workers with one thread each, and of two threads in this
           process, with batches of 160 rows.
@@ -52,7 +52,7 @@ from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 
 # Mean number of sweeps over 50 epochs, if epoch e has 7 + e sweeps.
 MEAN_SWEEPS = 32
-# Number of steps that a chain runs on its own parameters before chains are averaged.
+# Number of steps that a chain runs on a copy of the parameters before the copies are averaged.
 LOCAL_STEPS = 16
 # Numbers of rows in a batch.
 BATCHES = (20, 40, 160)
@@ -134,7 +134,7 @@ def fit_parts(
 
 
 def measure_rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
-    """Return rows per second of a fit: the best of its segments."""
+    """Return the rows per second of a fit in its fastest segment (rows between two reports)."""
     return fit_parts(rows, args, batch, jobs, client).rate
 
 
@@ -268,7 +268,8 @@ def compare_threads(args: Any) -> list[dict[str, Any]]:
 
 def compare_cluster(args: Any) -> dict[str, Any]:
     """Return the rows per second of two workers with one thread each, and of two threads here."""
-    # On a cluster, each report writes the state of the fit. Longer segments make this time negligible.
+    # On a cluster, each report writes the state of the fit. With more rows between reports (a segment), this
+    # time is negligible.
     rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
     args = argparse.Namespace(**vars(args) | rows_and_segments)
     with (

@@ -90,7 +90,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "3 nearest neighbours": lambda seed: KNeighborsClassifier(3),
     "RBF SVM": lambda seed: SVC(),
 }
-# Parameter values that the part "best" searches: twenty candidates of each model.
+# Parameter values that the part "best" of this script searches: twenty candidates of each model.
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "CapsuleRegression": {"capsule_dim": [1, 2, 4, 8, 16], "n_epochs": [20, 100], "momentum": [0.0, 0.9]},
     "LinearMixtureClassifier": {"n_components": [1, 2, 4, 8, 16], "n_dims": [1, 3, 6, 10]},
@@ -295,7 +295,7 @@ def measure_calibration(seed: int) -> list[dict[str, Any]]:
 
 
 def make_generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
-    """Yield generated sets of 2, 3, 26 and 100 classes in the form of `small_sets`."""
+    """Yield (name, rows, labels, standardise) of generated sets of 2, 3, 26 and 100 classes."""
     for n_classes, n_rows in ((2, 2000), (3, 2000), (26, 5200), (100, 10_000)):
         x, y = make_classification(
             n_rows, 40, n_informative=15, n_redundant=10, n_classes=n_classes, random_state=n_classes
@@ -375,7 +375,7 @@ def find_best_candidate(seed: int) -> list[dict[str, Any]]:
 def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
     """Return the NMI of clusters and classes for all rows of each data set, with as many clusters as classes.
 
-    Rows are standardised as in `measure_errors`.
+    Measurements are standardised; pixels and sounds are not.
     """
     lines = []
     for name, x, y, standardise in small_sets():

@@ -82,8 +82,8 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
 
 
 def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Return the seconds of a pass divided by the ideal, the idle share at its end, and the fastest worker's
-    rows.
+    """Return the seconds of a pass divided by ``ideal``, the idle share of time at its end, and the largest
+    share of rows of a worker.
 
     ``blocks`` has a list for each worker: (pass, rows, begin, end) of each block.
     """
@@ -166,7 +166,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
 
 def find_shortest_pass(leaves: int, speeds: dict[str, float], unit: float) -> float:
-    """Return the seconds of the shortest possible pass over leaves that take ``unit`` seconds at speed 1."""
+    """Return the seconds of the shortest pass over ``leaves`` tasks of ``unit`` seconds at speed 1."""
     done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
     return done[-1]
 

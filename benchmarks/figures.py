@@ -246,7 +246,7 @@ def overlap() -> Figure:
 
 @figure
 def workers() -> Figure:
-    """Draw the CPU time of the scheduler per span, and the shortest useful span."""
+    """Draw the CPU time of the scheduler per span (task of a pass), and the shortest useful span."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():
@@ -341,7 +341,7 @@ QUALITY = {
 
 
 def draw_rivals(task: str) -> Figure:
-    """Draw quality against CPU seconds, one panel per data set; filled markers are models of scalelatent."""
+    """Draw quality against CPU seconds, one plot per data set; filled markers are models of scalelatent."""
     key, label, is_log = QUALITY[task]
     found = {
         name: {

@@ -220,7 +220,7 @@ def check_fits(card: Backends, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def measure_upper_bounds(card: Backends, args: argparse.Namespace) -> dict[str, float]:
-    """Return upper bounds of any pass: rates of copies on the GPU and to it, and of square matrix
+    """Return upper bounds of the speed of a pass: rates of copies on the GPU and to it, and of square matrix
     products.
     """
     cupy, out = card.float32.xp, {}

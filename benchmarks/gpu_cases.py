@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from gpu_parts import HERE, MODELS, append_line
 
-# Name, results, expected results, and the upper bound of their relative difference.
+# Name of a case, results on the GPU, expected results, and the largest allowed relative difference.
 Case = tuple[str, list[Any], list[Any], float]
 
 
@@ -308,7 +308,7 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
 
 
 def crbm_cases(few: bool) -> Iterator[Case]:
-    """Yield beliefs of all inference methods, gradients of three chains, and parameters after a step.
+    """Yield beliefs of all inference methods, gradients of three chains (parts of a batch), and parameters.
 
     Inference runs in three ways: one thread block per row, a cluster of thread blocks that keeps messages in
     shared memory ("kept"), and a cluster with messages in the GPU's memory.
@@ -349,8 +349,8 @@ def crbm_cases(few: bool) -> Iterator[Case]:
 
 
 def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return gradients of three chains from the GPU and from the reference: of W, and of both units'
-    biases.
+    """Return gradients of three chains (parts of a batch) of W and of both units' biases, from the GPU and
+    from the reference.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 
@@ -381,7 +381,7 @@ def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the parameters after a step and the largest absolute weight, from the GPU and as wanted.
+    """Return the parameters after a step and the largest absolute weight, from the GPU and as expected.
 
     With ``factored``, the kernels multiply the gradients of the units' biases with the inputs of all rows.
     """

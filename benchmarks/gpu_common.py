@@ -73,7 +73,7 @@ _kernels = "cupy"
 
 
 def find_kernel(name: str, backend: str) -> Callable[..., Any]:
-    """Return the function of a kernel; with ``--kernels numba``, the processor's in place of the GPU's."""
+    """Return the function of a GPU kernel or, with ``--kernels numba``, of the processor's kernel."""
     return find_body(name, _kernels if backend == "cupy" else backend)
 
 
@@ -376,7 +376,7 @@ def run_pass_in_threads(reduction: Any, state: Any, backends: list[Any], blocks:
 
 
 def fit_state(members: Members, data: dict[str, np.ndarray], passes: int, backend: Any) -> Any:
-    """Return the state of the capsule model after ``passes`` passes of EM from its subspace start."""
+    """Return the state of the capsule model after ``passes`` passes of EM from principal subspaces."""
     x, y = data["float32"], data["y"]
     moments = run_pass(SecondMoments(x.shape[1], CLASSES), None, backend, make_blocks(x, y, 4096))
     nu, patience, scheduled = parse_schedule(None)

@@ -222,7 +222,7 @@ class Tracer:
         return timed
 
     def timed_on_card(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function ``call`` with CUDA events around it, which measure it as ``kind``."""
+        """Return the function ``call`` with CUDA events around it; ``kind`` names the activity."""
         import cupy
 
         def timed(*args: Any, **more: Any) -> Any:

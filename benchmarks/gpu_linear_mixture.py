@@ -156,7 +156,7 @@ def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Na
     scores = reference.error_scores(*draw_components(k, p, DIMS, args.seed), np.full(p, 0.5))
     scorer, nearest = find_gpu_kernel("make_scorer")(scores, np.array([0, k])), find_gpu_kernel("nearest")
     w = backend.asarray(rng.random((columns, p)), np.float32)
-    # The kernels compute products in tiles of this size.
+    # The kernels compute products of this number of rows at a time.
     tile = max(min(n, 2**26 // columns), 1)
     seconds = device_seconds(backend, lambda step: nearest(scorer, x, 0, 1), args.repeats)
     product = device_seconds(backend, lambda step: xp.matmul(x[:tile], w.T), args.repeats)

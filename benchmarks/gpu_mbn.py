@@ -6,7 +6,7 @@ The docstring of gpu_common.py describes what the script needs, its result file 
 
 A code is the index of a row's nearest centroid in one clustering. Rates are medians over repeats, with the
 rows on the GPU; they include the copy of the codes to the host. The rate of dense rows is compared with
-that of the matrix product alone, with the same shapes and tiles in the same run.
+that of the matrix product alone, with the same shapes and blocks in the same run.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
 
 
 def measure_codes(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the nanoseconds to compare a code of a row with all centroids, and seconds to prepare these."""
+    """Return the nanoseconds to compare a code of a row with all centroids, and seconds to prepare them."""
     rng, k = np.random.default_rng(args.seed), below // 2
     x = rng.integers(0, below, (args.rows, args.clusterings)).astype(np.int32)
     centroids = rng.integers(0, below, (1, k, args.clusterings)).astype("u2")

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-# The kernels of mbn and linear_mixture process rows in tiles; the product matrix of a tile, rows times
-# columns, has at most this many float32 numbers.
+# The kernels of mbn and linear_mixture process rows in blocks (tiles); the product matrix of a block, rows
+# times columns, has at most this many float32 numbers.
 TILE = 2**26
 # A conditional RBM with at least this many weights (edges of its graph) uses a cluster of thread blocks.
 CLUSTER_EDGES = 2**14
@@ -182,7 +182,7 @@ def capsule_block(
     )
     out += Work(uploads=-1)  # classes and weights are copied together
     if active is not None and active:
-        out += Work(memory_bytes=8.0 * active * n_features, launches=1)  # active rows are gathered
+        out += Work(memory_bytes=8.0 * active * n_features, launches=1)  # gather rows above the threshold
     if rows:
         # Without a threshold, the statistics are downloaded together, in one copy.
         dense = active is None
@@ -383,7 +383,7 @@ def crbm_host_step(visible: int, hidden: int, features: int, chains: int, rows: 
 
 
 def earlier_crbm_step(visible: int, hidden: int, features: int, chains: int, rows: int, sweeps: int) -> Work:
-    """Return the work of a step in an earlier version: the host updated one chain after the other."""
+    """Return the work of a step in an earlier version: the host ran the parts of a batch in turn."""
     alone = crbm_host_step(visible, hidden, features, 1, rows, sweeps)
     return (alone + Work(launches=42 - alone.launches, uploads=1, downloads=1)) * chains
 
@@ -589,7 +589,7 @@ _CONVERSION = Work(memory_bytes=65_536 * 784 * 5.0)
 _MBN = 60_000, 400, 2000, 4000, 32
 # Arguments of hcn_sweep: 128 chains of 5 images of 24 x 24 pixels; 32 features of 8 x 6 at 17 x 19 places.
 _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
-# Arguments of hcn_visit: 128 leaves of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
+# Arguments of hcn_visit: 128 leaves (ranges) of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
 _HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
 # Arguments of crbm_step for 784 inputs and outputs: default steps of 20 rows, and steps of 1,280 rows.
 _CRBM_SMALL, _CRBM_LARGE = (784, 256, 784, 2, 10, 32), (784, 256, 784, 64, 20, 32)

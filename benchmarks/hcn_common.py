@@ -31,7 +31,7 @@ def compute_overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
 
 
 def count_found(weights: np.ndarray, kinds: np.ndarray) -> int:
-    """Return the number of building blocks that are found among the features."""
+    """Return the number of building blocks whose largest overlap with a feature is at least FOUND."""
     return int((compute_overlaps(weights, kinds) >= FOUND).sum())
 
 

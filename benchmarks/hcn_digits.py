@@ -26,15 +26,14 @@ layers   Errors on 400 held-out digits of variants. A pool lets a feature shift 
          fit; and templates learned from digits with fixed features, which are a single edge or an edge at
          any place of 3 x 3 pixels.
 noise    Errors on 2,000 held-out digits for two settings of the assumed noise: that of the fit, and
-         --read-noise. Each setting is combined with each one when templates are learned and when test images
-         are classified.
+         --read-noise. All pairs are measured: one setting when templates are learned, and one when test
+         images are classified.
 thin     Templates that are learned with less noise and therefore have fewer weights: the edges that they
          draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
 rivals   Other classifiers, fitted on the same 400 digits. The setting of each is chosen on 2,000 held-out
          digits. The classifiers are nearest neighbours by grey values; the digit whose edges match best;
-         logistic
-         regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same form
-         (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
+         logistic regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same
+         form (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
 
 The part pictures draws results/hcn_digits.png (features), hcn_digits_templates.png and
 hcn_digits_corrupted.png. The part rivals draws hcn_digits_form.png and hcn_digits_standard.png (first
@@ -91,7 +90,7 @@ READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
 # Width in pixels of an image with two digits.
 WIDE = 64
-# Parts that run by default; the others are trial and more.
+# Parts that run by default; the parts "trial" and "more" run on request.
 PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -330,7 +329,7 @@ def list_rivals(
 
 
 def read_best(model: Any) -> tuple[str, float, Predict]:
-    """Return the name, error and classifier of the read noise with the smallest error on 400 held-out
+    """Return the name, error and classifier of the assumed noise with the smallest error on 400 held-out
     digits.
     """
     return choose_setting([set_read_noise(model, *noise) for noise in READINGS], TRIED)

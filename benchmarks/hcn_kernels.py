@@ -14,7 +14,7 @@ bounds   Two operations for comparison. The bare loop computes only the arithmet
          one tree in the first-level cache. Numpy's maximum reads the messages to places, two bytes per
          pair, which each sweep with messages has to read as well.
 threads  The rate of two threads divided by the rate of one.
-quiet    The shares of pairs, and of lines of features, that still send a message to a weight after the
+quiet    The shares of pairs, and of rows of features, that still send a message to a weight after the
          sweeps.
 
 Two more results are the rate of the numpy reference on one image of 14 x 14, and counts of instructions in
@@ -48,9 +48,9 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 
 # Number of images of a sweep, and number of minibatches that prepare the beliefs of weights.
 IMAGES, WARM = 5, 40
-# Number of sweeps of decoding; no image converges in so few.
+# Number of sweeps of decoding; no image converges in two sweeps.
 DECODE_SWEEPS = 2
-# Number of minibatches of each thread when two threads are compared with one, as in a chain of a fit.
+# Number of minibatches of each thread when two threads are compared with one.
 TURNS = 40
 # Number of consecutive sweeps with messages, as in a fit.
 VISIT = 5
@@ -190,7 +190,7 @@ def measure_numpy_rate(seed: int) -> float:
 
 
 def count_instructions() -> dict[str, dict[str, int]]:
-    """Return the number of some instructions in the machine code of each sweep."""
+    """Return the numbers of minima, maxima, divisions and calls in the machine code of each sweep."""
     words = ("vpminsd", "vpmaxsd", "vdiv", "idiv", "call")
     out = {}
     for dispatcher, types in jit._entries["hcn"]:

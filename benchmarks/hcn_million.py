@@ -44,7 +44,7 @@ from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
-# Engine options of the part flat: small shuffle buffers, and no cache of rows.
+# Engine options of the part "flat": small shuffle buffers, and no cache of rows.
 SMALL = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
 # The parameter forgetting, number of features, size of a feature, and shape (channels, h, w) of an image.
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
@@ -71,7 +71,7 @@ def make_estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwor
 
 
 def measure_thread_rate(ds: Dataset, args: Any, images: int = 2000) -> float:
-    """Return the pairs per second of ``args.workers`` threads that run chains over images in memory."""
+    """Return the rate of ``args.workers`` threads on images in memory: pairs (place, weight) per second."""
     learner = OnlineFeatureLearner(
         FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed
     )

@@ -13,9 +13,9 @@ first seed.
 
 --border    Each image gets this number of unknown pixels on each side. They cost no bits, and features may
             reach into them.
---restarts  Results for other numbers of restarts than 10 are parts of their own.
---timings   CPU seconds of a fit on one thread instead, in a part of its own.
---nmf       A baseline in place of the paper's NOCA, in parts of its own: scikit-learn's NMF of all patches
+--restarts  Results for other numbers of restarts than 10 are separate parts of the result file.
+--timings   CPU seconds of a fit on one thread instead, in a separate part.
+--nmf       A baseline in place of the paper's NOCA, in separate parts: scikit-learn's NMF of all patches
             that are not empty. It has three times as many components as the network has features, each cut
             at half of its maximum. The decoder places these features; those that do not shorten the
             description are dropped.
@@ -104,7 +104,7 @@ def make_estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalCompos
 
 
 def count_placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Return the building blocks in the first image, and the count of each."""
+    """Return the building blocks in the first image, and how often each block occurs."""
     kinds = images.truth(0, 1)[0][:, 0]
     found: tuple[np.ndarray, np.ndarray] = np.unique(kinds[kinds >= 0], return_counts=True)
     return found

@@ -52,7 +52,7 @@ TRAINING, TEST, FILLED = 100, 10_000, 1_000
 SIZE, GAP = 13, 2
 PATTERNS = 4
 PARTS = "clusters,supervised,few,filled,leaves,flips,read"
-# Damping by the number of leaves.
+# Damping by the number of leaves (ranges of images whose messages change together).
 DAMPING = {2: 0.1, 5: 0.1, 20: 0.05}
 # Shares of flipped pixels, and the largest number of passes of a fit, in the part flips.
 FLIPS, PASSES = (0.0, 0.001, 0.01, 0.03, 0.1), 200
@@ -73,7 +73,7 @@ def make_rows(seed: int, labels: str, start: int, stop: int, **how: Any) -> tupl
 def fit_network(
     seed: int, templates: int, x: np.ndarray, y: np.ndarray | None, leaves: int = 1, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Fit a network to images x, with labels y or without; return it and the results of the fit."""
+    """Fit a network to images x, with labels y or without; return the network and its results."""
     model = sl.HierarchicalCompositionalNetwork(
         [(4, SIZE)],
         templates=templates,

@@ -18,7 +18,7 @@ sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class IdleLearner:
-    """Learner whose chains sleep for ``seconds`` and whose state is an array of ``numbers`` numbers."""
+    """Learner whose chains (parts of a step) sleep for ``seconds``; its state has ``numbers`` numbers."""
 
     numbers: int
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Measure passes, fits and recognition of mixtures of linear models, in multiples of BLAS.
+"""Measure passes, fits and recognition of mixtures of linear models, relative to BLAS.
 
     python benchmarks/linear_mixture_fit.py [--part pass]
 

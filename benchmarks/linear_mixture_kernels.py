@@ -1,4 +1,4 @@
-"""Measure the kernels of mixtures of linear models on one thread, in multiples of sgemm.
+"""Measure the kernels of mixtures of linear models on one thread, relative to sgemm.
 
     python benchmarks/linear_mixture_kernels.py [--part scan]
 
@@ -45,7 +45,7 @@ def make_components(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[n
 
 
 def measure_rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
-    """Return the giga floating-point operations per second of each way in its fastest round."""
+    """Return the giga floating-point operations per second of each function in its fastest round."""
     for way in ways.values():
         way()
     return {name: flops / seconds / 1e9 for name, seconds in fastest(ways, rounds).items()}
@@ -76,8 +76,8 @@ def measure_scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) 
 
 
 def measure_tangents(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return the times of sums of rows and of tangents, for ``each`` rows per component, over their
-    products.
+    """Return two times divided by the times of their matrix products: of adding the rows of each component
+    to its sums, and of adding six tangents of each row. A component has ``each`` rows.
     """
     n, q = k * each, 16
     x, (means, bases) = rng.random((n, p), dtype=np.float32), make_components(p, k, q, rng)

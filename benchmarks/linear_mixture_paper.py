@@ -27,8 +27,7 @@ search_DATA       One `sl.Search` over components, dimensions and both weights o
                   rows from disk without a cache, so that each pass reads all of them. The result includes
                   the test error of the chosen setting.
 temperature_DATA  Temperatures of probabilities that several numbers of training rows choose: their
-mean_and_deviation,
-                  and the log-loss on test rows.
+                  mean and deviation, and the log-loss on test rows.
 figures_usps      The paper's Figures 1, 2 and 3.
 
 DATA is usps, mnist16 (MNIST cropped by 2 pixels and averaged to 16 x 16) or mnist28. Test rows choose no
@@ -80,7 +79,7 @@ FOLDS = 5
 HEAVY, LIGHT = 3.0, 0.3
 # Number of held-out rows of MNIST.
 HELD = 10_000
-# Ways to use tangents in recognition.
+# Methods of recognition: without tangents, with light tangents, and with tangent distance.
 WAYS = ("plain", "light tangents", "tangent distance")
 
 
@@ -179,7 +178,7 @@ def mean_and_deviation(values: Iterable[float]) -> dict[str, float]:
 
 
 class Search:
-    """Held-out errors of settings, store_rows in a file, so that an interrupted search resumes."""
+    """Held-out errors of settings, stored in a file, so that an interrupted search resumes."""
 
     def __init__(self, name: str, args: Any) -> None:
         self.name, self.args = name, args
@@ -221,7 +220,7 @@ class Search:
         self.path.write_text(json.dumps(self.known, indent=1))
 
     def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the setting with the smallest error of ``way``; the first setting wins a tie."""
+        """Return the setting with the smallest error of the method ``way``; the first setting wins a tie."""
         tried = list(settings)
         return min(tried, key=lambda setting: self.errors(**setting)[way])
 
@@ -232,14 +231,14 @@ def list_combinations(**values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def tangent_settings(name: str) -> list[dict[str, Any]]:
-    """Return the settings of tangent distance that each fit is measured with."""
+    """Return the settings of tangent distance that are measured for each fit."""
     return list_combinations(
         tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9)
     )
 
 
 def choose_settings(name: str, args: Any) -> dict[str, Any]:
-    """Return settings of the three ways, chosen in this order: sizes and smoothing, likelihood, tangents."""
+    """Return settings of three methods, chosen in this order: sizes and smoothing, likelihood, tangents."""
     search, out = Search(name, args), {}
     large = name.startswith("mnist")
     sizes = list_combinations(
@@ -272,7 +271,7 @@ def choose_settings(name: str, args: Any) -> dict[str, Any]:
 
 
 def read_chosen_settings(args: Any, name: str, way: str) -> dict[str, Any]:
-    """Return the settings that the part choose has stored for a way."""
+    """Return the settings of one method that the part "choose" of this script has stored in a file."""
     parts = json.loads(args.out.read_text())["parts"]
     return dict(parts[f"choose_{name}"]["result"][way]["settings"])
 
@@ -287,7 +286,7 @@ def make_tangent_spec(name: str, settings: dict[str, Any]) -> TangentSpec:
 
 
 def measure_table2(name: str, args: Any) -> dict[str, Any]:
-    """Return the test errors of the three ways with their chosen settings; write the results after each
+    """Return the test errors of the three methods with their chosen settings; write the results after each
     seed.
     """
     x, y = load_rows(name, "train")
@@ -301,7 +300,7 @@ def measure_table2(name: str, args: Any) -> dict[str, Any]:
     images: dict[str, int] = {}
     out: dict[str, Any] = {}
     for seed in range(args.seeds):
-        models: dict[str, Any] = {}  # Two ways with the same settings share a fit.
+        models: dict[str, Any] = {}  # Two methods with the same settings share a fit.
         for way, of in settings.items():
             plain = {} if of["recognition_tangent_weight"] else {"tangents": (), "tangent_smoothing": 0.6}
             key = json.dumps(dict(sorted((of | plain).items())))
@@ -490,7 +489,7 @@ def measure_table1(name: str, args: Any) -> dict[str, Any]:
 def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return held-out and test errors of several parameter settings, with p-values against the first.
 
-    ``ways`` are changes of the settings that were chosen for the plain way.
+    ``ways`` has, by name, the changes of the settings that were chosen for recognition without tangents.
     """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
@@ -530,7 +529,7 @@ def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[
         }
         print(name, way, out[way], flush=True)
         out[way]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]]
-        # An interrupted run resumes after this way.
+        # An interrupted run resumes after this setting.
         write_part(args.out, args.part, args.seed, about | {"ways": out})
     return about | {"ways": out}
 
@@ -647,7 +646,7 @@ def fit_class(x: np.ndarray, rule: float, seed: int) -> Expert:
 
 
 def find_principal_directions(x: np.ndarray, rule: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean of rows and their leading principal directions, by the rule of `fit_hard_em`."""
+    """Return the mean of rows and their principal directions: ``rule`` of them, or that share of variance."""
     mean = x.mean(axis=0)
     _, s, v = np.linalg.svd(x - mean, full_matrices=False)
     h = int(np.searchsorted(np.cumsum(s**2), rule * np.sum(s**2)) + 1) if rule < 1 else int(rule)

@@ -128,7 +128,7 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary of the seeds of two summaries together."""
+    """Return the mean and the standard deviation over the seeds of two summaries."""
     counts = np.array([earlier["seeds"], found["seeds"]], dtype=float)
     out = {"seeds": int(counts.sum())}
     for key in ("nmi", "accuracy"):
@@ -206,7 +206,7 @@ class FirstLayer:
         return plan_layers(self._model(decay), self.train, decay, seed)
 
     def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
-        """Return the output of a network with this decay, and the numbers of centroids of its layers."""
+        """Return the output of a network with this decay, and the number of centroids of each layer."""
         layers, codes = self._layers(decay), self.codes
         for layer in layers[1:]:
             codes = code_rows(layer, codes, codes, self.jobs, "auto")
@@ -294,7 +294,7 @@ def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str
 
 
 def _earlier(path: Any, name: str) -> dict[str, Any]:
-    """Return the results of earlier runs on a data set, of which parts that this run skips remain."""
+    """Return the results of earlier runs on a data set; results that this run does not replace remain."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
         return {}
@@ -361,7 +361,7 @@ def sweeps(args: Any) -> dict[str, Any]:
 def first_layers(args: Any) -> dict[str, Any]:
     """Return scores for values of k1 on the 5,000 images.
 
-    571 is as large a share of 5,000 as 8,000 is of 70,000; 2,500 is the default.
+    The share 571 of 5,000 rows equals the share 8,000 of 70,000 rows. The default is 2,500.
     """
     x, y = load("mnist5000", args.seed)
     out = {}
@@ -388,7 +388,7 @@ def first_layers_of_all(args: Any) -> dict[str, Any]:
 
 
 def half_of_all(args: Any) -> dict[str, Any]:
-    """Return scores of networks of all 70,000 images with the default k1, half of the rows, in 40 pools."""
+    """Return scores of networks of all 70,000 images with the default k1, half of the rows, and 40 pools."""
     x, y = load("mnist", args.seed)
     out = _earlier(args.out, "half_mnist")
     first = FirstLayer(x, args, n_clusterings=args.clusterings, k1=len(x) // 2, n_pools=40)

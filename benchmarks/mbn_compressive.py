@@ -8,7 +8,7 @@ mnist  A CompressiveMBN, a small neural network, learns the output of a bootstra
        images, with two and with ten components. The results are its explained variance on training and test
        images, NMI and accuracy of k-means on the outputs of both networks, and how many times faster it
        predicts.
-rcv1   The same for documents with five components; retrieval accuracy replaces the clusters.
+rcv1   The same results for documents with five components; retrieval accuracy replaces the clusters.
 
 Needs SCALELATENT_DATA and torch.
 """

@@ -1,17 +1,17 @@
-"""Compare ways to choose a decay without labels, and the seconds that they take.
+"""Compare methods that choose a decay without labels, and the seconds that they take.
 
     python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 10]
 
 The decay is the ratio of the numbers of centroids in consecutive layers of a bootstrap network. The small
 networks of decay="auto" are fitted for each decay to at most 1,000 rows of each data set: two networks with
 all features, and two with half of the features. The NMI of a decay compares the classes with k-means on the
-output of the first two networks. Each way chooses a decay. Its loss is the NMI of the best decay minus the
-NMI of the chosen decay, in points. The ways are:
+output of the first two networks. Each method chooses a decay. Its loss is the NMI of the best decay minus
+the NMI of the chosen decay, in points. The methods are:
 
     outputs      the best linear centred kernel alignment of the outputs of two seeds
     silhouette   the best silhouette of the clusters in the output
     seeds        the best adjusted mutual information between the clusters of two seeds with all features
-    halves       the same between a network with all features and one with half of them
+    halves       the same score between a network with all features and one with half of the features
     grid         the best mean of the five agreements of seeds and halves, over all decays
     auto         the best mean over the decays up to a score below the best one; decay="auto" uses this
     tolerant     among decays within one standard error of "grid", the one nearest to 0.5
@@ -35,7 +35,7 @@ from scalelatent.evaluation import nmi
 from scalelatent.models.mbn import decay as choice
 from scalelatent.models.mbn.model.layers import Layer
 
-# Scores of a decay that a way maximises.
+# Methods that choose the decay with the largest value of a score, by the name of the score.
 CRITERIA = ("outputs", "silhouette", "seeds", "halves", "grid")
 
 
@@ -92,14 +92,14 @@ def judge_decays(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[st
 
 
 def compute_output(first: Layer, ks: tuple[int, ...], codes: np.ndarray, d: int) -> np.ndarray:
-    """Return the output (rows, d) of a small network: the codes of its first layer are given."""
+    """Return the output (rows, d) of a small network from the ``codes`` of its first layer."""
     for layer in choice._make_upper_layers(first, ks):
         codes = choice.code_rows(layer, codes, codes, 1, "cpu")
     return choice.compute_output(codes, d, "cpu")
 
 
 def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
-    """Return the decay that each way chooses; ``run`` has the scores of one seed by decay."""
+    """Return the decay that each method chooses; ``run`` has the scores of one seed by decay."""
     chosen = {name: max(run, key=lambda d, n=name: run[d][n]) for name in CRITERIA}  # type: ignore[misc]
     tried = list_tried_decays(run)
     chosen["auto"] = max(tried, key=lambda d: run[d]["grid"])
@@ -119,7 +119,7 @@ def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
 
 
 def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
-    """Return the mean loss over seeds of each way and each fixed decay, in points of NMI."""
+    """Return the mean loss over seeds of each method and each fixed decay, in points of NMI."""
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
     best, chosen = max(scores.values()), [choose_decays(run) for run in runs]
     lost = {name: float(np.mean([best - scores[own[name]] for own in chosen])) for name in chosen[0]}
@@ -127,7 +127,7 @@ def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float
 
 
 def main() -> None:
-    """Measure the decays on all data sets, and write one table."""
+    """Measure the NMI and the CPU seconds of each value of ``decay`` on all data sets; write one table."""
     arguments = parser(__doc__, "mbn_decay")
     arguments.add_argument("--sets", default="wine,thyroid,umist,isolet1,coil20,mnist5000,iris,cancer,digits")
     arguments.add_argument("--seeds", type=int, default=10)

@@ -4,7 +4,7 @@
 
 The decay is the ratio of the numbers of centroids in consecutive layers of a bootstrap network. Each seed
 has one first layer, and above it a stack of layers for each decay of 0.1, 0.2, ..., 0.9. The results are the
-NMI in percent of k-means (the best of ten starts) on as many components as classes, for these ways:
+NMI in percent of k-means (the best of ten starts) on as many components as classes, for these methods:
 
     0.1 ... 0.9     the stack of one decay; the paper uses 0.5
     auto            the stack that ``decay="auto"`` chooses
@@ -40,7 +40,7 @@ from scalelatent.models.mbn.decay import (
 )
 from scalelatent.models.mbn.fit import plan_layers
 
-# Decays of the way "three".
+# Decays whose stacks the method "three" combines.
 THREE = (0.3, 0.5, 0.7)
 
 
@@ -69,7 +69,7 @@ def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> fl
 
 
 def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
-    """Return the NMI of each way for one data set and seed."""
+    """Return the NMI of each method for one data set and seed."""
     x, y, params = read_set(name, seed)
     classes, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, random_state=seed, n_jobs=jobs, **params)

@@ -5,7 +5,7 @@
 dense   Operations per second of finding the nearest of k centroids by half of the columns of MNIST; rows are
         uint8, as on disk. Without SCALELATENT_DATA the rows are noise of the same shape. The rate is
         compared with sgemm (float32 product) of the same shapes into an existing buffer, with a large square
-        product, with tiles of BLAS and numpy's argmax, and with faiss-cpu if it is installed.
+        product, with BLAS and numpy's argmax block by block, and with faiss-cpu if it is installed.
 codes   Nanoseconds of a look-up in the layers of 8,000 to 31 centroids, for eight clusterings at once as in
         a fit, and for one. A look-up compares one code of a row, from one clustering of the layer below,
         with all centroids. The codes are those of random clusterings of the same rows. The results also show
@@ -31,7 +31,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
 
-# Size of a tile of the search by BLAS and numpy.
+# Numbers of rows and of centroids in a block of the search by BLAS and numpy.
 TILE_ROWS, TILE_CENTROIDS = 1024, 512
 # Number of clusterings that a fit computes at once.
 SETS = 8
@@ -46,7 +46,7 @@ def load_images(n: int, seed: int) -> tuple[np.ndarray, str]:
 
 
 def find_by_blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the nearest centroids of rows x by tiles of a matrix product and numpy's argmax."""
+    """Return the nearest centroids of rows x by matrix products of blocks and numpy's argmax."""
     half = 0.5 * np.einsum("jc,jc->j", w, w)
     out = np.empty(len(x), dtype=np.int64)
     for a in range(0, len(x), TILE_ROWS):
@@ -62,7 +62,7 @@ def find_by_blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def measure_dense_rates(k: int, seed: int) -> dict[str, Any]:
-    """Return the GFlop/s of each way to find the nearest of k centroids, and the number of codes that
+    """Return the GFlop/s of each method to find the nearest of k centroids, and the number of codes that
     differ.
     """
     rows, what = load_images(60_000, seed)

@@ -57,7 +57,7 @@ def read_set(name: str, seed: int) -> tuple[Any, np.ndarray, dict[str, Any]]:
 
 
 def measure(x: Any, y: np.ndarray, seed: int, jobs: int | None, **params: Any) -> dict[str, float]:
-    """Return the NMI in percent, and the seconds of the first layer and of the others."""
+    """Return the NMI in percent, and the CPU seconds of the first layer and of the upper layers."""
     classes = len(np.unique(y))
     model = sl.MultilayerBootstrapNetwork(n_classes=classes, random_state=seed, **params)
     train = sl.Dataset.from_arrays(x)
@@ -80,7 +80,7 @@ def measure(x: Any, y: np.ndarray, seed: int, jobs: int | None, **params: Any) -
 
 
 def main() -> None:
-    """Measure all settings of a seed before those of the next seed."""
+    """Measure all data sets and numbers of pools for a seed before the next seed."""
     arguments = parser(__doc__, "mbn_pools")
     arguments.add_argument("--sets", default="wine,thyroid,umist,digits,coil20,isolet1,mnist5000,documents")
     arguments.add_argument("--seeds", type=int, default=10)

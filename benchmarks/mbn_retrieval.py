@@ -2,7 +2,7 @@
 
     python benchmarks/mbn_retrieval.py [--k1 500,2000] [--clusterings 200]
 
-The data are a subset of RCV1-v2 (27,613 documents, counts of the 2,000 most frequent terms) with leaf
+The data are a subset of RCV1-v2 (27,613 documents, counts of the 2,000 most frequent terms) with
 topics. Half of the documents are training rows. Each document of the other half is a query among that half.
 The results are the mean shares of the first 1, 3, 7, 15, … documents that have a topic of the query. Draws
 results/mbn_retrieval.png. Needs SCALELATENT_DATA.

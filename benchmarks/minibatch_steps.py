@@ -5,8 +5,8 @@
 A step runs one or more chains (sequences of minibatches) and updates the state.
 
 in_process  Milliseconds of a step of a learner that computes nothing, with rows in memory and on disk.
-dask        The same on a LocalCluster of 2 workers with 1 thread, for 1, 2 and 4 chains and states of 16 kB
-            to 1 MB. All steps run on one worker ("one"), or the chains are spread over both ("all").
+dask        The same times on a LocalCluster of two workers, for 1, 2 and 4 chains and states of 16 kB
+            to 1 MB. All steps run on one worker ("one"), or the chains are spread over both workers ("all").
             "beyond_computing" is the time of a step that computes for 20 ms per chain, minus the computing
             time of the busier worker. "transfer" is the time of a pair of plain Dask tasks that exchange the
             same bytes.
@@ -133,7 +133,7 @@ def make_executor_factory(folder: Path, client: Any, spread: str) -> Callable[[]
 
 
 def time_on_dask(folder: Path, client: Any, rows: sl.Dataset) -> list[dict[str, Any]]:
-    """Return the milliseconds of steps on two workers, for each number of chains and size of the state."""
+    """Return the milliseconds of steps on two workers, by number of chains and size of the state."""
     out, busy, steps = [], 0.02, 48
     for chains in (1, 2, 4):
         for kib in (16, 128, 1024):

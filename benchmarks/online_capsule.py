@@ -76,7 +76,7 @@ def run(name: str, a: Any) -> dict[str, Any]:
 def compare(fits: dict[str, Any]) -> dict[str, Any]:
     """Return, for each fit, results relative to batch EM.
 
-    These are the test error in points above batch EM, the share of its rows, and the share of its rows
+    They are the test error in points above batch EM, the share of its rows read, and the share of its rows
     until the validation error is within 0.3 points of that of batch EM.
     """
     em, out = fits["em"], {}

@@ -3,10 +3,10 @@
     python benchmarks/paper_capsule.py dims|architectures|convergence|starts|latents [--data SET]
 
 dims           Test error for each capsule dimension d (Figure 5, multiclass), with the paper's protocol.
-architectures  The same for one_vs_all and all_vs_all (Figure 5).
+architectures  The same test errors for one_vs_all and all_vs_all (Figure 5).
 convergence    Log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7): with and
                without momentum, with and without the threshold nu.
-starts         The subspace start and 20 random starts for each noise level, d = 4, 1,000 passes (Figure 8).
+starts         The subspace start (PCA) and 20 random starts per noise level, d = 4, 1,000 passes (Figure 8).
 latents        Fits with d = 2 and d = 8: draws squashed latent vectors of test rows (Figure 2), and a
                prototype for each element of each capsule (Figure 4).
 

@@ -280,7 +280,7 @@ def _flipped(share: str) -> dict[str, float]:
 
 
 def _grey(labels: bool, size: int) -> str | None:
-    """Return results of networks of grey traits as text; networks without labels have as many images as the
+    """Return results of networks for grey images as text; networks without labels have as many images as the
     paper.
     """
     images = 100 if labels else 200
@@ -612,7 +612,7 @@ def paper_mbn() -> Rows:
 
 
 def _rows_run(table: str) -> str:
-    """Return as text how many rows of a table were run."""
+    """Return as text how many results of a table were measured."""
     lines = TABLES[table]().splitlines()[2:]
     return f"{sum('| not run: ' not in line for line in lines)} of {len(lines)}"
 

@@ -1,4 +1,4 @@
-"""Compare the digests of one fit that runs in five ways.
+"""Compare the digests of one fit that runs in five settings.
 
     python benchmarks/same_bits.py FOLDER
 
@@ -88,7 +88,7 @@ def compute_digest(model: Any, folder: Path) -> str:
 
 
 def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
-    """Return a model that was fitted in one of the ways, or a text if the fit was not interrupted."""
+    """Return a model that was fitted in the setting ``way``, or a text if the fit was not interrupted."""
     if way == "one thread":
         return make(1).fit(data)
     if way == "two threads":
@@ -110,7 +110,7 @@ def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run
 
 
 def main() -> None:
-    """Run all ways of all models."""
+    """Fit all models in all settings."""
     arguments = parser(__doc__, "same_bits")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=20_000)

@@ -77,7 +77,7 @@ ASSUMED = {
     "store_mb_per_second_of_a_worker": 100.0,
     "network_mb_per_second_of_a_worker": 1000.0,
 }
-# Remedy for each bottleneck.
+# Setting that helps against each bottleneck.
 SETTINGS = {
     "refused": "`[engine] leaf_rows`: fewer, longer leaves",
     "computing": "more workers, up to the number of spans (`[engine] leaf_rows`)",
@@ -104,12 +104,12 @@ QUICKEST = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
 class ScaleCase:
     """Kind of model whose passes are measured."""
 
-    loop: str  # batch, map or online
-    rows: str  # digits or letters
+    loop: str  # passes of a "batch" learner, "online" steps, or a "map" of rows to codes
+    rows: str  # data set: "digits" or "letters"
     stage: str  # name of the measured stage of the fit
     make: Callable[[], Any]  # returns an unfitted estimator
     passes: int  # number of passes of a typical fit
-    why: str  # words for this number on the page
+    why: str  # text on the page that explains the number `passes`
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -239,8 +239,8 @@ class RowShape:
 
 
 def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """Return the number of spans of a pass, the rows of a span, and the levels of the tree that merges
-    sums.
+    """Return the number of tasks (spans) of a pass, the rows of a span, and the levels of the tree that
+    merges sums.
     """
     grid = choose_grid(RowShape(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
@@ -263,8 +263,8 @@ def divide_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
 
 
 def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
-    """Return sizes of a pass (bytes, flops, spans), and its spans for the measured rows and for a billion
-    rows.
+    """Return sizes of a pass (bytes, flops, tasks), and the tasks (spans) for the measured rows and for a
+    billion rows.
     """
     store, pieces = EngineStore(run / "engine"), ds.pieces()
     found: dict[str, Any] = {
@@ -399,7 +399,7 @@ def compute_constants(kind: str, pieces: dict[tuple[str, int, int], dict[str, An
 
 
 def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
-    """Return the scheduler's cost of a span, a shard and a step, by loop.
+    """Return the scheduler's cost of a span (task), a shard and a step, by loop (batch, map, online).
 
     The costs were measured with several numbers of simulated workers; ``which`` is -1 for the largest and 0
     for the smallest number. Tasks and messages are counted. The scheduler's seconds of a message come from
@@ -636,7 +636,7 @@ def write_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[
 
 
 def describe_step_costs() -> list[str]:
-    """Return the table of the scheduler's cost of a step, by its chains."""
+    """Return a table: the scheduler's seconds of a minibatch step, by the number of chains in the step."""
     steps = {
         int(name.split()[1]): r for name, r in get_scheduler_costs().items() if name.startswith("online")
     }

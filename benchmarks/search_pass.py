@@ -2,7 +2,7 @@
 
     python benchmarks/search_pass.py FOLDER
 
-All ways run in one process with 2 threads. The rows are streamed from disk without a cache, so that every
+All methods run in one process with 2 threads. The rows are streamed from disk without a cache, so that every
 pass reads all rows:
 
     search    `sl.Search` over 16 candidates with validation rows

@@ -35,9 +35,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write_part
 
-# Numbers of rows in a span and of features.
+# Number of rows in a span (task), and number of features.
 LEAF_ROWS, FEATURES = 8, 4
-# Options of Dask that turn off what depends on the machine rather than on the number of workers.
+# Options of Dask that turn off services whose cost depends on the machine, not on the number of workers.
 QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.target": False,
@@ -219,7 +219,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
     from scalelatent.engine.dask.executor import DaskExecutor
     from scalelatent.engine.passes import make_stage
 
-    # Spans that sleep need one thread each. Without sleep, two threads per process are enough for two cores.
+    # Tasks that sleep need one thread each. Without sleep, two threads per process are enough for two cores.
     with (
         start_simulated_cluster(count, 0 if seconds else 2) as client,
         tempfile.TemporaryDirectory() as folder,
@@ -235,7 +235,8 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
         spans = len(executor.spans(stage))
         readings = MeterReadings(client)
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(readings.callback), store=store)
-    # The first pass warms up, and no pass follows the last, so that both are excluded.
+    # Differences of readings exclude the first pass, which starts threads. The last pass is excluded here,
+    # because no other pass starts during it.
     return {"workers": count, "spans": spans, "idle_scheduler_share": idle} | summarise(
         readings.taken[:-1], spans
     )
@@ -347,9 +348,9 @@ def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 
 
 def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of spans.
+    """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of a task.
 
-    The result does not depend on the rows: a pass has between 4 and 32 spans for each thread
+    The result does not depend on the rows: a pass has between 4 and 32 tasks for each thread
     (`choose_level`), for any number of rows.
     """
     # Heartbeats during the pass are subtracted, because their number depends on this machine.

@@ -1,4 +1,4 @@
-"""Measure the cost of running a job on a cluster: time to the first span, CPU of driver and scheduler, tasks.
+"""Measure the cost of running a job on a cluster: time to the first task, CPU of driver and scheduler.
 
     python benchmarks/submit.py
 
@@ -29,16 +29,14 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 
-# Rows of a span of the fit whose CPU shares are measured: about one second of work.
+# Rows of a span (task) of the fit whose CPU shares are measured: about one second of work.
 LEAF_ROWS = 2**19
 # Topic of Dask events that the scheduler plugin logs.
 TOPIC = "benchmark"
 
 
 class FirstSpanRecorder(SchedulerPlugin):
-    """Scheduler plugin that logs the times of the first span of each fit, and the bytes of each kind of
-    task.
-    """
+    """Scheduler plugin that logs the time of the first task of each fit, and the bytes of task kinds."""
 
     name = "first-spans"
 
@@ -122,7 +120,7 @@ def start_cluster(folder: Path, workers: int) -> tuple[str, list[subprocess.Pope
 
 
 def measure_first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
-    """Return the seconds from the start of the command, or of the call, to the first span of the job."""
+    """Return the seconds from the start of the command, or of the call, to the first task of the job."""
     found: dict[str, list[dict[str, float]]] = {"command line": [], "submit_job": []}
     for i in range(rounds):
         for way in found:

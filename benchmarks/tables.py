@@ -1208,7 +1208,7 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return the records of a task by data set and method, for the seeds that all methods of a set have."""
+    """Return records of a task by data set and method, for the seeds with results of all methods."""
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
     out = {}

@@ -81,7 +81,7 @@ def compute_growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
 
 
 def measure(passes: int, rows: int, seed: int) -> dict[str, Any]:
-    """Fit capsules on a cluster; return the growth of each process, and the most tasks and files."""
+    """Return the memory growth of each process in a fit, and the largest numbers of tasks and files."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")

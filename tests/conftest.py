@@ -89,9 +89,9 @@ WORKER_IMPORTS = [
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_workers(request: pytest.FixtureRequest) -> None:
-    """Fork the workers that this process starts from a process that has imported what they need.
+    """Fork the workers of this process from a process that has imported scalelatent and Dask.
 
-    A new interpreter takes two seconds of processor time to import it, and there are hundreds of workers.
+    A new interpreter takes two seconds of processor time to import them, and there are hundreds of workers.
     Workers of the command line are started as users start them.
     """
     if not any(item.get_closest_marker("cluster") for item in request.session.items):

@@ -39,7 +39,7 @@ def test_numpy_is_not_needed_to_print_help():
 
 @pytest.mark.parametrize("module", ["submit", "control", "clusterdriver"])
 def test_verbs_of_submitted_jobs_load_no_models(module):
-    """They would take half a second in each `submit`, `status` and `cancel`."""
+    """Loading models would take half a second in each `submit`, `status` and `cancel`."""
     assert not list_modules_after(f"import scalelatent.jobs.{module}") & (
         set(HEAVY) - {"pydantic"} | {"numpy"}
     )

@@ -189,7 +189,7 @@ def start_cluster(
     security: Security | None = None,
     scheduler_file: str | os.PathLike[str] | None = None,
 ) -> SpecCluster:
-    """Start a scheduler in this process and worker processes with nannies; for the options see `cluster`."""
+    """Start a scheduler in this process, and worker processes with nannies; return the cluster."""
     import dask
     from distributed import Scheduler, SpecCluster
 

@@ -53,7 +53,7 @@ def open_client(address: str, security: Security | None = None, **options: Any) 
             raise JobError(f"scheduler {address!r}: {_explain_os_error(host, port, error)}") from None
     try:
         return call_with_timeout(CLIENT_SECONDS + 5, lambda: Client(address, security=security, **options))
-    # If another program listens there, Dask may read its first bytes as a huge message size: a MemoryError.
+    # Another program may listen at the address; Dask may read its first bytes as a huge message size.
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise JobError(
             f"scheduler {address!r} does not answer as a Dask scheduler within {CLIENT_SECONDS:.0f} s "

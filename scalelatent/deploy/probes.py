@@ -47,7 +47,7 @@ class Requirements:
     """Requirements of a run: folder, device, datasets and scratch folders."""
 
     folder: str | None = None  # run folder, or folder of the runs
-    mark: str | None = None  # name of a file that the client wrote there, which all workers must see
+    mark: str | None = None  # name of a file that the client wrote into `folder`; all workers must see it
     device: str = "auto"
     # Addresses of datasets and scratch folders by the job's key that names them, such as ``[data] train``.
     datasets: Mapping[str, str] = field(default_factory=dict)
@@ -209,7 +209,7 @@ class ClusterView:
     silent: Mapping[str, str] = field(default_factory=dict)  # errors, by address of the worker without answer
     # Versions of packages by worker, from Dask if the worker cannot import scalelatent.
     versions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    skews: Mapping[str, float] = field(default_factory=dict)  # seconds that the clock of a worker is ahead
+    skews: Mapping[str, float] = field(default_factory=dict)  # seconds a worker's clock is ahead of this one
     folder_problem: str = ""  # why the client cannot write to the folder of the runs; empty if it can
 
     def values_of(self, fact: str) -> dict[str, Any]:

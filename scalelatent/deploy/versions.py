@@ -1,7 +1,7 @@
 """Versions of packages, and the comparison of versions in a cluster.
 
-Dask sends functions by name. With different versions on both sides, tasks fail late with unclear errors, or
-give other results. Versions are therefore compared before a job is sent.
+Dask sends functions by name. If client and workers have different versions, tasks fail late with unclear
+errors, or give other results. Versions are therefore compared before a job is sent.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _chosen(kinds: Iterable[str]) -> list[str]:
 
 
 def _find_uncompiled(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, str]]]:
-    """Return the number of kernels, and (family, index, name) of each kernel without a compiled file here."""
+    """Return the number of kernels, and (family, index, name) of each kernel without a compiled file."""
     count, missing = 0, []
     for kind in kinds:
         package = importlib.import_module(kernel_families()[kind])
@@ -56,7 +56,7 @@ def _find_uncompiled(kinds: Iterable[str]) -> tuple[int, list[tuple[str, int, st
 
 
 def _jit_family(kind: str) -> str:
-    """Return a family's name in `scalelatent.kernels.jit`: "other" for packages outside scalelatent."""
+    """Return the name under which a family is registered: "other" for packages outside scalelatent."""
     return kind if kernel_families()[kind].startswith("scalelatent.") else "other"
 
 

@@ -69,7 +69,7 @@ class Scorer:
     def measure(
         self, model: Any, dataset: Dataset, metrics: Sequence[str], progress: OnProgress | None
     ) -> dict[str, Any]:
-        """Return the scores by metric name; `score_dataset` has checked that the class has these metrics."""
+        """Return the scores by metric name; `score_dataset` has checked that this scorer has the metrics."""
         raise NotImplementedError
 
     def test_scores(self, model: Any, dataset: Dataset, progress: OnProgress) -> dict[str, Any]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class NpzCsrReader(RowReader):
-    """Reader of the CSR rows of an npz archive; it sorts the columns of a row and adds repeated entries.
+    """Reader of the CSR rows of an npz archive; it sorts a row's columns and sums entries of the same column.
 
     If the archive has no array of values, `is_pattern=True` makes all stored entries 1 instead of an error.
     """
@@ -295,7 +295,7 @@ def _choose_prefix(archive: zipfile.ZipFile, path: PathOrUrl, prefix: str | None
 def _find_y(
     archive: zipfile.ZipFile, path: PathOrUrl, y: str | None, opened: contextlib.ExitStack
 ) -> tuple[str | None, Callable[[], RowReader] | None]:
-    """Return the name of the labels in the provenance and a function that opens them, or None and None."""
+    """Return the array name of the labels, for the provenance, and a function that opens them; or Nones."""
     prefixes = [p for p in _find_prefixes(archive) if p and (p == y or (y is None and p.lower() == "y"))]
     if prefixes:
         labels = NpzCsrReader(archive, path, prefixes[0], is_pattern=True)

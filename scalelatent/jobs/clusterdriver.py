@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 DRIVER_PREFIX = "scalelatent-job-"
 CLIENT_SECONDS = 30.0  # time limit for the driver to connect to the scheduler
-# Seconds to wait for the lock of an earlier driver, which may outlive its worker. A lock expires after 90 s.
+# Seconds to wait for the lock of the run folder, because an earlier driver may still run on a worker that the
+# scheduler lost. The lock of a dead driver expires after 90 s.
 LOCK_SECONDS = 300.0
 
 logger = logging.getLogger("distributed.scalelatent")

@@ -179,7 +179,7 @@ def _check_scheduler(folder: RunFolder, state: dict[str, Any], security: Securit
 
 
 def _task_of(client: Client, state: dict[str, Any]) -> str | None:
-    """Return the scheduler's state of the driver task of the current start; None without such a task."""
+    """Return the Dask state of the task that drives the job since its last start; None without a task."""
     from scalelatent.engine.dask.hooks import task_state
 
     return ask_scheduler(client, task_state, driver_key(state["id"], state["starts"]))

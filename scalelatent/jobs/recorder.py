@@ -147,7 +147,7 @@ class _Record(Callbacks):
 
 
 def job_of(call: FitCall, url: str, seed: int | None, earlier: Job | None) -> Job:
-    """Return the job equivalent to a call of ``fit``, or the `earlier` job with the changed values."""
+    """Return the job equivalent to a call of ``fit``, or the `earlier` job with the call's changed values."""
     model = getattr(call.model, "estimator", call.model)
     kind, given = model._kind, model.get_params(deep=False)
     drawn = not isinstance(given.get("random_state"), int)

@@ -126,7 +126,7 @@ class RunFolder:
         """Write job.json and state.json; raise a `JobError` if another process has written job.json."""
         location = self.location
         name = job.job.name or self.url.rstrip("/").rsplit("/", 1)[-1]
-        # The first process that creates job.json owns the folder; a concurrent second one is refused.
+        # The first process that creates job.json owns the folder; a concurrent second process is refused.
         identity = f"{_slug(name)}-{secrets.token_hex(4)}"
         try:
             location.make()
@@ -233,7 +233,7 @@ class RunFolder:
             if holder is None:
                 host = f" on {state['driver']}" if state.get("driver") else ""
                 state |= {"state": "failed", "driver_lost": True}
-                for record in self.records("metrics.jsonl")[-1:]:  # passes update state.json less often
+                for record in self.records("metrics.jsonl")[-1:]:  # it may be newer than state.json
                     keys = ("pass", "objective", *ERRORS)
                     state |= {key: record[key] for key in keys if record.get(key) is not None}
                 state["error"] = state.get("error") or (

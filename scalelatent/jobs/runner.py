@@ -63,7 +63,7 @@ def run_job(
         if resume:
             changed = check_changes(job, folder)
         folder.begin("running")
-        if resume and changed:  # the next resume then compares its parameters with the new ones
+        if resume and changed:  # a later resume then compares its parameters with these
             folder.write_job(job)
         here = f"{socket.gethostname()}:{os.getpid()}"
         return run_locked_job(
@@ -125,13 +125,13 @@ def run_locked_job(
 
 
 def _start_info(job: Job, folder: RunFolder, resumed: bool) -> dict[str, Any]:
-    """Return the values that the callbacks of a job receive at its start."""
+    """Return the values that the callbacks of a job receive when the job starts."""
     info = {"run": folder.url, "id": folder.id, "name": job.job.name or folder.id, "kind": job.kind}
     return info | {"values": job.values(), "resumed": resumed}
 
 
 def _end_info(folder: RunFolder, scores: dict[str, float] | None = None) -> dict[str, Any]:
-    """Return the values that the callbacks of a job receive at its end."""
+    """Return the values that the callbacks of a job receive when the job ends."""
     state = folder.read_state()
     info = {"run": folder.url, "state": state["state"], "error": state.get("error"), "scores": scores or {}}
     done = state["state"] == "done"
@@ -242,7 +242,7 @@ def _fit_score_save(
 
 
 def validation_scores(estimator: StreamedEstimator) -> dict[str, float]:
-    """Return the validation errors of a fitted model that has such errors."""
+    """Return the validation errors of a fitted model by name; empty if it has none."""
     names = ("best_validation_error", "mean_member_validation_error")
     found = {name: getattr(estimator, f"{name}_", None) for name in names}
     return {name: float(error) for name, error in found.items() if error is not None}

@@ -143,9 +143,9 @@ def plan_candidates(
 
 
 def _candidates_to_plan(params: list[dict[str, Any]]) -> list[int]:
-    """Return the indices of the candidates to plan: every n-th one, and the ones with the largest values.
+    """Return the indices of the candidates to plan: every n-th candidate, and the largest values.
 
-    The largest values of a parameter need the most memory.
+    The candidate with the largest value of a parameter may need the most memory.
     """
     chosen = set(range(0, len(params), -(-len(params) // PLANNED)))
     for name in params[0] if len(chosen) < len(params) else ():

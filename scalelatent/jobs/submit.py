@@ -47,7 +47,7 @@ DATASET_KEYS = ("train", "validation", "test", "target", "validation_target", "t
 
 @dataclass(frozen=True)
 class Submitted:
-    """Identity of a submitted job: job id, run folder, scheduler address, dashboard address."""
+    """Job id, run folder, scheduler address and dashboard address of a submitted job."""
 
     id: str
     run: str
@@ -124,7 +124,7 @@ def _report_waiting(awaited: str, print_line: Callable[[str], None]) -> Iterator
 
 
 def _connect(stack: ExitStack, job: Job, client: Client | None, print_line: Callable[[str], None]) -> Client:
-    """Return the client of the job's cluster, which ``stack`` closes."""
+    """Return a client of the job's cluster; ``stack`` closes the client."""
     with _report_waiting(f"an answer of the scheduler {job.cluster.scheduler}", print_line):
         found = stack.enter_context(connect(job, client, print_line))
     assert found is not None
@@ -167,7 +167,7 @@ def _submit_driver(
 
 
 def _wait_until_accepted(client: Client, key: str) -> None:
-    """Wait until the scheduler has the task, and make it keep the task after this client closes."""
+    """Wait until the scheduler has the task, and let it keep the task after this client closes."""
     from scalelatent.engine.dask.hooks import hold_task
 
     deadline = time.monotonic() + ACCEPT_SECONDS
@@ -235,7 +235,7 @@ def _check_callbacks(client: Client, job: Job) -> None:
 
 
 def _check_plan(client: Client, job: Job, print_line: Callable[[str], None]) -> None:
-    """Let one worker open the rows of the job and plan the fit for all workers; print the plan, or refuse."""
+    """Let one worker open the rows of the job and plan the fit; print the plan, or raise its error."""
     from distributed import KilledWorker
 
     future = client.submit(

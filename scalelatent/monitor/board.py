@@ -461,7 +461,8 @@ class JobView:
         part = self.rows_done / self.rows_total if self.rows_total else 0.0
         layer, layers = self.layers
         if layers:
-            # A layer has two stages, centroids and codes; ignore the first stage, which takes little time.
+            # A layer of a bootstrap network has two stages: "gather" reads its centroids, "code" computes
+            # the codes. The stage "gather" is short, so it counts as no progress.
             within = part if "code" in self.stage else float("gather" not in self.stage)
             return min(1.0, (layer - 1.0 + within) / layers)
         if not self.limit:

@@ -114,7 +114,7 @@ ROUTES: list[tuple[str, type[RequestHandler]]] = [
 def snapshot(
     board: JobBoard, workers: dict[str, dict[str, Any]], job: str | None = None, now: float | None = None
 ) -> dict[str, Any]:
-    """Return the answer of ``/scalelatent.json`` about all jobs and, in detail, about one ``job``.
+    """Return the content of ``/scalelatent.json``: all jobs and, unless ``job`` is None, details of one job.
 
     Times are ISO 8601 text, durations are seconds, sizes are bytes, and unknown values are null.
     """
@@ -135,7 +135,7 @@ def snapshot(
     if found is not None:
         out["job"] = found.detail(now)
         rows = out["job"]["worker_rows"]
-        if not rows and found.state == "running":  # no worker has reported a span yet
+        if not rows and found.state == "running":  # no worker has reported rows yet
             rows.extend({"worker": address, "pool": "gpu" if facts["gpus"] else "cpu", "lost": False}
                         for address, facts in workers.items())  # fmt: skip
         for row in rows:
@@ -146,7 +146,7 @@ def snapshot(
 
 
 def _truncate_workers(rows: list[dict[str, Any]]) -> int:
-    """Truncate a list of workers that ends with the lost ones; return the number of removed workers."""
+    """Truncate a list of workers that ends with the lost workers; return the number of removed workers."""
     there = sum(not row["lost"] for row in rows)
     hidden = max(0, there - MAX_WORKERS) + max(0, len(rows) - there - MAX_LOST_WORKERS)
     rows[:] = rows[: min(there, MAX_WORKERS)] + rows[there:][-MAX_LOST_WORKERS:]
@@ -154,7 +154,7 @@ def _truncate_workers(rows: list[dict[str, Any]]) -> int:
 
 
 def _cached_answer(scheduler: Scheduler, board: JobBoard, job: str | None) -> str:
-    """Return the answer as JSON text, cached for FRESH_SECONDS."""
+    """Return all jobs, and details of ``job`` unless it is None, as JSON text; reuse it for FRESH_SECONDS."""
     kept = _bodies.setdefault(board, {})
     now = time.monotonic()
     if job not in kept or now - kept[job][0] > FRESH_SECONDS:

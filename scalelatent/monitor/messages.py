@@ -46,7 +46,7 @@ def device_pool_of(message: Mapping[str, Any], unknown: str = "cpu") -> str:
 
 
 def describe_span(message: Mapping[str, Any]) -> str:
-    """Return the work that a message reports as text, such as 'capsule_estep, pass 3, span 17'."""
+    """Return which range of rows (span) a message reports, such as 'capsule_estep, pass 3, span 17'."""
     words = [clip(message["stage"], 60)] if message.get("stage") else []
     for key in ("pass", "span", "step", "shard"):
         if message.get(key) is not None:
@@ -63,7 +63,7 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def describe_part(info: Mapping[str, Any]) -> str:
-    """Return, as text, the layer of a network or how many values a stage tries; empty for other stages."""
+    """Return, as text, the layer of a network or how many parameter values a stage tries; or ""."""
     layer, layers, k, tries = (int(read_number(info, key)) for key in ("layer", "layers", "k", "tries"))
     if layer:
         return f"layer {layer} of {layers}, k = {k:,}"

@@ -104,7 +104,7 @@ class ScalelatentPlugin(SchedulerPlugin):
 
 
 def install(client: Client) -> str:
-    """Add the page, the JSON and the metrics to a scheduler once; return the reason if it fails, else ""."""
+    """Add the page ``/scalelatent``, its JSON and job metrics to a scheduler; return why it fails, or ""."""
     try:
         client.register_plugin(ScalelatentPlugin(), name=PLUGIN)
     except ImportError as error:

@@ -56,7 +56,7 @@ class Confusion:
 
     @property
     def error(self) -> float:
-        """Weighted share of misclassified rows, like the ``score`` of the estimator."""
+        """Weighted share of misclassified rows: 1 minus the ``score`` of the estimator."""
         return self.missed / self.weight if self.weight else float("nan")
 
 
@@ -97,7 +97,7 @@ class Reliability:
 
 @dataclass
 class Mistakes:
-    """The misclassified rows for whose predicted class the model gives the highest scores."""
+    """The misclassified rows whose predicted class has the highest scores."""
 
     # At most MISTAKES_KEPT tuples (score, row number, index of true class, index of predicted class, x).
     found: list[tuple[float, int, int, int, np.ndarray]] = field(default_factory=list)

@@ -55,7 +55,7 @@ def plot_learning(
 
 
 def marker_style(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return matplotlib options that mark each pass with a dot if there are few; one pass makes no line."""
+    """Return matplotlib options that mark passes by dots if there are few; a single pass has no line."""
     return {"marker": "o", "markersize": 3.5} if len(records) <= 40 else {}
 
 

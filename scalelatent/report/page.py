@@ -28,7 +28,7 @@ class Picture:
     caption: str
     alt: str  # content of the figure as text, for readers who cannot see it
     figure: Figure
-    wide: bool = False  # a narrow screen scrolls a wide figure, which has many small panels
+    wide: bool = False  # a narrow screen scrolls a wide figure, which has many small plots
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class KillFromPass(EventRecorder):
 
 
 def reports_reads_of_the_chunk(text: str) -> bool:
-    """Return True if a message reports that the span with the killing rows read the shard."""
+    """Return True if a message reports that the task with the killing rows read the shard."""
     start, stop = map(int, re.search(r"while reading rows (\d+):(\d+)", text).groups())
     return CHUNK[0] <= start < stop <= CHUNK[1]
 

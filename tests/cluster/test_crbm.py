@@ -28,7 +28,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     return both[:320], both[320:]
 
 
-# With few rows compared with the columns of x, a chain returns the factors of its gradient instead of the
+# With few rows compared with the columns of x, a chain (part of a batch) returns factors of its
 # gradient. In the last step of an epoch, one chain has no rows.
 RECORDS = {"batch_size": 12}
 OPTIONS: list[dict[str, Any]] = [

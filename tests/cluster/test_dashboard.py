@@ -135,8 +135,8 @@ def test_the_page_shows_rounds_and_a_report_in_dark_mode(
     client.log_event("scalelatent", {"kind": "state", "state": "running", **run, **known})
     client.log_event("scalelatent", {"kind": "event", "name": "fit_started", "max_iter": 40, **run})
     for number in range(1, 21):
-        # Pass 7 reports a hundredth of the seconds of the other passes, as the first pass after a resume
-        # does.
+        # Pass 7 reports a hundredth of the seconds of the other passes. The first pass after a resume also
+        # reports too few seconds.
         cost = {"rows": 1000, "seconds": 0.01 if number == 7 else 1.0}
         found = {"objective": 1 / number, "nu": 0.5 * (number < 11), "round": 1 + (number >= 11)}
         message = {"kind": "pass", "stage": "capsule_estep", "pass": number, **cost, **found, **run}

@@ -25,7 +25,7 @@ from scalelatent.errors import DataError, RunError
 
 
 class EverySpan:
-    """Progress that is reported after every span."""
+    """Progress that is reported after every span (row range of a task)."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
@@ -275,7 +275,7 @@ def test_the_error_names_bad_pixels_that_a_worker_found(client: Any, rows: Simpl
         CapsuleRegression(capsule_dim=1, max_iter=1).fit(x, rows.y, client=client)
 
 
-# -- clusters that cannot do it ------------------------------------------------------------------------------
+# -- clusters that cannot run it -----------------------------------------------------------------------------
 
 
 def test_a_cluster_without_workers_is_reported_at_once(fit: Any, start_other_cluster: Any) -> None:

@@ -78,7 +78,7 @@ def _is_true_within(true: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 def compute_slowly(seconds: float) -> None:
-    """Make each chain on this worker take some seconds."""
+    """Make each chain (part of a minibatch) on this worker take some seconds."""
     from scalelatent.engine import chains
 
     original = chains.run_chains
@@ -140,7 +140,7 @@ def test_several_fits_run_at_once(workers: Any, run: Any, tmp_path: Path) -> Non
         try:
             spread = ("one", "all", "all", "one")[i]
             answers[i] = run(workers, tmp_path / str(i), spread=spread, seed=i)
-        except BaseException as error:  # noqa: BLE001  looked at below
+        except BaseException as error:  # noqa: BLE001  checked below
             answers[i] = error
 
     threads = [threading.Thread(target=fit, args=(i,)) for i in range(4)]
@@ -217,7 +217,7 @@ def test_a_hanging_worker_is_avoided(
 
 
 def _report_often(seconds: float) -> None:
-    """Set whether tasks on this worker report more often than usual."""
+    """Make tasks on this worker report their progress every ``seconds`` seconds."""
     from scalelatent.engine.dask import worker_side
 
     worker_side.BEAT_SECONDS = seconds

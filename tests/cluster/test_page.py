@@ -84,7 +84,7 @@ def test_workers_report_the_rows_of_steps(
     )
     assert len(reported["worker_rows"]) == (1 if one else 2)
     for worker in reported["worker_rows"]:
-        # The page shows a step for each span (row range of a task), or a step of one chain.
+        # The page shows a step for each span (row range of a task), or for each chain (part of a minibatch).
         assert worker["spans"] == 2 * (len(X) // 50)
         assert worker["last_span"] == "crbm_learn, pass 2, step 60"
     found = re.findall(

@@ -281,8 +281,8 @@ def test_tasks_and_files_do_not_grow_over_200_passes(
     )
     assert model.n_iter_ == 200
     tasks, futures, recent, folder = (max(column) for column in zip(*seen, strict=True))
-    # The scheduler has the passes of one chain, one more pass that has started after the chain, and one that
-    # is being released.
+    # The scheduler has a chain of passes (each needs the state of the one before), one pass that has started
+    # after this chain, and one that is being released.
     assert tasks <= 5 * (CHAIN_PASSES + 2)
     assert futures <= 2 * 10
     assert recent <= 8

@@ -26,7 +26,7 @@ FROZEN_SECONDS = 20.0
 
 
 class LogAndCall(Callback):
-    """Log of events that calls a function once after a stage has started."""
+    """Callback that records events, and calls a function once after a stage has started."""
 
     def __init__(self, stage: str | None = None, action: Any = None, share: float = 0.0) -> None:
         self.stage, self.action, self.share, self.done = stage, action, share, False
@@ -243,7 +243,7 @@ def lose_gpu() -> None:
 
 
 class LostGpuBackend(WorkerPlugin):
-    """Backend whose GPU is lost, also after a restart of the worker."""
+    """Worker plugin that installs a backend whose GPU is lost, also after a restart of the worker."""
 
     def setup(self, worker: Any) -> None:
         lose_gpu()

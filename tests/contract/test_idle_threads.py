@@ -26,7 +26,7 @@ def test_threads_are_used_only_inside_allow_threads():
 
     with allow_threads(2):
         assert threading.get_ident() not in run_parts(run, range(2))
-        # A part that runs parts of its own runs them all on its thread.
+        # If a part starts further parts, the thread of this part runs all of them.
         inner = run_parts(lambda _: run_parts(lambda _: threading.get_ident(), range(3)), range(2))
     assert all(len(set(idents)) == 1 for idents in inner)
     assert set(run_parts(lambda _: threading.get_ident(), range(3))) == {threading.get_ident()}

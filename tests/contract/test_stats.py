@@ -28,7 +28,7 @@ def test_merge_is_associative_and_commutative_and_has_an_identity(layout: Layout
     a, b, c = (_draw(layout, seed + i) for i in range(3))
     largest = np.abs([a.vector, b.vector, c.vector]).max(axis=0)
     np.testing.assert_array_equal(a.merge(b).vector, b.merge(a).vector)
-    # Both are two float64 additions, each of which rounds by at most 2**-53 of a sum of at most 3 x the
+    # Both sums are two float64 additions, each of which rounds by at most 2**-53 of a sum of at most 3 x the
     # largest.
     difference = np.abs(a.merge(b).merge(c).vector - a.merge(b.merge(c)).vector)
     assert (difference <= 4 * 3 * 2.0**-53 * largest).all()

@@ -82,7 +82,7 @@ def test_little_memory_is_kept_and_none_is_pickled(tmp_path):
     memory = ds._columns.x._memory
     assert len(memory._free) == MAX_FREE
     assert len(pickle.dumps(memory)) < 1000
-    # A request for another size releases the kept pieces of the old size.
+    # A request for another size releases the kept memory blocks of the old size.
     again = memory.empty((2 * CHUNK, WIDTH), F4)
     assert again.shape == (2 * CHUNK, WIDTH)
     assert not memory._free

@@ -108,5 +108,5 @@ def test_a_finished_dataset_is_linked_to_a_second_path(rows: np.ndarray, tmp_pat
         assert link_dataset(ds, locate(place)) == ds.fingerprint()
         assert open_dataset(place).fingerprint() == ds.fingerprint()
         np.testing.assert_array_equal(open_dataset(place).read_x(0, N), rows)
-    # On one disk there is no second copy.
+    # On one disk both datasets share this file, so the shard is not copied.
     assert (tmp_path / "linked.zarr/x/c/0/0").stat().st_ino == (tmp_path / "t.zarr/x/c/0/0").stat().st_ino

@@ -77,7 +77,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(warming.subprocess, "Popen", Child)
-    # Polars makes the same call. After it, a wait for a child process continues when a signal comes.
+    # An import of polars makes the same call, after which a signal does not end a wait for a child process.
     signal.siginterrupt(signal.SIGINT, False)
     threading.Thread(target=interrupt).start()
     try:

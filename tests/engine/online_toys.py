@@ -111,7 +111,7 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Walk:
-    """Learner whose chains each update a copy of the weights row by row, with random noise.
+    """Learner whose chains (parts of a step) each update a copy of the weights row by row, with noise.
 
     The copies are averaged at the end of a step.
     """
@@ -164,7 +164,8 @@ class Walk:
 class Evidence:
     """Learner of log-odds that fade with each minibatch.
 
-    The evidence of all chains is added; the old log-odds fade by ``forgetting ** (chains * minibatches)``.
+    The evidence of all chains (parts of a step) is added. The old log-odds fade by ``forgetting ** (chains *
+    minibatches)``.
     """
 
     p: int

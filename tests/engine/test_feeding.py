@@ -89,7 +89,7 @@ def test_an_idle_feed_releases_its_thread_and_resumes_when_used(rows: Dataset) -
         first = feed.blocks(0, 0)[0]
         assert first is not None
         time.sleep(0.3)
-        assert list_reader_threads()  # The caller computes.
+        assert list_reader_threads()  # The reader waits while the caller computes.
         feed.finish_step()
         assert _is_true_within(lambda: not list_reader_threads())
         assert not feed._runs

@@ -30,7 +30,7 @@ from tests.helpers import InterruptAt
 
 @dataclass(frozen=True)
 class LeafMeans:
-    """Learner that sums rows of a leaf times a factor, which each step changes.
+    """Learner that sums rows of a leaf (range of rows) times a factor, which each step changes.
 
     If a step used an old contribution, its factor would show in the sum.
     """

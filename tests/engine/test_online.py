@@ -125,8 +125,8 @@ def test_same_bits_for_threads_storage_and_cache(make_learner: Any, kind: str, t
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, stored: bool) -> None:
-    """CSR rows become dense blocks with the bits of dense rows; a learner that requests CSR blocks gets
-    those.
+    """CSR rows become dense blocks with the bits of dense rows; a learner may request CSR
+    blocks instead.
     """
     from scipy.sparse import csr_array
 

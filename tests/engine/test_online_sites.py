@@ -68,7 +68,7 @@ def step(site: FitOnWorker, first: int, last: int, threads: int = 1) -> list[np.
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return the chains of the runners that were closed."""
+    """Return the chains (parts of a minibatch) of the runners that were closed."""
     found: list[list[int]] = []
     original = online_sites.ChainRunner.close
 
@@ -89,7 +89,7 @@ def test_a_worker_runs_many_fits_at_once(ref: Any, sites: FitsOnWorker) -> None:
             with sites.use(ref, "toy_step", f"t{i}") as site:
                 together.wait(30)
                 answers[i] = step(site, 0, CHAINS)
-        except BaseException as error:  # noqa: BLE001  looked at below
+        except BaseException as error:  # noqa: BLE001  checked below
             answers[i] = error
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]

@@ -274,7 +274,7 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
     for _ in range(2):
         window = case.window(kept)
     assert window.unequal
-    assert case.on_scheduler == ["toy_estep_pool"]  # The scheduler is asked once for two windows.
+    assert case.on_scheduler == ["toy_estep_pool"]  # The scheduler is asked once for both passes.
     assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
     assert window.all_sent  # A pass of so few seconds is sent in one message.

@@ -78,7 +78,7 @@ def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: 
 
 @given(st.integers(1, 100), st.integers(0, 10**6), st.data())
 def test_the_sum_of_chains_is_the_same_for_any_division(n: int, seed: int, data: st.DataObject) -> None:
-    """Each worker merges the chains that it has computed; the total does not depend on this division.
+    """Each worker merges its chains (parts of a minibatch); the total does not depend on this division.
 
     Records of single rows are concatenated.
     """

@@ -56,7 +56,7 @@ def uninterrupted(toy: Toy) -> np.ndarray:
 
 @pytest.fixture
 def computed_spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
-    """Return a list of the spans that are computed from now on."""
+    """Return a list of the spans (row ranges of tasks) that are computed from now on."""
     spans: list[Span] = []
     original = PassContext.run_span
 
@@ -70,7 +70,7 @@ def computed_spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
 
 
 class EverySpan:
-    """Progress that is reported after every span."""
+    """Progress that is reported after every span (row range of a task)."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
         self._tell = lambda done, total: callbacks.on_progress(
@@ -89,7 +89,7 @@ def test_an_interrupt_after_any_span_changes_no_bit(
     computed_spans: list[Span],
 ) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
-    # There are ten training and three validation leaves; one task per leaf gives a pass many spans.
+    # There are ten training and three validation leaves (ranges of rows); each becomes a task.
     monkeypatch.setattr(passes, "list_spans", use_leaf_spans)
     _fit(toy, tmp_path / "count")
     total = len(computed_spans)

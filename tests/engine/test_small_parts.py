@@ -78,9 +78,9 @@ def test_invalid_seeds_are_refused(bad: Any) -> None:
 # -- backends ------------------------------------------------------------------------------------------------
 
 
-# Kernels that exist only for GPUs: one launch computes several chains, or the next parameters. The host
-# computes the same results with other code; tests/gpu/test_crbm.py and tests/gpu/test_crbm_learning.py
-# compare both.
+# Kernels that exist only for GPUs: one launch computes several chains (parts of a batch), or the next
+# parameters. The host computes the same results with other code; tests/gpu/test_crbm.py and
+# tests/gpu/test_crbm_learning.py compare the results.
 ONLY_ON_GPU = {"crbm_add_chain_gradients", "crbm_ascend_chains"}
 
 

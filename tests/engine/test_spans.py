@@ -30,7 +30,7 @@ def test_every_leaf_is_covered_once(case: tuple[RowGrid, int, set[tuple[int, int
     assert sorted(leaves) == list(range(grid.n_leaves))
     for node in nodes:
         assert node in have or node[0] <= level
-        # No new span contains a stored span, which would then be recomputed.
+        # No new span (row range) contains a stored span, which would then be recomputed.
         inside = set(grid.node_leaves(*node))
         assert node in have or not any(
             inside.issuperset(grid.node_leaves(*other)) for other in have if other[0] < node[0]
@@ -40,7 +40,7 @@ def test_every_leaf_is_covered_once(case: tuple[RowGrid, int, set[tuple[int, int
 def test_missing_spans_are_found_without_reading_the_stored_ones(
     toy: SimpleNamespace, tmp_path: Path, monkeypatch: object
 ) -> None:
-    """The driver finds missing spans by name, without loading the sums of a whole pass."""
+    """The driver finds missing spans (row ranges) by name, without loading the sums of a whole pass."""
     stage, store = toy.stage(toy.rows(150)), EngineStore(tmp_path)
     for index in (0, 3):
         store.save_node(stage.name, 0, Span("train", 0, index), np.zeros(3))

@@ -127,8 +127,8 @@ def test_minibatches_and_passes_receive_rows_and_outputs(
 def test_corrupted_inputs_depend_on_row_and_epoch(
     online: Any, expected_fit: Any, tmp_path: Path, form: str
 ) -> None:
-    """Inputs that are corrupted outputs differ by row and epoch; validation rows have the same in each
-    epoch.
+    """Inputs that are corrupted outputs differ by row and epoch; validation rows have the same
+    inputs in each epoch.
     """
     held = Corruption("occlude", size=(1, 2), shape=(2, 3), seed=8, stage="corruption-validation")
     learner = online.Outputs(P, V, Targets("x", NOISE), Targets("x", held))

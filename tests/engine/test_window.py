@@ -161,7 +161,7 @@ class SimulatedPool:
         self.threads = {f"w{i}": threads for i, (threads, _) in enumerate(workers)}
         self.speeds = {f"w{i}": speed for i, (_, speed) in enumerate(workers)}
         self.capacity = sum(threads * speed for threads, speed in workers)
-        # Seconds that a leaf takes at speed 1, such that the ideal time of a pass is ``seconds``.
+        # Seconds of a leaf (range of rows) at speed 1, for which the ideal time of a pass is ``seconds``.
         self.leaf = seconds * self.capacity / leaves
         level = min(level, self.grid.depth)
         spans = [Span("train", level, i) for i in range(self.grid.n_nodes(level))]

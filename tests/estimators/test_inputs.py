@@ -160,7 +160,7 @@ def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[s
     weighted = make_model(**options).fit(x, y, sample_weight=times)
     if options.get("projection") is None:
         assert_close(weighted, repeated, x)
-    else:  # The directions come from all rows, weighted or not; see test_parameters.
+    else:  # The directions of the projection come from all rows, weighted or not.
         assert weighted.score(x, y) == pytest.approx(repeated.score(x, y), abs=0.03)
 
 

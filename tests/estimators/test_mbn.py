@@ -209,7 +209,7 @@ def test_only_missing_tiles_are_recomputed(
         make_network(**options).fit(digits[0], run_dir=tmp_path / "run")
     make_network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
-    # The layer below and the codes of this layer are deleted; the last codes stay.
+    # A fit deletes the codes of a layer when the next layer is done. Only those of the last layer stay.
     left = [p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr")]
     assert left == ["code-l4.zarr"]
 

@@ -154,7 +154,7 @@ def test_a_default_equals_its_documented_value_for_enough_rows(digits: Any, tmp_
     np.testing.assert_array_equal(ours.fit(x, y).W_, theirs.fit(x, y).W_)
     assert (
         ours._deciding_parameters() == theirs._deciding_parameters()
-    )  # A folder of either form resumes with the other one.
+    )  # A run with one form of the data resumes with the other form.
     v = (x > 8).astype("u1")
     a, b = (ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **how) for how in ({}, {"batch_size": 20}))
     np.testing.assert_array_equal(a.fit(x, v).W_, b.fit(x, v).W_)

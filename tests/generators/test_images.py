@@ -93,7 +93,7 @@ def test_places_and_features_are_uniform() -> None:
     tops = np.bincount(truth[:, 1]) / 30_000
     assert len(tops) == 3
     assert np.abs(tops - 1 / 3).max() < 0.015
-    narrow = truth[truth[:, 0] == 1]  # I is three wide: it has 6 places, the others 4
+    narrow = truth[truth[:, 0] == 1]  # the letter I is narrow: it has 6 places, other letters 4
     assert sorted(np.unique(narrow[:, 2])) == list(range(6))
     assert sorted(np.unique(truth[truth[:, 0] == 0][:, 2])) == list(range(4))
 
@@ -169,7 +169,7 @@ def test_traits_are_samples_of_their_network() -> None:
             moved = np.bincount(truth[:, trait, axis] - (first - 1)) / n
             assert len(moved) <= 4
             assert np.abs(moved[moved > 0] - 1 / 3).max() < 0.03
-    # Every pixel is within one pixel of one of its clean places, and moves uniformly on average.
+    # Every active pixel is within one pixel of a pixel of the clean image. All moves are equally frequent.
     for i in range(50):
         shape, diagonal = truth[i]
         clean = np.zeros(images.image_shape, np.uint8)

@@ -36,7 +36,7 @@ WAITS: list[int] = []  # Pointers of streams that the host waited for.
 
 
 class OutOfMemoryError(MemoryError):
-    """cupy.cuda.memory.OutOfMemoryError."""
+    """Stand-in for cupy.cuda.memory.OutOfMemoryError."""
 
 
 _STATUS = {
@@ -48,7 +48,7 @@ _STATUS = {
 
 
 class CUDARuntimeError(RuntimeError):
-    """cupy.cuda.runtime.CUDARuntimeError."""
+    """Stand-in for cupy.cuda.runtime.CUDARuntimeError."""
 
     def __init__(self, status: int) -> None:
         super().__init__(_STATUS[status])
@@ -56,15 +56,15 @@ class CUDARuntimeError(RuntimeError):
 
 
 class CompileException(Exception):
-    """cupy.cuda.compiler.CompileException."""
+    """Stand-in for cupy.cuda.compiler.CompileException."""
 
 
 class CUDADriverError(CUDARuntimeError):
-    """cupy.cuda.driver.CUDADriverError."""
+    """Stand-in for cupy.cuda.driver.CUDADriverError."""
 
 
 class CUBLASError(RuntimeError):
-    """cupy_backends.cuda.libs.cublas.CUBLASError."""
+    """Stand-in for cupy_backends.cuda.libs.cublas.CUBLASError."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -72,7 +72,7 @@ class CUBLASError(RuntimeError):
 
 
 class Device:
-    """cupy.cuda.Device."""
+    """Stand-in for cupy.cuda.Device."""
 
     count = 1
 
@@ -93,7 +93,7 @@ class Device:
 
 
 class Stream:
-    """cupy.cuda.Stream."""
+    """Stand-in for cupy.cuda.Stream."""
 
     _number = 0
     _lock = threading.RLock()  # One lock for all streams, because streams wait for each other.
@@ -205,7 +205,7 @@ def _new(shape: Any, dtype: Any) -> np.ndarray:
 
 
 class MemoryPointer:
-    """cupy.cuda.MemoryPointer."""
+    """Stand-in for cupy.cuda.MemoryPointer."""
 
     def __init__(self, a: ndarray) -> None:
         self.ptr, self._array = a._a.ctypes.data, a
@@ -224,7 +224,7 @@ class MemoryPointer:
 
 
 class ndarray:
-    """cupy.ndarray."""
+    """Stand-in for cupy.ndarray."""
 
     __array_ufunc__ = None  # With None, operators of numpy refuse this array, as they refuse CuPy's arrays.
 
@@ -396,7 +396,7 @@ def _streams() -> dict[int, Stream]:
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
-    """cupy.cuda.get_current_stream."""
+    """Stand-in for cupy.cuda.get_current_stream."""
     return _streams().get(runtime.getDevice() if device_id == -1 else device_id, _NULL)
 
 
@@ -431,7 +431,7 @@ def _send(target: ndarray, source: np.ndarray) -> None:
 
 
 class Event:
-    """cupy.cuda.Event."""
+    """Stand-in for cupy.cuda.Event."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.time, self._mark = 0.0, (_NULL, 0)
@@ -446,12 +446,12 @@ class Event:
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """cupy.cuda.get_elapsed_time, in ms."""
+    """Stand-in for cupy.cuda.get_elapsed_time, in ms."""
     return 1e3 * max(end_event.time - start_event.time, 1e-9)
 
 
 class RawModule:
-    """cupy.RawModule; :func:`install` sets the library."""
+    """Stand-in for cupy.RawModule; :func:`install` sets the library."""
 
     library: Any = None
 
@@ -468,7 +468,7 @@ class RawModule:
 
 
 class RawKernel:
-    """cupy.RawKernel."""
+    """Stand-in for cupy.RawKernel."""
 
     shared_size_bytes = 4160  # Shared memory that a kernel declares: the largest of this package.
     max_dynamic_shared_size_bytes = 48 * 2**10 - shared_size_bytes
@@ -497,17 +497,17 @@ def _note(what: str) -> None:
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
-    """cupy.empty."""
+    """Stand-in for cupy.empty."""
     return ndarray(_new(shape, dtype))
 
 
 def zeros(shape: Any, dtype: Any = float) -> ndarray:
-    """cupy.zeros."""
+    """Stand-in for cupy.zeros."""
     return ndarray(np.zeros(shape, dtype))
 
 
 def asarray(a: Any, dtype: Any = None) -> ndarray:
-    """cupy.asarray."""
+    """Stand-in for cupy.asarray."""
     if isinstance(a, ndarray):
         return ascontiguousarray(a, dtype) if dtype is not None and a.dtype != dtype else a
     out = ndarray(_new(np.shape(a), dtype or np.asarray(a).dtype))
@@ -516,18 +516,18 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
-    """cupy.ascontiguousarray."""
+    """Stand-in for cupy.ascontiguousarray."""
     _now(a)
     return a._view(np.ascontiguousarray(a._a, dtype=dtype))
 
 
 def asnumpy(a: Any) -> np.ndarray:
-    """cupy.asnumpy."""
+    """Stand-in for cupy.asnumpy."""
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
 def take(a: ndarray, indices: ndarray, axis: int | None = None, out: ndarray | None = None) -> ndarray:
-    """cupy.take."""
+    """Stand-in for cupy.take."""
     assert out is not None
     assert out.dtype == a.dtype
     _note("take")
@@ -537,13 +537,13 @@ def take(a: ndarray, indices: ndarray, axis: int | None = None, out: ndarray | N
 
 
 def isfinite(a: ndarray) -> ndarray:
-    """cupy.isfinite."""
+    """Stand-in for cupy.isfinite."""
     _now(a)
     return ndarray(np.isfinite(a._a))
 
 
 def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
-    """cupy.matmul."""
+    """Stand-in for cupy.matmul."""
     _note("matmul")
     _now(a, b, writes=() if out is None else (out,))
     found = np.matmul(a._a, b._a, out=None if out is None else out._a)
@@ -551,7 +551,7 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
 
 
 def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
-    """cupy.subtract."""
+    """Stand-in for cupy.subtract."""
     EXPRESSIONS.append("subtract")
     _now(a, b, writes=() if out is None else (out,))
     found = np.subtract(_plain(a), _plain(b), out=None if out is None else out._a)
@@ -559,14 +559,14 @@ def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
 
 
 def concatenate(parts: list[ndarray]) -> ndarray:
-    """cupy.concatenate."""
+    """Stand-in for cupy.concatenate."""
     EXPRESSIONS.append("concatenate")
     _now(*parts)
     return ndarray(np.concatenate([part._a for part in parts]))
 
 
 def nonzero(a: ndarray) -> tuple[ndarray, ...]:
-    """cupy.nonzero."""
+    """Stand-in for cupy.nonzero."""
     return tuple(ndarray(found) for found in np.nonzero(a._value()))
 
 
@@ -703,7 +703,7 @@ NAMES = {
 
 
 def get_default_memory_pool() -> _Pool:
-    """cupy.get_default_memory_pool."""
+    """Stand-in for cupy.get_default_memory_pool."""
     return POOL
 
 

@@ -80,7 +80,7 @@ def test_a_fit_on_the_gpu_equals_that_of_a_processor(fake, clustered, learner):
 
 @pytest.mark.parametrize("learner", ["mle-bp", "cd", "pcd"])
 def test_local_steps_stay_on_the_gpu(fake, learner):
-    """Each chain takes its own steps; parameters, updates and messages stay on the GPU."""
+    """Each chain (part of a batch) takes its own steps; parameters, updates and messages stay on the GPU."""
     x, v = rows()
     check_same(fits(x, v, learner=learner, n_chains=1, local_steps=2, momentum=0.5), x)
 
@@ -111,7 +111,7 @@ def test_every_inference_on_the_gpu_equals_that_of_a_processor(fake):
 
 
 class Steps:
-    """Steps of a learner over the same rows, with chains of eight rows, on a GPU."""
+    """Steps of a learner over the same rows, with chains (parts of a batch) of eight rows, on a GPU."""
 
     def __init__(self, fake, learner: str, n_chains: int, x: int, sparse: bool = False, v: int = 9) -> None:
         shape, rng, rows = CrbmShape(v, 5, x), np.random.default_rng(0), 8 * n_chains
@@ -177,7 +177,7 @@ def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, lear
 
 
 def test_a_step_has_few_launches_that_chains_share(fake):
-    """A chain launches only its products with x, two of them for a bias; chains share all other launches."""
+    """Chains (parts of a batch) share all launches but their products with x, two of them for a bias."""
     for n_chains, factored in ((2, True), (8, True), (2, False), (8, False)):
         steps = Steps(fake, "mle-bp", n_chains, 300 if factored else 4, v=90)
         assert steps.learner.factored == factored

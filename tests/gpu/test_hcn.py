@@ -86,7 +86,7 @@ def check_orders(gpu) -> None:
 
 
 def check_chains(name: str) -> None:
-    """Compare a step whose chains are launched together with that of a processor."""
+    """Compare a GPU step, which launches its chains (parts) together, with the step of a processor."""
     layer = FeatureLayer((1, 5, 4), 2, (3, 2), 1e-2, 1e-2, 0.3, 1e-2)
     x = (np.random.default_rng(0).random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
     learner = OnlineFeatureLearner(layer, 0.9, 2, 5)
@@ -139,7 +139,7 @@ def test_chains_are_launched_together(emulated_gpu) -> None:
     names = [name for name, _ in launched[before:]]
     # Each of the two chains of four rows has two minibatches, the chain of five has three.
     assert names.count("hcn_sweep") == 5
-    # Minibatches of two images share a launch, and those of one image share another one.
+    # Minibatches of two images share a launch, and minibatches of one image share another launch.
     assert names.count("hcn_shuffle") == 3
 
 

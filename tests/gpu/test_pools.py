@@ -54,8 +54,8 @@ def test_sums_of_a_pass_agree_within_the_stated_tolerance(real: Any, data: Any) 
     for name in ("rows", "delta"):
         scale = np.abs(host[name]).max()
         np.testing.assert_allclose(card[name], host[name], rtol=0, atol=TOLERANCE * scale, err_msg=name)
-    # Column 0 of the sums has the log-likelihood. The other columns count errors and active rows; there,
-    # rounding may move a few rows across the threshold.
+    # Column 0 of the sums has the log-likelihood. The other columns count errors, and rows beyond the
+    # threshold, which rounding may change for a few rows.
     np.testing.assert_allclose(card["sums"][:, 0], host["sums"][:, 0], rtol=TOLERANCE)
     np.testing.assert_allclose(card["sums"][:, 1:], host["sums"][:, 1:], rtol=1e-3)
 

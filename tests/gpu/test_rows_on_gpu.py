@@ -208,7 +208,7 @@ def mapped(request, fake, emulate, monkeypatch):
 
 @pytest.mark.parametrize("written", [False, True])
 def test_maps_copy_the_next_block_on_another_stream(mapped, fake, monkeypatch, tmp_path, written):
-    """Results equal those of copies on one stream; each row is copied once, and the host waits as often."""
+    """Results equal those of copies on one stream; each row is copied once, and waits are equally many."""
     model, x, copies = mapped
 
     def transform(name):

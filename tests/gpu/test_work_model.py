@@ -281,7 +281,7 @@ def test_the_model_counts_the_work_of_a_step_of_conditional_rbms(
     got = counts.measure_second_call(steps.run)
     work = model.crbm_host_step(90, 5, 300, chains, 8, 2)
     assert (steps.launches, steps.waits, got[1] / 2) == (work.launches, work.downloads, work.uploads)
-    # The last chain has three rows fewer than the others, so fewer bytes are copied.
+    # The last chain (part of the batch) has three rows fewer than the others, so fewer bytes are copied.
     missing = 3 * (90 + 5 + 3 + 300) * 4 + 3 * 90
     assert 0 <= counts.copied_bytes / 2 - (work.copied_bytes - missing) < 1000
     before = model.earlier_crbm_step(90, 5, 300, chains, 8, 2)

@@ -56,7 +56,7 @@ def _check(ds: data.Dataset, dtype: str) -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_columns_of_several_files_are_found_by_name(kind: str, tmp_path: Path) -> None:
-    """The first file has the order; a file with other columns is refused."""
+    """The first file sets the order of the columns; a file with other columns is refused."""
     (tmp_path / "t").mkdir()
     whole = make_table(kind=KINDS, weight=WEIGHTS)
     _write(kind, whole.slice(0, 700), tmp_path / "t" / "a")

@@ -26,7 +26,7 @@ def save(path: Path, pixels: np.ndarray, **how: Any) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """40 gray images, 20 of class 'cat' and 20 of class 'dog' (some deeper), and other files."""
+    """Make a folder of 20 images of class 'cat', 20 of class 'dog' (some in subfolders), and other files."""
     for i, pixels in enumerate(GRAY):
         kind = "cat" if i < 20 else "dog/old" if i < 25 else "dog"
         save(tmp_path / "in" / kind / f"{i:02}.png", pixels)

@@ -92,7 +92,7 @@ def remote_files(name: str, content: bytes, *urls: str) -> RemoteFile:
 
 @pytest.fixture
 def server(monkeypatch: Any) -> Iterator[FileServer]:
-    """Server of small files that replaces the addresses of MNIST."""
+    """Start a server of small files, and use it in place of the addresses of MNIST."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     server = FileServer()

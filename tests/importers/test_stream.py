@@ -57,7 +57,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path, monkeyp
 
 
 def test_at_most_one_shard_more_than_threads_is_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
-    """Shards read, but not yet written, never exceed the number of writing threads and one."""
+    """Shards read, but not yet written, never exceed the number of writing threads plus one."""
     monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     gate, reads = threading.Semaphore(0), []
 

@@ -25,7 +25,7 @@ PARAMETERS = {
 
 
 class FakeEstimator:
-    """Count passes; resume from ``engine/passes``."""
+    """Stand-in that only counts passes; it resumes from the count in the file ``engine/passes``."""
 
     _kind = "capsule"
     fail: BaseException | None = None  # exception that a fit raises after pass 2
@@ -121,7 +121,7 @@ def use_fake_estimator(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
 
 @pytest.fixture(scope="session")
 def write_small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four classes of 16 features, 400 rows, on disk."""
+    """Write a dataset of 400 rows with 16 features in four classes; return its path."""
     from scalelatent import Dataset
 
     rng = np.random.default_rng(7)
@@ -135,7 +135,7 @@ def write_small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_small_dataset: Path) -> SimpleNamespace:
-    """An empty current folder with a dataset, ``small.zarr``, and a job file, ``job.toml``."""
+    """Make a current folder with only a dataset, ``small.zarr``, and a job file, ``job.toml``."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SCALELATENT_") and "__" in name]:
         monkeypatch.delenv(name)

@@ -48,7 +48,7 @@ def run_command(*arguments, cwd, code=0):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A folder with datasets and a job."""
+    """Return a folder with datasets and a job file."""
     folder = tmp_path_factory.mktemp("digits")
     make_digits(str(folder / "train.zarr"), 20_000, base_rows=(0, 1500))
     make_digits(str(folder / "test.zarr"), 297, base_rows=(1500, 1797))

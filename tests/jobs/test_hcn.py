@@ -40,7 +40,7 @@ report_steps = 20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of three letters, and a job."""
+    """Return a folder with images of three letters, and a job file."""
     folder = tmp_path_factory.mktemp("hcn")
     run_command("data", "make", "letters", "letters.zarr", "--rows", 300, "--alphabet", "AKT", cwd=folder)
     (folder / "job.toml").write_text(JOB)

@@ -40,7 +40,7 @@ def write_csv(path: Path, names: list[str]) -> None:
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a job, and two tables whose columns differ in their order."""
+    """Return a folder with a job file, and two tables whose columns differ in their order."""
     folder = tmp_path_factory.mktemp("names")
     for name, columns in (("train", NAMES), ("other", ["h", "w", "d", "t"])):
         write_csv(folder / f"{name}.csv", columns)

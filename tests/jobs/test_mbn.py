@@ -41,7 +41,7 @@ def skip_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits and a job."""
+    """Return a folder with a dataset of digits and a job file."""
     folder = tmp_path_factory.mktemp("mbn")
     make_digits(str(folder / "train.zarr"), 6000, base_rows=(0, 1500))
     (folder / "job.toml").write_text(JOB)

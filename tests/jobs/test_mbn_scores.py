@@ -48,7 +48,7 @@ def run_command(*arguments: str, cwd: Path, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> Path:
-    """A run of the job, and datasets with and without labels."""
+    """Return a folder with a run of the job, and datasets with and without labels."""
     place = tmp_path_factory.mktemp("mbn")
     x, y = load_digits(return_X_y=True)
     Dataset.from_arrays(x[:600].astype(np.uint8), y[:600]).save(str(place / "x.zarr"))

@@ -93,7 +93,7 @@ def test_plan_shows_which_devices_compute(workplace, use_fake_estimator, monkeyp
 
 @pytest.fixture
 def small_job(tmp_path):
-    """A job file of rows that are projected, and of the same rows as test rows."""
+    """Return a job file with a projection, whose training rows are also its test rows."""
     x = np.random.default_rng(0).normal(size=(300, 210)).astype("float32")
     Dataset.from_arrays(x, np.arange(300) % 3).save(tmp_path / "rows.zarr")
     data = "".join(f"{name} = '{tmp_path}/rows.zarr'\n" for name in ("train", "test"))
@@ -164,7 +164,7 @@ def test_fit_refuses_what_plan_refuses_and_leaves_no_folder(small_job):
     ("reading", "cache", "said"), [(0.5, None, True), (0.5, 0.2, False), (0.01, None, False)]
 )
 def test_plan_shows_what_a_row_cache_would_save(tmp_path, monkeypatch, reading, cache, said):
-    """All rows fit into memory, reading takes a share of the time, and the job has no cache."""
+    """The plan advises a cache if all rows fit into memory, reading takes time, and there is no cache."""
     for module in (engine_rates, engine_plan):
         monkeypatch.setattr(module, "SMALL_BYTES", 2**10)
         monkeypatch.setattr(module, "read_seconds", lambda dataset: reading)

@@ -1,4 +1,4 @@
-"""`scalelatent report RUN DATA`: the report of a run on fitted_folder rows."""
+"""`scalelatent report RUN DATA`: the report of a run on other rows."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_heartbeats_continue_after_a_short_failure_of_the_file_system(folder, mo
 
 @pytest.mark.parametrize("how", ["written over", "made again"])
 def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
-    """The lock does not reach other hosts, and the folder was removed and created again."""
+    """Another host, which the lock does not reach, overwrites the lock file, or removes and recreates it."""
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
     file = folder.path / "lock"
     theirs = json.dumps({"pid": 1, "host": "elsewhere", "token": "theirs"})

@@ -106,7 +106,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 @pytest.fixture
 def job(workplace: Any, use_fake_estimator: Any) -> Callable[..., Job]:
-    """Return the job of the folder, with callbacks."""
+    """Return a function that adds callbacks to the job file, and returns the job."""
 
     def make(text: str = 'kind = "mlflow"') -> Job:
         with workplace.job.open("a") as file:

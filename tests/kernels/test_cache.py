@@ -20,8 +20,8 @@ from numba.core.codegen import CPUCodeLibrary, JitEngine
 
 from scalelatent.kernels import jit
 
-# The kernels of one function differ only in what they enclose, like those of a factory. Reading an index
-# takes some time, so that others act in between.
+# The kernels of one function differ only in the variables that they enclose. Reading an index of the cache
+# takes some time here, so that other processes change the index in between.
 KERNELS = """
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Tiled products equal those of numpy for all widths and remainders, and read nothing beyond the arrays."""
+"""Matrix products by tiles (small blocks) equal those of numpy, and read nothing beyond the arrays."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def compute_tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
 
 
 def compute_codes(k: int, p: int) -> list[np.ndarray]:
-    # Whole numbers make ties within a lane, between lanes and between panels.
+    # Whole numbers make ties within a lane (position in a vector), between lanes, and between panels (groups
+    # of centroids).
     rows = np.random.default_rng(k).integers(0, 3, (300, p)).astype("f4")
     columns, found = np.arange(p // 2, dtype=np.int32), []
     found.append(nearest(rows, columns, make_bank(rows[:k, : p // 2], "euclidean")))

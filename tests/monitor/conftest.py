@@ -24,7 +24,7 @@ def start(**more: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[SimpleNamespace]:
-    """Cluster, client, base address of the dashboard, and `get(path) -> (status, text)`."""
+    """Yield a cluster, client, base address of the dashboard, and `get(path) -> (status, text)`."""
     from distributed import Client
 
     from scalelatent import monitor
@@ -55,7 +55,7 @@ def get() -> Callable[[str], tuple[int, str]]:
 
 @pytest.fixture(scope="session")
 def jobs() -> Callable[..., dict[str, Any]]:
-    """Return `/scalelatent.json` when a condition on it is true."""
+    """Return a function that waits until a condition on `/scalelatent.json` is true, and returns the JSON."""
 
     def ask(
         base: str, job: str | None = None, until: Callable[[Any], Any] = lambda _: True

@@ -36,7 +36,7 @@ def find_pods(kind: str) -> list[dict[str, Any]]:
 
 
 def find_containers(kind: str) -> list[dict[str, Any]]:
-    """Return the containers of these pods."""
+    """Return the containers of the pods of the schedulers or of the workers."""
     return [container for pod in find_pods(kind) for container in pod["containers"]]
 
 

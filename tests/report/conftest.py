@@ -20,7 +20,7 @@ TRAIN = 1300
 
 @cache
 def fitted(**params):
-    """Digits: a model on the first 1,300 rows, and the other rows as data."""
+    """Return a model that is fitted on the first 1,300 digits, and the other digits as its data."""
     x, y = load_digits(return_X_y=True)
     model = CapsuleRegression(random_state=0, n_jobs=1, **{"max_iter": 8} | params).fit(x[:TRAIN], y[:TRAIN])
     data = Dataset.from_arrays(x[TRAIN:].reshape(-1, 8, 8).astype(np.uint8), y[TRAIN:])
@@ -42,7 +42,7 @@ def digits():
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
-    """A function that writes a run folder for a model."""
+    """Return a function that writes a run folder for a model."""
 
     def write(model, *, history=None, data=None, name="digits"):
         folder = tmp_path_factory.mktemp("report") / "run"
@@ -66,7 +66,7 @@ def run_folder(tmp_path_factory):
 
 @pytest.fixture
 def page_of():
-    """A function that builds a model's report in a folder: its text, and the names of its pictures."""
+    """Return a function that builds a report, and returns its text and the names of its pictures."""
 
     def build(folder, model, data):
         job = {"job": {"name": "images"}, "data": {"test": "x.zarr"}}

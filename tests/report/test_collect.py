@@ -12,7 +12,7 @@ from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_data, count_block_rows
 
-# bytes of a block of a few dozen rows, so that the rows of the tests form several blocks
+# Bytes of a block of a few dozen rows, so that the rows of the tests form several blocks.
 SMALL_BLOCKS = 40_000
 
 
@@ -159,7 +159,7 @@ def test_block_rows_keep_the_budget():
 
 
 def make_rows(url, n_rows):
-    """Rows of two classes, written shard by shard: never whole in this process."""
+    """Write rows of two classes shard by shard, so that this process never holds all rows."""
     writer = create_dataset(
         str(url), n_rows, (64,), "uint8", y_dtype="int64", classes=[0, 1], chunk_rows=2000
     )

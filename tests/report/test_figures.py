@@ -26,7 +26,7 @@ PNG = b"\x89PNG"
 
 
 def make_history(n=30, validation=True):
-    """Records of n passes in three rounds."""
+    """Return the records of n passes in three rounds (thresholds nu)."""
     return [
         {
             "pass": i + 1,

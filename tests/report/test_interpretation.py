@@ -168,7 +168,7 @@ def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path:
 
 
 def _as_before(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record as earlier versions wrote it: the errors of the model are means of members."""
+    """Return the record as earlier versions wrote it: its errors are means of the members' errors."""
     names = ("train_error", "validation_error")
     return {key: value for key, value in record.items() if not key.startswith("mean_")} | {
         key: record[f"mean_member_{key}"] for key in names

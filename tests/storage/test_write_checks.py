@@ -123,9 +123,9 @@ def test_an_output_on_a_full_disk_can_be_removed(tmp_path: Path, monkeypatch: py
 
 
 def test_a_resume_does_not_restart_a_finished_dataset(tmp_path: Path) -> None:
-    """`digest` is created last.
+    """The array `digest` of a dataset is created last.
 
-    A dataset without it was killed at its creation, unless it is marked as finished.
+    Without this array, the creation was interrupted, unless the dataset is marked as finished.
     """
     _save(tmp_path / "a")
     shutil.rmtree(tmp_path / "a/digest")

@@ -113,7 +113,7 @@ def test_lines_are_appended_to_logs(
 
 
 def test_threads_that_log_at_once_lose_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that compile kernels report it in this way."""
+    """Threads that compile kernels write to one log at the same time."""
     place = locate("memory://threads-of-a-log")
     write = place.write
 
@@ -296,7 +296,7 @@ def test_the_error_names_a_missing_package(close_connections: None, monkeypatch:
 
 
 def test_requests_to_google_have_a_timeout(monkeypatch: pytest.MonkeyPatch, close_connections: None) -> None:
-    """Its library retries by itself, so each of its requests must end."""
+    """Google's library retries by itself, so each of its requests must end."""
     import fsspec
 
     made: list[dict[str, Any]] = []

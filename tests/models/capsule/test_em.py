@@ -108,7 +108,7 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
         np.testing.assert_allclose(step, pulled, rtol=0, atol=1e-10 * np.abs(paper).max())
         np.testing.assert_allclose(step, paper, rtol=0, atol=1e-5 * np.abs(paper).max())
-        # The state after the step has the scalars of the pass.
+        # The state after the step has the log-loss and the error of the pass.
         log_loss = -(ws * np.log(p[target, np.arange(len(target))])).sum() / ws.sum()
         new = learner.update(state, {"train": stats})
         assert new.objective[r] == pytest.approx(log_loss, rel=1e-12)
@@ -245,7 +245,7 @@ def test_fewer_rows_than_features_stays_finite() -> None:
 
 
 def test_fewer_rows_than_features_keep_the_weights_of_other_directions() -> None:
-    """The weights of directions outside the span of the rows do not change."""
+    """The weights of directions that are orthogonal to all rows do not change."""
     members = build_members("multiclass", 2, 1)
     rng = np.random.Generator(np.random.Philox(4))
     x, y = rng.random((15, 30)).astype("f4"), (np.arange(15) % 2).astype(np.int32)

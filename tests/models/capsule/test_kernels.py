@@ -41,7 +41,7 @@ def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tupl
 
 
 def spread_residuals(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
-    """Return the residuals of all rows; inactive rows have zeros."""
+    """Return the residuals of all rows; rows that are not in ``active`` have zeros."""
     if active is None:
         return h
     out = np.zeros(h.shape)
@@ -98,8 +98,8 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
     thresholds = np.full(len(dims), nu)
     exact, _, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
     fast, _, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table)
-    # A row whose ratio equals nu up to rounding may be active in one result only, so compare the rows that
-    # are active in both.
+    # A row whose ratio equals nu up to rounding may have residuals in one result only. Compare the rows that
+    # have residuals in both results.
     both = (exact != 0) & (fast != 0)
     assert np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0) <= 1
     np.testing.assert_allclose(fast[both], exact[both], rtol=5e-6, atol=5e-6)
@@ -108,7 +108,7 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
 def test_members_may_have_different_thresholds() -> None:
     """Members in different rounds of the schedule have different thresholds nu.
 
-    A row is active if it is active for any member.
+    A row has residuals (is active) if it passes the threshold of any member.
     """
     h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])

@@ -47,7 +47,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
     np.testing.assert_allclose(state.w, run_batch_em(data), rtol=1e-12)
     # After one step the average is the state of this step.
     np.testing.assert_array_equal(state.average, state.w)
-    # Two chains give the same total as one.
+    # Two chains (parts of a minibatch) give the same total as one.
     two = run_step(
         learner, online_state(data.w, data.m), [block(data, slice(40)), block(data, slice(40, 90))]
     )

@@ -84,8 +84,8 @@ def test_functions_increase_with_b_and_decrease_with_s(twice_s: int) -> None:
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_the_two_recursions_meet(s: float) -> None:
-    """The forward and the backward recursion agree at b = s, where the function changes from one to the
-    other.
+    """The forward and the backward recursion agree at b = s, where the implementation changes from one
+    recursion to the other.
     """
     if s == 0:
         return

@@ -71,7 +71,7 @@ def make_theta(shape: CrbmShape, seed: int = 1, scale: float = 0.7) -> np.ndarra
 
 
 def chain_stats(learner: CrbmLearner, state: CrbmState, block: Block, device: str = "reference") -> Stats:
-    """Return the statistic that one chain adds."""
+    """Return the statistic that one chain (part of a batch) adds."""
     stats = Stats.zeros(learner.layout(), len(block.x))
     learner.run_chain(learner.prepare(state, make_backend(device)), block, stats)
     return stats
@@ -84,7 +84,7 @@ def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str 
 
 
 def gradient_of_factors(stats: Any) -> np.ndarray:
-    """Compute the float64 gradient of all parameters from the factors that chains return."""
+    """Compute the float64 gradient of all parameters from the factors that parts of a batch return."""
     w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
     parts = w, dv.T @ x, dh.T @ x, dv.sum(axis=0), dh.sum(axis=0)
     return np.concatenate([part.reshape(-1) for part in parts])

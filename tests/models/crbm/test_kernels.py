@@ -64,7 +64,7 @@ def test_kernels_equal_the_reference(name: str, seed: int, v: int, h: int, rows:
 @pytest.mark.parametrize("largest", [5.0, 10.0, 12.0, 20.0, 39.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
-    """Beliefs near 0 and near 1 are accurate, because kernels store odds of both.
+    """Beliefs near 0 and near 1 are accurate, because kernels store the odds of both values of a unit.
 
     Products of messages stay in the range of float32.
     """
@@ -100,7 +100,7 @@ def test_pair_beliefs_equal_the_reference(seed: int, v: int, h: int, tol: float 
     plain = run("numba", "sum_product", w, bv, bh, 8, tol)
     assert_array_equal(plain.change, inferred.change, strict=True)
     assert plain.log_z is None
-    # One more sweep leaves pairs that differ, if the tolerance was reached before the last one.
+    # If a row reaches the tolerance before the last sweep, inference with pairs makes one more sweep.
     assert_array_equal(inferred.sweeps, np.minimum(plain.sweeps + (tol is not None), 8))
     for row, sweeps in enumerate(inferred.sweeps):
         alone = run("numba", "sum_product", w, bv[row : row + 1], bh[row : row + 1], int(sweeps))

@@ -46,7 +46,7 @@ def draw(seed: int, v: int, h: int, scale: float, rows: int = 1) -> tuple[np.nda
 def pair_beliefs(
     coupling: Any, bv: np.ndarray, bh: np.ndarray, n_sweeps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return P(v_i = 1, h_j = 1) and log Z of each row, from chains of one row each."""
+    """Return P(v_i = 1, h_j = 1) and log Z of each row, from one call per row."""
     pairs, log_z = np.zeros((len(bv), *coupling.w.shape)), np.zeros(len(bv))
     for row, total in enumerate(pairs):
         one = slice(row, row + 1)

@@ -79,7 +79,7 @@ def make_zero_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
 
     The first array has the messages to S (positions of features), the second those to W (pixels of features):
     one number for each pair of a position and a feature's pixel that meet in a pixel of the image. The third
-    array marks the lines of features that have a message to W.
+    array marks the rows of pixels of features that have a message to W.
     """
     images, channels, sides = evidence.shape[:2], evidence.shape[2], evidence.shape[3:]
     size = message_room(sides, w.shape[2:4], w.shape[4])
@@ -142,7 +142,7 @@ def run_one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """Return the state after one step over the given rows, which are divided into chains."""
+    """Return the state after one step over the given rows, which are divided into chains (parallel parts)."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):

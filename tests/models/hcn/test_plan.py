@@ -62,8 +62,8 @@ def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planned seconds follow from one measured chain of a step, or one measured pass that stores
-    messages.
+    """The planned seconds follow from one measured chain (part) of a step, or one measured pass that
+    stores messages.
     """
     probed: list[str] = []
 

@@ -29,7 +29,7 @@ BACKEND = Kernels()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Learn images as one leaf; return the beliefs of the weights in nats, and the stored messages."""
+    """Learn images as one leaf (range); return the beliefs of weights in nats, and the stored messages."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),

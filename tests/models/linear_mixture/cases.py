@@ -64,7 +64,7 @@ def run_passes(em, state, x, y=None, n: int = 10, backend: str = "reference") ->
 
 
 def make_main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **options):
-    """Return an EM of one class in its main phase, and its state. It does not stop or refill."""
+    """Return an EM of one class in its main phase and its state; it never stops or replaces components."""
     p = x.shape[1]
     q = min(p, q or h)
     mixture = MixtureSettings(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)

@@ -163,7 +163,7 @@ def test_stepwise_em_with_tangents_follows_its_plan(digits):
     assert reported["stages"]["stepwise"]["rows"] == 1000
     with pytest.raises(ValueError, match="stepwise EM clusters without tangents"):
         m.set_params(tangent_weight=1.0).fit(digits.x, digits.y)
-    # The rows per step are rounded up from 101 to 104, because a step has four chains of equal size.
+    # The rows per step are rounded up from 101 to 104, because a step has four equal parts (chains).
     m.set_params(tangent_weight=0.0, batch_rows=101)
     assert m.plan(digits.x, digits.y)["stages"]["stepwise"]["steps_per_pass"] == 10
 

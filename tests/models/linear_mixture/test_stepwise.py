@@ -25,7 +25,7 @@ def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
         for a in range(0, len(x), batch):
             rows = order[a : a + batch]
             stats, prepared = Stats.zeros(learner.layout()), learner.prepare(state, backend)
-            for part in np.array_split(rows, 2):  # The rows are divided into two chains.
+            for part in np.array_split(rows, 2):  # The rows are divided into two chains (parts).
                 learner.run_chain(prepared, Block(x[part], None, None, 0, part), stats)
             state = learner.step(state, stats, len(rows))
         state = learner.end_epoch(state)

@@ -253,7 +253,7 @@ def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
 
 
 class RowRecorder(HostBackend):
-    """Record of the rows that kernels receive."""
+    """Backend that records the rows that kernels receive."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,10 +59,10 @@ def test_columns_of_uneven_density_give_the_same_centroids(metric: str) -> None:
 
 @pytest.mark.parametrize("apart", [8, 16, 64, 1])
 def test_nearly_equal_centroids_are_decided_in_float64(apart: int) -> None:
-    """Float32 cannot distinguish two centroids; they are in one lane of one or two panels, or in
-    neighbouring lanes.
+    """Float32 cannot distinguish two centroids, which are ``apart`` positions apart.
 
-    The first of two equal centroids wins.
+    They are in one panel (group of centroids) or two, in one lane of a vector register or in neighbouring
+    lanes. The first of two equal centroids wins.
     """
     rng, p, k, n = np.random.default_rng(apart), 40, 150, 200
     wrong = 0
