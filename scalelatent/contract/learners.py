@@ -15,7 +15,7 @@ protocol                   one unit of work                            used by
 
 Every additive statistic is a :class:`Stats`: one float64 vector with named views. The engine sums these
 vectors in one fixed order, so a model never defines its own merge and a statistic is sent as one buffer. A
-chain may append one record per row to its vector; the engine concatenates records and sums the rest.
+chain (part of a minibatch) may append some numbers per row, its records; the engine concatenates the records.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Block:
 class Backend(Protocol):
     """One thread's array library, its kernels and its reusable buffers."""
 
-    name: str  # "numba", "cupy" or "reference", as in the table of kernels
+    name: str  # "numba", "cupy" or "reference": the variant of each kernel that `kernel` returns
     device: str  # "cpu", or number and name of the GPU
     row_limits: dict[str, int]  # maximum rows per call, by name of the work, after GPU memory ran out
     gpu_errors: tuple[type[Exception], ...]  # types of errors of the GPU libraries; empty on a CPU
 
     @property
     def xp(self) -> ModuleType:
-        """Array library, numpy or CuPy; CuPy's operators then run on this backend's stream."""
+        """Array library of this backend: numpy, or CuPy, whose operators run on this backend's stream."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """Return the function of the kernel ``name`` for this backend's array library."""
@@ -142,7 +142,7 @@ class Reduction(BlockReceiver, Protocol[StateIn, Prepared]):
         """Return the names and shapes of the statistic's fields."""
 
     def flops_per_row(self) -> float:
-        """Return the floating point operations per row, from which the engine chooses the rows of a task."""
+        """Return the floating point operations per row, which determine the number of rows of a task."""
 
     def prepare(self, state: StateIn, backend: Backend) -> Prepared:
         """Return the data that all blocks of a task need, such as float32 parameters on the device."""
@@ -237,11 +237,11 @@ class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
     """A :class:`ColumnMap` that can be split by columns; its costs determine the columns of one task."""
 
     def select_columns(self, first: int, stop: int) -> ColumnStage:
-        """Return a map that computes only the output columns ``first:stop``."""
+        """Return a map that computes only the columns ``first:stop`` of this map's output."""
 
     @property
     def column_group(self) -> int:
-        """Number of adjacent output columns that cost as much together as one of them alone."""
+        """Number of adjacent output columns that are computed together, in the time of a single column."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations that compute one output column of one row."""
@@ -278,10 +278,10 @@ class RowSets(BlockReceiver, Protocol):
 
 
 class StepLearner(BlockReceiver, Protocol[State, PreparedOut]):
-    """Common methods of learners that update their state after each minibatch, see :class:`OnlineLearner`."""
+    """Methods that all learners have which update their state after each minibatch."""
 
     def layout(self) -> Layout:
-        """Return the names and shapes of the statistic's fields; a chain (part of a minibatch) fills them."""
+        """Return names and shapes of the fields of the statistic that a chain (part of a minibatch) fills."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations per row."""

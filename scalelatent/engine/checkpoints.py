@@ -31,7 +31,7 @@ _NODE = re.compile(
 
 
 class EngineStore:
-    """Files of one run in its run folder. A task gives the id ``run`` and can write only into that run."""
+    """Files of a run in its run folder; with ``run`` (an id), writing fails if the folder has another id."""
 
     def __init__(self, folder: str | Path | Location, run: str | None = None) -> None:
         self.location = locate(folder)
@@ -192,7 +192,7 @@ class EngineStore:
         return True
 
     def _mark_durable(self, stage: str, iteration: int, before: list[int]) -> None:
-        """Mark a state as durable and remove the older marks, so that older states may be removed."""
+        """Mark a state as durable (it survives a power failure); older durable states may then be removed."""
         if iteration not in before:
             self.write_bytes(_durable_name(stage, iteration), b"durable\n", durable=True)
         for old in before:
@@ -200,7 +200,7 @@ class EngineStore:
                 self.remove(_durable_name(stage, old))
 
     def _list_states(self, stage: str) -> tuple[list[int], list[int]]:
-        """Return the sorted numbers of the passes with (a state, a state that is marked as durable)."""
+        """Return the sorted pass numbers of (all stored states, the states that are marked as durable)."""
         names = self.location.keys("")
         found = [[m for name in names if (m := pattern.fullmatch(name))] for pattern in (_STATE, _DURABLE)]
         states, marks = (sorted(int(m["iteration"]) for m in ms if m["stage"] == stage) for ms in found)
@@ -295,7 +295,7 @@ class EngineStore:
     def _writing(self, name: str) -> Iterator[None]:
         """Raise a RunError if the ``with`` statement cannot write the file ``name``.
 
-        A task raises it also if its run folder was removed, or belongs to another run now.
+        A task also gets this error if its run folder was removed, or belongs to another run now.
         """
         try:
             run_id = None if self._run is None else self.location.read("run-id")

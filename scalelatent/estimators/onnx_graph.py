@@ -44,7 +44,7 @@ class OnnxGraph:
         return name
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Add an operator; return the name of its result in the graph."""
+        """Add an operator ``kind``, such as "MatMul"; return the name of its result in the graph."""
         name = f"v{len(self._nodes)}"
         self._nodes.append(self._onnx.helper.make_node(kind, list(inputs), [name], **attributes))
         return name

@@ -100,7 +100,7 @@ def find_folds(
             f"cv={cv!r}: give a number of folds from 2 to the number of rows (n_samples = {n_rows}), a "
             "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
         )
-    if plain and shared:  # these ranges need no array of all row numbers
+    if plain and shared:  # equal contiguous folds need no array of all row numbers
         return None, _split_evenly(int(n), n_rows)
     splits = _split_rows(KFold(int(n)) if plain else n, rows, groups)
     runs = _find_contiguous_folds(splits, n_rows) if shared else None
@@ -163,8 +163,8 @@ def make_candidates(
 ) -> list[Candidate]:
     """Return one candidate for each set of parameters and each fold, sorted by set of parameters."""
     out = []
-    # All candidates of a fold get the same `MappedRows` objects. Values that are computed from these objects
-    # are cached by identity, so the candidates share them.
+    # All candidates of a fold get the same `MappedRows` objects. The cache of computed values compares these
+    # objects by their id, so the candidates share the values.
     whole = {name: MappedRows(ds) for name, ds in watched.items()}
     sets: list[tuple[dict[str, MappedRows], MappedRows]] = (
         [(whole, whole["validation"])]

@@ -38,7 +38,7 @@ class MemberRows:
 
 @dataclass(frozen=True)
 class MemberReduction:
-    """Reduction of one member (learner) of a joint pass; ``block_rows`` is its block size in a pass alone."""
+    """Reduction of one member (learner) of a joint pass, computed in blocks of ``block_rows`` rows."""
 
     member: str
     part: str  # name of the member's rows: "train" or "validation"
@@ -235,12 +235,12 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """Return True at pass ``until``, or if a member has ended; a new stage trains the others."""
+        """Return True at pass ``until``, or if a member has ended; a new stage then trains the others."""
         return bool(self.find_ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
 def watched_error(summary: Mapping[str, Any]) -> float:
-    """Return the error by which members are compared, from the summary of a member; infinity without one."""
+    """Return the error by which members are compared, from a member's summary; infinity without an error."""
     value = summary.get("best_error", summary.get("objective"))
     return float(value) if value is not None and np.isfinite(value) else float("inf")
 
@@ -265,7 +265,7 @@ def _make_own_grids(
 
 
 class _SharedRows:
-    """Sets of rows that a joint pass reads once for all members with equal dataset and leaf size."""
+    """Sets of rows that a joint pass reads once for all members with equal datasets and leaf sizes."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}
@@ -276,7 +276,7 @@ class _SharedRows:
         """Return the name of the shared rows over which a joint pass can sum ``reduction``.
 
         If no shared rows have this dataset, equal leaves (groups of blocks) and equal block contents, add new
-        ones. Their name is ``wanted``, followed by a number if this name is in use.
+        shared rows. Their name is ``wanted``, followed by a number if this name is in use.
         """
         # If all rows are in one leaf, the leaf size has no effect.
         key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requirements.form
@@ -327,7 +327,7 @@ def make_joint_sums(
 ) -> tuple[Stage, list[tuple[str, int]]]:
     """Return a stage that computes all reductions in one pass, and the place of each result.
 
-    A place is (name of the shared rows, index of the reduction among those of these rows).
+    A place is (name of the shared rows, index of the reduction among all reductions over these rows).
     """
     found, slots, places = _SharedRows(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""Training loop of several learners in shared passes: when one is done, the others continue without it."""
+"""Training loop of several learners in shared passes; a learner that is done leaves, the others continue."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def fit_joint(
 ) -> dict[str, Outcome]:
     """Run batch learners jointly, each until it is done; return their outcomes by key.
 
-    ``first`` is the number of passes that the members have had. ``until``, unless it is 0, is the pass after
-    which all members stop.
+    ``first`` is the number of passes that the members (learners) have had. ``until``, unless it is 0, is the
+    number of the pass after which all members stop.
     """
     outcomes = {} if store is None else load_outcomes(store, name, members)
     state = JointState({k: m.state for k, m in members.items() if k not in outcomes}, {}, first)
@@ -120,7 +120,7 @@ def load_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[st
 def _resume(
     store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
 ) -> tuple[str, JointState, list[dict[str, Any]]]:
-    """Return (stage, state, history) of an interrupted loop, from its stage with the fewest members."""
+    """Return (stage, state, history) of an interrupted loop; its last stage has the fewest members."""
     if not state.members:
         return "", state, []
     stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]
@@ -172,7 +172,7 @@ def estimate_peak_bytes(stage: Stage, resources: Resources, constants: int) -> d
     """Return the peak bytes of a worker in a joint pass, by purpose.
 
     A pass reads several sets of rows, such as training and validation rows. Statistics that wait until they
-    are merged exist for all sets at once, so their bytes are added. Of other bytes the maximum counts.
+    are merged exist for all sets at once, so their bytes are added. For other memory the maximum counts.
     """
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():

@@ -160,7 +160,7 @@ def _choose_layout(
 
 
 def _choose_size(rows: int | str | None, name: str, old_size: int | None) -> int | None:
-    """Return the requested number of rows: `old_size` if there is no request, and None for 'auto'."""
+    """Return the requested number of rows, `old_size` if none is requested, or None for 'auto'."""
     if rows is None or rows == "auto":
         return old_size if rows is None else None
     try:

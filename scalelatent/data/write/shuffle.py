@@ -186,7 +186,7 @@ class _Buckets:
             self._flush()
 
     def iter_sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
-        """Yield (rows, order by key) per bucket; the caller deletes its references before the next bucket."""
+        """Yield (rows, order by key) of each bucket; the caller must delete both before the next bucket."""
         if self._n_flushed:
             self._flush()
         for bucket, parts in enumerate(self._buffered):
