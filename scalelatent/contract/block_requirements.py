@@ -9,7 +9,7 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Rule that corrupts target rows (zeros and ones) at random; a model gets them as its input rows.
+    """Rule that corrupts target rows (zeros and ones) at random; a model gets the corrupted rows as input.
 
     The result depends only on ``seed``, ``stage``, the epoch and the index of the row.
     """

@@ -176,7 +176,7 @@ class BatchLearner(Protocol[State]):
         """Return the next state, given the sums of a pass (the M-step of EM); a pure function."""
 
     def summary(self, state: State) -> dict[str, Any]:
-        """Return the scalars of the last pass for the driver, the callbacks and the dashboard."""
+        """Return measurements of the last pass, such as the objective, for callbacks and the dashboard."""
 
     def is_done(self, state: State) -> bool:
         """Return True if the learner needs no further pass."""
@@ -221,7 +221,7 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
 
     @property
     def last(self) -> RowMap | None:
-        """Row map that is applied to the output of the last stage, or None; columns do not split this map."""
+        """Row map to apply after the last of ``stages``, or None; it cannot be split by columns."""
 
     def stages(self) -> Sequence[ColumnStage]:
         """Return the maps that this map applies one after the other."""
@@ -296,7 +296,7 @@ class StepLearner(BlockReceiver, Protocol[State, PreparedOut]):
         """Return the state after an epoch, such as one with a lower learning rate; a pure function."""
 
     def summary(self, state: State) -> dict[str, Any]:
-        """Return the scalars for the driver, the callbacks and the dashboard."""
+        """Return measurements (scalars), such as the objective, for the callbacks and the dashboard."""
 
     def is_done(self, state: State) -> bool:
         """Return True if no more steps are needed; called only after an epoch or a validation."""
@@ -314,7 +314,7 @@ class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
     """
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Add the contribution of one chain's rows to ``stats``, and write one record per row, in order.
+        """Add the statistic of one chain's rows (part of a minibatch) to ``stats``; write a record per row.
 
         ``prepared`` is shared with other chains and is never changed; a chain that updates parameters row by
         row works on its own copy. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
@@ -342,7 +342,7 @@ class GpuStepLearner(Protocol):
     """
 
     def step_on_gpu(self, state: Any, blocks: Sequence[Block], n_rows: int, backend: Backend) -> Any | None:
-        """Return the state after a step of all chains, bitwise identical to that of `run_chain` and `step`.
+        """Return the state after a step, bitwise identical to that of `run_chain` for each block, and `step`.
 
         The old state does not change. Return None if these rows or settings need `run_chain` and `step`.
         """

@@ -278,7 +278,7 @@ class Dataset:
 
     @property
     def n_targets(self) -> int | None:
-        """Number of columns of the targets or multi-labels, else None."""
+        """Number of columns of the targets or multi-labels; None if the dataset has neither."""
         return int(self._columns.require_y(self._name()).shape[1]) if self.has_targets else None
 
     @property

@@ -50,7 +50,7 @@ class CrcTable(TypedDict):
 
 
 class DatasetSpec(TypedDict):
-    """Values with which another process opens the same rows; see `Dataset.spec`."""
+    """JSON values (URL, rows, fingerprint, …) with which another process opens the same rows."""
 
     url: str
     start: int

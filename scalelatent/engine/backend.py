@@ -56,7 +56,7 @@ class HostBackend:
     """
 
     xp: ModuleType = np
-    gpu_errors: tuple[type[Exception], ...] = ()  # only GPU libraries have error types of their own
+    gpu_errors: tuple[type[Exception], ...] = ()  # empty, because only GPU libraries have such errors
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
@@ -421,7 +421,7 @@ class CupyBackend:
     def copy_ahead(
         self, owner: object, number: int, key: Hashable | None, block: Block, pool: Executor
     ) -> None:
-        """Copy the rows of the next block to the GPU, as they are stored, for a call of `asarray`.
+        """Copy the rows of the next block to the GPU, in their stored dtype, for a later call of `asarray`.
 
         A thread of ``pool`` calls this method while the GPU computes on the previous block. Copies run on a
         separate stream, alternately from two page-locked buffers, which all threads of ``pool`` fill. The GPU
@@ -452,7 +452,7 @@ class CupyBackend:
         copy = self._copies[number % 2]
         self._make_current()
         if copy.source is not None:
-            self.stream.wait_event(copy.filled)  # later passes use kept rows without waiting
+            self.stream.wait_event(copy.filled)  # later passes use rows on the GPU without waiting
             copy.used.record(self.stream)
             copy.source = None
 

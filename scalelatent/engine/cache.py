@@ -51,7 +51,7 @@ def machine_memory() -> tuple[int, str]:
 
 
 def _cgroup_files() -> Iterator[tuple[Path, str]]:
-    """Yield the limit files of the process's cgroups, of their parents and of the root cgroup."""
+    """Yield (file, name) of the memory limits of the process's cgroups and all their parents."""
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

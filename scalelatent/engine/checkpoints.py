@@ -152,7 +152,7 @@ class EngineStore:
         self.write(f"result-{name}.rec", tree)
 
     def load_result(self, name: str) -> Any | None:
-        """Return the result of a stage, or None if the stage is unfinished or its record is damaged."""
+        """Return the result of a stage; None if the stage is unfinished or the result's file is damaged."""
         try:
             return self.read(f"result-{name}.rec")
         except RunError:
@@ -168,7 +168,7 @@ class EngineStore:
         return self.location.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: object, durable: bool) -> None:
-        """Write a state; remove all others except the newest ``KEEP_STATES`` and the newest durable one."""
+        """Write a state; remove all except the newest ``KEEP_STATES`` states and the newest durable state."""
         states, marks = self._list_states(stage)
         durable = durable or iteration in marks  # only a durable state may replace a durable state
         self.write(_state_name(stage, iteration), state, durable=durable)
@@ -220,7 +220,7 @@ class EngineStore:
         return None
 
     def iterations(self, stage: str) -> list[int]:
-        """Return the iterations of the stored states of a stage, in order."""
+        """Return the numbers of the passes after which the states of a stage are stored, in order."""
         return self._list_states(stage)[0]
 
     def drop_stage(self, stage: str) -> None:

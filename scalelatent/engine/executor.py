@@ -25,7 +25,7 @@ KEEP_REPLICAS = 3  # number of copies of recent states of an online fit that a w
 
 @dataclass(frozen=True)
 class StepResult(Generic[Handle]):
-    """Result of a pass for the driver: scalars, and a handle of the next state."""
+    """Result of a pass for the driver: measurements, and a handle (reference) of the next state."""
 
     summary: dict[str, Any]
     done: bool
@@ -66,10 +66,10 @@ class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle
     callbacks: Callback
 
     def put(self, place: Place, state: object, *, is_written: bool = False) -> Handle:
-        """Store a state and return its handle; ``is_written``: the run folder has the state already."""
+        """Store a state; return its handle. ``is_written`` is True if the run folder contains the state."""
 
     def get(self, place: Place, handle: Handle) -> Any:
-        """Return the state of a handle."""
+        """Return the state to which a handle refers, at the position ``place``."""
 
     def steps(self, place: Place, stop: int, handle: Handle) -> Iterator[Advance[Handle]]:
         """Run the steps from ``place`` up to step ``stop`` of its epoch; yield after one or more steps."""

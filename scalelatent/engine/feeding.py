@@ -213,7 +213,7 @@ class Feed:
         }
 
     def _list_following_runs(self, slab: int) -> set[int]:
-        """Return the runs (ranges of rows) of the shuffle buffer that each chain needs after a slab."""
+        """Return the runs (ranges of rows) of the shuffle buffers that chains need after a slab of steps."""
         epoch, _, last = self._find_steps(slab)
         out: set[int] = set()
         for chain in self._chains:
@@ -275,7 +275,7 @@ class Feed:
 
 
 def _gather_parts(parts: list[tuple[Any, np.ndarray, np.ndarray]], n: int) -> Any:
-    """Return one column of ``n`` rows from several runs.
+    """Return one column of ``n`` rows from several runs (ranges of rows).
 
     Each part is (the run's column, indices of the rows in the run, their positions in the result).
     """

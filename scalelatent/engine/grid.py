@@ -16,7 +16,7 @@ FAN_IN = 8
 
 @dataclass(frozen=True)
 class RowGrid:
-    """Division of a dataset: rows form blocks, blocks form leaves, a fixed 8-ary tree sums the leaves."""
+    """Division of a dataset: rows form blocks, blocks form leaves, and a fixed 8-ary tree sums all leaves."""
 
     n_rows: int
     """Number of rows of the dataset."""
@@ -42,14 +42,14 @@ class RowGrid:
 
     @cached_property
     def depth(self) -> int:
-        """Number of levels above the leaves: the smallest `d` with `8**d >= n_leaves`."""
+        """Number of levels above the leaves (groups of blocks): the smallest `d` with `8**d >= n_leaves`."""
         depth = 0
         while FAN_IN**depth < self.n_leaves:
             depth += 1
         return depth
 
     def n_nodes(self, level: int) -> int:
-        """Return the number of nodes of a level, from 0 (leaves) to `depth` (the root)."""
+        """Return the number of tree nodes at a level: 0 (leaves, groups of blocks) to `depth` (the root)."""
         if not 0 <= level <= self.depth:
             raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")
         return -(-self.n_leaves // FAN_IN**level)

@@ -44,7 +44,7 @@ def accumulate_leaf(
 ) -> None:
     """Add the statistics of all blocks of a leaf (a group of consecutive blocks) to ``stats``, which is zero.
 
-    If the GPU runs out of memory, halve the rows per call and start the leaf again with ``reread``.
+    If the GPU runs out of memory, halve the rows per call and read all blocks again with ``reread``.
     """
     largest = 0
     todo: Iterable[Block] = blocks

@@ -306,7 +306,7 @@ def map_to_array(
 ) -> np.ndarray:
     """Return the output of a map as one array, computed by threads over ranges of rows.
 
-    ``first_row`` is the index of the first row, if the rows continue those of earlier calls.
+    ``first_row`` is the number of the first row, if the rows continue the rows of earlier calls.
     """
     from .inprocess import run_threads
 

@@ -27,7 +27,7 @@ Permute = Callable[[int, int, int, int], np.ndarray]
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Rows of each chain in each step, as a function of epoch, step and seed.
+    """Rows of each chain (part of a minibatch) in each step, as a function of epoch, step and seed.
 
     1. Split the rows into *runs*, which are contiguous ranges of ``run_rows`` rows.
     2. Concatenate the runs of an epoch in random order.
@@ -104,7 +104,7 @@ class RowOrder:
         return chain * (whole + share) + min(chain, more), whole + share + (chain < more)
 
     def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
-        """Return (start, stop): positions of the rows of these steps in the shuffled rows of one chain."""
+        """Return (start, stop): positions of the rows of these steps in the shuffled rows of a chain."""
         length = self.segment(chain)[1]
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
@@ -120,7 +120,7 @@ class RowOrder:
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Return the rows (int64) at the positions ``first:last`` of a chain (part of each minibatch).
+        """Return row numbers (int64) at the positions ``first:last`` of a chain (part of each minibatch).
 
         The numbers do not count held-out rows; `to_dataset_rows` converts them to indices in the dataset.
         """
@@ -138,7 +138,7 @@ class RowOrder:
         return runs[places // self.run_rows] * self.run_rows + places % self.run_rows
 
     def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
-        """Return the runs (ranges of rows) that contain the positions ``first:last`` of a chain."""
+        """Return the runs (ranges of rows) with positions ``first:last`` of a chain (part of minibatches)."""
         begin, length = self.segment(chain)
         if first >= last:
             return np.zeros(0, dtype=np.int64)
@@ -175,14 +175,14 @@ def held_rows(held: tuple[int, int], n_rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _shuffle_runs(n_runs: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
-    """Return the runs of an epoch in random order, and the position of the dataset's last (short) run."""
+    """Return all runs (ranges of rows) in random order, and the position of the last, shorter run."""
     runs = stream(seed, "order-runs", epoch).permutation(n_runs)
     runs.flags.writeable = False
     return runs, int(np.flatnonzero(runs == n_runs - 1)[0])
 
 
 def permutation(seed: int, epoch: int, place: int, size: int) -> np.ndarray:
-    """Return the random order of the rows of the buffer that starts at ``place`` in the sequence, int32."""
+    """Return the random order (int32) of the rows of the buffer that starts at position ``place``."""
     return stream(seed, "order-rows", epoch, place).permutation(size).astype(np.int32)
 
 

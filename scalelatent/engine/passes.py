@@ -55,8 +55,8 @@ MIN_TASK_SECONDS = 0.03  # minimum seconds of a task on a cluster
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 # Bytes per second between workers; sending a statistic may take this share of the time to compute it.
 SEND_RATE, SEND_SHARE = 5e8, 0.1
-# Assumed bytes per second of summing statistics, and flops per second of one core, for the sizes of leaves
-# and tasks.
+# Assumed bytes per second of summing statistics, and flops per second of one core; they determine the sizes
+# of leaves (groups of blocks) and tasks.
 _MERGE_RATE, FLOP_RATE = 2e10, 6e10
 _GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 peak of an H100
 
@@ -367,7 +367,7 @@ def vector_length(reduction: Reduction) -> int:
 
 
 def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, int, int]:
-    """Return (statistic, rows, bytes read) from the vector of the sum over all rows of a part."""
+    """Return (statistic, rows, bytes read) from the sum over all rows of ``part`` ("train", "validation")."""
     layout = stage.reductions[part].layout()
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
 

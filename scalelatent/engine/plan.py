@@ -209,7 +209,7 @@ class Forecast:
         self.kind, self.train, self.validation, self.resources = kind, train, validation, resources
         self.options, self.measure = dict(options), measure  # measure: True if speeds may be measured now
         self.codes = 0  # number of classes of the random rows that the measurements of speed use
-        # Input rows of the next stages by part: datasets, or shapes of rows that the fit will make.
+        # Input rows of the next stages, "train" and "validation": datasets, or shapes of rows to be made.
         self.rows: dict[str, Any] = {"train": train}
         if validation is not None:
             self.rows["validation"] = validation
@@ -468,7 +468,7 @@ class Forecast:
         return max(computing / slots, reading / slots, (computing + reading) / min(2 * slots, max(cores, 1)))
 
     def pass_seconds(self, stage: Stage, computing: Mapping[str, float]) -> float:
-        """Return the seconds of a pass from ``computing``, the seconds per row and thread of each part."""
+        """Return the seconds of a pass from ``computing``, the seconds per row and thread."""
         total = self.pass_overhead(len(list_spans(stage, self.resources.slots)))
         for part, dataset in stage.datasets.items():
             slots = min(self.resources.slots, stage.grids[part].n_leaves)

@@ -91,7 +91,7 @@ class Quarantine:
         return tuple(ranges)
 
     def excluded_parts(self, stage: Stage) -> dict[str, Ranges]:
-        """Return the excluded rows by part, for the parts of a stage that have excluded rows."""
+        """Return the excluded rows of a stage's datasets ("train", "validation"), if a dataset has any."""
         found = {part: self.excluded_rows(dataset) for part, dataset in stage.datasets.items()}
         return {part: rows for part, rows in found.items() if rows}
 

@@ -277,7 +277,7 @@ def reading_share(stage: Stage) -> float:
 
 
 def _list_large_datasets(stage: Stage) -> dict[str, Dataset]:
-    """Return the stored datasets of a stage by part, or none if the small cache can keep all of them."""
+    """Return the stored datasets of a stage ("train", "validation"); {} if SMALL_BYTES hold all rows."""
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
     return stored if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES else {}
 

@@ -699,7 +699,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         )
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]] | None:
-        """Return the function that writes the datasets of a saved model (see ``save_model``), or None."""
+        """Return a function that writes datasets into the folder of a saved model; None without datasets."""
         return None
 
     def _to_saved(self) -> SavedModelState:

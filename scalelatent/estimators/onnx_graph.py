@@ -38,7 +38,7 @@ class OnnxGraph:
         self._inputs = [rows]
 
     def constant(self, value: npt.ArrayLike) -> str:
-        """Add an array as a constant of its own dtype; return its name in the graph."""
+        """Add an array as a constant, with the dtype of the array; return its name in the graph."""
         name = f"c{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(value), name))
         return name

@@ -74,9 +74,9 @@ ENGINE_OPTIONS = (
     "cache",
 )
 
-# Floating-point operations of one task, which computes a tile of the output of a layer: at most
-# MAX_TASK_FLOPS, about three seconds of one core. A layer with less work gets about TARGET_TASKS tasks, but a
-# task has at least MIN_TASK_FLOPS, because each tile is a file.
+# A task computes a tile (some rows and columns) of the output of a layer: at most MAX_TASK_FLOPS operations,
+# about three seconds of one core. A layer with less work gets about TARGET_TASKS tasks, but a task has at
+# least MIN_TASK_FLOPS, because each tile is a file.
 MAX_TASK_FLOPS, TARGET_TASKS, MIN_TASK_FLOPS = 2e11, 16, 5e9
 
 # Engine options that affect the result of an online fit (one update per minibatch).
@@ -206,7 +206,7 @@ class FitSession:
     def begin(
         self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
     ) -> int:
-        """Start the executor; store the fit's description or compare it with a stored one; return the seed."""
+        """Start the executor; store the fit's description, or compare it with the stored; return the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Check the block options before anything is written; the number of columns does not matter here.
@@ -312,7 +312,7 @@ class FitSession:
         return dataset.save(location.url)
 
     def remove_at_end(self, location: Location) -> None:
-        """Remove the files at a place when the fit is done, unless ``keep_scratch`` is set."""
+        """Let the files at ``location`` be removed when the fit ends, unless ``keep_scratch`` is set."""
         if not self.options.get("keep_scratch", False):
             self._leftovers.append(location)
 
@@ -552,7 +552,7 @@ class FitSession:
         return MappedRows(found)
 
     def _announce_step(self, step: StoreRowSets | EncodeRows, rows: int) -> str:
-        """Notify the callbacks that a step begins; return its stage."""
+        """Notify the callbacks that a step of the fit begins; return the name of its stage."""
         stage = f"{self.kind}_{step.name}"
         self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
         return stage
@@ -657,8 +657,7 @@ def codes_location(records: Location, name: str) -> Location:
 def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     """Return the rows and columns of the output tiles of a map, which depend on the rows and the map only.
 
-    There are at most MAX_TASKS tiles: the rows of a tile limit the number of strips of rows, and the columns
-    of a tile limit the number of tiles in each strip.
+    A tile is small, so that its task is short, but not too small: there are at most MAX_TASKS tiles.
     """
     (width,) = row_map.output()[0]
     strips = -(-n // max(choose_column_block_rows(row_bytes, row_map), -(-n // MAX_TASKS)))

@@ -65,8 +65,8 @@ class StartFit:
 
     info: Mapping[str, Any] = field(default_factory=dict)  # information for ``on_fit_start`` of callbacks
     keeps_records: bool = False  # True: the fit needs a folder for files between its steps
-    # Why the fit cannot exclude unreadable rows (see :mod:`~scalelatent.engine.quarantine`), and what the
-    # user can do; empty if the fit can exclude them.
+    # Text for an error: why the fit cannot exclude rows that cannot be read, and what the user can do. Empty
+    # if the fit can exclude such rows.
     all_rows: str = ""
 
 

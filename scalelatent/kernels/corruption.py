@@ -78,7 +78,7 @@ def corrupt_in_place(
 
 
 def draw_for_rows(rows: np.ndarray, count: int, seed: int, stage: str, epoch: int = 0) -> np.ndarray:
-    """Return ``count`` uniform draws for each row, uint32 (rows, count)."""
+    """Return ``count`` uniform random numbers for each of the row numbers ``rows``, uint32 (rows, count)."""
     from .philox import row_draws
 
     draws = np.empty((len(rows), count), np.uint32)

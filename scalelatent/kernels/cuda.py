@@ -102,7 +102,7 @@ def _destroy(cublas: ModuleType, handle: int) -> None:
 def _allow_more_shared_memory(function: cupy.RawKernel) -> None:
     """Allow a kernel all shared memory of a thread block.
 
-    Without this, the shared memory that the kernel declares and that a launch adds is limited to 48 KiB.
+    By default, the shared memory that the kernel declares and that a launch adds is limited to 48 KiB.
     """
     import cupy
 

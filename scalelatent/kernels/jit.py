@@ -220,7 +220,7 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
 
 
 class subkernel:
-    """Decorator for functions that only kernels call; they are not compiled on their own, nor cached."""
+    """Decorator for functions that only kernels call; they are compiled only as parts of kernels."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         options = {"cache": False, "no_cpython_wrapper": True, "pipeline_class": SubkernelCompiler}

@@ -39,7 +39,7 @@ def _gather(codes, table, out):  # type: ignore[no-untyped-def]
     for i in range(len(codes)):
         row = out[i]
         for v in range(codes.shape[1]):
-            # The variable for the row of the table lets LLVM use vector instructions for the loop.
+            # Assign the row of the table to a variable, so that LLVM uses vector instructions for the loop.
             add = table[v, codes[i, v]]
             for j in range(row.shape[0]):
                 row[j] += add[j]

@@ -26,7 +26,8 @@ from .jit import entry, in_array, subkernel
 from .memory import zeros
 from .vectors import BYTES, I64, LANES, Value, Vectors, instructions
 
-# Rows of a strip of X. A strip of 196 columns and its products stay in the second-level cache.
+# Rows of a strip (range of rows) of X. A strip of 196 columns and its products fit into the second-level
+# cache.
 STRIP = 128
 # Rows of X in a tile that is one vector wide; zeros pad a strip to a multiple of this number of rows.
 ROWS = 8

@@ -75,7 +75,7 @@ class Vectors:
         self.b, self.lanes = builder, lanes
         self.vec, self.ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
         self.wide = BYTES * lanes
-        self.sums = self.ints if dots else self.vec  # type of the sums of a tile
+        self.sums = self.ints if dots else self.vec  # type of the sums of products
         self.zero = self.integer(0) if dots else self.constant(0.0)
         self.plus = self.b.add if dots else self.b.fadd
         self.multiply_add = self.dot if dots else self.fma

@@ -26,7 +26,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 class Splitter(Protocol):
-    """Object that splits rows into folds: a splitter of ``sklearn.model_selection`` or your own."""
+    """Object that splits rows into folds: a splitter of ``sklearn.model_selection``, or of the user."""
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterable[tuple[Any, Any]]: ...
 
@@ -129,7 +129,7 @@ def _split_rows(cv: Any, rows: Dataset, groups: npt.ArrayLike | None) -> list[Sp
 
 
 def _to_row_numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
-    """Return ascending row numbers, from row numbers or from a boolean mask."""
+    """Return row numbers in ascending order; ``given`` are row numbers or a boolean mask of all rows."""
     numbers = np.atleast_1d(given)
     numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
     if not len(numbers) or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():

@@ -20,7 +20,7 @@ class LineLog:
     def __init__(self, location: Location, key: str) -> None:
         self._location, self._key = location, key
         self._folder, _, self._name = key.rpartition("/")
-        self._tail: tuple[int, bytes] | None = None  # number and content of the last segment (object)
+        self._tail: tuple[int, bytes] | None = None  # (number, content) of the log's last segment, an object
         self._lock = threading.RLock()
 
     def append(self, line: bytes) -> None:

@@ -70,7 +70,7 @@ class _OutOfRange(StoreError):
 
 
 class ObjectLocation(Location):
-    """A prefix in an object store, or in this process's memory (`memory://name`, for tests and trials)."""
+    """A prefix in an object store, or in this process's memory (`memory://name`, for tests and examples)."""
 
     def __init__(self, url: str, access: Access | None = None) -> None:
         protocol, _, rest = url.partition("://")

@@ -36,7 +36,7 @@ class SlicedRows:
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
-        self.columns = columns  # the names of the features, as in a data frame; empty without names
+        self.columns = columns  # names of the features, like the columns of a data frame; empty without names
 
     def __len__(self) -> int:
         return self.shape[0]

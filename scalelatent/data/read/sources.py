@@ -198,7 +198,7 @@ class DaskRows(RowSource):
 
     def read(self, start: int, stop: int) -> np.ndarray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
-        for a, b in self.pieces(start, stop):  # only one piece at a time is in memory
+        for a, b in self.pieces(start, stop):  # only the chunks of one range are in memory at a time
             chunks = _split_range(a, b, self._edges_within(a, b))
             try:
                 out[a - start : b - start] = self._compute(a, b)

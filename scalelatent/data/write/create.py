@@ -212,7 +212,7 @@ def check_rows_fit(
     compressor: str | None = "auto",
     copies: int = 1,
 ) -> None:
-    """Raise a `DataError` if the location has no space for `copies` copies of the rows; see `check_space`."""
+    """Raise a `DataError` if the disk of the location has no space for `copies` copies of the rows."""
     numbers = schema.n_features(feature_shape) * n_rows if nnz is None else nnz
     name = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
@@ -364,7 +364,7 @@ def copy_rows(
     progress: Callable[[int, int], None] | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> None:
-    """Write the rows of a dataset to another location; see `Dataset.save`."""
+    """Write the rows of a dataset, with labels and weights, as a new dataset at `url`."""
     provenance = derive_provenance(ds, "save") if provenance is None else provenance
     writer = create_like(ds, url, provenance=provenance, overwrite=overwrite, **layout)
     with remove_on_failure(writer):

@@ -214,7 +214,7 @@ class DaskExecutor:
     # -- passes ----------------------------------------------------------------------------------------------
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> int:
-        """Write a stage and its state into the run folder, from which the workers load them."""
+        """Write a stage and its state into the run folder, from which the workers load both."""
         self._cancel_queued_pass()
         self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)

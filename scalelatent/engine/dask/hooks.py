@@ -231,7 +231,7 @@ def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
 def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
     """Set the number of workers that died with a task to 0, so that the scheduler runs the task again."""
     # The scheduler fails a task (KilledWorker) after `distributed.scheduler.allowed-failures` workers died
-    # while they ran it. A driver is a task that runs as long as its job and is not the cause of these deaths.
+    # while they ran the task. A driver is a task that runs as long as its job, and does not cause deaths.
     task = scheduler.tasks.get(key)
     if task is None:
         return False

@@ -85,7 +85,7 @@ class Link:
         return dict(sorted(self._call_in_time("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
-        """Return the keys of the tasks that each worker runs or has queued, by address."""
+        """Return the keys of the running and queued tasks of each worker, by address."""
         found = self._call_in_time("its tasks were listed", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 

@@ -79,7 +79,7 @@ class Segment(Work[Place]):
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
         place: Place | None = None,
     ) -> Future:  # fmt: skip
-        """Submit a task to a worker, with a key that names its epoch, step and first chain."""
+        """Submit a task to a worker; its key has the epoch, step and first chain (part of a minibatch)."""
         steps, place = self._steps, place or self._place
         model = self.name.removesuffix("_step")
         key = f"{model}_{role}-e{place.epoch + 1:04d}-s{place.step + 1:05d}"
@@ -241,7 +241,7 @@ class DaskSteps:
     def _repeat_until_done(
         self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, work: str
     ) -> SegmentEnd:
-        """Call ``run``, which runs one segment, until no worker leaves or hangs; return the segment's result.
+        """Call ``run``, which runs a segment (steps), until no worker leaves or hangs; return its result.
 
         ``run`` receives the segment, the addresses of the workers, and True if only one worker may compute.
         ``work`` names the steps for error messages.
@@ -298,8 +298,8 @@ class DaskSteps:
         futures: list[Future] = []
         for step in range(place.step, place.step + count):
             last = Place(place.epoch, step, place.validated and step == place.step)
-            # Only the futures of the last step are kept, so that workers can release earlier results after
-            # use.
+            # Only the futures of the last step stay referenced, so that workers can release the results of
+            # earlier steps.
             futures = [
                 segment.submit(
                     task_chains, "step", worker, last, g, (edges[g], edges[g + 1]), futures,

@@ -218,13 +218,13 @@ class FitOnWorker:
         self._loaded = False
         self._lock = threading.RLock()
         self._replicas: OrderedDict[Place, object] = OrderedDict()
-        self._runners: dict[tuple[int, int], _LockedRunner] = {}  # by (first chain, chain after the last)
+        self._runners: dict[tuple[int, int], _LockedRunner] = {}  # by (first, last + 1) of their chains
         self._epoch = -1
         # All tasks of the fit share a timer for reports, because a task may be shorter than its interval.
         self.beat = ReportTimer()
 
     def load(self) -> None:
-        """Load the stage and the row order of the fit from the run folder, unless they are loaded."""
+        """Load the stage (learner, datasets) and the row order from the run folder, if not loaded yet."""
         with self._lock:
             if self._loaded:
                 return
@@ -282,7 +282,7 @@ class FitOnWorker:
 
         They are not needed any more: after workers joined or left, each worker computes other chains.
         """
-        # The runner of all chains stays, because a fit may compute on one worker again.
+        # The runner of all chains stays, because this worker may compute whole minibatches again.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return

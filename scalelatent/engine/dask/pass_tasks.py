@@ -85,7 +85,7 @@ class RecentObjects:
         return value
 
     def forget(self, run: object) -> None:
-        """Drop all objects of a run; the first entry of each slot names its run."""
+        """Drop all objects of a run, which is the first entry of their slots."""
         with self._lock:
             for slot in [slot for slot in self._kept if slot[0] == run]:
                 del self._kept[slot]
@@ -231,7 +231,7 @@ def stopping(fit: Fit) -> Iterator[None]:
 
 
 def context_of(ref: StageRef, stage_name: str, iteration: int, state: object) -> PassContext:
-    """Return this thread's `PassContext` (prepared state and readers) of a pass, and drop earlier ones."""
+    """Return this thread's `PassContext` (prepared state, readers) of a pass; drop that of earlier passes."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
     configure_worker_process()

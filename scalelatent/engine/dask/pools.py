@@ -99,7 +99,7 @@ class Pace:
         self.devices = {**self.devices, worker: "gpu" if message["device"] == "cupy" else "cpu"}
 
     def record_pass(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
-        """Record that only ``workers`` got rows in the last pass; assume that the others are faster now."""
+        """Record that only ``workers`` got rows in the last pass; assume that other workers became faster."""
         self._assumed_speedup = {
             name: min(MAX_SPEEDUP, self._assumed_speedup.get(name, 1.0) * SPEEDUP_PER_PASS)
             for name in all_workers
@@ -226,7 +226,7 @@ class Pools:
     def speeds(
         self, stage: Stage, threads: Mapping[str, int], row_seconds: Mapping[str, float] | None = None
     ) -> Speeds:
-        """Return the measured or guessed speeds of these workers on a stage."""
+        """Return the measured or guessed speeds of these workers for the work of a stage."""
         return self.pace.speeds(stage, threads, self.gpus, row_seconds)
 
     def disable_stealing(self, client: Client, name: str) -> None:

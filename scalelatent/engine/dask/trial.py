@@ -42,11 +42,11 @@ FULL_SHARE = 0.8
 ATTEMPTS_FILE = "begun.json"
 QUIET_SECONDS = 20.0  # maximum seconds to wait until cancelled tasks end
 ASK_SECONDS = 3.0  # seconds to wait for the answer of a worker
-TRIALS = 4  # maximum number of trials of one item (the rows of one task)
+TRIALS = 4  # maximum number of attempts to compute one item (the rows of one task) alone
 
 
 class TrialWorkerDied(Exception):
-    """Signal that a worker died while it ran only the task of a trial."""
+    """Signal that a worker died while it ran a single task, whose rows are then bad."""
 
 
 class Trial(Work[Item]):
@@ -73,7 +73,7 @@ class Trial(Work[Item]):
         return self._tried.dataset_of(item)
 
     def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
-        """Return [], so that `Watch` does not stop a trial because of workers that died before it."""
+        """Return [], so that `Watch` does not stop this task because of workers that died earlier."""
         return []
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
@@ -86,7 +86,7 @@ class Trial(Work[Item]):
 
 
 def note_name(work: Work[Item], item: Item) -> str:
-    """Return the name of the file in which the trial of an item (the rows of one task) logs its steps."""
+    """Return the name of the file to which the task that computes only ``item`` (rows) logs its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
 
@@ -191,7 +191,7 @@ def wait_until_idle(executor: DaskExecutor) -> None:
 
 
 def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
-    """After a worker died in a trial, exclude the shards that its task read, or raise a `RunError` with them.
+    """After a worker died with a single task, exclude the shards that it read, or raise a `RunError`.
 
     If shards are excluded, raise `RowsExcluded`.
     """
@@ -242,12 +242,12 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
-# Seconds between two samples of the memory of a worker in a trial (test_machines.py).
+# Seconds between two samples of a worker's memory while it computes a suspect task (test_machines.py).
 SAMPLE_SECONDS = 0.25
 
 
 class LoggedStop(TaskStop):
-    """Stop event of the task of a trial; it logs the rows of each step, in case the worker dies."""
+    """Stop event of a task that may kill its worker; it logs the rows of each step before the step."""
 
     notes = True
 
@@ -300,7 +300,7 @@ def _log_steps(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
 def try_span(
     ref: StageRef, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
-    """Compute the statistic of one span (range of rows) in a trial, and save it for the next attempt."""
+    """Compute the statistic of a suspect span (range of rows) alone, and save it for the next attempt."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
     with _log_steps(store, note, fit) as stop, stopping(fit):
@@ -309,7 +309,7 @@ def try_span(
 
 
 def try_shard(ref: StageRef, name: str, shard: int, fit: Fit, note: str) -> None:
-    """Compute and write one output shard of a map in a trial, which logs each step in the file ``note``."""
+    """Compute and write a suspect output shard of a map alone; log each step in the file ``note``."""
     task, backend = load_map(ref, name)
     with _log_steps(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())

@@ -302,7 +302,7 @@ class TaskEnded(Exception):
 class Work(Generic[Item]):
     """Base class of work that is split into items (the rows of one task each).
 
-    The subclasses are a pass, a map, a segment (consecutive minibatch steps) and a trial of one item.
+    The subclasses are a pass, a map, a segment (consecutive minibatch steps), and a single suspect item.
     """
 
     window: Window[Item]

@@ -232,7 +232,7 @@ class PaceReports:
         self._lock = threading.Lock()
 
     def add(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
-        """Add a task to the average of its stage and part; send the average to the driver after a change."""
+        """Add a task to the average for its stage and rows (train or validation); send a changed average."""
         pace = self.averaged((fit[-1], stage, part), seconds / max(rows, 1))
         worker = current_worker()
         if pace is not None and worker is not None:
