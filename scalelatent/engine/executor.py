@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Handle: a state, or a reference to a state on a cluster. Only the executor that made a handle can read it.
 Handle = TypeVar("Handle")
-OnRows = Callable[[int, int], None]  # called with (finished rows, rows of the pass)
+OnRows = Callable[[int, int], None]  # called with (number of finished rows, number of all rows)
 KEEP_REPLICAS = 3  # number of copies of recent states of an online fit that a worker keeps in memory
 
 

@@ -80,7 +80,7 @@ class Stage:
     name: str  # shown on the dashboard, such as "capsule_estep"
     work: Work
     datasets: Mapping[str, Dataset]  # by part: "train", and "validation" if a pass also reads validation rows
-    grids: Mapping[str, RowGrid]  # by part; the training rows of an online learner have no grid
+    grids: Mapping[str, RowGrid]  # keys as in `datasets`; online training rows have no grid
     device: str = "auto"  # or "cpu", "gpu", "reference"
     classes: np.ndarray | None = None  # kernels receive the position of a label in this array
     skipped: Mapping[str, Ranges] = field(default_factory=dict)  # by part: rows of bad shards, not read

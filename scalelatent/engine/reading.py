@@ -328,7 +328,7 @@ def _iter_copied_blocks(
     backend: CupyBackend,
     keeps_rows: bool,
 ) -> Generator[Block, None, None]:
-    own_stop, own_reader = StopEvent(), copy(reader)  # only the calling thread may use the originals
+    own_stop, own_reader = StopEvent(), copy(reader)  # copies for the thread that reads rows
     own_reader.meter = Meter()
 
     def read() -> Generator[Block, None, None]:

@@ -272,7 +272,7 @@ class SharedFit:
     def _run_rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
-        """Run the passes before one comparison (rung) of successive halving; return outcomes by candidate key.
+        """Run the passes before a comparison (rung) of successive halving; return outcomes by candidate.
 
         The passes are those after number ``first`` up to ``until``, or to the end of the fits if ``until`` is
         0. The outcomes are also added to ``outcomes``.

@@ -115,7 +115,7 @@ def _explained_error(
             "finished work"
         )
     if isinstance(error, (ScalelatentError, FloatingPointError)):
-        # The original error refers to stack frames, which would keep the futures of this pass alive.
+        # Return a new error: the original refers to stack frames, which keep the futures of this pass alive.
         return type(error)(*error.args)
     return RunError(
         f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume the run"

@@ -100,8 +100,8 @@ KEEP_STAGES, KEEP_CLOCKS = 6, 16
 _recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()  # backends and pass context of each thread
 _process_lock = threading.Lock()  # protects the two variables below
-_limited: Any = None  # limit of the thread pools of this process, after its first task
-_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()  # number of the last pass of each stage
+_limited: Any = None  # thread limits of this process's BLAS and OpenMP, set by its first task
+_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()  # number of the last pass by stage
 
 
 def configure_worker_process() -> None:

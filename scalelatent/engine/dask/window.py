@@ -137,8 +137,8 @@ class Window(Generic[Item]):
     def _assign_shares(self, items: Sequence[Item]) -> None:
         """Assign contiguous tasks to each worker; cut a long task on the boundary between two workers."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
-        # If all workers are equally fast, each task counts as 1. Measured seconds would change with each
-        # pass, and a task on a boundary would then move from one worker to another between passes.
+        # If all workers are equally fast, each task counts as one unit of work. Measured seconds would differ
+        # in each pass, and a task at a boundary would then move to another worker between passes.
         whole = self._left if self.unequal else float(len(items))
         edges = [whole * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
         while shares and todo:
