@@ -9,7 +9,7 @@ SOURCES = ("y", "x")
 
 @dataclass(frozen=True)
 class Corruption:
-    """Rule that corrupts target rows (zeros and ones) at random; a model gets them as its input rows.
+    """Rule that corrupts target rows (zeros and ones) at random; a model gets the corrupted rows as input.
 
     The result depends only on ``seed``, ``stage``, the epoch and the index of the row.
     """
@@ -55,19 +55,20 @@ class BlockRequirements:
     """Requirements of a model for its blocks of rows, such as their number of rows; each is optional."""
 
     csr: bool = False  # keep the blocks of a CSR dataset as :class:`.CsrRows` instead of dense arrays
-    targets: Targets | None = None  # read outputs instead of class codes
+    targets: Targets | None = None  # read binary outputs of each row instead of its class code
     labels: bool = False  # True for a :class:`~.learners.LabelMap`, a row map that also computes labels
-    block_rows: int | None = None  # rows of a block, unless the user sets another number for a reduction
+    block_rows: int | None = None  # number of rows of a block, unless the user sets another number
     # Largest share of the computing time for merging the statistics of leaves (groups of consecutive blocks).
     # If it is set, the engine makes at most 16 leaves; if it is None, the share is 0.02.
     merge_share: float | None = None
-    # Memory that a computation needs in addition to its block and statistic: (bytes per thread, bytes per row
-    # of the block or chain). If it is None, `plan` estimates both numbers from the size of the statistic.
+    # Memory that a computation needs besides its rows and statistic: (bytes per thread, bytes per row). The
+    # rows are those of a block, or of a chain (part of a minibatch). None: `plan` estimates both numbers.
     scratch: tuple[int, int] | None = None
-    # The label -1 marks a row without a class, unless -1 is one of the classes; its class code is -1.
+    # True: a row with the label -1 has no class, and its class code in the block is -1. (If -1 is one of the
+    # classes, it is a label like any other.)
     unlabelled: bool = False
-    # The rows of the next block are copied to the GPU while the GPU computes; ``backend.asarray`` returns the
-    # copy. In a pass, ``Block.x`` may be on the GPU, which keeps rows between passes.
+    # True: the rows of the next block are copied to the GPU while it computes; ``backend.asarray`` returns
+    # this copy. In a pass, ``Block.x`` may also be a GPU array that was kept from an earlier pass.
     reads_on_gpu: bool = False
 
     @property

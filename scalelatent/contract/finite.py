@@ -49,7 +49,7 @@ def find_too_large(block: Block) -> str | None:
     x = block.x.data if isinstance(block.x, CsrRows) else block.x
     if x.dtype.kind not in "fiu" or not isinstance(x, np.ndarray):
         return None
-    if x.dtype.kind != "f":  # smaller integers are within the limit; squares of 8-byte integers overflow
+    if x.dtype.kind != "f":  # only integers of 8 bytes can be too large; their squares overflow
         fits = x.dtype.itemsize < 8 or not x.size or max(-int(x.min()), int(x.max())) <= LARGEST_VALUE
         return None if fits else find_nonfinite(block, LARGEST_VALUE)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -36,12 +36,12 @@ def run_parts(run: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
         return [run(part) for part in parts]
 
     def run_alone(part: Part) -> T:
-        with allow_threads(1):  # a nested call would wait for threads that wait for it
+        with allow_threads(1):  # so that a nested `run_parts` starts no threads (it might wait forever)
             return run(part)
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="scalelatent-idle")
     try:
-        # Copying the caller's context carries over numpy's error settings.
+        # Each thread gets a copy of the caller's context, which contains numpy's error settings.
         futures = [pool.submit(copy_context().run, run_alone, part) for part in parts]
         return [future.result() for future in futures]
     finally:

@@ -27,7 +27,7 @@ class Kind:
 
     Another package declares its kinds with an entry point of the group ``scalelatent.models``. The value of
     the entry point is a `Kind` or an iterable of `Kind`. Its module is imported whenever kinds are listed, so
-    it should import little. Objects given as ``"module:name"`` are imported at their first use.
+    this module should import little. Objects given as ``"module:name"`` are imported at their first use.
 
     Attributes
     ----------
@@ -36,14 +36,14 @@ class Kind:
     estimator : str
         ``"module:Class"``, a subclass of `scalelatent.estimators.base.StreamedEstimator`.
     parameters : str
-        ``"module:TABLE"`` of the constructor's `scalelatent.contract.parameters.Parameters`. Its module
-        should import little, because every job file is checked with it.
+        ``"module:TABLE"`` of the constructor's `scalelatent.contract.parameters.Parameters`. The module
+        should import little, because every check of a job file imports it.
     kernels : mapping
         Name of the kernel -> backend (``"reference"``, ``"numba"``, ``"cupy"``) -> ``"module:function"``.
     warm : str
         Package whose kernels ``scalelatent cluster warm`` compiles in advance; "" if there are none.
     python_only : str
-        Instruction for fitting this kind from Python, if jobs cannot fit it; "" if jobs can.
+        How to fit this model from Python, if jobs cannot fit it; "" if jobs can fit it.
     takes_targets : bool
         True if the model learns outputs, which a job may name as a dataset (``[data] target``).
     supervised : bool
@@ -96,7 +96,7 @@ def import_object(reference: str) -> Any:
 
 
 def find_kind(name: str) -> Kind:
-    """Return the kind with this name, from any package; raise a JobError with the closest name otherwise."""
+    """Return the model kind ``name`` of any package; raise a JobError with a suggestion if it is unknown."""
     kind = own_kinds().get(name) or known_kinds().get(name)
     if kind is None:
         known = [name for name, kind in known_kinds().items() if not kind.python_only]
@@ -107,7 +107,7 @@ def find_kind(name: str) -> Kind:
 
 
 def find_job_kind(name: str) -> Kind:
-    """Return the kind that a job file names; raise a JobError if jobs cannot fit this kind."""
+    """Return the model kind that a job file names; raise a JobError if jobs cannot fit such a model."""
     kind = find_kind(name)
     if kind.python_only:
         raise JobError(f"[model] kind = {name!r} cannot be fitted by a job: in Python, {kind.python_only}")
@@ -129,13 +129,13 @@ def list_kernels() -> list[str]:
 
 @cache
 def own_kinds() -> dict[str, Kind]:
-    """Return the kinds of this package, by name."""
+    """Return the model kinds of this package, by name."""
     return {kind.name: kind for kind in import_object(OWN_ENTRY_POINT)}
 
 
 @cache
 def known_kinds() -> dict[str, Kind]:
-    """Return all kinds by name: the kinds of this package, then the kinds of other packages' entry points."""
+    """Return all model kinds by name: those of this package, then those of other packages' entry points."""
     from importlib.metadata import entry_points  # this import takes a third of `import scalelatent`
 
     found = dict(own_kinds())
@@ -151,7 +151,7 @@ def known_kinds() -> dict[str, Kind]:
 
 
 def _load_kinds(point: EntryPoint) -> Iterable[Kind]:
-    """Return the kinds of an entry point; warn and return none if the entry point is broken."""
+    """Return the model kinds of an entry point; if it is invalid, warn and return an empty list."""
     try:
         value = point.load()
         kinds = [value] if isinstance(value, Kind) else list(value)

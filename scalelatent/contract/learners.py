@@ -15,7 +15,7 @@ protocol                   one unit of work                            used by
 
 Every additive statistic is a :class:`Stats`: one float64 vector with named views. The engine sums these
 vectors in one fixed order, so a model never defines its own merge and a statistic is sent as one buffer. A
-chain may append one record per row to its vector; the engine concatenates records and sums the rest.
+chain (part of a minibatch) may append some numbers per row, its records; the engine concatenates the records.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Block:
 class Backend(Protocol):
     """One thread's array library, its kernels and its reusable buffers."""
 
-    name: str  # "numba", "cupy" or "reference", as in the table of kernels
+    name: str  # "numba", "cupy" or "reference": the variant of each kernel that `kernel` returns
     device: str  # "cpu", or number and name of the GPU
     row_limits: dict[str, int]  # maximum rows per call, by name of the work, after GPU memory ran out
     gpu_errors: tuple[type[Exception], ...]  # types of errors of the GPU libraries; empty on a CPU
 
     @property
     def xp(self) -> ModuleType:
-        """Array library, numpy or CuPy; CuPy's operators then run on this backend's stream."""
+        """Array library of this backend: numpy, or CuPy, whose operators run on this backend's stream."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """Return the function of the kernel ``name`` for this backend's array library."""
@@ -142,7 +142,7 @@ class Reduction(BlockReceiver, Protocol[StateIn, Prepared]):
         """Return the names and shapes of the statistic's fields."""
 
     def flops_per_row(self) -> float:
-        """Return the floating point operations per row, from which the engine chooses the rows of a task."""
+        """Return the floating point operations per row, which determine the number of rows of a task."""
 
     def prepare(self, state: StateIn, backend: Backend) -> Prepared:
         """Return the data that all blocks of a task need, such as float32 parameters on the device."""
@@ -176,7 +176,7 @@ class BatchLearner(Protocol[State]):
         """Return the next state, given the sums of a pass (the M-step of EM); a pure function."""
 
     def summary(self, state: State) -> dict[str, Any]:
-        """Return the scalars of the last pass for the driver, the callbacks and the dashboard."""
+        """Return measurements of the last pass, such as the objective, for callbacks and the dashboard."""
 
     def is_done(self, state: State) -> bool:
         """Return True if the learner needs no further pass."""
@@ -221,7 +221,7 @@ class ColumnMap(RowMap[Prepared], Protocol[Prepared]):
 
     @property
     def last(self) -> RowMap | None:
-        """Row map that is applied to the output of the last stage, or None; columns do not split this map."""
+        """Row map to apply after the last of ``stages``, or None; it cannot be split by columns."""
 
     def stages(self) -> Sequence[ColumnStage]:
         """Return the maps that this map applies one after the other."""
@@ -237,11 +237,11 @@ class ColumnStage(ColumnMap[Prepared], Protocol[Prepared]):
     """A :class:`ColumnMap` that can be split by columns; its costs determine the columns of one task."""
 
     def select_columns(self, first: int, stop: int) -> ColumnStage:
-        """Return a map that computes only the output columns ``first:stop``."""
+        """Return a map that computes only the columns ``first:stop`` of this map's output."""
 
     @property
     def column_group(self) -> int:
-        """Number of adjacent output columns that cost as much together as one of them alone."""
+        """Number of adjacent output columns that are computed together, in the time of a single column."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations that compute one output column of one row."""
@@ -278,10 +278,10 @@ class RowSets(BlockReceiver, Protocol):
 
 
 class StepLearner(BlockReceiver, Protocol[State, PreparedOut]):
-    """Common methods of learners that update their state after each minibatch, see :class:`OnlineLearner`."""
+    """Methods that all learners have which update their state after each minibatch."""
 
     def layout(self) -> Layout:
-        """Return the names and shapes of the statistic's fields; a chain (part of a minibatch) fills them."""
+        """Return names and shapes of the fields of the statistic that a chain (part of a minibatch) fills."""
 
     def flops_per_row(self) -> float:
         """Return the floating point operations per row."""
@@ -296,7 +296,7 @@ class StepLearner(BlockReceiver, Protocol[State, PreparedOut]):
         """Return the state after an epoch, such as one with a lower learning rate; a pure function."""
 
     def summary(self, state: State) -> dict[str, Any]:
-        """Return the scalars for the driver, the callbacks and the dashboard."""
+        """Return measurements (scalars), such as the objective, for the callbacks and the dashboard."""
 
     def is_done(self, state: State) -> bool:
         """Return True if no more steps are needed; called only after an epoch or a validation."""
@@ -314,7 +314,7 @@ class OnlineLearner(StepLearner[State, Prepared], Protocol[State, Prepared]):
     """
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Add the contribution of one chain's rows to ``stats``, and write one record per row, in order.
+        """Add the statistic of one chain's rows (part of a minibatch) to ``stats``; write a record per row.
 
         ``prepared`` is shared with other chains and is never changed; a chain that updates parameters row by
         row works on its own copy. Random numbers are keyed by (seed, stage, ``block.epoch``, row of
@@ -342,7 +342,7 @@ class GpuStepLearner(Protocol):
     """
 
     def step_on_gpu(self, state: Any, blocks: Sequence[Block], n_rows: int, backend: Backend) -> Any | None:
-        """Return the state after a step of all chains, bitwise identical to that of `run_chain` and `step`.
+        """Return the state after a step, bitwise identical to that of `run_chain` for each block, and `step`.
 
         The old state does not change. Return None if these rows or settings need `run_chain` and `step`.
         """

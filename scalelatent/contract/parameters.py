@@ -84,7 +84,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Choice:
-    """Rule that allows the names ``values``, one of which may be None, and the names ``silent``."""
+    """Rule that allows the strings (or None) in ``values``, and the strings in ``silent``."""
 
     values: tuple[str | None, ...]
     silent: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Items:
-    """Rule that allows a non-empty list of items that ``item`` allows; ``one`` also allows a single item."""
+    """Rule that allows a non-empty list of ``item`` values; with ``one``, also a single ``item`` value."""
 
     item: Allowed
     give: str
@@ -155,11 +155,11 @@ class Parameter:
     default: object
     allowed: Allowed
     doc: str  # one line of help for job files
-    decides: bool = True  # the value changes the result, so a resumed fit must have the same one
-    changes_on_resume: bool = False  # a resumed fit may continue with another value
-    searched: bool = True  # a hyperparameter search may try several values
-    # True for a parameter that was added to the model later. Run folders of earlier versions do not contain
-    # it, and their fits behaved as with its default.
+    decides: bool = True  # True: the value changes the result, so a resumed fit must have an equal value
+    changes_on_resume: bool = False  # True: a resumed fit may continue with another value
+    searched: bool = True  # True: a hyperparameter search may try several values
+    # True for a parameter that earlier versions of the model did not have. Run folders of these versions do
+    # not contain the parameter, and their fits behaved as with its default.
     later: bool = False
 
     def check(self, value: object) -> None:
@@ -217,7 +217,7 @@ class Parameters:
         return {name: value for name, value in given.items() if name not in self.removed}
 
     def defaults_of_other_versions(self) -> dict[str, Any]:
-        """Return the defaults of the parameters that only some versions had or have.
+        """Return the defaults of the parameters that only some versions of the package have.
 
         A run folder of a version without such a parameter contains a fit that behaved as with the default.
         """

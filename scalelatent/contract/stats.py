@@ -30,7 +30,7 @@ class Layout:
     """Names and shapes of the fields of a statistic, in their order in its float64 vector."""
 
     fields: tuple[tuple[str, tuple[int, ...]], ...]
-    # (name, width) of the fields of a row record: some numbers that an `OnlineLearner` returns for each row.
+    # (name, width) of the fields of a row record: the numbers that an `OnlineLearner` returns for each row.
     row_fields: tuple[tuple[str, int], ...] = ()
 
     @cached_property
@@ -103,7 +103,7 @@ class Stats:
         return self.vector[place].reshape(shape)
 
     def merge(self, other: Stats) -> Stats:
-        """Return the sum of two statistics, followed by the records (numbers per row) of the rows of both."""
+        """Return the sum of both statistics, then the row records of this one and those of ``other``."""
         return Stats(self.layout, merge_vectors([self.vector, other.vector], self.layout.size))
 
     def scale(self, factor: float) -> Stats:

@@ -89,7 +89,7 @@ class _CheckedPart:
         self.bad.append(BadFile(self.location.name_of(name), *rows, str(error)))
 
     def check(self, shard: int) -> tuple[int, list[BadFile]]:
-        """Check the files of shard number `shard`; return the bytes that its rows fill, and the bad files."""
+        """Check the files of shard number `shard`; return (bytes of its rows in memory, bad files)."""
         row, tile = divmod(shard, self.n_tiles)
         a, b = row * self.shard_rows, min((row + 1) * self.shard_rows, self.n_rows)
         parts: list[DenseOrCsr] = []

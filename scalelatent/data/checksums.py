@@ -57,7 +57,7 @@ def read_digests(group: zarr.Group, url: str) -> np.ndarray:
     """Return the stored hash of each shard, uint8 (shards, 16), or raise a `DataError` if it is damaged."""
     try:
         return np.asarray(group["digest"][...], dtype=np.uint8)
-    except Exception as error:  # missing or unreadable
+    except Exception as error:  # the array is missing or cannot be read
         raise DataError(
             f"{url}: the table of digests, {url}/digest, is missing or damaged; restore that folder from a "
             "copy, or write the dataset again"
@@ -91,7 +91,7 @@ def check_digests(
 
 
 def chunk_crcs(data: bytes | np.ndarray, n_chunks: int | None) -> list[int]:
-    """Return the checksum (CRC-32C) after each chunk in the bytes of a shard file; 0 for a missing chunk.
+    """Return the checksum (CRC-32C) that follows each chunk in a shard file; 0 for a missing chunk.
 
     `n_chunks` is None for a file without an index, which holds one chunk.
     """
@@ -132,7 +132,7 @@ def split_crcs(location: Location, crc: CrcTable) -> dict[str, np.ndarray] | Non
 
 
 def use_crc_table(location: Location, attrs: DatasetAttrs, columns: dict[str, StoredColumn]) -> None:
-    """Give the stored checksums, if any, to the column readers, which then check each chunk they read."""
+    """Give the stored checksums, if any, to the column readers, which then check all chunks they read."""
     if attrs.crc is None:
         return
     parts = split_crcs(location, attrs.crc)

@@ -60,7 +60,7 @@ class DatasetColumns:
 
     @property
     def paired(self) -> PairedRows | None:
-        """Rows of another dataset that replace `y` (see `Dataset.with_target`), or None."""
+        """Rows of another dataset that `Dataset.with_target` has set as `y`, or None."""
         return self.y if isinstance(self.y, PairedRows) else None
 
     @property
@@ -81,7 +81,7 @@ class DatasetColumns:
 
     @functools.cached_property
     def classes(self) -> np.ndarray | None:
-        """Sorted distinct labels from at most one pass; None without labels or above `MAX_CLASSES`."""
+        """Sorted distinct labels, read at the first use; None without labels, or above `MAX_CLASSES`."""
         if self.y is None or self.y_kind != "labels":
             return None
         if self.attrs is not None:
@@ -96,7 +96,7 @@ class DatasetColumns:
         return distinct
 
     def cached_codes(self, key: object, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the class codes that are cached for `key`; without them, cache the result of `make()`."""
+        """Return the class codes that are cached for `key`; if there are none, cache those of `make()`."""
         cached = self.__dict__.get("_codes")
         if cached is None or cached[0] != key:
             cached = self.__dict__["_codes"] = (key, make())
@@ -135,7 +135,7 @@ class DatasetColumns:
         return self.y
 
     def read_y(self, start: int, stop: int, name: str) -> DenseOrCsr:
-        """Return labels, targets or multi-labels of the rows `start:stop`; see `Dataset.read_y`."""
+        """Return labels, targets or multi-labels of the rows `start:stop` of the whole dataset."""
         stored = self.require_y(name).read(start, stop)
         if self.y_kind != "labels":
             return stored
@@ -152,7 +152,7 @@ class DatasetColumns:
         within: tuple[int, int],
         unlabelled: bool = False,
     ) -> np.ndarray:
-        """Return the class codes of a range of rows in the slice `within`; see `Dataset.read_codes`."""
+        """Return the class codes of rows; for labels in memory, cache the codes of the slice `within`."""
         stored, (start, stop) = self.require_y(name), rows
         if self.y_kind != "labels":
             raise DataError(
@@ -180,7 +180,7 @@ class DatasetColumns:
         return encode(start, stop)
 
     def read_targets(self, start: int, stop: int, name: str) -> np.ndarray:
-        """Return the binary outputs of the rows `start:stop`; see `Dataset.read_targets`."""
+        """Return the binary outputs of the rows `start:stop`, uint8 (rows, outputs)."""
         if self.y_kind in (None, "labels"):
             has = "no outputs" if self.y is None else "one label per row"
             raise DataError(

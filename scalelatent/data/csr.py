@@ -1,4 +1,4 @@
-"""Check CSR rows in memory and convert them to canonical form: sorted columns without duplicates."""
+"""Check CSR rows in memory, and sort the columns of each row and add entries of the same column."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def concatenate(parts: Sequence[DenseOrCsr]) -> DenseOrCsr:
 def canonical_csr(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_features: int, first_row: int, name: str
 ) -> tuple[csr_array, int, int]:
-    """Return CSR rows with sorted, unique columns, and the numbers of sorted rows and merged entries."""
+    """Return (rows with sorted, unique columns; number of unsorted rows; number of merged entries)."""
 
     def row_of(entry: int) -> int:
         return first_row + int(np.searchsorted(indptr, entry, side="right")) - 1
@@ -121,7 +121,7 @@ def canonical_csr(
 
 
 def _sum_groups(data: np.ndarray, first: np.ndarray, row_of: Callable[[int], int], name: str) -> np.ndarray:
-    """Return the sums of consecutive groups of values; `first` holds the index where each group begins."""
+    """Return the sum of each group of consecutive values; `first` holds the index where each group begins."""
     if len(first) == len(data):
         return data
     if data.dtype.kind == "b":

@@ -69,7 +69,7 @@ class _Column:
             self.dtype: np.dtype = np.dtype(a["dtype"])
             self.group_rows = int(a["group_rows"])
             self.compressors: dict[str, str | None] = dict(a["compressors"])
-        except Exception as error:  # missing, or unreadable metadata
+        except Exception as error:  # the array is missing, or its metadata cannot be read
             raise DataError(
                 f"{location.url}: CSR column '{name}' is missing or its zarr.json is damaged; import again"
             ) from error
@@ -78,7 +78,7 @@ class _Column:
 
     @property
     def packing(self) -> str:
-        """Row group size and compressors as one text, which changes if other software repacks the rows."""
+        """Text of row group size and compressors, which changes if other software repacks the rows."""
         return "/".join([str(self.group_rows), *(str(self.compressors[part]) for part in _PARTS)])
 
     def bounds(self, number: int) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class CsrGroups(_Column):
         return self.group_rows, self.shape[1]
 
     def __setitem__(self, rows: slice, values: csr_array) -> None:
-        """Write one row group, whose rows are `rows`; the folder of the row group must be empty."""
+        """Write `values` as the row group with the row numbers `rows`; its folder must be empty."""
         number = rows.start // self.group_rows
         folder = self.folder(number)
         crcs: list[int] = []
@@ -169,7 +169,7 @@ class StoredCsr(_Column, StoredColumn):
 
     @functools.cached_property
     def _crc_edges(self) -> np.ndarray:
-        """Offsets in the list of checksums at which each array of each row group begins, plus the end."""
+        """Index of the first checksum of each array of each row group, and the number of checksums."""
         parts = [
             _n_chunks(length)
             for number, nnz in enumerate(self._counts.tolist())

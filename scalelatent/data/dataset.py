@@ -278,7 +278,7 @@ class Dataset:
 
     @property
     def n_targets(self) -> int | None:
-        """Number of columns of the targets or multi-labels, else None."""
+        """Number of columns of the targets or multi-labels; None if the dataset has neither."""
         return int(self._columns.require_y(self._name()).shape[1]) if self.has_targets else None
 
     @property
@@ -351,7 +351,7 @@ class Dataset:
         return Dataset(self._columns, self._start + start, self._start + stop)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
-        """Split rows into ranges (start, stop) at edges of stored chunks; one range for rows in memory."""
+        """Split rows into ranges (start, stop) that end where chunks end; one range for rows in memory."""
         stop = self.n_rows if stop is None else stop
         a, b = self._to_source_rows(start, stop)
         return [(u - self._start, v - self._start) for u, v in self._columns.x.pieces(a, b)]
@@ -697,7 +697,7 @@ def _reopen(spec: schema.DatasetSpec, accesses: tuple[Access, ...]) -> Dataset:
 
 @functools.lru_cache(maxsize=16)
 def _open_cached(url: str, mark: str | None, stamp: Hashable) -> Dataset:
-    """Open a dataset; return the same object until its metadata file (and so `stamp`) changes."""
+    """Open a dataset; return the same object again until `stamp`, that of its metadata file, changes."""
     return open_dataset(locate_recorded(url, mark))
 
 
@@ -708,7 +708,7 @@ def _hash_rows(ds: Dataset) -> str:
     if ds.is_sparse:
         digest.update(b"csr")
     if isinstance(source, DaskRows):
-        # Hash the name of a dask array instead of its content, because a computation costs a full pass.
+        # Hash the name of a dask array, because its content would have to be computed, in a full pass.
         digest.update(f"dask {source.token} {ds._start}".encode())
     for a, b in [] if isinstance(source, DaskRows) else ds.pieces():
         for u in range(a, b, _HASH_ROWS):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def as_dask(ds: Dataset) -> tuple[da.Array, da.Array | None, da.Array | None]:
-    """Return rows, labels and weights as dask arrays; see `Dataset.to_dask`."""
+    """Return rows, labels (or None) and weights (or None) of a dataset as dask arrays."""
     if ds.is_sparse or ds.y_kind == "multilabel":
         raise DataError(
             f"{ds.url or 'the dataset'} has CSR columns, but dask arrays are dense; write dense rows first: "

@@ -40,7 +40,7 @@ def as_names(names: Iterable[object] | None, feature_shape: tuple[int, ...], nam
 
 
 def frame_names(frame: Any) -> list[str] | None:
-    """Return the names of the columns of a data frame; None for other rows, and unless all names are str."""
+    """Return the column names of a data frame; None for other rows, or if a name is not a str."""
     names = list(getattr(frame, "columns", ()))
     return names if names and all(isinstance(name, str) for name in names) else None
 
@@ -69,7 +69,7 @@ def read_names(location: Location) -> np.ndarray:
 
 
 def check_names(model: Any, names: np.ndarray | None) -> None:
-    """Compare feature names with `model.feature_names_in_`; raise or warn in the words of scikit-learn."""
+    """Compare names with `model.feature_names_in_`; if they differ, raise or warn like scikit-learn."""
     fitted, kind = getattr(model, "feature_names_in_", None), type(model).__name__
     if fitted is None or names is None:
         if fitted is not None:

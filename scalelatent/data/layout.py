@@ -75,7 +75,7 @@ def choose_layout(
     tile_columns: int | None = None,
     target_bytes: int = 0,
 ) -> ChunkLayout:
-    """Return the layout of dense rows; choose sizes that are None. `target_bytes`: bytes of `y` per row."""
+    """Return the layout of dense rows; choose sizes that are None. `target_bytes` is bytes of `y` per row."""
     if tile_columns is not None:
         # A tile (some columns of a range of rows) is one chunk and one file.
         chunk_rows = shard_rows = shard_rows or chunk_rows
@@ -135,7 +135,7 @@ def _check_choices(compressor: str | None, **sizes: int | None) -> None:
 
 
 def _chunk_rows(row_bytes: int, limit: int, shard_rows: int | None) -> int:
-    """Return the rows per chunk, at most `limit`, and a divisor of `shard_rows` unless that is None."""
+    """Return the rows per chunk: at most `limit`, and a divisor of `shard_rows` if this is not None."""
     best = min(_power_of_two(CHUNK_BYTES // row_bytes), MAX_CHUNK_ROWS)
     if limit <= best or shard_rows is None:
         return min(limit, best)
@@ -160,7 +160,7 @@ def make_codecs(compressor: str | None, dtype: np.dtype) -> list[BytesBytesCodec
     packed: dict[str | None, list[BytesBytesCodec]] = {
         None: [],
         "zstd": [ZstdCodec(level=1)],
-        # Bit shuffling halves the read throughput and makes one-byte values larger.
+        # No bit shuffling: it halves the read throughput, and one-byte values would take more space.
         "lz4": [BloscCodec(cname="lz4", clevel=5, shuffle=shuffle, typesize=dtype.itemsize)],
     }
     return [*packed[compressor], Crc32cCodec()]
@@ -196,7 +196,7 @@ def named_codecs(chain: Iterable[str | Mapping[str, Any]]) -> Codecs:
 
 
 def packing_of(array: zarr.Array) -> str:
-    """Return a text of sizes and codecs, which detects that other software has repacked the array."""
+    """Return a text of chunk sizes and codecs, which changes if other software repacks the array."""
     sizes = layout_of(array)
     names = [name for name, _ in codecs_of(array)[1]]
     return "/".join(map(str, [sizes.chunk_rows, sizes.shard_rows, sizes.tile_columns, *names]))

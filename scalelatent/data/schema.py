@@ -41,7 +41,7 @@ class Segment(TypedDict):
 
 
 class CrcTable(TypedDict):
-    """Description of the table of checksums: hash of the table, rows per shard, columns."""
+    """Description of a dataset's table of checksums: hash of the table, rows per shard, columns."""
 
     hash: str
     shard_rows: NotRequired[int]
@@ -50,7 +50,7 @@ class CrcTable(TypedDict):
 
 
 class DatasetSpec(TypedDict):
-    """Values with which another process opens the same rows; see `Dataset.spec`."""
+    """JSON values (URL, rows, fingerprint, …) with which another process opens the same rows."""
 
     url: str
     start: int
@@ -80,7 +80,7 @@ class OutputOptions(TypedDict, total=False):
 
 
 class CreateOptions(LayoutOptions, OutputOptions, total=False):
-    """Optional arguments of `create_dataset`; `create.begin_dataset` has their defaults."""
+    """Optional arguments of `create_dataset`; their defaults are those of `begin_dataset`."""
 
     nnz: int | None
     weighted: bool
@@ -139,7 +139,7 @@ class DatasetAttrs:
 
     @property
     def own_classes(self) -> list[Label] | None:
-        """Classes that the stored codes index: those of the first segment if segments were appended."""
+        """Classes of the codes in this folder: after appends, the classes of the first segment."""
         return self.segments[0]["classes"] if self.codes and self.segments else self.classes
 
     @classmethod
@@ -326,7 +326,7 @@ def check_stored_dtype(dtype: np.dtype, name: str) -> np.dtype:
 
 
 def _convert_objects(labels: np.ndarray, name: str) -> np.ndarray:
-    """Return Python objects that are all strings, or all numbers, as an array of that type."""
+    """Return Python objects, which are all strings or all numbers, as an array of strings or of numbers."""
     if all(isinstance(v, str) for v in labels):
         return labels.astype(str)
     try:
@@ -355,7 +355,7 @@ def distinct_labels(labels: np.ndarray, first_row: int, name: str) -> np.ndarray
 
 
 def as_classes(distinct: np.ndarray, name: str) -> np.ndarray | None:
-    """Return distinct labels as classes; above `MAX_CLASSES`, return None for numbers, raise for strings."""
+    """Return distinct labels as classes. Above `MAX_CLASSES`: return None for numbers, raise for strings."""
     if len(distinct) <= MAX_CLASSES:
         return distinct
     if distinct.dtype.kind == "U":

@@ -56,7 +56,7 @@ class HostBackend:
     """
 
     xp: ModuleType = np
-    gpu_errors: tuple[type[Exception], ...] = ()  # only GPU libraries have error types of their own
+    gpu_errors: tuple[type[Exception], ...] = ()  # empty, because only GPU libraries have such errors
     device = "cpu"
 
     def __init__(self, name: str = "numba") -> None:
@@ -135,7 +135,7 @@ def computes_on_gpu(device: str) -> bool:
 
 
 def check_gpu(device_id: int = 0) -> str:
-    """Return why a GPU cannot multiply two matrices, or compile and run a kernel; "" if it can."""
+    """Return the reason why a GPU cannot multiply matrices or run a kernel; "" if the GPU can do both."""
     try:
         backend = CupyBackend(device_id=device_id)
         a = backend.asarray(np.array([[1, 2], [3, 4]]), np.float32)
@@ -178,7 +178,7 @@ def read_gpu_memory(device_id: int = 0) -> GpuMemory:
 
 
 def read_used_gpu_memory() -> dict[str, int]:
-    """Return the used and total bytes of the GPUs of this process's backends, and the bytes of kept rows.
+    """Return the used and total bytes of this process's GPUs, and the bytes of rows kept between passes.
 
     The result is empty if this process has no backend on a GPU.
     """
@@ -196,7 +196,7 @@ def read_used_gpu_memory() -> dict[str, int]:
 def make_backend(device: str, slot: int = 0) -> Backend:
     """Return a new backend for ``"cpu"``, ``"gpu"`` or ``"reference"``; each thread needs its own.
 
-    ``slot`` is the index of the thread in its process; threads are distributed evenly to the GPUs.
+    ``slot`` is the index of the thread in its process; the threads are distributed evenly over the GPUs.
     """
     if device == "reference":
         return HostBackend("reference")
@@ -224,7 +224,7 @@ _ON_DEVICE: dict[int, WeakSet[CupyBackend]] = {}  # backends of this process, by
 # Number of threads of a backend that copy rows to page-locked memory, at 6 GB/s each
 # (benchmarks/gpu_model.py), and the smallest number of bytes that is worth a thread.
 COPY_THREADS, STRIPE_BYTES = 5, 2**21
-STAGED_BYTES = 2**16  # arrays from this size on are copied to the GPU through page-locked memory
+STAGED_BYTES = 2**16  # arrays of at least this size are copied to the GPU through page-locked memory
 # Codes of cudaErrorMemoryAllocation, and of the two errors of cublasCreate on a GPU without free memory. The
 # GPU can still be used after these errors.
 _NO_MEMORY, _CUBLAS_NO_MEMORY = 2, (1, 3)
@@ -256,7 +256,7 @@ class _AheadCopy:
     def fill(
         self, x: np.ndarray, stream: cupy.cuda.Stream, pool: Executor, rows: cupy.ndarray | None = None
     ) -> None:
-        """Copy ``x`` to the GPU array ``rows``; if it is None, to a buffer whose old rows are not in use."""
+        """Copy ``x`` to the GPU array ``rows``, or to this object's buffer on the GPU if ``rows`` is None."""
         self.source = self.rows = None
         self.filled.synchronize()
         if self._pinned.nbytes < x.nbytes:
@@ -280,7 +280,7 @@ class CupyBackend:
     """CuPy arrays and CUDA kernels, with the methods of :class:`~.backend.HostBackend`.
 
     All work runs on the backend's own device and non-blocking stream, except the copies of `copy_ahead`. Each
-    method and each use of `xp` makes them current in the calling thread, and `to_host` waits for the stream.
+    method and each use of `xp` makes both current in the calling thread, and `to_host` waits for the stream.
     The stream has its own cuBLAS handle, so work of other threads does not change matrix products.
     """
 
@@ -301,7 +301,7 @@ class CupyBackend:
         self._rows = 0
         self._copy_stream = self._cupy.cuda.Stream(non_blocking=True)
         self._copies = tuple(_AheadCopy(self._cupy) for _ in range(2))
-        self._copy_lock = threading.Lock()  # held by the thread that fills a copy, and to release memory
+        self._copy_lock = threading.Lock()  # held while a copy is filled or memory is released
         self._copy_owner: object = None
         self.kept_rows, self._has_room = PieceCache(0), True
         _ON_DEVICE.setdefault(device_id, WeakSet()).add(self)
@@ -387,7 +387,7 @@ class CupyBackend:
             arrays = {f.name: getattr(table, f.name) for f in fields(table)} if is_dataclass(table) else {}
             with self._work("moving a table to the GPU"):
                 moved = {key: self._cupy.asarray(a) for key, a in arrays.items() if isinstance(a, np.ndarray)}
-            # The original is kept too, so that no other object gets its id.
+            # The original table is kept too, so that no other object gets its id, which is the key.
             kept = self._tables[id(table)] = table, replace(cast(Any, table), **moved) if moved else table
         found: Table = kept[1]
         return found
@@ -409,7 +409,7 @@ class CupyBackend:
         self.kept_rows.start_pass()
 
     def begin_copies(self) -> object:
-        """Return a new token for `copy_ahead`, which copies nothing for an older token (a cancelled pass)."""
+        """Return the token of a new pass; with the token of an earlier pass, `copy_ahead` copies nothing."""
         self._make_current()
         with self._copy_lock:
             for copy in self._copies:
@@ -421,11 +421,11 @@ class CupyBackend:
     def copy_ahead(
         self, owner: object, number: int, key: Hashable | None, block: Block, pool: Executor
     ) -> None:
-        """Copy the rows of the next block to the GPU, as they are stored, for a call of `asarray`.
+        """Copy the rows of the next block to the GPU, in their stored dtype, for a later call of `asarray`.
 
         A thread of ``pool`` calls this method while the GPU computes on the previous block. Copies run on a
-        stream of their own, in turn from two page-locked buffers, which the other threads of ``pool`` help to
-        fill. The GPU keeps the rows if they have a key and there is room for them.
+        separate stream, alternately from two page-locked buffers, which all threads of ``pool`` fill. The GPU
+        keeps the rows if they have a key and there is room for them.
         """
         x, copy = block.x, self._copies[number % 2]
         if not isinstance(x, np.ndarray) or x.dtype.char not in _NATIVE or not x.dtype.isnative:
@@ -434,7 +434,7 @@ class CupyBackend:
         with self._copy_lock, suppress(*self.gpu_errors):
             if (
                 owner is not self._copy_owner or self.row_limits
-            ):  # halved blocks leave no memory for two of them
+            ):  # after a block was halved, memory has no room for two blocks
                 return
             self._device.use()
             self._copy_stream.use()
@@ -452,13 +452,13 @@ class CupyBackend:
         copy = self._copies[number % 2]
         self._make_current()
         if copy.source is not None:
-            self.stream.wait_event(copy.filled)  # later passes use kept rows without waiting
+            self.stream.wait_event(copy.filled)  # later passes use rows on the GPU without waiting
             copy.used.record(self.stream)
             copy.source = None
 
     def release_memory(self) -> None:
         self._make_current()
-        self._has_room = False  # a GPU that was full once keeps no rows
+        self._has_room = False  # after its memory was full once, a GPU keeps no more rows
         with self._copy_lock:
             self._copy_stream.synchronize()
             self.stream.synchronize()
@@ -519,7 +519,7 @@ class CupyBackend:
         return kept
 
     def _make_current(self) -> None:
-        self._device.use()  # must come first, because CuPy refuses the stream of another device
+        self._device.use()  # before the stream, because CuPy refuses a stream of another device
         self.stream.use()
 
     @contextmanager

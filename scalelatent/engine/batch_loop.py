@@ -31,7 +31,7 @@ class Progress:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
         self._about = about
         self._begin, self._reported = time.perf_counter(), 0.0
-        self._first: int | None = None  # rows that an interrupted pass had finished, which the rate excludes
+        self._first: int | None = None  # rows of an interrupted pass, which `rows_per_s` excludes
 
     def __call__(self, done: int, total: int) -> None:
         now = time.perf_counter()
@@ -66,7 +66,7 @@ def fit_batches(
 ) -> LoopResult:
     """Run a :class:`~scalelatent.contract.learners.BatchLearner` from its last checkpoint until it is done.
 
-    ``first`` is the number of passes of earlier stages; pass numbers continue from it.
+    ``first`` is the number of passes of earlier stages of the fit, after which passes are numbered.
     """
     iteration, history = first, []
     if store is not None and (found := store.latest_state(stage.name)) is not None:
@@ -117,7 +117,7 @@ def fit_batches(
 
 
 def load_full_history(store: EngineStore, stage: Stage, first: int, iteration: int) -> list[dict[str, Any]]:
-    """Return the records of the passes of a stage up to ``iteration``; ``first`` passes came before it."""
+    """Return the records of a stage's passes up to ``iteration``; earlier stages had ``first`` passes."""
     # A cluster may have finished two passes that a killed driver did not record. Their stored states give
     # the missing records.
     history = store.load_history(stage.name, iteration)
@@ -157,9 +157,9 @@ def write_checkpoint(
     *,
     is_written: bool,
 ) -> None:
-    """Store a state durably and notify the callbacks; their event contains the entries of ``where``.
+    """Store a state durably and notify the callbacks; the event contains the entries of ``where``.
 
-    ``is_written`` is True if the executor has already written the state, which then is only flushed.
+    ``is_written`` is True if the executor has already written the state; its file is then only flushed.
     """
     begin = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""Keep rows in memory between passes: one cache per process. A piece is the rows of one read."""
+"""Keep rows in memory between passes, in one cache per process. A piece is the rows of one read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from scalelatent.kernels.arrays import HostRows
 
-# Default size of a row cache: bytes if reading is faster than computing, else a share of the process's
-# memory.
+# Default size of a row cache: SMALL_BYTES if reading rows is faster than computing, otherwise the share
+# DEFAULT_SHARE of the memory of the process.
 SMALL_BYTES, DEFAULT_SHARE = 2**27, 0.3
 CACHE_VARIABLE = "SCALELATENT_CACHE_BYTES"
 
@@ -51,7 +51,7 @@ def machine_memory() -> tuple[int, str]:
 
 
 def _cgroup_files() -> Iterator[tuple[Path, str]]:
-    """Yield the limit files of the process's cgroups, of their parents and of the root cgroup."""
+    """Yield (file, name) of the memory limits of the process's cgroups and all their parents."""
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -79,9 +79,9 @@ def _installed_memory() -> int:
 class PieceCache:
     """Thread-safe cache of pieces (rows of one read) by key, with an upper bound of ``limit`` bytes.
 
-    Each pass reads all pieces in the same order, and then a least-recently-used cache would evict each piece
-    just before its next use. So pieces stay once they are stored, and only pieces that were not used in
-    the last two passes are evicted for new ones.
+    Each pass reads all pieces in the same order, so a least-recently-used cache would evict each piece just
+    before its next use. This cache keeps the pieces that it has, and evicts only pieces that were not used in
+    the last two passes.
     """
 
     def __init__(self, limit: int) -> None:

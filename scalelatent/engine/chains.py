@@ -41,7 +41,7 @@ CHECK_SECONDS = 0.2  # interval at which computing threads check whether to stop
 
 
 class RowCheck:
-    """Callable that calls ``call`` at most once per interval; ``call`` may raise an error to stop the fit."""
+    """Callable that calls ``call`` at most every ``seconds``; ``call`` may raise an error to stop the fit."""
 
     def __init__(self, call: Callable[[], None], seconds: float = CHECK_SECONDS) -> None:
         self._call, self._seconds = call, seconds
@@ -95,7 +95,7 @@ def _run_together(
     backend: Backend,
     check: Callable[[], None],
 ) -> list[np.ndarray]:
-    """Run chains (parts of a minibatch) in one GPU call, or two if memory is too small; return statistics."""
+    """Run chains (parts of a minibatch) in one GPU call, or more if memory is short; return statistics."""
     layout = learner.layout()
     stats = [Stats.zeros(layout, 0 if block is None else len(block.x)) for block in blocks]
     which = [k for k, block in enumerate(blocks) if block is not None]
@@ -149,7 +149,7 @@ def learn_stream(
 
 
 class ChainRunner:
-    """Runner of some chains (parts of each minibatch) on threads of this process; it reads rows ahead."""
+    """Runner of some chains (parts of each minibatch) on threads of this process; one thread reads rows."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class ChainRunner:
         return out
 
     def step(self, epoch: int, step: int, state: object, check: Callable[[], None] = lambda: None) -> object:
-        """Run all chains (parts) of a minibatch and return the next state; this runner must have all chains.
+        """Run all chains (parts) of a minibatch, which must all belong to this runner; return the next state.
 
         The next state may be on a GPU; only this method and `to_host` accept such a state.
         """
@@ -266,7 +266,7 @@ class ChainRunner:
 
 
 class InProcessSteps:
-    """Runner of the minibatch steps of an online fit in this process; a handle is the state itself."""
+    """Runner of the minibatch steps of an online fit in this process; the handle of a state is the state."""
 
     def __init__(self, runner: ChainRunner, cache: PieceCache) -> None:
         self._runner, self._learner, self._cache = runner, runner.learner, cache

@@ -31,7 +31,7 @@ _NODE = re.compile(
 
 
 class EngineStore:
-    """Files of one run in its run folder. A task gives the id ``run`` and can write only into that run."""
+    """Files of a run in its run folder; with ``run`` (an id), writing fails if the folder has another id."""
 
     def __init__(self, folder: str | Path | Location, run: str | None = None) -> None:
         self.location = locate(folder)
@@ -152,7 +152,7 @@ class EngineStore:
         self.write(f"result-{name}.rec", tree)
 
     def load_result(self, name: str) -> Any | None:
-        """Return the result of a stage, or None if the stage is unfinished or its record is damaged."""
+        """Return the result of a stage; None if the stage is unfinished or the result's file is damaged."""
         try:
             return self.read(f"result-{name}.rec")
         except RunError:
@@ -168,7 +168,7 @@ class EngineStore:
         return self.location.name_of(_state_name(stage, iteration))
 
     def save_state(self, stage: str, iteration: int, state: object, durable: bool) -> None:
-        """Write a state; remove all others except the newest ``KEEP_STATES`` and the newest durable one."""
+        """Write a state; remove all except the newest ``KEEP_STATES`` states and the newest durable state."""
         states, marks = self._list_states(stage)
         durable = durable or iteration in marks  # only a durable state may replace a durable state
         self.write(_state_name(stage, iteration), state, durable=durable)
@@ -192,7 +192,7 @@ class EngineStore:
         return True
 
     def _mark_durable(self, stage: str, iteration: int, before: list[int]) -> None:
-        """Mark a state as durable and remove the older marks, so that older states may be removed."""
+        """Mark a state as durable (it survives a power failure); older durable states may then be removed."""
         if iteration not in before:
             self.write_bytes(_durable_name(stage, iteration), b"durable\n", durable=True)
         for old in before:
@@ -200,7 +200,7 @@ class EngineStore:
                 self.remove(_durable_name(stage, old))
 
     def _list_states(self, stage: str) -> tuple[list[int], list[int]]:
-        """Return the sorted numbers of the passes with (a state, a state that is marked as durable)."""
+        """Return the sorted pass numbers of (all stored states, the states that are marked as durable)."""
         names = self.location.keys("")
         found = [[m for name in names if (m := pattern.fullmatch(name))] for pattern in (_STATE, _DURABLE)]
         states, marks = (sorted(int(m["iteration"]) for m in ms if m["stage"] == stage) for ms in found)
@@ -220,7 +220,7 @@ class EngineStore:
         return None
 
     def iterations(self, stage: str) -> list[int]:
-        """Return the iterations of the stored states of a stage, in order."""
+        """Return the numbers of the passes after which the states of a stage are stored, in order."""
         return self._list_states(stage)[0]
 
     def drop_stage(self, stage: str) -> None:
@@ -295,7 +295,7 @@ class EngineStore:
     def _writing(self, name: str) -> Iterator[None]:
         """Raise a RunError if the ``with`` statement cannot write the file ``name``.
 
-        A task raises it also if its run folder was removed, or belongs to another run now.
+        A task also gets this error if its run folder was removed, or belongs to another run now.
         """
         try:
             run_id = None if self._run is None else self.location.read("run-id")

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from .mapwrite import OutputTask
     from .quarantine import Quarantine
 
-# A state, or a reference to a state on the cluster; only the executor that made the handle can read it.
+# Handle: a state, or a reference to a state on a cluster. Only the executor that made a handle can read it.
 Handle = TypeVar("Handle")
-OnRows = Callable[[int, int], None]  # called with (finished rows, rows of the pass)
+OnRows = Callable[[int, int], None]  # called with (number of finished rows, number of all rows)
 KEEP_REPLICAS = 3  # number of copies of recent states of an online fit that a worker keeps in memory
 
 
 @dataclass(frozen=True)
 class StepResult(Generic[Handle]):
-    """Result of a pass for the driver: scalars, and a handle of the next state."""
+    """Result of a pass for the driver: measurements, and a handle (reference) of the next state."""
 
     summary: dict[str, Any]
     done: bool
@@ -43,11 +43,11 @@ class Place:
     validated: bool = False
 
     def total(self, order: RowOrder) -> int:
-        """Return the number of steps since the start of the fit."""
+        """Return the number of minibatch steps from the start of the fit to this position."""
         return self.epoch * order.n_steps + self.step
 
     def rows_seen(self, order: RowOrder) -> int:
-        """Return the number of training rows since the start of the fit."""
+        """Return the number of training rows that the fit has used from its start to this position."""
         return self.epoch * order.n_rows + min(self.step * order.batch_rows, order.n_rows)
 
 
@@ -66,16 +66,16 @@ class OnlineSteps(AbstractContextManager["OnlineSteps[Handle]"], Protocol[Handle
     callbacks: Callback
 
     def put(self, place: Place, state: object, *, is_written: bool = False) -> Handle:
-        """Store a state and return its handle; ``is_written``: the run folder has the state already."""
+        """Store a state; return its handle. ``is_written`` is True if the run folder contains the state."""
 
     def get(self, place: Place, handle: Handle) -> Any:
-        """Return the state of a handle."""
+        """Return the state to which a handle refers, at the position ``place``."""
 
     def steps(self, place: Place, stop: int, handle: Handle) -> Iterator[Advance[Handle]]:
-        """Run the steps from ``place`` up to ``stop`` of its epoch; yield after one or more steps."""
+        """Run the steps from ``place`` up to step ``stop`` of its epoch; yield after one or more steps."""
 
     def end_epoch(self, place: Place, handle: Handle) -> Handle:
-        """Apply the learner's ``end_epoch``; ``place`` is the start of the next epoch."""
+        """Apply the learner's ``end_epoch`` to the state; ``place`` is the start of the next epoch."""
 
     def summary(self, place: Place, handle: Handle) -> tuple[dict[str, Any], bool]:
         """Return the learner's scalars, and True if the learner is done."""
@@ -106,13 +106,13 @@ class Executor(Protocol[Handle]):
         """Run one pass over the rows and compute the next state from its sums (the M-step)."""
 
     def end(self) -> None:
-        """Cancel passes that were started in advance; called when a fit has ended."""
+        """Cancel passes that were started in advance; a loop calls this method when its fit has ended."""
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> OnlineSteps[Any]:
         """Return a runner of an online learner's steps over the training rows of a stage."""
 
     def collect(self, stage: Stage, on_rows: OnRows) -> dict[str, Stats]:
-        """Run one pass of reductions without a state; return their statistics by part."""
+        """Run one pass of reductions that need no state; return their statistics ("train", "validation")."""
 
     def run_map(self, task: OutputTask, on_rows: OnRows) -> None:
         """Write all shards of an output dataset that are not written yet."""

@@ -32,7 +32,7 @@ IDLE_SECONDS = 10.0  # an unused `Feed` releases its rows after this time
 CLOSE_SECONDS = 5.0  # `Feed.close` waits at most this long for a read that is in progress
 _POLL_SECONDS = 0.25  # interval at which waiting threads check for changes
 
-# Rows of one chain in a group of steps: (x, class codes or outputs, weights, row indices).
+# Rows of one chain (part of each minibatch) in a slab: (x, class codes or outputs, weights, row indices).
 _Rows: TypeAlias = "tuple[HostRows, np.ndarray | None, np.ndarray | None, np.ndarray]"
 
 
@@ -42,8 +42,9 @@ class Feed:
     1. The steps of an epoch are split into *slabs* of consecutive steps. The rows of a slab are gathered at
        once, so that a step only slices arrays.
     2. A thread gathers the slab that the caller needs, then up to ``AHEAD`` further slabs.
-    3. In its spare time the thread reads runs (contiguous ranges of rows) of the next buffers, one at a time.
-    4. It releases every run that neither these slabs nor the next buffers need.
+    3. In its spare time the thread reads runs (contiguous ranges of rows) of the next shuffle buffers, one at
+       a time.
+    4. The thread releases every run that neither these slabs nor the next shuffle buffers need.
     5. After ``IDLE_SECONDS`` without a request the thread ends and releases all rows; the next request starts
        a new thread.
     """
@@ -65,8 +66,8 @@ class Feed:
         self._thread: threading.Thread | None = None
         # Many steps take rows from the same shuffle buffer, so its permutation is cached.
         self._permutations = {chain: lru_cache(BUFFERS)(permutation) for chain in self._chains}
-        # Only the reading thread uses these: the ranges of rows (runs) in memory, and (group of steps, the
-        # runs that are needed soon after this group).
+        # Only the reading thread uses these: the runs (ranges of rows) in memory, and (slab, that is a group
+        # of steps; the runs that are needed soon after this slab).
         self._runs: dict[int, Piece] = {}
         self._needed: tuple[int, set[int]] = (-1, set())
 
@@ -96,7 +97,7 @@ class Feed:
         return out
 
     def finish_step(self) -> None:
-        """Mark the current step as finished; rows are released if no other step follows in `IDLE_SECONDS`."""
+        """Mark the current step as finished; after `IDLE_SECONDS` without another step, rows are released."""
         with self._change:
             self._busy, self._asked = False, time.monotonic()
 
@@ -141,7 +142,7 @@ class Feed:
                 self._change.wait(_POLL_SECONDS)
             if slab not in self._ready:
                 return False
-            # Both changes are made under one lock, so that the thread does not gather these rows again.
+            # Both variables change under one lock, so that the thread does not gather these rows again.
             self._current = (slab, self._ready.pop(slab))
             return True
 
@@ -212,7 +213,7 @@ class Feed:
         }
 
     def _list_following_runs(self, slab: int) -> set[int]:
-        """Return the runs (ranges of rows) of the shuffle buffer of each chain that follows a slab."""
+        """Return the runs (ranges of rows) of the shuffle buffers that chains need after a slab of steps."""
         epoch, _, last = self._find_steps(slab)
         out: set[int] = set()
         for chain in self._chains:
@@ -274,7 +275,7 @@ class Feed:
 
 
 def _gather_parts(parts: list[tuple[Any, np.ndarray, np.ndarray]], n: int) -> Any:
-    """Return one column of ``n`` rows from several runs.
+    """Return one column of ``n`` rows from several runs (ranges of rows).
 
     Each part is (the run's column, indices of the rows in the run, their positions in the result).
     """

@@ -16,7 +16,7 @@ FAN_IN = 8
 
 @dataclass(frozen=True)
 class RowGrid:
-    """Division of a dataset: rows form blocks, blocks form leaves, a fixed 8-ary tree sums the leaves."""
+    """Division of a dataset: rows form blocks, blocks form leaves, and a fixed 8-ary tree sums all leaves."""
 
     n_rows: int
     """Number of rows of the dataset."""
@@ -42,14 +42,14 @@ class RowGrid:
 
     @cached_property
     def depth(self) -> int:
-        """Number of levels above the leaves: the smallest `d` with `8**d >= n_leaves`."""
+        """Number of levels above the leaves (groups of blocks): the smallest `d` with `8**d >= n_leaves`."""
         depth = 0
         while FAN_IN**depth < self.n_leaves:
             depth += 1
         return depth
 
     def n_nodes(self, level: int) -> int:
-        """Return the number of nodes of a level, from 0 (leaves) to `depth` (the root)."""
+        """Return the number of tree nodes at a level: 0 (leaves, groups of blocks) to `depth` (the root)."""
         if not 0 <= level <= self.depth:
             raise IndexError(f"RowGrid: levels are 0 to {self.depth}, not {level}")
         return -(-self.n_leaves // FAN_IN**level)
@@ -84,7 +84,7 @@ class RowGrid:
 
 
 def space_ranges(n: int, count: int, places: int) -> list[tuple[int, int]]:
-    """Return evenly spaced ranges, at most `places`, with about `count` of `n` rows in total."""
+    """Return at most `places` evenly spaced ranges of rows with about `count` of all `n` rows in total."""
     if n <= count:
         return [(0, n)]
     each = max(1, count // places)
@@ -104,13 +104,13 @@ class PairTree:
         return (self.n_leaves - 1).bit_length()
 
     def family(self, level: int, node: int) -> range:
-        """Return a node and its sibling, which are summed into one parent; the last node may have none."""
+        """Return a node and its sibling (the last node may have none), which are summed into one parent."""
         first = node // 2 * 2
         return range(first, min(first + 2, -(-self.n_leaves // 2**level)))
 
 
 class TreeReducer:
-    """Sum over one tree: nodes are added in any order, and siblings are summed once all of them are known."""
+    """Sum over a tree whose nodes are added in any order; siblings are summed once all of them are known."""
 
     def __init__(self, tree: RowGrid | PairTree, size: int | None = None) -> None:
         self.tree, self.size = tree, size

@@ -44,7 +44,7 @@ def accumulate_leaf(
 ) -> None:
     """Add the statistics of all blocks of a leaf (a group of consecutive blocks) to ``stats``, which is zero.
 
-    If the GPU runs out of memory, halve the rows per call and start the leaf again with ``reread``.
+    If the GPU runs out of memory, halve the rows per call and read all blocks again with ``reread``.
     """
     largest = 0
     todo: Iterable[Block] = blocks
@@ -117,7 +117,7 @@ def fill_block(
 
 
 def make_split_event(work_name: str, rows: int, device: str, worker: str | None = None) -> dict[str, Any]:
-    """Return the event that reports split blocks of the stage and part ``work_name``."""
+    """Return the event that reports split blocks; ``work_name`` is "stage/part", or the name of a map."""
     stage, _, part = work_name.partition("/")
     place = f"GPU {device}" + (f" of {worker}" if worker else "")
     if part:
@@ -136,7 +136,7 @@ def make_split_event(work_name: str, rows: int, device: str, worker: str | None 
 
 
 def _halve(backend: Backend, work_name: str, rows: int, error: Exception) -> None:
-    """Halve the rows per call; raise the error if it is not a lack of memory or there are too few rows."""
+    """Halve the rows per call; raise ``error`` if it is not a lack of memory, or if ``rows`` is too small."""
     named = backend.name_error(error)
     tried = min(rows, backend.row_limits.get(work_name, rows))
     if tried < 2 * LEAST_ROWS or not isinstance(named, DeviceMemoryError):

@@ -1,4 +1,4 @@
-"""Online learning with stored data: the run folder has data for each leaf (a fixed range of rows)."""
+"""Online learning that stores data for each leaf (a fixed range of rows) in the run folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class KeptLeaves(Generic[State, Prepared]):
         return f"leaf-{self.stage}-{epoch:06d}-{row}.rec"
 
     def run_chain(self, prepared: Prepared, block: Block, stats: Stats) -> None:
-        """Process a leaf (fixed range of rows), store its new data, and add new minus old to ``stats``."""
+        """Compute and store the data of a leaf (range of rows); add new minus old data to ``stats``."""
         old = self._read(block)
         self._store(prepared, block, old, self.learner.visit(prepared, block, old), stats)
 
@@ -114,7 +114,7 @@ class KeptLeavesOnGpu(KeptLeaves[State, Prepared]):
 def keep_leaves(
     learner: StoredRangeLearner[Any, Any, Any], folder: str, stage: str, run: str | None
 ) -> KeptLeaves[Any, Any]:
-    """Return an online learner that stores the data of ``learner`` in ``folder``, see `KeptLeaves`."""
+    """Return an online learner that stores the data of ``learner`` for each leaf (rows) in ``folder``."""
     kind = KeptLeavesOnGpu if isinstance(learner, MultiRangeLearner) else KeptLeaves
     return kind(learner, folder, stage, run)
 
@@ -127,7 +127,7 @@ class DropLeaves(Callback):
         self._epochs: list[int] = []
 
     def on_checkpoint(self, info: dict[str, Any]) -> None:
-        """Remove the data of epochs that are too old for a resume from the oldest kept checkpoint."""
+        """Remove data of old epochs, which no resume from one of the newest KEEP_STATES checkpoints needs."""
         self._epochs = [*self._epochs, int(info["pass"])][-KEEP_STATES:]
         if len(self._epochs) < KEEP_STATES:  # older checkpoints of an earlier run may still exist
             return
@@ -145,6 +145,6 @@ class DropLeaves(Callback):
 
 
 def count_leaves(order: RowOrder) -> int:
-    """Return the number of leaves (ranges of rows): the chains with rows, over all steps of an epoch."""
+    """Return the number of leaves: all chains (parts of minibatches) with rows in the steps of an epoch."""
     last = order.step_rows(order.n_steps - 1)
     return (order.n_steps - 1) * order.n_chains + min(last, order.n_chains)

@@ -118,7 +118,7 @@ class InProcessExecutor:
                 where = {"stage": stage.name, "pass": iteration + 1}
                 if not self.quarantine.exclude_unreadable(error, self.callbacks, **where):
                     raise
-                if self.store is not None:  # saved sums include rows that are now excluded
+                if self.store is not None:  # because saved sums include rows that are now excluded
                     self.store.drop_nodes()
 
     def _reduce_once(
@@ -276,7 +276,7 @@ def run_threads(
                 if results.empty() and (item := take()) is not _END:
                     try:
                         value, error = run(item), None
-                    except Stopped:  # another thread failed; the next result is the error of that thread
+                    except Stopped:  # another thread failed; `results` receives its error
                         continue
                 else:
                     item, value, error = _wait_for_result(results, threads, caller_stop)

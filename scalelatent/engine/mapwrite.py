@@ -66,7 +66,7 @@ class OutputTask:
 
     @property
     def rows(self) -> int:
-        """Number of rows of all shards of the output; each tile of columns counts separately."""
+        """Number of rows of all output shards; if shards also split columns, a row counts several times."""
         return int(self.writer.n_rows * self.writer.n_tiles)
 
     def rows_done(self, missing: list[int]) -> int:
@@ -119,7 +119,7 @@ class MapTask(OutputTask):
     def write_shard(self, shard: int, backend: Backend, stop_event: StopEvent, meter: Meter) -> int:
         start, stop = self.writer.shard_bounds(shard)
         is_tiled = self.writer.n_tiles > 1
-        # Rows are cached only if several tiles (groups of output columns) read them.
+        # Rows are cached only if several tasks read them, each for another group of output columns (tile).
         cache = shared_cache(self.cache) if is_tiled else None
         reader = Reader(
             self.dataset, cache, meter, skipped=self.skipped, requirements=self.row_map.requirements
@@ -153,7 +153,7 @@ class MapTask(OutputTask):
     def _make_labels_and_weights(
         self, start: int, stop: int, out: np.ndarray
     ) -> tuple[DenseOrCsr | None, np.ndarray | None]:
-        """Return the labels and weights of the output rows ``start:stop``, each None if there are none."""
+        """Return the labels and the weights (or None) of the output rows ``start:stop``."""
         weight = (
             self.dataset.read_weight(start, stop) if self.with_labels and self.dataset.has_weight else None
         )
@@ -306,7 +306,7 @@ def map_to_array(
 ) -> np.ndarray:
     """Return the output of a map as one array, computed by threads over ranges of rows.
 
-    ``first_row`` is the index of the first row, if the rows continue those of earlier calls.
+    ``first_row`` is the number of the first row, if the rows continue the rows of earlier calls.
     """
     from .inprocess import run_threads
 

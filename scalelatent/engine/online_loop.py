@@ -102,7 +102,7 @@ class _OnlineFit:
         self._validate_steps = validate_steps
         # A report or a validation is due after every multiple of these numbers of steps.
         self._stop_intervals = [steps for steps in (report_steps, validate_steps) if steps]
-        # Position and state are one tuple, so that an interrupt cannot separate them.
+        # Position and state change in one assignment, so that they match even after an interrupt.
         self.at: tuple[Place, Any] = (Place(), None)
         self.done, self.history = False, list[dict[str, Any]]()
         self._restored = False
@@ -153,7 +153,7 @@ class _OnlineFit:
         """Give the first state of the fit to ``run``, which runs the minibatch steps."""
         self.run, place = run, self.place
         self.at = (place, run.put(place, state, is_written=self._restored))
-        # `is_done` is called only where an uninterrupted fit calls it too.
+        # Call `is_done` only at positions where an uninterrupted fit calls `is_done` too.
         if not self._pending and (place.step == 0 or place.validated):
             self.done = self.stage.online.is_done(state)
         self._since = self._saved_at = time.perf_counter()
@@ -176,7 +176,7 @@ class _OnlineFit:
         return place.step == self.order.n_steps or bool(interval and place.step % interval == 0)
 
     def next_stop(self) -> int:
-        """Return the number of the step at which the next report, validation or end of an epoch is due."""
+        """Return the step of the epoch at which the next report, validation or end of the epoch is due."""
         step = self.place.step
         if self._pending:
             return step
@@ -198,7 +198,7 @@ class _OnlineFit:
                 self.checkpoint()
 
     def end_part(self) -> bool:
-        """Validate, end the epoch and report, as due; return True if a callback stops the fit."""
+        """Validate, end the epoch or report, whichever is due; return True if a callback stops the fit."""
         epoch, ended = self.place.epoch, self.place.step == self.order.n_steps
         if self._is_validation_due(self.place):
             self._validate()

@@ -27,7 +27,7 @@ Permute = Callable[[int, int, int, int], np.ndarray]
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Rows of each chain in each step, as a function of epoch, step and seed.
+    """Rows of each chain (part of a minibatch) in each step, as a function of epoch, step and seed.
 
     1. Split the rows into *runs*, which are contiguous ranges of ``run_rows`` rows.
     2. Concatenate the runs of an epoch in random order.
@@ -67,7 +67,7 @@ class RowOrder:
         options: Mapping[str, Any],
         held: tuple[int, int] = (0, 1),
     ) -> RowOrder:
-        """Return an order with the run length (rows per read) of the [engine] ``options``, or a default."""
+        """Return an order whose ``run_rows`` and ``buffer_runs`` are the user's ``options``, or defaults."""
         buffer = int(options.get("buffer_runs") or cls.buffer_runs)
         # With few rows, runs are shorter, so that each chain (part of a batch) has enough runs for a buffer.
         run = int(options.get("run_rows") or min(cls.run_rows, n_rows // (buffer * n_chains) + 1))
@@ -104,7 +104,7 @@ class RowOrder:
         return chain * (whole + share) + min(chain, more), whole + share + (chain < more)
 
     def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
-        """Return (start, stop): positions of the rows of these steps in the shuffled rows of one chain."""
+        """Return (start, stop): positions of the rows of these steps in the shuffled rows of a chain."""
         length = self.segment(chain)[1]
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
@@ -120,7 +120,7 @@ class RowOrder:
     def rows_at(
         self, epoch: int, chain: int, first: int, last: int, permute: Permute | None = None
     ) -> np.ndarray:
-        """Return the rows (int64) at the positions ``first:last`` of a chain (part of each minibatch).
+        """Return row numbers (int64) at the positions ``first:last`` of a chain (part of each minibatch).
 
         The numbers do not count held-out rows; `to_dataset_rows` converts them to indices in the dataset.
         """
@@ -133,12 +133,12 @@ class RowOrder:
             parts.append(permuted[max(first - low, 0) : last - low] + np.int64(begin + low))
         places, gap = np.concatenate(parts), self.n_runs * self.run_rows - self.n_rows
         runs, short = _shuffle_runs(self.n_runs, self.seed, epoch)
-        # The last run of the dataset is short; later places are shifted as if this run were complete.
+        # The last run of the dataset is short; shift later positions as if this run had ``run_rows`` rows.
         places += gap * (places >= (short + 1) * self.run_rows - gap)
         return runs[places // self.run_rows] * self.run_rows + places % self.run_rows
 
     def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
-        """Return the runs (ranges of rows) that contain the positions ``first:last`` of a chain."""
+        """Return the runs (ranges of rows) with positions ``first:last`` of a chain (part of minibatches)."""
         begin, length = self.segment(chain)
         if first >= last:
             return np.zeros(0, dtype=np.int64)
@@ -153,7 +153,7 @@ class RowOrder:
         return runs[low // self.run_rows : high // self.run_rows + 1]
 
     def bounds_of_run(self, run: int) -> tuple[int, int]:
-        """Return (start, stop) of a run (range of ``run_rows`` rows) as row numbers of the dataset."""
+        """Return (start, stop), the dataset's row numbers of a run (range of ``run_rows`` rows)."""
         last = min((run + 1) * self.run_rows, self.n_rows) - 1
         return self.to_dataset_rows(run * self.run_rows), self.to_dataset_rows(last) + 1
 
@@ -175,14 +175,14 @@ def held_rows(held: tuple[int, int], n_rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _shuffle_runs(n_runs: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
-    """Return the runs of an epoch in random order, and the position of the dataset's last (short) run."""
+    """Return all runs (ranges of rows) in random order, and the position of the last, shorter run."""
     runs = stream(seed, "order-runs", epoch).permutation(n_runs)
     runs.flags.writeable = False
     return runs, int(np.flatnonzero(runs == n_runs - 1)[0])
 
 
 def permutation(seed: int, epoch: int, place: int, size: int) -> np.ndarray:
-    """Return the random order of the rows of the buffer that starts at ``place`` in the sequence, int32."""
+    """Return the random order (int32) of the rows of the buffer that starts at position ``place``."""
     return stream(seed, "order-rows", epoch, place).permutation(size).astype(np.int32)
 
 
@@ -198,7 +198,7 @@ def measure_sortedness(dataset: Dataset) -> float:
     _, counts = np.unique(np.concatenate(parts), return_counts=True)
     total = counts.sum()
     by_chance = float((counts * (counts - 1)).sum() / (total * (total - 1)))
-    # If all labels were read, even sorted rows have neighbours with different labels between two classes.
+    # If all rows were read, even sorted rows have neighbours with different labels where a class ends.
     at_most = (total - len(counts)) / (total - 1) if len(parts) == 1 else 1.0
     if len(counts) == 1 or at_most <= by_chance:
         return 0.0
@@ -206,7 +206,7 @@ def measure_sortedness(dataset: Dataset) -> float:
 
 
 def warn_if_sorted(dataset: Dataset, order: RowOrder) -> float:
-    """Return how far rows are sorted by label, or 0 if ``order`` mixes all rows; warn if it mixes too few."""
+    """Return `measure_sortedness`, or 0 if ``order`` shuffles all rows; warn if sorted rows stay together."""
     if order.shuffle and order.buffer_rows >= order.segment(0)[1] and order.n_chains == 1:
         return 0.0
     value = measure_sortedness(dataset)

@@ -44,18 +44,19 @@ COUNTERS = 2  # numbers appended to every statistic's vector: rows done, bytes r
 # Blocks are larger than a CPU cache, so that threads rarely wait for Python's lock, but not larger than a
 # chunk of a dataset with the default layout.
 BLOCK_BYTES, BLOCK_ROWS, GPU_BLOCK_BYTES, LEAST_BLOCK = 2**22, 4096, 2**26, 256
-# Maximum time to merge the statistics of leaves (groups of blocks), as a share of their computing time.
+# Maximum ratio of the time that merging the statistics of leaves (groups of blocks) takes to the time that
+# computing these statistics takes.
 MERGE_SHARE = 0.02
 FEW_LEAVES = 16  # maximum number of leaves (groups of blocks) of a reduction that sets `merge_share`
-# A dataset with at least this multiple of the rows of a useful leaf (group of blocks) gets two leaves.
+# A dataset gets two leaves (groups of blocks) from this multiple of the preferred rows of a leaf on.
 _TWO_LEAVES_FACTOR = 1.5
 MIN_TASK_SECONDS = 0.03  # minimum seconds of a task on a cluster
 # Seconds that Dask's scheduler spends on one task, and the largest share of its time for one job.
 SCHEDULER_SECONDS, SCHEDULER_SHARE = 1.5e-3, 0.5
 # Bytes per second between workers; sending a statistic may take this share of the time to compute it.
 SEND_RATE, SEND_SHARE = 5e8, 0.1
-# Assumed bytes per second of summing statistics, and flops per second of one core, for the sizes of leaves
-# and tasks.
+# Assumed bytes per second of summing statistics, and flops per second of one core; they determine the sizes
+# of leaves (groups of blocks) and tasks.
 _MERGE_RATE, FLOP_RATE = 2e10, 6e10
 _GPU_FLOP_RATE = 2e13  # flops per second of one GPU; a third of the float32 peak of an H100
 
@@ -78,12 +79,12 @@ class Stage:
 
     name: str  # shown on the dashboard, such as "capsule_estep"
     work: Work
-    datasets: Mapping[str, Dataset]  # by part: "train", and "validation" for rows of the same passes
-    grids: Mapping[str, RowGrid]  # by part; the training rows of an online learner have no grid
+    datasets: Mapping[str, Dataset]  # by part: "train", and "validation" if a pass also reads validation rows
+    grids: Mapping[str, RowGrid]  # keys as in `datasets`; online training rows have no grid
     device: str = "auto"  # or "cpu", "gpu", "reference"
     classes: np.ndarray | None = None  # kernels receive the position of a label in this array
-    skipped: Mapping[str, Ranges] = field(default_factory=dict)  # by part: excluded rows, see `quarantine`
-    cache: float | None = None  # size of the row cache of each process, see `shared_cache`
+    skipped: Mapping[str, Ranges] = field(default_factory=dict)  # by part: rows of bad shards, not read
+    cache: float | None = None  # row cache of each process: bytes, or (up to 1) a share of its memory
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
@@ -164,7 +165,7 @@ def choose_grid(
     leaf_rows: int | None = None,
     on_gpu: bool = False,
 ) -> RowGrid:
-    """Return the division of rows into blocks and leaves (groups of blocks), which is equal on all clusters.
+    """Return the division of rows into blocks and leaves (groups of blocks); workers do not change it.
 
     Leaves are so large that merging their statistics costs little. A GPU computes rows faster than a CPU
     merges statistics, so its leaves are larger; still there are at least half of `FEW_LEAVES` for several
@@ -198,7 +199,7 @@ def choose_block_rows(
 ) -> int:
     """Return the rows of a block: the user's number, or a divisor of ``leaf_rows`` near ``requested``.
 
-    Whether the options are refused does not depend on ``n_features``, so a session can check them early.
+    An error for wrong options does not depend on ``n_features``, so a session can check the options early.
     """
     for name, value in (("block_rows", block_rows), ("leaf_rows", leaf_rows)):
         if value is not None and value < 1:
@@ -246,12 +247,12 @@ def _round_up_to_power(value: float, low: int, high: int) -> int:
 
 
 def cluster_task_seconds(workers: int) -> float:
-    """Return the shortest seconds of a task with which the scheduler can keep all workers busy."""
+    """Return the shortest seconds of a task for which the scheduler can send tasks to all workers in time."""
     return max(MIN_TASK_SECONDS, workers * SCHEDULER_SECONDS / SCHEDULER_SHARE)
 
 
 def choose_level(grid: RowGrid, reduction: Reduction, workers: int, task_seconds: float | None = None) -> int:
-    """Return the tree level whose nodes become tasks: long enough tasks, and enough tasks for all workers."""
+    """Return the tree level whose nodes become tasks, so that tasks are long, but enough for all workers."""
     if task_seconds is None:
         sending = reduction.layout().nbytes / SEND_RATE
         task_seconds = max(cluster_task_seconds(workers), sending / SEND_SHARE)
@@ -366,7 +367,7 @@ def vector_length(reduction: Reduction) -> int:
 
 
 def split_vector(stage: Stage, part: str, vector: np.ndarray) -> tuple[Stats, int, int]:
-    """Return (statistic, rows, bytes read) from the vector of the sum over all rows of a part."""
+    """Return (statistic, rows, bytes read) from the sum over all rows of ``part`` ("train", "validation")."""
     layout = stage.reductions[part].layout()
     return Stats(layout, vector[: layout.size]), int(vector[-COUNTERS]), int(vector[-COUNTERS + 1])
 
@@ -388,7 +389,7 @@ def plan_spans(
     workers: int,
     task_seconds: float | None = None,
 ) -> tuple[list[Span], list[Span]]:
-    """Return (spans to compute, spans with saved sums); a span is the rows of a task, both cover all rows."""
+    """Return (spans to compute, spans with saved sums); the spans (rows of a task) cover all rows."""
     spans = list_spans(stage, workers, task_seconds)
     finished = set() if store is None else set(store.nodes(stage.name, iteration))
     if not finished:
@@ -404,7 +405,7 @@ def plan_spans(
 
 
 def _cover_leaves(grid: RowGrid, level: int, saved: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield tree nodes, as (level, index), with all rows once: saved nodes, and others up to ``level``."""
+    """Yield tree nodes (level, index) that cover each row once: saved nodes, and nodes up to ``level``."""
     ancestors = {
         (up, index // FAN_IN ** (up - low)) for low, index in saved for up in range(low + 1, grid.depth + 1)
     }

@@ -62,12 +62,12 @@ PROCESS_BYTES, WORKER_BYTES = 448 * 2**20, 240 * 2**20
 KEPT_BYTES = 2**25  # freed bytes that the allocator of a worker keeps per thread (dask/worker_side.py)
 ALLOWED_SHARE = 0.6  # a fit without its row cache may use at most this share of the memory of a worker
 MAX_TASKS = 10_000  # a fit with more tasks per pass is refused
-# Seconds per pass and per task in addition to the computation: in this process, and on a cluster.
+# Overhead in seconds of a pass and of a task, in addition to the computation: in this process, on a cluster.
 PASS_SECONDS, TASK_SECONDS = 1e-3, 2e-4
 CLUSTER_PASS_SECONDS, CLUSTER_TASK_SECONDS = 0.02, 2e-3
 # Seconds per minibatch step in addition to its rows; also the estimate for the update of the parameters.
 STEP_SECONDS = 1.5e-4
-LONG_SECONDS = 3600.0  # a fit that would take longer gives a warning before it starts
+LONG_SECONDS = 3600.0  # a fit that would take more seconds gives a warning before it starts
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def stage_memory(stage: Stage, resources: Resources, source: AnyRows, constants:
     stat, p = reduction.layout().nbytes, rows.n_features
     level = choose_level(grid, reduction, resources.workers * resources.threads)
     piece = _piece_bytes(source)
-    ahead = max(AHEAD, 2 * source.reads_at_once)  # each concurrent read has compressed and decoded bytes
+    ahead = max(AHEAD, 2 * source.reads_at_once)  # a concurrent read holds compressed and decoded bytes
     row_bytes = p * rows.dtype.itemsize
     blocks = _block_bytes(reduction, grid.block_rows, p, row_bytes)
     waiting = sum(min(FAN_IN, grid.n_nodes(above)) for above in range(level, grid.depth))
@@ -150,7 +150,7 @@ def _block_bytes(work: Reduction | StepLearner, rows: int, n_features: int, row_
 
 
 def _piece_bytes(source: AnyRows) -> int:
-    """Return the bytes of the rows that are read in one call, at most; 0 for rows in memory."""
+    """Return the maximum bytes of the rows that one call reads; 0 for rows in memory."""
     if isinstance(source, RowShape) or not source.is_stored:
         return 0
     pieces = source.pieces(0, min(len(source), 10**6))
@@ -208,8 +208,8 @@ class Forecast:
     ) -> None:
         self.kind, self.train, self.validation, self.resources = kind, train, validation, resources
         self.options, self.measure = dict(options), measure  # measure: True if speeds may be measured now
-        self.codes = 0  # number of classes of the random rows with which speed is measured
-        # Input rows of the next stages by part: datasets, or shapes of rows that the fit will make.
+        self.codes = 0  # number of classes of the random rows that the measurements of speed use
+        # Input rows of the next stages, "train" and "validation": datasets, or shapes of rows to be made.
         self.rows: dict[str, Any] = {"train": train}
         if validation is not None:
             self.rows["validation"] = validation
@@ -252,7 +252,7 @@ class Forecast:
             }
 
     def _suggest_cache(self, stage: Stage, nbytes: int) -> None:
-        """Suggest a larger cache if reading takes a notable share of the time and all rows would fit."""
+        """Suggest a larger row cache if reading takes much of the time and all rows would fit into memory."""
         share = reading_share(stage)
         if share > READ_SHARE and nbytes <= DEFAULT_SHARE * self.resources.memory * self.resources.workers:
             self.out["keeping_rows"] = (
@@ -322,7 +322,7 @@ class Forecast:
         )
 
     def add_map(self, name: str, row_map: RowMap) -> None:
-        """Add a map of all rows, whose output the next stages read; it is stored if its input is stored."""
+        """Add a map of all rows, whose output the next stages read; the output is stored if its input is."""
         (width,) = row_map.output()[0]
         for part, rows in self.rows.items():
             p, size = rows.n_features, min(block_rows(rows.n_features), len(rows))
@@ -368,7 +368,7 @@ class Forecast:
         rows: int = 1,
         threads: int | None = None,
     ) -> float:
-        """Return the measured seconds per row of a call on several threads, or ``nominal`` if not measured.
+        """Return the seconds per row of a call on several threads, or ``nominal`` if speed is not measured.
 
         ``make_call`` returns the call for one thread, and ``work_name`` is the key of the stored result.
         """
@@ -380,7 +380,7 @@ class Forecast:
     def measure_rates(
         self, stage: Stage, state: object = None, block: Callable[[], Block] | None = None, about: str = ""
     ) -> dict[str, float]:
-        """Return the seconds per row of each part of a pass on one thread, for random rows or ``block``."""
+        """Return the seconds per row on one thread ("train", "validation"), for random rows or ``block``."""
         found = {}
         for part, reduction in stage.reductions.items():
             size, rows, layout = stage.grids[part].block_rows, stage.datasets[part], reduction.layout()
@@ -434,7 +434,7 @@ class Forecast:
         return min(self.resources.slots, order.n_chains)
 
     def scratch_rates(self) -> tuple[float, float]:
-        """Return the seconds per byte of (writing, reading) rows; 0 without measuring."""
+        """Return the seconds per byte of (writing, reading) rows; (0, 0) if speed is not measured."""
         return scratch_rates() if self.measure else (0.0, 0.0)
 
     def add_eigenvectors(self, name: str, p: int, matrices: int = 1) -> None:
@@ -456,7 +456,7 @@ class Forecast:
     # -- seconds ---------------------------------------------------------------------------------------------
 
     def reading_seconds(self, dataset: AnyRows) -> float:
-        """Return the seconds of reading one row; 0 for rows in memory or without measuring."""
+        """Return the seconds of reading one row; 0 for rows in memory, or if speed is not measured."""
         if not dataset.is_stored or not self.measure:
             return 0.0
         return read_seconds(dataset)
@@ -468,7 +468,7 @@ class Forecast:
         return max(computing / slots, reading / slots, (computing + reading) / min(2 * slots, max(cores, 1)))
 
     def pass_seconds(self, stage: Stage, computing: Mapping[str, float]) -> float:
-        """Return the seconds of a pass from ``computing``, the seconds per row and thread of each part."""
+        """Return the seconds of a pass from ``computing``, the seconds per row and thread."""
         total = self.pass_overhead(len(list_spans(stage, self.resources.slots)))
         for part, dataset in stage.datasets.items():
             slots = min(self.resources.slots, stage.grids[part].n_leaves)
@@ -478,7 +478,7 @@ class Forecast:
     def epoch_seconds(self, order: RowOrder, row: float, step: float, extra_bytes: int = 0) -> float:
         """Return the seconds of an epoch from the seconds per row and per step."""
         rows = self.rows["train"]
-        # Each row is copied twice: from the shards to a group of steps, and from there to its batch.
+        # Each row is copied twice: from its shard to an array for some steps, and then to its minibatch.
         reading = self.reading_seconds(rows) + 2 * (rows.nbytes / len(rows) + extra_bytes) / GATHER_RATE
         steps = order.n_steps * (step + STEP_SECONDS)
         return order.n_rows * self.row_seconds(row, reading, self.count_slots(order)) + steps
@@ -492,7 +492,7 @@ class Forecast:
     def add_seconds(
         self, name: str, seconds: float, least: float | None = None, most: float | None = None
     ) -> None:
-        """Add the expected seconds of a stage, and its bounds if they differ."""
+        """Add the expected seconds of a stage, and the lower and upper bounds if these differ."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.least += seconds if least is None else least
         self.most += seconds if most is None else most
@@ -500,7 +500,7 @@ class Forecast:
     def add_passes(
         self, name: str, a_pass: float, passes: Mapping[str, int], slowest: float | None = None
     ) -> None:
-        """Add the passes of a stage; the upper bound uses ``slowest`` instead of ``a_pass`` seconds."""
+        """Add the passes of a stage, of ``a_pass`` seconds each (in the upper bound: ``slowest`` seconds)."""
         least, most = passes["at_least"], passes["at_most"]
         usual = passes.get("expected", most)
         self.add_seconds(name, a_pass * usual, a_pass * least, (slowest or a_pass) * most)

@@ -33,14 +33,14 @@ class BadShard:
 
     url: str
     file: str
-    start: int  # first row of the shard in the dataset at the URL
+    start: int  # first row of the shard, in the numbers of the rows stored at the URL
     stop: int
     deaths: int  # number of workers that died while they read the shard; 0 if the shard cannot be read
     why: str
 
 
 def whole_shards(dataset: Dataset, start: int, stop: int) -> tuple[int, int]:
-    """Extend rows to whole shards; return (start, stop) counted from the first row at the dataset's URL."""
+    """Extend rows to whole shards; return (start, stop) in the numbers of the rows stored at the URL."""
     first = dataset.extent[0]
     head, tail = dataset.shards(start, start + 1), dataset.shards(stop - 1, stop)
     return (head[0][1] if head else first + start), (tail[-1][2] if tail else first + stop)
@@ -56,7 +56,7 @@ def check_choice(value: str) -> str:
 
 
 class Quarantine:
-    """List of the bad shards of a run, which is stored in the run folder and read again by a resume.
+    """List of the bad shards of a run; the run folder stores the list, which a resume reads again.
 
     The rows of a bad shard have weight 0 from the start of the pass in which the shard was found.
     """
@@ -91,7 +91,7 @@ class Quarantine:
         return tuple(ranges)
 
     def excluded_parts(self, stage: Stage) -> dict[str, Ranges]:
-        """Return the excluded rows by part, for the parts of a stage that have excluded rows."""
+        """Return the excluded rows of a stage's datasets ("train", "validation"), if a dataset has any."""
         found = {part: self.excluded_rows(dataset) for part, dataset in stage.datasets.items()}
         return {part: rows for part, rows in found.items() if rows}
 

@@ -1,4 +1,4 @@
-"""Measure the speed of kernels and of reading; store the results next to the compiled kernels."""
+"""Measure the speed of kernels and of reading rows; store the results next to the compiled kernels."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class RowShape:
 
 
 FORMAT = 2  # version of the file with the rates
-STALE_SECONDS = 90 * 86400.0  # a rate that was measured longer ago is measured again
-PROBE_SECONDS = 0.15  # CPU seconds of one measurement
-WAIT_SECONDS = 60.0  # longest time that measuring threads wait for each other to start
+STALE_SECONDS = 90 * 86400.0  # a rate (seconds per unit of work) older than this is measured again
+PROBE_SECONDS = 0.15  # minimum CPU seconds of one measurement
+WAIT_SECONDS = 60.0  # maximum seconds that measuring threads wait for each other to start
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the versions and the processor; if they change, rates are measured again."""
+    """Return software versions and processor; if any of these changes, all rates are measured again."""
     return {
         "format": FORMAT,
         "scalelatent": __version__,
@@ -115,7 +115,7 @@ class Rates:
         return {}
 
     def _write(self) -> None:
-        """Write the known rates and those that other processes have added to the file."""
+        """Write the known rates to the file, and keep rates that other processes have added to the file."""
         assert self._known is not None
         rates = self._read() | self._known
         text = json.dumps({"machine": describe_machine(), "rates": rates}, indent=1)
@@ -132,7 +132,7 @@ def cpu_seconds(
 ) -> float:
     """Return the CPU seconds of one call while ``threads`` threads (at most one per core) make the same call.
 
-    CPU time includes the competition of these threads for caches and memory, but not the load by others.
+    CPU time includes waiting for caches and memory that these threads share, but not for other processes.
     """
     threads = max(1, min(threads, usable_cores()))
     barrier = threading.Barrier(threads)
@@ -157,7 +157,7 @@ def cpu_seconds(
 
 # Size of the dataset with which writing and reading are measured; it is larger than a processor's cache.
 SCRATCH_ROWS, SCRATCH_FEATURES = 32_768, 196
-EIGEN_SIZE = 400  # columns of the matrix with which eigenvectors are measured
+EIGEN_SIZE = 400  # columns of the matrix with which the time of computing eigenvectors is measured
 GATHER_RATE = 1.5e9  # bytes per second at which rows are gathered into a minibatch
 NOMINAL_SCRATCH = 5e-9, 2e-10  # seconds per byte of writing and of reading, if they cannot be measured
 
@@ -253,8 +253,8 @@ READ_SHARE = 0.05
 def choose_cache(size: float | None, stage: Stage, *, once: bool = False) -> float:
     """Return the size of the row cache for a stage, in bytes or (up to 1) as a share of the memory.
 
-    A ``size`` that the user set is returned unchanged. ``once`` is True if training rows are read only once,
-    so that a large cache would gain nothing.
+    A ``size`` that the user set is returned unchanged. ``once`` is True if training rows are read only once;
+    a large cache would then save no time.
     """
     if size is not None:
         return size
@@ -266,7 +266,7 @@ def choose_cache(size: float | None, stage: Stage, *, once: bool = False) -> flo
 
 
 def reading_share(stage: Stage) -> float:
-    """Return the largest ratio of the time to read a row to the time to compute it; 0 for small datasets."""
+    """Return the largest ratio (time to read a row) / (time to compute with it); 0 for small datasets."""
     return max(
         (
             read_seconds(ds) / seconds_per_row(stage.reductions.get(part, stage.online))
@@ -277,13 +277,17 @@ def reading_share(stage: Stage) -> float:
 
 
 def _list_large_datasets(stage: Stage) -> dict[str, Dataset]:
-    """Return the stored datasets of a stage by part, or none if the small cache can keep all of them."""
+    """Return the stored datasets of a stage ("train", "validation"); {} if SMALL_BYTES hold all rows."""
     stored = {part: ds for part, ds in stage.datasets.items() if ds.is_stored}
     return stored if sum(ds.nbytes for ds in stored.values()) > SMALL_BYTES else {}
 
 
 def choose_map_cache(size: float | None, task: OutputTask) -> float:
-    """Return the cache size for a map whose tasks may read a row several times; see :func:`choose_cache`."""
+    """Return the size of the row cache for a map: bytes, or (up to 1) a share of the memory of the process.
+
+    The cache helps if several tasks of the map read the same rows. It is large only for rows in an object
+    store (``reads_at_once`` is above 1), because reading rows from a disk again is fast.
+    """
     if size is not None:
         return size
     return DEFAULT_SHARE if task.dataset.reads_at_once > 1 else float(SMALL_BYTES)

@@ -79,7 +79,7 @@ class StopEvent(threading.Event):
         """Handle the start of the computation on the next block of rows."""
 
     def note(self, doing: str, start: int, stop: int) -> None:
-        """Handle the start of a step such as "reading", named by ``doing``, on the rows ``start:stop``."""
+        """Handle the start of ``doing``, such as "reading", on the rows ``start:stop``."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Meter:
 
 
 class Reader:
-    """Reader of one dataset's rows, labels and weights, which it takes from the cache if possible."""
+    """Reader of one dataset's rows, labels and weights; it takes rows from the row cache if possible."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Reader:
     @cached_property
     def name(self) -> Hashable:
         """Key that identifies the rows of this reader in caches."""
-        # A dataset in memory has no fingerprint, but stays the same object during a fit.
+        # A dataset in memory has no stored fingerprint, but it stays the same object during a fit.
         which = self.dataset.fingerprint() if self.dataset.is_stored else self.dataset
         return which, self._form, self.skipped
 
@@ -298,7 +298,7 @@ def iter_gpu_blocks(
     *,
     keeps_rows: bool = True,
 ) -> Generator[Block, None, None]:
-    """Yield the same blocks as :func:`iter_blocks`, with rows on the GPU if it has kept them.
+    """Yield the blocks of :func:`iter_blocks`, with rows on the GPU if the GPU has kept them.
 
     If a block is not on the GPU, a thread copies its rows to the GPU while the caller computes the previous
     block. The block itself has the rows in host memory, which some models check, and ``backend.asarray``
@@ -328,7 +328,7 @@ def _iter_copied_blocks(
     backend: CupyBackend,
     keeps_rows: bool,
 ) -> Generator[Block, None, None]:
-    own_stop, own_reader = StopEvent(), copy(reader)  # only the calling thread may use the originals
+    own_stop, own_reader = StopEvent(), copy(reader)  # copies for the thread that reads rows
     own_reader.meter = Meter()
 
     def read() -> Generator[Block, None, None]:
@@ -362,7 +362,7 @@ def _iter_copied_blocks(
     finally:
         own_stop.set()
         pool.submit(source.close)
-        # A cancelled pass does not wait for a read that hangs.
+        # If the pass was cancelled, do not wait for a read that may hang.
         pool.shutdown(wait=not stop_event.is_set())
         reader.meter.count(own_reader.meter.bytes_read)
 
@@ -411,7 +411,7 @@ def _read_ahead(
             yield piece, rows
     finally:
         running = [future for _, future in waiting if not future.cancel()]
-        # A cancelled pass waits at most one second for a read that hangs.
+        # If the pass was cancelled, wait at most one second for a read that may hang.
         hangs = wait(running, timeout=1.0 if stop_event.is_set() else None).not_done
         pool.shutdown(wait=not hangs)
 
@@ -427,14 +427,14 @@ def _limit_read_ahead(dataset: Dataset, pieces: list[tuple[int, int]], target_wi
 
 @dataclass(frozen=True)
 class RowMask:
-    """Range of held-out rows in cross-validation: training uses rows outside, validation rows ``inside``."""
+    """Range of held-out rows in cross-validation; ``inside``: use these rows, otherwise all other rows."""
 
     start: int
     stop: int
     inside: int
 
     def apply(self, block: Block) -> Block | None:
-        """Return the block with only the used rows, or with weight 0 for the others; None without used rows.
+        """Return the block with only its used rows, or with weight 0 for the others; None if it has none.
 
         If ``inside`` is set, rows outside of the range are removed from the block. If not, rows in the range
         stay in the block with weight 0.

@@ -1,4 +1,4 @@
-"""Compare the parameters of a fit with those in its run folder, so that only the same fit is resumed."""
+"""Compare the parameters of a fit with those in its run folder, so that a resume continues this fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named_values(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _format_value(value: object) -> str:
     if isinstance(value, np.ndarray) and value.dtype != object:
-        # A digest, because numpy abbreviates the text of arrays: it shows few elements and few digits.
+        # Use a digest, because numpy's text of an array shows only few elements and few digits.
         little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
         digest = hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()
         shown = f" {value.tolist()}" if value.size <= _SHOWN_NUMBERS else ""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from scalelatent.kernels.arrays import DenseOrCsr, HostRows
 
 
-# Upper bound on the bytes of a shard of sets, which is in memory while its task reads the dataset; bytes to
-# which a small shard is filled before the next one starts; and the number of shards to aim at.
+# Upper bound on the bytes of a shard of sets (a task keeps its shard in memory while it reads the dataset);
+# bytes that every shard should have at least; and the preferred number of shards.
 SHARD_BYTES, SMALL_BYTES, SHARDS = 2**26, 2**22, 16
 
 
@@ -90,7 +90,7 @@ class StoredSets:
 
 @dataclass(frozen=True)
 class DrawnSets:
-    """Sets that are taken from rows in memory whenever they are read."""
+    """Sets of rows that are not stored: each read takes the rows of a set from a dataset in memory."""
 
     sets: RowSets
     x: HostRows
@@ -102,7 +102,7 @@ class DrawnSets:
 
 @dataclass(frozen=True)
 class SomeOfSet:
-    """Some of the rows of a stored set; several candidates of a search share the set."""
+    """Some rows of a stored set of rows, for a candidate of a search that shares the set with others."""
 
     whole: StoredSets
     places: np.ndarray
@@ -116,7 +116,7 @@ class SomeOfSet:
 
 
 def find_places(sets: RowSets, ranges: Ranges) -> tuple[int, ...]:
-    """Return the positions in the concatenated sets of the rows whose indices are in ``ranges``."""
+    """Return the positions, in the concatenated sets, of rows whose dataset indices are in ``ranges``."""
     if not ranges:
         return ()
     numbers = np.concatenate([sets.rows(which) for which in range(sets.n_sets)])
@@ -152,7 +152,7 @@ class SetsTask(OutputTask):
     def _read_pieces(
         self, selected: list[np.ndarray], stop_event: StopEvent, meter: Meter
     ) -> Iterator[tuple[int, HostRows, list[slice]]]:
-        """Yield (first row, rows, slice of each set's indices) for each read with selected rows."""
+        """Yield (first row, rows, for each set the slice of its indices) for each read with selected rows."""
         cache = shared_cache(self.cache)  # the tasks of other shards read the same rows
         reader = Reader(self.dataset, cache, meter, requirements=self.sets.requirements, skipped=self.skipped)
         for first, last in self.dataset.pieces():
@@ -186,7 +186,7 @@ def _concatenate(parts: list[HostRows]) -> DenseOrCsr:
 
 
 def start_sets(name: str, dataset: Dataset, sets: RowSets, url: str | Path, device: str = "cpu") -> SetsTask:
-    """Create the dataset of the sets, or find it after an interrupted run; return the task that writes it."""
+    """Create the output dataset, or open that of an interrupted run; return the task that writes the sets."""
     from scalelatent.data import create_dataset
 
     shape, dtype = sets.output()

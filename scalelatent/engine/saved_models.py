@@ -71,7 +71,7 @@ def save_model(
 
 
 def _check_room(location: Location, overwrite: bool) -> None:
-    """Raise a DataError if the place contains anything but a model that may be overwritten."""
+    """Raise a DataError if the folder contains anything except a model that may be overwritten."""
     if location.is_empty():
         return
     if not overwrite:

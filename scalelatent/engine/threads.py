@@ -27,7 +27,7 @@ def _controller() -> ThreadpoolController:
 
 def _take_control() -> None:
     """Allow the calling thread to set the limits of OpenBLAS."""
-    # Since threadpoolctl 3.8, changes by any thread but the first that set a limit are silently ignored.
+    # Since threadpoolctl 3.8, only the thread that set a limit first can change it; others are ignored.
     for library in _controller().lib_controllers:
         clear = getattr(library, "clear_controlling_thread", None)
         if clear is not None:
@@ -98,7 +98,7 @@ def usable_cores() -> int:
 
 def resolve_jobs(n_jobs: int | None) -> int:
     """Return the number of threads for ``n_jobs``; -1 means all cores that this process may use."""
-    # None means the setting of joblib.parallel_config, which is one thread in a worker of a grid search.
+    # None: use joblib's setting (`joblib.parallel_config`), which is one thread in a worker of a grid search.
     if n_jobs is None:
         return min(_joblib_jobs() or usable_cores(), usable_cores())
     if not isinstance(n_jobs, Integral) or isinstance(n_jobs, bool) or n_jobs == 0:

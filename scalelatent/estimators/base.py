@@ -84,7 +84,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     _fitted_attribute: ClassVar[str] = ""
     # Name of the output that ``transform`` returns, an argument of `_row_map`.
     _transformed: OutputName = "output"
-    # True: the candidates of a search share passes over the rows. False: they are fitted one by one.
+    # True: the candidates of a search share passes over the rows. False: each candidate is fitted alone.
     _shares_passes: ClassVar[bool] = False
     # True: ``fit`` accepts validation rows.
     _validates: ClassVar[bool] = True
@@ -105,7 +105,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         own = vars(cls).get("transform")
         super().__init_subclass__(**kwargs)
         if own is not None:
-            # Undo the wrapper that scikit-learn puts around `transform`: the result may be a Dataset.
+            # Undo scikit-learn's wrapper of `transform`, which cannot handle a Dataset as the result.
             cls.transform = own  # type: ignore[method-assign]
 
     @property
@@ -119,7 +119,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     # -- hooks of a model ------------------------------------------------------------------------------------
 
     def _fit_steps(self, rows: Mapping[str, MappedRows]) -> Steps:
-        """Yield the steps of the fit (see :mod:`.steps`) over the rows ``"train"`` and ``"validation"``."""
+        """Yield the steps of the fit, such as passes over the rows ``"train"`` and ``"validation"``."""
         raise NotImplementedError
 
     def _plan(self, forecast: Forecast, /) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         raise NotImplementedError
 
     def _restore_at(self, saved: SavedModelState, location: Location | None, run: Location | None) -> None:
-        """Set the fitted parameters of a saved model; models with datasets beside it override this hook.
+        """Set the fitted parameters of a saved model; models that also saved datasets override this method.
 
         ``location`` is the folder of the saved model. ``run`` is the run folder that contains it, or None.
         """
@@ -230,7 +230,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
             )
 
     def _checked_features(self, ds: Dataset, name: str, reset: bool) -> Dataset:
-        """Return ``ds``; store (``reset``) or compare the number and the names of its features."""
+        """Return ``ds``; store the number and names of features (``reset``), or compare with those stored."""
         if reset:
             self.n_features_in_ = ds.n_features
             self.__dict__.pop("feature_names_in_", None)
@@ -590,7 +590,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
     # -- display ---------------------------------------------------------------------------------------------
 
     def _set_fitted_attributes(self, **learned: object) -> None:
-        """Set fitted attributes, by keyword, that users can only read, see `FittedAttribute`."""
+        """Set fitted attributes, given as keyword arguments, that users can only read."""
         self.__dict__.update(learned)
 
     def report(self, folder: str | Path, *, data: ValidationLike | RowsLike | None = None) -> str:
@@ -699,7 +699,7 @@ class StreamedEstimator(  # type: ignore[call-arg]
         )
 
     def _beside_saved(self) -> Callable[[Location], dict[str, str]] | None:
-        """Return the function that writes the datasets of a saved model (see ``save_model``), or None."""
+        """Return a function that writes datasets into the folder of a saved model; None without datasets."""
         return None
 
     def _to_saved(self) -> SavedModelState:

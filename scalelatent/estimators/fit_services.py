@@ -102,7 +102,7 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
         yield given
         return
     passes, was_fitted = PassRecorder(), _is_fitted(call.model)
-    before: list[Callback] = [passes]  # first, to record a pass before another callback raises
+    before: list[Callback] = [passes]  # first, to record a pass before another callback raises an error
     with ExitStack() as stack:
         # By default only notebooks show a display.
         shows_display = in_notebook() if call.verbose is None else call.verbose
@@ -117,9 +117,9 @@ def fit_callbacks(call: FitCall) -> Iterator[Callbacks]:
             yield Callbacks([*before, *given.callbacks])
         except KeyboardInterrupt as stop:
             if passes.records and hasattr(call.model, "_kind"):
-                # Do not set n_iter_: it describes the fitted parameters, which are missing or older.
+                # Do not set `n_iter_`, because fitted parameters are missing or are from an earlier fit.
                 call.model.history_ = passes.records
-            if not given.keeps_run_folder:  # otherwise the recorder of the run folder adds the advice
+            if not given.keeps_run_folder:  # a recorder of the run folder adds the advice itself
                 _add_resume_advice(stop, passes, call.run_dir, was_fitted)
             raise
         finally:

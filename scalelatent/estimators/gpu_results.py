@@ -1,4 +1,4 @@
-"""Results on the GPU for rows on a GPU: the kind of the rows decides the kind of the results."""
+"""Return results on the GPU if the rows are on a GPU, otherwise on the host."""
 
 from __future__ import annotations
 

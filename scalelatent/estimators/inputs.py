@@ -29,7 +29,7 @@ FLOAT32_MAX = np.finfo(np.float32).max
 # Warn if float32 rounding exceeds ROUNDED_SHARE of a feature's standard deviation. The check reads
 # ROUNDED_RUNS ranges of ROUNDED_RUN_ROWS rows each, spread over the dataset.
 ROUNDED_SHARE, ROUNDED_RUNS, ROUNDED_RUN_ROWS = 0.01, 4, 64
-# Warn of an outlier row only for at least this many rows: one of a few rows often outweighs the others.
+# Warn of an outlier row only if there are at least this many rows; in fewer rows, one often dominates.
 MANY_ROWS = 20
 # The largest sample weight must be from 1 / LARGEST_WEIGHT to LARGEST_WEIGHT, so that sums over a billion
 # rows fit into float64.
@@ -189,7 +189,7 @@ def warn_of_rounding(model: BaseEstimator, ds: Dataset) -> None:
         return
     runs = {int(a) for a in np.linspace(0, max(0, len(ds) - ROUNDED_RUN_ROWS), ROUNDED_RUNS)}
     x = np.concatenate([ds.read_x(a, min(a + ROUNDED_RUN_ROWS, len(ds))) for a in sorted(runs)])
-    with np.errstate(all="ignore"):  # the fit itself reports NaN and infinity, with their row
+    with np.errstate(all="ignore"):  # the fit itself reports NaN and infinity, with row and feature
         spread = (x - x.min(axis=0)).astype(np.float64).std(axis=0)
         largest = np.abs(x.astype(np.float64)).max(axis=0)
         share = largest * (0.5 * np.finfo(np.float32).eps) / spread
@@ -210,7 +210,7 @@ def warn_of_rounding(model: BaseEstimator, ds: Dataset) -> None:
 
 
 def warn_of_outlier(url: str | None, row: int | None, n_rows: int) -> None:
-    """Warn if one row has most of the sum of the squared lengths of all rows; never for a few rows."""
+    """Warn if the squared length of one row is most of the sum over all rows; never for a few rows."""
     if row is not None and n_rows >= MANY_ROWS:
         warn_user(
             f"{url or 'X'}: row {row} has more than {OUTLIER_SHARE:.0%} of the squared lengths of the rows "
@@ -268,7 +268,7 @@ def check_classes(ds: Dataset, who: str) -> None:
 
 
 def to_column(values: LabelsLike | WeightsLike | None) -> SlicedArray | None:
-    """Return one label or weight per row. Arrays that are read in pieces (zarr, dask, memmap) stay lazy."""
+    """Return an array (n,) of labels or weights; zarr, dask and memmap arrays are not read yet."""
     given = opened(values, "y")
     if given is None or not is_in_memory(given):
         return given

@@ -38,13 +38,13 @@ class OnnxGraph:
         self._inputs = [rows]
 
     def constant(self, value: npt.ArrayLike) -> str:
-        """Add an array as a constant of its own dtype; return its name in the graph."""
+        """Add an array as a constant, with the dtype of the array; return its name in the graph."""
         name = f"c{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Add an operator; return the name of its result in the graph."""
+        """Add an operator ``kind``, such as "MatMul"; return the name of its result in the graph."""
         name = f"v{len(self._nodes)}"
         self._nodes.append(self._onnx.helper.make_node(kind, list(inputs), [name], **attributes))
         return name

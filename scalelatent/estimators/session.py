@@ -74,9 +74,9 @@ ENGINE_OPTIONS = (
     "cache",
 )
 
-# Floating-point operations of one task, which computes a tile of the output of a layer: at most
-# MAX_TASK_FLOPS, about three seconds of one core. A layer with less work gets about TARGET_TASKS tasks, but a
-# task has at least MIN_TASK_FLOPS, because each tile is a file.
+# A task computes a tile (some rows and columns) of the output of a layer: at most MAX_TASK_FLOPS operations,
+# about three seconds of one core. A layer with less work gets about TARGET_TASKS tasks, but a task has at
+# least MIN_TASK_FLOPS, because each tile is a file.
 MAX_TASK_FLOPS, TARGET_TASKS, MIN_TASK_FLOPS = 2e11, 16, 5e9
 
 # Engine options that affect the result of an online fit (one update per minibatch).
@@ -141,7 +141,7 @@ class FitSession:
         engine: Mapping[str, Any] | None = None,
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        # Values of parameters that run folders of other versions lack.
+        # Default values of parameters that run folders of other versions do not contain.
         self._defaults = defaults
         self.kind, self.device, self.n_jobs = kind, device, n_jobs
         self.callbacks = Callbacks(callbacks)
@@ -166,7 +166,7 @@ class FitSession:
     def __enter__(self) -> FitSession:
         self.client = self._exit.enter_context(self._connection)
         self._exit.enter_context(single_threaded())
-        if self.client is None:  # on a cluster, the workers report their compilations
+        if self.client is None:  # on a cluster, the workers report compilations themselves
             self._exit.enter_context(report_compilations(self.callbacks))
         if self.run_dir is not None:
             self.store = EngineStore(locate(self.run_dir).at("engine"))
@@ -185,7 +185,7 @@ class FitSession:
         self._exit.__exit__(kind, error, trace)
 
     def _publish_on_dashboard(self, client: Client, folder: str) -> None:
-        """Show a fit that no run folder records on the dashboard page of the cluster."""
+        """Show a fit without a run folder on the dashboard page of the cluster."""
         if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
             return
         from scalelatent.engine.dask.worker_side import run_of
@@ -206,7 +206,7 @@ class FitSession:
     def begin(
         self, random_state: RandomState, params: Mapping[str, Any], datasets: Mapping[str, Dataset]
     ) -> int:
-        """Start the executor, store or compare the fit's identity (parameters, rows, …); return the seed."""
+        """Start the executor; store the fit's description, or compare it with the stored; return the seed."""
         from scalelatent.engine.inprocess import InProcessExecutor
 
         # Check the block options before anything is written; the number of columns does not matter here.
@@ -223,9 +223,9 @@ class FitSession:
         stored = (self.store.identity() if self.resume else None) or {}
         seed = resolve_seed(random_state) if fixed or not stored else int(stored["seed"])
         grid = {k: self.options.get(k) for k in ("block_rows", "leaf_rows")}
-        # Include only options that are given, so that run folders of batch fits keep their identity.
+        # Include only options that are given, so that the stored description of other fits does not change.
         grid |= {k: self.options[k] for k in ONLINE_GRID_OPTIONS if self.options.get(k)}
-        # A resumed run keeps its block size on any hardware, because a stored partial pass may depend on it.
+        # A resumed run keeps its block size on any hardware, because stored sums may depend on this size.
         # "card_blocks" is the name of the option in run folders.
         self._has_gpu_blocks = bool(stored.get("card_blocks")) if stored else self._uses_only_gpus()
         grid |= {"card_blocks": True} if self._has_gpu_blocks else {}
@@ -312,7 +312,7 @@ class FitSession:
         return dataset.save(location.url)
 
     def remove_at_end(self, location: Location) -> None:
-        """Remove the files at a place when the fit is done, unless ``keep_scratch`` is set."""
+        """Let the files at ``location`` be removed when the fit ends, unless ``keep_scratch`` is set."""
         if not self.options.get("keep_scratch", False):
             self._leftovers.append(location)
 
@@ -376,7 +376,7 @@ class FitSession:
         return stored["arrays"]
 
     def add_map(self, name: str, step: AddRowMap) -> MappedRows:
-        """Return the rows with one more map, which is applied when a pass first needs the rows."""
+        """Return the rows with one more map; the map is applied when a pass first reads these rows."""
         if self.store is not None:
             # An interrupted run may have written these rows. Remove them even if this run does not need them.
             self.remove_at_end(self.scratch().at(f"{name}.zarr"))
@@ -390,14 +390,14 @@ class FitSession:
             return None
         assert self.store is not None
         history = self.store.load_history(name, found[0])
-        if not history or history[-1]["pass"] < found[0]:  # the last record is lost; the loop writes it again
+        if not history or history[-1]["pass"] < found[0]:  # the last record is lost; the fit writes it again
             return None
         record = {"record": history[-1], "history": history}
         self.callbacks.on_event({"event": "resumed", "stage": name, "pass": found[0], **record})
         return LoopResult(found[1], history)
 
     def apply_maps(self, rows: MappedRows | Dataset) -> Dataset:
-        """Return the dataset after all row maps, each applied once. The mask of ``rows`` is not applied."""
+        """Return the output of all row maps of ``rows``; each map runs only once. The mask is not applied."""
         if isinstance(rows, Dataset):
             return rows
         dataset = rows.dataset
@@ -425,7 +425,7 @@ class FitSession:
     def collect(
         self, name: str, reduction: Reduction, rows: MappedRows | Dataset, classes: np.ndarray | None = None
     ) -> Stats:
-        """Run one pass that sums a reduction's statistic; return it. The run folder keeps it for a resume."""
+        """Run one pass that sums a reduction's statistic; return the statistic and store it for a resume."""
         layout: Layout = reduction.layout()
         stored = self.store.load_result(f"{self.kind}_{name}") if self.store else None
         if stored is not None:
@@ -485,7 +485,7 @@ class FitSession:
             cleaner = DropLeaves(work)
             callbacks, every = [*callbacks, cleaner], every or order.n_steps
         elif order.buffer_rows < order.segment(0)[1]:
-            # With a small buffer, sorted labels harm a fit, except with a statistic of each row range.
+            # With a small buffer, sorted labels harm a fit, unless the learner stores data for each leaf.
             warn_if_sorted(datasets["train"], order)
         stage = self.stage(name, work, datasets, step.classes)
         self.callbacks.on_stage({"stage": stage.name, "rows": order.n_rows})
@@ -525,7 +525,7 @@ class FitSession:
 
     @property
     def _records(self) -> EngineStore:
-        """Store of the fit, for steps that only fits with a store run."""
+        """Store of the fit (its files in the run folder), for steps that need a store."""
         assert self.store is not None, "StartFit.keeps_records asks for a store"
         return self.store
 
@@ -535,7 +535,7 @@ class FitSession:
         dataset = self.apply_maps(step.rows)
         self._announce_step(step, step.sets.n_sets * step.sets.rows_per_set)
         with name_dataset_in_errors(dataset):
-            # A copy, because the caller may change the rows after the fit.
+            # Copy the rows, because the caller may change the array after the fit.
             x = copy.deepcopy(as_rows(dataset.read_x(0, len(dataset))))
             if not dataset.known_finite:
                 step.sets.check(x, 0)
@@ -552,13 +552,13 @@ class FitSession:
         return MappedRows(found)
 
     def _announce_step(self, step: StoreRowSets | EncodeRows, rows: int) -> str:
-        """Notify the callbacks that a step begins; return its stage."""
+        """Notify the callbacks that a step of the fit begins; return the name of its stage."""
         stage = f"{self.kind}_{step.name}"
         self.callbacks.on_stage({"stage": stage, "rows": rows, **step.about})
         return stage
 
     def store_row_sets(self, step: StoreRowSets) -> StoredSets:
-        """Return sets of rows; write them to the folder ``sets`` of the records unless it contains them."""
+        """Return sets of rows; write them to the run folder, unless an interrupted run has written them."""
         stage = f"{self.kind}_{step.name}"
         stored = self._records.load_result(stage)
         location = self._records.location.at("sets").at(f"{step.name}.zarr")
@@ -576,7 +576,10 @@ class FitSession:
         return StoredSets(json.dumps(_locate_spec(stored, location)), step.sets.rows_per_set, missing)
 
     def write_encoded(self, step: EncodeRows) -> MappedRows | None:
-        """Apply a map to rows tile by tile; return the output, or None if it was used and removed before."""
+        """Apply a map; tasks write tiles (some rows and columns) of the output. Return the output.
+
+        Return None if an interrupted run has written this output, used it, and removed it.
+        """
         stage = f"{self.kind}_{step.name}"
         stored = self._records.load_result(stage)
         location = self._location_of(step.name, step.kept)
@@ -614,7 +617,7 @@ class FitSession:
         return self.apply_maps(rows)
 
     def _location_of(self, name: str, is_kept: bool) -> Location:
-        # Kept output is in the run folder, even if the scratch folder is elsewhere.
+        # Output that stays after the fit is in the run folder, even if the scratch folder is elsewhere.
         return codes_location(self._records.location, name) if is_kept else self.scratch().at(f"{name}.zarr")
 
     def _store_result(
@@ -634,7 +637,7 @@ class FitSession:
     # -- end -------------------------------------------------------------------------------------------------
 
     def remove_leftovers(self) -> None:
-        """Remove temporary datasets after the fit; the records stay in the run folder."""
+        """Remove temporary datasets after the fit; the records of its steps stay in the run folder."""
         for location in self._leftovers:
             with suppress(OSError):
                 location.clear()
@@ -654,8 +657,7 @@ def codes_location(records: Location, name: str) -> Location:
 def tile_layout(n: int, row_bytes: int, row_map: ColumnStage) -> dict[str, Any]:
     """Return the rows and columns of the output tiles of a map, which depend on the rows and the map only.
 
-    There are at most MAX_TASKS tiles: the rows of a tile limit the number of strips of rows, and the columns
-    of a tile limit the number of tiles in each strip.
+    A tile is small, so that its task is short, but not too small: there are at most MAX_TASKS tiles.
     """
     (width,) = row_map.output()[0]
     strips = -(-n // max(choose_column_block_rows(row_bytes, row_map), -(-n // MAX_TASKS)))

@@ -63,10 +63,10 @@ class StartFit:
     The session sends back the seed, and the rows as datasets that every worker can read.
     """
 
-    info: Mapping[str, Any] = field(default_factory=dict)  # what ``on_fit_start`` of the callbacks receives
+    info: Mapping[str, Any] = field(default_factory=dict)  # information for ``on_fit_start`` of callbacks
     keeps_records: bool = False  # True: the fit needs a folder for files between its steps
-    # Why the fit cannot exclude unreadable rows (see :mod:`~scalelatent.engine.quarantine`), and what the
-    # user can do; empty if the fit can exclude them.
+    # Text for an error: why the fit cannot exclude rows that cannot be read, and what the user can do. Empty
+    # if the fit can exclude such rows.
     all_rows: str = ""
 
 
@@ -81,7 +81,7 @@ class StoreArrays:
     name: str
     # Arrays by name, or a function that returns them. A resumed fit does not call the function.
     arrays: Mapping[str, np.ndarray] | Callable[[], Mapping[str, np.ndarray]]
-    # Information for ``on_stage`` of the callbacks before the function is called; empty: no ``on_stage``.
+    # Information for ``on_stage`` of the callbacks, called before the function; if empty, it is not called.
     about: Mapping[str, int] = field(default_factory=dict)
 
     def value(self) -> Mapping[str, np.ndarray]:
@@ -155,7 +155,7 @@ class EncodeRows:
     name: str
     row_map: ColumnStage
     rows: MappedRows | None
-    kept: bool = False  # False: the session removes the output after the fit, or earlier, see ``removes``
+    kept: bool = False  # False: the output is removed after the fit, or after a step with it in ``removes``
     removes: tuple[str, ...] = ()  # names of earlier `EncodeRows` whose output is removed after this step
     about: Mapping[str, int] = field(default_factory=dict)  # more information for ``on_stage`` of callbacks
 
@@ -183,8 +183,8 @@ class TrainOnline:
     classes: np.ndarray | None
     order: Callable[[Mapping[str, Any]], RowOrder]  # returns the order of the rows for the engine options
     n_epochs: int  # upper bound on the number of epochs
-    # Number of reports of the objective per epoch; 0 leaves the number to the engine. The number applies if
-    # the user sets no ``report_steps`` and an epoch has at least 20 steps for each report.
+    # Number of reports of the objective per epoch; 0: the engine chooses. It is used if the user sets no
+    # ``report_steps`` and an epoch has at least 20 steps for each report.
     reports: int = 0
     # True: the learner stores a statistic of each leaf (a fixed range of rows) between epochs. The step
     # `StartFit` of the fit must have set ``keeps_records``.

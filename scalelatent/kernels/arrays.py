@@ -32,7 +32,7 @@ DenseOrCsr: TypeAlias = "np.ndarray | csr_array"
 def check_same_width(one: int, other: int) -> None:
     """Raise DataError if rows and a model have different numbers of features, ``one`` and ``other``.
 
-    Compiled code would read beyond the end of an array.
+    Without this check, compiled code would read beyond the end of an array.
     """
     if one != other:
         raise DataError(
@@ -50,7 +50,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> 
 
 
 def align_copy(a: np.ndarray) -> np.ndarray:
-    """Return the array if it starts at a cache line, else a copy that starts at one."""
+    """Return the array if it starts at a cache line, otherwise a copy that starts at a cache line."""
     if a.ctypes.data % 64 == 0:
         return a
     out = aligned_empty(a.shape, a.dtype)

@@ -26,7 +26,7 @@ def check_corruption(
     kind: str, n_features: int, *, rate: float = 0.0, size: Sequence[int] = (0, 0),
     shape: Sequence[int] = (0, 0), value: int = 0,
 ) -> None:  # fmt: skip
-    """Raise DataError if a corruption is impossible for rows of ``n_features`` features; see the module."""
+    """Raise DataError if the options of a corruption do not fit rows with ``n_features`` features."""
     if kind not in CORRUPTION_KINDS:
         raise DataError(f"there is no corruption {kind!r}: use one of {', '.join(CORRUPTION_KINDS)}")
     if kind == "flip":
@@ -53,7 +53,7 @@ def check_corruption(
 
 
 def corrupt(v: np.ndarray, rows: np.ndarray, epoch: int = 0, *, kind: str, **how: Any) -> np.ndarray:
-    """Return a corrupted copy of ``v``, rows of zeros and ones (n, features), as `corrupt_in_place` does."""
+    """Return a corrupted copy of ``v``, rows of zeros and ones (n, features), with the numbers ``rows``."""
     out = np.array(v, np.uint8, order="C")
     corrupt_in_place(out, rows, epoch, kind=kind, **how)
     return out
@@ -78,7 +78,7 @@ def corrupt_in_place(
 
 
 def draw_for_rows(rows: np.ndarray, count: int, seed: int, stage: str, epoch: int = 0) -> np.ndarray:
-    """Return ``count`` uniform draws for each row, uint32 (rows, count)."""
+    """Return ``count`` uniform random numbers for each of the row numbers ``rows``, uint32 (rows, count)."""
     from .philox import row_draws
 
     draws = np.empty((len(rows), count), np.uint32)

@@ -34,9 +34,9 @@ class Kernels:
     def __init__(self, package: str, threads: int = 128) -> None:
         self._package, self.threads = package, threads
         self._functions: dict[str, cupy.RawKernel] = {}
-        # Kernels and devices for which more than 48 KiB of shared memory are allowed. The functions
-        # themselves need no device as a key, because CuPy loads each of them for every device that launches
-        # it.
+        # (kernel, device) for which more than 48 KiB of shared memory are allowed. `_functions` needs no
+        # device in its key, because CuPy loads a function again for each device that launches the
+        # function.
         self._with_more_memory: set[tuple[str, int]] = set()
 
     @cached_property
@@ -102,7 +102,7 @@ def _destroy(cublas: ModuleType, handle: int) -> None:
 def _allow_more_shared_memory(function: cupy.RawKernel) -> None:
     """Allow a kernel all shared memory of a thread block.
 
-    Without this, the shared memory that the kernel declares and that a launch adds is limited to 48 KiB.
+    By default, the shared memory that the kernel declares and that a launch adds is limited to 48 KiB.
     """
     import cupy
 
@@ -130,8 +130,8 @@ def download(a: cupy.ndarray) -> np.ndarray:
 def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = False) -> None:
     """Write the matrix product a b to ``out``, which is C-contiguous; all float32, or all float64.
 
-    Only ``tf32`` allows TF32; CuPy's own products follow the environment variable CUPY_TF32. CuPy also copies
-    an operand that consists of the first columns of a wider array; cuBLAS reads it without a copy.
+    TF32 is used only with ``tf32``; CuPy's own products follow the environment variable CUPY_TF32. CuPy also
+    copies an operand that is the first columns of a wider array, which cuBLAS reads without a copy.
     """
     import cupy
     from cupy_backends.cuda.libs import cublas

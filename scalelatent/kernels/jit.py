@@ -1,6 +1,6 @@
 """Compilation of kernels by numba: settings, argument types, and the cache on disk.
 
-Kernels release the GIL and are serial; Dask or ``n_jobs`` threads run spans of rows in parallel.
+Kernels release the GIL and are serial; Dask or ``n_jobs`` threads run ranges of rows in parallel.
 ``error_model="numpy"`` and the flag ``contract`` let LLVM vectorise divisions and form fused multiply-adds.
 Sums keep the order of the source, so that results are bitwise identical on all workers with one kind of CPU.
 """
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from numba import types
 
 _FEATURES = llvmlite.binding.get_host_cpu_features()
-# Number of float32 in the widest vectors of this machine. No sum runs over lanes, so no result depends on it.
+# Number of float32 (lanes) in the widest vectors of this machine; it does not change the result of any sum.
 # Tests set SCALELATENT_LANES to run the kernels of other machines, with vectors that LLVM emulates.
 LANES = int(os.environ.get("SCALELATENT_LANES", 16 if _FEATURES.get("avx512f") else 8))
-# Whether the machine has the instruction (VNNI) that adds four products of bytes to each lane of a vector.
+# True if the machine has the instruction (VNNI) that adds four products of bytes to each lane of a vector.
 # Tests set SCALELATENT_DOTS=0 to run the kernels of other machines.
 DOTS = bool(
     os.environ.get("SCALELATENT_DOTS") != "0" and _FEATURES.get("avx512vnni" if LANES == 16 else "avxvnni")
@@ -89,14 +89,14 @@ def _digest(family: str) -> str:
 
 # Kernels of other versions of the package are removed if they were not loaded for this many days.
 KEEP_DAYS = 30.0
-# The modification time of a folder, which shows its last use, is updated at most once in this many days.
+# A folder's modification time, which shows its last use, is updated at most once in this many days.
 _TOUCHED_DAYS = 1.0
 _FOLDER = r"[a-z_]+-[0-9a-f]{10}"
 
 
 @functools.cache
 def _folder(family: str) -> str:
-    """Return the folder of the kernels of a family (group of modules); record the use in its time."""
+    """Return the kernels' folder of a family (group of modules); set its modification time to now."""
     folder = Path(CACHE_FOLDER) / f"{family}-{_digest(family)}"
     with contextlib.suppress(OSError):
         if time.time() - folder.stat().st_mtime > _TOUCHED_DAYS * 86400:
@@ -220,7 +220,7 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
 
 
 class subkernel:
-    """Decorator for functions that only kernels call; they are not compiled on their own, nor cached."""
+    """Decorator for functions that only kernels call; they are compiled only as parts of kernels."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         options = {"cache": False, "no_cpython_wrapper": True, "pipeline_class": SubkernelCompiler}
@@ -236,7 +236,7 @@ class subkernel:
         raise TypeError(f"{self._dispatcher.__name__} can be called only by other kernels")
 
 
-# Dispatcher and argument types of each kernel that Python calls, by family, for all imported modules.
+# (numba dispatcher, argument types) of each kernel of imported modules that Python calls, by family.
 _entries: dict[str, list[tuple[Any, tuple[types.Type, ...]]]] = {}
 
 

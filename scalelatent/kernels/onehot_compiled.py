@@ -1,4 +1,4 @@
-"""Products with one-hot rows in numba; see :mod:`..onehot` for the form of the rows."""
+"""Products with one-hot rows in numba; a row is given as the number (code) of the 1 in each group."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _gather(codes, table, out):  # type: ignore[no-untyped-def]
     for i in range(len(codes)):
         row = out[i]
         for v in range(codes.shape[1]):
-            # The variable for the row of the table lets LLVM use vector instructions for the loop.
+            # Assign the row of the table to a variable, so that LLVM uses vector instructions for the loop.
             add = table[v, codes[i, v]]
             for j in range(row.shape[0]):
                 row[j] += add[j]
@@ -58,7 +58,7 @@ def _match(codes, others, out):  # type: ignore[no-untyped-def]
     one, none = codes.dtype.type(1), codes.dtype.type(0)
     for i in range(len(codes)):
         for j in range(len(others)):
-            # A count has the type of a code, so that a vector has as many counts as codes.
+            # Counts have the type of codes, so that a vector register holds equal numbers of both.
             same = none
             for v in range(codes.shape[1]):
                 same += one if codes[i, v] == others[j, v] else none

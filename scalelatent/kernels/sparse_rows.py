@@ -62,7 +62,7 @@ class CsrRows:
         return out
 
     def take(self, rows: np.ndarray) -> CsrRows:
-        """Return a copy of the rows with these numbers, in any order."""
+        """Return a copy of the rows with the numbers ``rows``, in the order of these numbers."""
         counts = np.diff(self.indptr)[rows]
         pointers = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         entries = np.arange(pointers[-1]) + np.repeat(self.indptr[rows] - pointers[:-1], counts)

@@ -41,7 +41,7 @@ class _Lowering(typed_passes.NativeLowering):
         state.flags.no_compile = True
         super().run_pass(state)
         lowered = state.cr
-        # Callers find the code of a function by its Python object; address 0 makes calls from Python fail.
+        # Kernels find the code of a function by this Python object; address 0 makes calls from Python fail.
         name = state.func_id.func_name
         key = make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, (state.library,))
         state.targetctx.insert_user_function(key, lowered.fndesc, [state.library])

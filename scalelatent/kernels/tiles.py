@@ -26,7 +26,8 @@ from .jit import entry, in_array, subkernel
 from .memory import zeros
 from .vectors import BYTES, I64, LANES, Value, Vectors, instructions
 
-# Rows of a strip of X. A strip of 196 columns and its products stay in the second-level cache.
+# Rows of a strip (range of rows) of X. A strip of 196 columns and its products fit into the second-level
+# cache.
 STRIP = 128
 # Rows of X in a tile that is one vector wide; zeros pad a strip to a multiple of this number of rows.
 ROWS = 8
@@ -36,7 +37,7 @@ TALL_TILE_ROWS = 8 if LANES == 16 else 4
 PANEL = 3 * LANES
 # Largest number of rows of W for which tiles are faster than OpenBLAS (benchmarks/capsule_pass.py).
 MAX_DIMS = 512
-# Largest number of features. A panel (some rows of the weights W) would else exceed the first-level cache.
+# Largest number of features. With more, a panel (some rows of W) would exceed the first-level cache.
 MAX_FEATURES = 1024
 # A kernel prefetches the row of X that it needs this many rows later.
 _AHEAD = 8
@@ -95,8 +96,8 @@ def accumulate(
         pa, pb = places
         right = [v.load(pb, v.wide * c, v.sums, mask) for c in range(vecs)]
         if ahead:
-            # Each step prefetches four bytes per row of the tile, so that later rows arrive just in time. The
-            # hardware prefetcher would start again with every row.
+            # Each step prefetches four bytes per row of the tile, so that later rows are cached in time. The
+            # hardware prefetcher does not continue from one row to the next.
             far = v.b.add(v.b.mul(row_step, I64(_AHEAD)), v.b.mul(k, I64(BYTES * rows)))
             v.fetch(a, far)
         # A generator loads one row at a time, because there are not enough registers for all rows.
@@ -118,9 +119,9 @@ def make_tile(
     """Return tile(a, row_step, k_step, b, b_step, n, *rest) for kernels.
 
     The tile computes the sums of `accumulate` and calls finish(vectors, sums, *rest). Arguments are
-    addresses, byte steps and counts, except those of ``kinds``, see `instructions`. With ``dots`` the
-    operands are bytes and the sums integers. A ``masked`` tile of one
-    vector, tile(…, n, width, *rest), reads ``width`` columns of b and passes their mask to ``finish``.
+    addresses, steps in bytes and counts; ``kinds`` gives the types of other arguments. With ``dots`` the
+    operands are bytes and the sums integers. A ``masked`` tile of one vector, tile(…, n, width, *rest), reads
+    ``width`` columns of b and passes their mask to ``finish``.
     """
     rest = [name for name in inspect.signature(finish).parameters if name != "mask"][2:]
     names = ["v", "a", "row_step", "k_step", "b", "b_step", "n", *["width"] * masked, *rest]
@@ -173,7 +174,7 @@ _d81, _d41, _d11 = (make_tile(rows, 1, add) for rows in (8, 4, 1))
 
 
 def padded_size(dims):  # type: ignore[no-untyped-def]
-    """Return the number of latent dimensions, rounded up to whole vectors."""
+    """Return the number of latent dimensions ``dims``, rounded up to a multiple of LANES."""
     return (dims + LANES - 1) // LANES * LANES
 
 
@@ -227,7 +228,10 @@ def compute_latents(packed, x, out):  # type: ignore[no-untyped-def]
 
 @subkernel
 def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: ignore[no-untyped-def]
-    """Multiply a panel of W with n rows of X, n a multiple of ROWS; only the first panel prefetches X."""
+    """Write the product of a panel (some rows of W) and n rows of X at the address ``target``.
+
+    n is a multiple of ROWS. With ``fetch`` (for the first panel only), rows of X are prefetched.
+    """
     wide = BYTES * LANES * vecs
     for i in range(0, n, TALL_TILE_ROWS):
         place = target + BYTES * i
@@ -247,7 +251,7 @@ def _panel_latents(rows, n, row, panel, vecs, p, target, step, fetch):  # type: 
 
 @intrinsic
 def read_only(typingctx, a):  # type: ignore[no-untyped-def]
-    """Return the array with a read-only type, so that numba compiles callers only for this type."""
+    """Return the array with numba's read-only type, so that functions it is passed to are compiled once."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return impl_ret_borrowed(context, builder, signature.return_type, args[0])
@@ -259,7 +263,7 @@ def read_only(typingctx, a):  # type: ignore[no-untyped-def]
 def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
     """Add the matrix product of the first n columns of g (D, n or more) and x (n, p) to ``out`` (D, p)."""
     dims, p = out.shape
-    # The distance of two rows of g is its stride, because g may be a part of a wider array.
+    # The distance of two rows of g, in bytes, is its stride, because g may be a part of a wider array.
     row, across = BYTES * p, g.strides[0]
     left, rows, target = g.ctypes.data, x.ctypes.data, out.ctypes.data
     whole = p // PANEL * PANEL
@@ -282,7 +286,7 @@ def add_moment(g, n, x, out):  # type: ignore[no-untyped-def]
 
 @subkernel
 def _add_rest(g, n, x, first, out):  # type: ignore[no-untyped-def]
-    """Add the product of g and the columns of x from ``first``; zeros pad a copy of them to whole vectors."""
+    """Add the product of g and the columns of x from ``first`` on, which are copied and padded with zeros."""
     dims, width = out.shape[0], padded(x.shape[1] - first)
     rest = zeros((n, width), np.float32)
     for i in range(n):

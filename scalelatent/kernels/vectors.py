@@ -59,7 +59,7 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 
 
 def _size(kind: ir.Type) -> int:
-    """Return the bytes of a number of the LLVM type ``kind``, or of one element of a vector type."""
+    """Return the size in bytes of a number of the LLVM type ``kind``, or of an element of a vector type."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {F32: 4, F64: 8}[element] if element in (F32, F64) else element.width // 8
 
@@ -75,7 +75,7 @@ class Vectors:
         self.b, self.lanes = builder, lanes
         self.vec, self.ints = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
         self.wide = BYTES * lanes
-        self.sums = self.ints if dots else self.vec  # type of the sums of a tile
+        self.sums = self.ints if dots else self.vec  # type of the sums of products
         self.zero = self.integer(0) if dots else self.constant(0.0)
         self.plus = self.b.add if dots else self.b.fadd
         self.multiply_add = self.dot if dots else self.fma
@@ -112,7 +112,7 @@ class Vectors:
         return self._call(name, kind, place, I32(size), mask, zero)
 
     def store(self, value: Value, address: Value, offset: Value | int = 0, mask: Value | None = None) -> None:
-        """Store a vector or a number; with a mask, only its lanes."""
+        """Store a vector or a number; with a mask, store only the lanes that the mask selects."""
         place, size = self.at(address, offset, value.type), _size(value.type)
         if mask is None:
             self.b.store(value, place, align=size)
@@ -155,7 +155,7 @@ class Vectors:
     def dot(self, x: Value, y: Value, z: Value) -> Value:
         """Return z plus, per lane, the four products of unsigned bytes of x and signed bytes of y (VNNI)."""
         kind = ir.FunctionType(self.ints, [self.ints] * 3)
-        # Versions of LLVM declare its function for this instruction with different types.
+        # Use assembly text, because versions of LLVM declare a function for this instruction differently.
         text, register = ("vpdpbusd", "v") if self.lanes == 16 else ("{vex} vpdpbusd", "x")
         places = f"={register},0,{register},{register}"
         return self.b.asm(kind, f"{text} $3, $2, $0", places, [z, x, y], side_effect=False)
@@ -179,7 +179,7 @@ class Vectors:
         return self.b.bitcast(mantissa, self.vec), self.b.lshr(bits, self.integer(_MANTISSA_BITS))
 
     def fold(self, x: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """Reduce a vector to a scalar: ``join`` lane i and i + n / 2, then i and i + n / 4, down to i + 1."""
+        """Reduce n lanes to a scalar: ``join`` lanes i and i + n / 2, then i and i + n / 4, … i and i + 1."""
         return self.fold_together([x], lambda x, y: [join(x[0], y[0])])[0]
 
     def fold_together(
@@ -215,7 +215,7 @@ class Vectors:
         square = b.fmul(z, z)
         y = b.fmul(b.fmul(z, square), self.polynomial(_LOG, z))
         y = b.fadd(z, self.fma(square, self.constant(-0.5), y))
-        # The product of the high part and the power is exact, because both have few bits.
+        # The product of the power and the high part of log(2) is exact, because both have few bits.
         return b.fadd(
             self.fma(power, self.constant(_LN2_HIGH), start), self.fma(power, self.constant(_LN2_LOW), y)
         )
@@ -279,8 +279,8 @@ def instructions(
 ) -> Callable[[Callable[..., None]], Callable[..., Any]]:
     """Return a decorator that makes ``body(vectors, *arguments)`` a function that kernels call.
 
-    ``body`` appends LLVM instructions. Its arguments are int64 addresses, byte steps and counts; ``kinds``
-    gives the types of other arguments by name.
+    ``body`` appends LLVM instructions. Its arguments are int64 addresses, steps in bytes and counts;
+    ``kinds`` gives the types of other arguments by name.
     """
 
     def wrap(body: Callable[..., None]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 class Splitter(Protocol):
-    """Object that splits rows into folds: a splitter of ``sklearn.model_selection`` or your own."""
+    """Object that splits rows into folds: a splitter of ``sklearn.model_selection``, or of the user."""
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterable[tuple[Any, Any]]: ...
 
@@ -100,7 +100,7 @@ def find_folds(
             f"cv={cv!r}: give a number of folds from 2 to the number of rows (n_samples = {n_rows}), a "
             "splitter of sklearn.model_selection, or pairs (train, test) of row numbers"
         )
-    if plain and shared:  # these ranges need no array of all row numbers
+    if plain and shared:  # equal contiguous folds need no array of all row numbers
         return None, _split_evenly(int(n), n_rows)
     splits = _split_rows(KFold(int(n)) if plain else n, rows, groups)
     runs = _find_contiguous_folds(splits, n_rows) if shared else None
@@ -129,7 +129,7 @@ def _split_rows(cv: Any, rows: Dataset, groups: npt.ArrayLike | None) -> list[Sp
 
 
 def _to_row_numbers(given: npt.ArrayLike, n_rows: int) -> np.ndarray:
-    """Return ascending row numbers, from row numbers or from a boolean mask."""
+    """Return row numbers in ascending order; ``given`` are row numbers or a boolean mask of all rows."""
     numbers = np.atleast_1d(given)
     numbers = np.flatnonzero(numbers) if numbers.dtype == bool else np.sort(numbers)
     if not len(numbers) or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():
@@ -163,8 +163,8 @@ def make_candidates(
 ) -> list[Candidate]:
     """Return one candidate for each set of parameters and each fold, sorted by set of parameters."""
     out = []
-    # All candidates of a fold get the same `MappedRows` objects. Values that are computed from these objects
-    # are cached by identity, so the candidates share them.
+    # All candidates of a fold get the same `MappedRows` objects. The cache of computed values compares these
+    # objects by their id, so the candidates share the values.
     whole = {name: MappedRows(ds) for name, ds in watched.items()}
     sets: list[tuple[dict[str, MappedRows], MappedRows]] = (
         [(whole, whole["validation"])]

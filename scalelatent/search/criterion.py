@@ -27,7 +27,7 @@ class Scoring:
 
     def __init__(self, estimator: StreamedEstimator, scoring: str | Callable[..., float] | None) -> None:
         self.shared: str | None = None  # name of a score that one pass can compute for all candidates
-        self.clusters = False  # whether the score compares clusters with labels
+        self.clusters = False  # True if the score compares clusters with labels
         if is_classifier(estimator):
             self.given = "accuracy" if scoring is None else scoring
             known: tuple[str, ...] = tuple(SCORERS)

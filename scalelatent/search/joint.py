@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from scalelatent.data import Dataset
 
 # Codes of the numpy types whose values float32 represents exactly. Rows of these types are converted to
-# float32 once for all members.
+# float32 once for all members (learners).
 _EXACT = ("?", "b", "B", "h", "H", "e")
-# Upper bound, in bytes, of the sums of all members that a GPU keeps in its memory until the end of a leaf (a
-# group of blocks of rows).
+# Upper bound, in bytes, of the sums of all members (learners) that a GPU keeps in its memory until the end of
+# a leaf (a group of blocks of rows).
 LEAF_BYTES = 2**31
 
 
@@ -38,7 +38,7 @@ class MemberRows:
 
 @dataclass(frozen=True)
 class MemberReduction:
-    """Reduction of one member (learner) of a joint pass; ``block_rows`` is its block size in a pass alone."""
+    """Reduction of one member (learner) of a joint pass, computed in blocks of ``block_rows`` rows."""
 
     member: str
     part: str  # name of the member's rows: "train" or "validation"
@@ -71,7 +71,7 @@ def _slice_block(block: Block, a: int, b: int) -> Block:
 class JointReduction:
     """Reduction that combines the reductions of several members (learners), which share blocks of rows."""
 
-    slots: tuple[MemberReduction, ...]  # one entry per member
+    slots: tuple[MemberReduction, ...]  # one entry per member (learner)
 
     @cached_property
     def _layouts(self) -> list[tuple[Layout, slice]]:
@@ -107,7 +107,7 @@ class JointReduction:
         return BlockRequirements(csr, targets, scratch=largest, unlabelled=unlabelled, reads_on_gpu=on_gpu)
 
     def layout(self) -> Layout:
-        """Return the layout of the joint statistic: the fields of all members, one after the other."""
+        """Return the layout of the joint statistic: the fields of all members (learners) in their order."""
         return self._layout
 
     def flops_per_row(self) -> float:
@@ -119,11 +119,11 @@ class JointReduction:
         return backend, [slot.reduction.prepare(states.get(slot.member), backend) for slot in self.slots]
 
     def accumulate(self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats) -> None:
-        """Add the block to the statistic of every member that uses any row of the block."""
+        """Add the block to the statistic of every member (learner) that uses any row of the block."""
         self.add_block(prepared, block, stats, [None] * len(self.slots))
 
     def open_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats) -> list[Any]:
-        """Return the arrays to which each member adds its sums during a leaf (a group of blocks of rows).
+        """Return the arrays to which each member (learner) adds its sums in a leaf (a group of blocks).
 
         The entry of a member is None if it adds to its statistic directly, because its reduction has no such
         arrays, or the arrays of all members would exceed ``LEAF_BYTES``.
@@ -140,7 +140,7 @@ class JointReduction:
     def add_block(
         self, prepared: tuple[Backend, list[object]], block: Block, stats: Stats, sums: list[Any]
     ) -> None:
-        """Add the block to the statistic of each member.
+        """Add the block to the statistic of each member (learner).
 
         ``sums`` has one entry per member, from `open_leaf`. A member whose entry is not None adds the block
         to this entry, and `close_leaf` adds the entry to the statistic after the leaf (a group of blocks).
@@ -158,13 +158,13 @@ class JointReduction:
                     reduction.accumulate(own, visible, own_stats)
 
     def close_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
-        """Add ``sums``, the arrays from :meth:`open_leaf`, to the statistics of the members."""
+        """Add ``sums``, the arrays from :meth:`open_leaf`, to the statistics of the members (learners)."""
         for slot, own, (layout, span), kept in zip(self.slots, prepared[1], self._layouts, sums, strict=True):
             if kept is not None and isinstance(slot.reduction, LeafReduction):
                 slot.reduction.close_leaf(own, Stats(layout, stats.vector[span]), kept)
 
     def split(self, stats: Stats) -> list[Stats]:
-        """Return the statistic of each member's reduction, as views of the joint statistic."""
+        """Return the statistic of each member (learner), as views of the joint statistic."""
         return [Stats(layout, stats.vector[span]) for layout, span in self._layouts]
 
 
@@ -203,7 +203,7 @@ class JointLearner:
         return self._reductions
 
     def update(self, state: JointState, stats: Mapping[str, Stats]) -> JointState:
-        """Update every member once. Mark a member that diverges as failed; the others continue."""
+        """Update every member (learner) once. Mark a member that diverges as failed; all others continue."""
         own: dict[str, dict[str, Stats]] = {name: {} for name in self.members}
         for part, reduction in self._reductions.items():
             for slot, piece in zip(reduction.slots, reduction.split(stats[part]), strict=True):
@@ -217,7 +217,7 @@ class JointLearner:
         return JointState(members, failed, state.iteration + 1)
 
     def summary(self, state: JointState) -> dict[str, Any]:
-        """Return the measurements of the best member so far, and those of each member under ``members``."""
+        """Return the measurements of the best member (learner), and of each member under ``members``."""
         own = {
             name: learner.summary(state.members[name])
             for name, learner in self.members.items()
@@ -227,7 +227,7 @@ class JointLearner:
         return {**best, "pass": state.iteration, "candidates": len(self.members), "members": own}
 
     def find_ended(self, state: JointState) -> list[str]:
-        """Return the names of the members that are done or have failed."""
+        """Return the names of the members (learners) that are done or have failed."""
         return [
             name
             for name, learner in self.members.items()
@@ -235,12 +235,12 @@ class JointLearner:
         ]
 
     def is_done(self, state: JointState) -> bool:
-        """Return True at pass ``until``, or if a member has ended; a new stage trains the others."""
+        """Return True at pass ``until``, or if a member has ended; a new stage then trains the others."""
         return bool(self.find_ended(state)) or (self.until > 0 and state.iteration >= self.until)
 
 
 def watched_error(summary: Mapping[str, Any]) -> float:
-    """Return the error by which members are compared, from the summary of a member; infinity without one."""
+    """Return the error by which members are compared, from a member's summary; infinity without an error."""
     value = summary.get("best_error", summary.get("objective"))
     return float(value) if value is not None and np.isfinite(value) else float("inf")
 
@@ -254,7 +254,7 @@ def _make_own_grids(
 ) -> dict[str, RowGrid]:
     """Return the grid of each set of rows of a member: blocks of rows, and leaves (groups of blocks).
 
-    The grids are those of a pass for this member alone, with the options ``grid``. A held-out fold is a mask
+    Each grid is that of a pass for this member alone, with the options ``grid``. A held-out fold is a mask
     of the training dataset, so it has the grid of the training rows.
     """
     made = make_stage(name, work, {p: part.dataset for p, part in rows.items()}, device, None, **grid).grids
@@ -265,7 +265,7 @@ def _make_own_grids(
 
 
 class _SharedRows:
-    """Sets of rows that a joint pass reads once for all members with equal dataset and leaf size."""
+    """Sets of rows, each read once in a joint pass for all learners with this dataset and leaf size."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], list[str]] = {}
@@ -276,9 +276,9 @@ class _SharedRows:
         """Return the name of the shared rows over which a joint pass can sum ``reduction``.
 
         If no shared rows have this dataset, equal leaves (groups of blocks) and equal block contents, add new
-        ones. Their name is ``wanted``, followed by a number if this name is in use.
+        shared rows. Their name is ``wanted``, followed by a number if this name is in use.
         """
-        # If all rows are in one leaf, the leaf size has no effect.
+        # If all rows are in one leaf (group of blocks), the leaf size has no effect.
         key = id(dataset), grid.leaf_rows if grid.n_leaves > 1 else 0, reduction.requirements.form
         for name in self._names.setdefault(key, []):
             small, large = sorted((grid, self.grids[name]), key=lambda one: one.block_rows)
@@ -303,7 +303,7 @@ def make_joint_stage(
     until: int = 0,
     **grid: Any,
 ) -> Stage:
-    """Return a stage (passes over rows) that trains all members with one :class:`JointLearner`."""
+    """Return a stage (passes over rows) that trains all members (learners) with a :class:`JointLearner`."""
     found, parts = _SharedRows(), {}  # type: ignore[var-annotated]
     for key, (learner, rows) in members.items():
         own, reductions = _make_own_grids(name, learner, rows, device, grid), learner.reductions()
@@ -327,7 +327,7 @@ def make_joint_sums(
 ) -> tuple[Stage, list[tuple[str, int]]]:
     """Return a stage that computes all reductions in one pass, and the place of each result.
 
-    A place is (name of the shared rows, index of the reduction among those of these rows).
+    A place is (name of the shared rows, index of the reduction among all reductions over these rows).
     """
     found, slots, places = _SharedRows(), {}, []  # type: ignore[var-annotated]
     for i, (reduction, part) in enumerate(wanted):

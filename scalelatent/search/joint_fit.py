@@ -1,4 +1,4 @@
-"""Joint fit of the candidates of a search: one pass over the rows serves all candidates that need one."""
+"""Joint fit of the candidates of a search: each pass over the rows serves all candidates that need a pass."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_key(value: object) -> Hashable:
     """Return a hashable key; values with equal keys are interchangeable.
 
     Numbers, strings, small arrays, and dataclasses or sequences of these have equal keys if they are equal.
-    A large array, or another object, has a key of its own, which is valid as long as the object exists.
+    A large array or another object has a different key from all others, valid as long as the object exists.
     """
     if isinstance(value, np.ndarray):
         return same_array(value) if value.size > 64 else (value.tobytes(), value.shape, value.dtype.str)
@@ -143,7 +143,7 @@ class SharedFit:
             one.step = one.steps.send(answer)
             while isinstance(one.step, (StoreArrays, ComputeValue, AddRowMap)):
                 if isinstance(one.step, StoreArrays):
-                    # A candidate continues no earlier fit, so it starts with the arrays of a new run.
+                    # A candidate never continues an earlier fit, so it starts with new initial arrays.
                     answer = one.step.value()
                 elif isinstance(one.step, ComputeValue):
                     answer = self.memo(one.step)
@@ -160,7 +160,7 @@ class SharedFit:
         """
         work = step.reduction if isinstance(step, SumStatistic) else step.row_map
         rows = self._rows_key(step.rows)
-        # A map is applied to all rows, so its key does not contain the mask of the candidate.
+        # A map is applied to all rows, so its key does not contain the mask (fold) of the candidate.
         key = *rows, step.rows.mask if isinstance(step, SumStatistic) else None, make_key(work)
         return self._names.setdefault(key, (f"{step.name}-{len(self._names) + 1}", work))[0]
 
@@ -196,7 +196,7 @@ class SharedFit:
         )
 
     def _group_passes(self, names: Sequence[str], wanted: Mapping[str, SumStatistic]) -> list[list[str]]:
-        """Return groups of reductions that have the same classes and fit into memory together."""
+        """Return groups of reductions that use equal class labels and whose sums fit into memory together."""
 
         def peak(tried: Sequence[str]) -> dict[str, int]:
             return estimate_peak_bytes(
@@ -215,7 +215,7 @@ class SharedFit:
         return groups
 
     def scores(self, candidates: Sequence[Candidate], name: str, maps: Mapping[str, Any]) -> dict[str, float]:
-        """Return scores on held-out rows by candidate key; ``maps`` predict the class probabilities."""
+        """Return scores on held-out rows by candidate key; ``maps`` compute class probabilities of rows."""
         wanted = {}
         for one in candidates:
             classes = one.validation.classes
@@ -272,7 +272,7 @@ class SharedFit:
     def _run_rung(
         self, name: str, running: Sequence[Candidate], outcomes: dict[str, Outcome], first: int, until: int
     ) -> dict[str, Outcome]:
-        """Run the passes of one rung (comparison) of halving; return outcomes by candidate key.
+        """Run the passes before a comparison (rung) of successive halving; return outcomes by candidate.
 
         The passes are those after number ``first`` up to ``until``, or to the end of the fits if ``until`` is
         0. The outcomes are also added to ``outcomes``.
@@ -327,7 +327,7 @@ class SharedFit:
     def _better_half(
         self, name: str, race: Sequence[Candidate], outcomes: Mapping[str, Outcome]
     ) -> list[Candidate]:
-        """Return the candidates in the better half by mean score over folds; an odd number rounds up."""
+        """Return the better half of the candidates by mean score over folds, rounded up for an odd number."""
         sound = [one for one in race if outcomes[one.key].error is None]
         maps = {one.key: one.step.predictor(outcomes[one.key].state) for one in sound}
         scores = self.scores(sound, f"{name}-score", maps)

@@ -1,4 +1,4 @@
-"""Training loop of several learners in shared passes: when one is done, the others continue without it."""
+"""Training loop of several learners in shared passes; a learner that is done leaves, the others continue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one member: last state, records of its passes, error message or None, and if it has ended."""
+    """Result of a member (learner): last state, records of passes, error message, whether it has ended."""
 
     state: object
     history: list[dict[str, Any]]
@@ -59,8 +59,8 @@ def fit_joint(
 ) -> dict[str, Outcome]:
     """Run batch learners jointly, each until it is done; return their outcomes by key.
 
-    ``first`` is the number of passes that the members have had. ``until``, unless it is 0, is the pass after
-    which all members stop.
+    ``first`` is the number of passes that the members (learners) have had. ``until``, unless it is 0, is the
+    number of the pass after which all members stop.
     """
     outcomes = {} if store is None else load_outcomes(store, name, members)
     state = JointState({k: m.state for k, m in members.items() if k not in outcomes}, {}, first)
@@ -101,14 +101,14 @@ def fit_joint(
         rest = {k: v for k, v in state.members.items() if k not in leaving}
         state = JointState(rest, {}, state.iteration)
     if store is not None:
-        # Remove the stored states of all stages, also those that an interrupted run has left.
+        # Remove the stored states of all stages (each with fewer members), also those of an interrupted run.
         for n in range(1, len(members) + 1):
             store.drop_stage(f"{name}-{n}_estep")
     return {key: outcomes[key] for key in members}
 
 
 def load_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[str, Outcome]:
-    """Return the stored outcomes of members that an earlier :func:`fit_joint` of this name finished."""
+    """Return the stored outcomes of members (learners) that an earlier call of :func:`fit_joint` finished."""
     out = {}
     for key in keys:
         stored = store.load_result(f"{name}-member-{key}")
@@ -120,7 +120,7 @@ def load_outcomes(store: EngineStore, name: str, keys: Iterable[str]) -> dict[st
 def _resume(
     store: EngineStore, name: str, members: Mapping[str, Member], state: JointState
 ) -> tuple[str, JointState, list[dict[str, Any]]]:
-    """Return (stage, state, history) of an interrupted loop, from its stage with the fewest members."""
+    """Return (stage, state, history) of an interrupted loop; its last stage has the fewest members."""
     if not state.members:
         return "", state, []
     stages = [f"{name}-{n}_estep" for n in range(len(members), 0, -1)]
@@ -131,7 +131,7 @@ def _resume(
     history: list[dict[str, Any]] = []
     for earlier in stages[: stages.index(stage) + 1]:
         history = _merge_histories(history, store.load_history(earlier, iteration))
-    # Exclude members that ended before the interruption and whose outcomes were stored.
+    # Exclude members (learners) that ended before the interruption and whose outcomes were stored.
     rest = {k: v for k, v in stored.members.items() if k in state.members}
     return stage, replace(stored, members=rest), history
 
@@ -139,7 +139,7 @@ def _resume(
 def _merge_histories(
     before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the records of both lists, sorted by pass; if both have a pass, the record from ``before``."""
+    """Return the records of both lists, sorted by pass; if both lists have a pass, use that of ``before``."""
     by_pass = {record["pass"]: record for record in (*after, *before)}
     return [by_pass[k] for k in sorted(by_pass)]
 
@@ -172,7 +172,7 @@ def estimate_peak_bytes(stage: Stage, resources: Resources, constants: int) -> d
     """Return the peak bytes of a worker in a joint pass, by purpose.
 
     A pass reads several sets of rows, such as training and validation rows. Statistics that wait until they
-    are merged exist for all sets at once, so their bytes are added. Of other bytes the maximum counts.
+    are merged exist for all sets at once, so their bytes are added. For other memory the maximum counts.
     """
     total: dict[str, int] = {}
     for part, grid in stage.grids.items():
@@ -196,7 +196,7 @@ def group_members(
     remedy: str,
     **grid: Any,
 ) -> list[list[str]]:
-    """Return groups of members that fit into memory together: as few groups as the given order allows."""
+    """Return groups of members (learners) that fit into memory together: as few as the given order allows."""
 
     def peak(keys: Sequence[str]) -> dict[str, int]:
         wanted = {k: (members[k].learner, members[k].rows) for k in keys}

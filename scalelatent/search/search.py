@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from .candidates import CrossValidation
 
-# Attributes that a fit sets. A new fit first removes those of an earlier fit.
+# Attributes that a fit sets. A new fit first removes the attributes of an earlier fit.
 _LEARNED = (
     "cv_results_", "best_index_", "best_params_", "best_score_", "best_estimator_", "n_splits_", "n_passes_",
     "seed_", "scoring_", "n_features_in_", "feature_names_in_", "refit_time_",

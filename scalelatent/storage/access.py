@@ -52,7 +52,7 @@ class Access:
 
 
 def known_access(mark: str) -> Access | None:
-    """Return the `Access` with this identifier; None if this process has not created or received it."""
+    """Return the `Access` with this identifier; None if this process does not have such an object."""
     return _known.get(mark)
 
 

@@ -98,7 +98,7 @@ class LocalLocation(Location):
             os.link(path.with_name(aside), path)
         except FileExistsError:
             return False
-        except OSError:  # The file system has no links; a reader may then see an incomplete file.
+        except OSError:  # The file system has no links; a reader may then see a partial file.
             try:
                 with open(path, "xb") as file:
                     file.write(data)
@@ -133,7 +133,7 @@ class LocalLocation(Location):
             return stat.S_ISREG(os.stat(self.path / key).st_mode)
         except PermissionError as error:
             raise _unreadable_error(self.path / key, error) from error
-        except OSError:  # Links that form a circle and names that are too long count as absent, too.
+        except OSError:  # Links that form a circle, and names that are too long, count as missing files.
             return False
 
     def is_empty(self) -> bool:
@@ -166,7 +166,7 @@ class LocalLocation(Location):
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        # Remove the old content last, because `_exchange` restores it after an error.
+        # Remove the old content last, because `_exchange` restores the old content after an error.
         if old.is_symlink():
             old.unlink()
         else:
@@ -247,7 +247,7 @@ def is_local(url: str | os.PathLike[str]) -> bool:
 
 
 def file_name(path: str | os.PathLike[str]) -> str:
-    """Return the last part of a path or address."""
+    """Return the last part of a path or address, such as "rows.zarr"."""
     return Path(path).name
 
 

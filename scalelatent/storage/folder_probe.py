@@ -1,4 +1,4 @@
-"""Test whether a run can use a folder, by writing a file, because permissions alone do not show it."""
+"""Test whether a run can use a folder, by writing a file there; permissions alone do not show this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .disk import is_local, locate
 
 
 def find_folder_problem(url: str, mark: str | None = None) -> str:
-    """Return why this process cannot see, write, read and delete files in a folder; empty if it can.
+    """Return why this process cannot see, write, read or delete files in a folder; "" if it can do all.
 
     ``mark`` names a file that another process has just written into the folder. If this process does not see
     the file, both processes see different folders. If the folder does not exist yet, its nearest existing

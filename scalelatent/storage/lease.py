@@ -1,7 +1,7 @@
 """Locks in object stores, which have no file locks: leases with a heartbeat.
 
-A lease is an object, `lock/000001.json`, then `lock/000002.json`, …; the newest one counts. The store must be
-able to create an object only if it does not exist.
+A lease is an object `lock/000001.json`, later `lock/000002.json`, …; only the object with the highest number
+counts. The store must be able to refuse the creation of an object that exists.
 
 - A process takes the lease by creating the next number. If several processes try, one succeeds.
 - The holder writes its object again every `HEARTBEAT_SECONDS`. The lease is free if the object is older than
@@ -10,8 +10,8 @@ able to create an object only if it does not exist.
 - The holder releases the lease by writing "released" into the object. Numbers only grow, so a holder whose
   lease has expired finds a newer number at its next heartbeat, and stops.
 
-Until this heartbeat, two processes may both use the lease. Two processes that run the same fit write
-identical files, and an append checks the dataset before its last write, so this does no harm.
+Until this heartbeat, two processes may both use the lease. This does no harm: two processes that run the same
+fit write identical files, and an append checks the dataset before its last write.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ObjectLock:
 
 
 class _HeldLease:
-    """Lease that this process holds; one thread writes its object, so that the writes keep their order."""
+    """Lease that this process holds; only one thread writes the lease object, so writes stay in order."""
 
     def __init__(self, lock: ObjectLock, number: int, me: dict[str, Any]) -> None:
         self.lost = False
@@ -119,7 +119,7 @@ class _HeldLease:
         beats = 0
         while not self._stop.wait(HEARTBEAT_SECONDS):
             beats += 1
-            with suppress(OSError):  # The store is unreachable now; if this lasts, the lease expires.
+            with suppress(OSError):  # The store cannot be reached now; if this lasts, the lease expires.
                 if self._lock.newest_number() > self._number:
                     self.lost = True
                     return
@@ -129,7 +129,7 @@ class _HeldLease:
 
 
 def this_process() -> dict[str, Any]:
-    """Return the record that a lock stores about its holder, which is this process."""
+    """Return the record about this process that a lock stores while this process holds the lock."""
     return {
         "token": uuid.uuid4().hex,
         "pid": os.getpid(),
@@ -144,7 +144,7 @@ def _process_space() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # Other systems have no such id, so a lock of an ended process remains until it expires.
+    except OSError:  # Other systems have no id, so the lock of an ended process remains until it expires.
         return uuid.uuid4().hex
 
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from .disk import Location
 
-# Bytes of a segment, an object with part of a log; an append to an object store rewrites the last segment.
+# Maximum bytes of a segment, an object with some lines of a log; an append rewrites the last segment.
 SEGMENT_BYTES = 64 << 10
 
 
@@ -20,11 +20,11 @@ class LineLog:
     def __init__(self, location: Location, key: str) -> None:
         self._location, self._key = location, key
         self._folder, _, self._name = key.rpartition("/")
-        self._tail: tuple[int, bytes] | None = None  # number and content of the last segment (object)
+        self._tail: tuple[int, bytes] | None = None  # (number, content) of the log's last segment, an object
         self._lock = threading.RLock()
 
     def append(self, line: bytes) -> None:
-        """Append a line, which is given without its newline."""
+        """Append `line`, which does not contain a newline."""
         with self._lock:
             self._append(line + b"\n")
 
@@ -74,7 +74,7 @@ class LineLog:
         return self._key if number == 0 else f"{self._key}.{number:06d}"
 
     def _count_segments(self) -> int:
-        """Return the number of segments (objects with parts of the log) before a gap in their numbers."""
+        """Return the number of segments (objects with lines of the log) before the first missing number."""
         names = set(self._location.keys(self._folder))
         numbers = {0} if self._name in names else set()
         found = (re.fullmatch(re.escape(self._name) + r"\.(\d{6,})", name) for name in names)

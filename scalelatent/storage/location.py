@@ -61,7 +61,7 @@ class Location(ABC):
         """Return `length` bytes from `start` (negative: from the end), fewer if the file is shorter."""
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int] | str]) -> list[bytes]:
-        """Return several ranges `(key, start, length)` or whole files `key` in one call; see `read_range`."""
+        """Return the bytes of several ranges `(key, start, length)` or whole files `key`, in one call."""
         return [self._read_item(item) for item in ranges]
 
     def _read_item(self, item: tuple[str, int, int] | str) -> bytes:
@@ -90,7 +90,7 @@ class Location(ABC):
 
     @abstractmethod
     def delete_tree(self, prefix: str) -> None:
-        """Delete everything below a prefix; do nothing if there is nothing."""
+        """Delete all files below a prefix; do nothing if there are no files."""
 
     @abstractmethod
     def keys(self, prefix: str) -> list[str]:
@@ -110,7 +110,7 @@ class Location(ABC):
 
     @abstractmethod
     def replacing(self) -> contextlib.AbstractContextManager[Location]:
-        """Yield an empty location, whose content has replaced the old content at the end of the block.
+        """Yield an empty location; at the end of the ``with`` block, its content replaces the old content.
 
         The caller writes the final `zarr.json` last, so that an interrupted write does not look complete.
         """
@@ -140,7 +140,7 @@ class Location(ABC):
         return None
 
     def sync(self, key: str) -> None:
-        """Wait until a written file survives a power failure (an object does as soon as it is written)."""
+        """Wait until a written file survives a power failure; a written object survives at once."""
         if not self.has(key):
             raise FileNotFoundError(self.name_of(key))
 

@@ -1,9 +1,9 @@
 """Locks on locations: a run folder has one driver, a dataset has one writer.
 
-On a disk a lock is a file that the operating system locks, so it is known at once whether the holder lives,
-also after SIGKILL. If the holder is on another host, or the file system has no locks, the modification time
-of the file is a heartbeat: the lock is free after `STALE_SECONDS` without a heartbeat. In an object store a
-lock is a lease (lease.py).
+On a disk a lock is a file that the operating system locks, so other processes see at once that the holder has
+ended, also after SIGKILL. If the holder is on another host, or the file system has no locks, the modification
+time of the file is a heartbeat: the lock is free after `STALE_SECONDS` without a heartbeat. In an object
+store a lock is a lease (lease.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .plain_files import open_plain, refuse_special
 
 # Attempts to lock the file; an attempt fails if the last holder removes the file in the meantime.
 _MAX_TRIES = 20
-# Seconds to retry, because another process that calls `holder` also locks the file, but only for a moment.
+# Seconds to retry, because a process that only calls `holder` also locks the file, for milliseconds.
 _PROBE_SECONDS = 0.25
 
 
@@ -106,7 +106,7 @@ class FileLock:
         self._stop.set()
         if self._heartbeat is not None:
             self._heartbeat.join(timeout=5)
-        # If the file system is unreachable, the lock ends with the descriptor or after STALE_SECONDS.
+        # If the file system cannot be reached, the lock ends when the file is closed, or after STALE_SECONDS.
         with suppress(OSError):
             if not self.lost and self._is_mine():
                 os.unlink(self.file)
@@ -129,7 +129,7 @@ class FileLock:
             os.close(descriptor)
 
     def _record_shows_holder(self, locked: bool | None) -> bool:
-        """Return whether the lock file names a holder that may live, although the system shows no lock.
+        """Return whether the lock file names a holder that may still run, although the system shows no lock.
 
         Such a holder is on another host, or on a file system without locks.
         """
@@ -163,7 +163,7 @@ class FileLock:
                     self.lost = True
                     return
                 os.utime(self.file)
-            except OSError:  # The file is unreachable now; if this lasts, the lock expires.
+            except OSError:  # The file cannot be reached now; if this lasts, the lock expires.
                 continue
 
 

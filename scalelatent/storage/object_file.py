@@ -1,4 +1,4 @@
-"""Objects as readable files: reads are ranges, with the retries and messages of the location."""
+"""Objects of an object store as readable files: each read requests a range of bytes, with retries."""
 
 from __future__ import annotations
 

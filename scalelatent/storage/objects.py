@@ -70,7 +70,7 @@ class _OutOfRange(StoreError):
 
 
 class ObjectLocation(Location):
-    """A prefix in an object store, or in this process's memory (`memory://name`, for tests and trials)."""
+    """A prefix in an object store, or in this process's memory (`memory://name`, for tests and examples)."""
 
     def __init__(self, url: str, access: Access | None = None) -> None:
         protocol, _, rest = url.partition("://")
@@ -169,7 +169,7 @@ class ObjectLocation(Location):
 
     def has(self, key: str) -> bool:
         try:
-            # Reading one byte is one request; asking for metadata adds a listing if there is no object.
+            # Reading a byte is one request; a query of metadata adds a listing if the object is missing.
             self._request(key, lambda path: self._fs.cat_file(path, start=0, end=1))
         except FileNotFoundError:
             return False
@@ -277,7 +277,7 @@ def _filesystem(protocol: str, pid: int, access: Access | None = None) -> Abstra
 
 
 def _s3_settings() -> dict[str, Any]:
-    # The client tries once, because `_request` retries and limits the time.
+    # The S3 client tries each request once, because `_request` retries requests and limits the time.
     settings: dict[str, Any] = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": _CONNECT_SECONDS,

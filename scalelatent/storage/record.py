@@ -24,8 +24,8 @@ MODELS = "scalelatent.models"
 """Group of entry points with which packages declare their models."""
 
 _DIGEST_BYTES = 32
-# NumPy parses an array's header with Python's parser, which in some releases counts its depth for all threads
-# together: two threads may get "SystemError: AST constructor recursion depth mismatch" (gh-106905).
+# Only one thread at a time may read arrays. NumPy parses headers with Python's parser, where two threads
+# may get "SystemError: AST constructor recursion depth mismatch" in some releases of Python (gh-106905).
 _read_lock = threading.Lock()
 
 
@@ -88,7 +88,7 @@ def read_record(location: str | Path | Location, name: str) -> Any:
 
 
 def same_array(array: np.ndarray) -> tuple[object, ...]:
-    """Return a key that is identical for identical views of one array, as long as the array exists."""
+    """Return a key that is equal for equal views of the same memory, as long as the array exists."""
     return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
 
 
@@ -164,7 +164,7 @@ def _build_value(head: Any, arrays: Any) -> Any:
         cls = None
     fields = {k: _build_value(v, arrays) for k, v in head["fields"].items()}
     known = _fields(cls)
-    # Records of earlier versions lack newer fields; each newer field has a default.
+    # Records of earlier versions lack fields that were added later; each added field has a default.
     lacking = {name for name in known or {} if name not in fields}
     if known is None or not set(fields) <= set(known) or not all(known[name] for name in lacking):
         raise RunError(

@@ -36,7 +36,7 @@ def find_location(thing: Any, storage_options: Mapping[str, Any] | None = None) 
 
 
 def locate_recorded(url: str, mark: str | None) -> Location:
-    """Return the location of an address; `mark` identifies its storage options, or is None."""
+    """Return the location of an address; `mark` is the identifier of its storage options, or None."""
     if mark is None:
         return locate(url)
     access = known_access(mark)

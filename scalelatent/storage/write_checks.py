@@ -26,7 +26,7 @@ def format_of(location: Location) -> str | None:
 
 
 def describe_contents(location: Location, wanted: str) -> str:
-    """Return text about a location that lacks the wanted files; messages put it after the path."""
+    """Return the rest of an error message "PATH …" about a location that has other content than `wanted`."""
     path, names = location.local_path(""), location.keys("")
     if path is not None and os.path.isfile(path):
         found = "a file"
@@ -45,7 +45,7 @@ def describe_contents(location: Location, wanted: str) -> str:
 
 
 def contains(location: Location, other: Location) -> bool:
-    """Return whether clearing `location` deletes `other`, which is inside it or has the same real path."""
+    """Return True if `other` is `location` or is inside it, so that clearing `location` deletes `other`."""
     outer, inner = _real_path(location), _real_path(other)
     return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
 
@@ -101,7 +101,7 @@ def scratch(location: Location) -> Iterator[Location]:
     """Yield a location that is cleared at the end, also after an error."""
     with clear_on_failure(location):
         yield location
-    with contextlib.suppress(OSError):  # The work has succeeded, so files that remain do no harm.
+    with contextlib.suppress(OSError):  # The work has succeeded, so temporary files that remain do no harm.
         location.clear(whole=False)
 
 
@@ -115,7 +115,7 @@ def clear_after(error: BaseException, location: Location) -> None:
 
 @contextlib.contextmanager
 def explain_os_errors(location: Location, doing: str, next_step: str = "try again") -> Iterator[None]:
-    """Turn an `OSError` into a `DataError` with its cause and next steps; the last step is `next_step`."""
+    """Turn an `OSError` into a `DataError` that explains the cause and the next steps, last `next_step`."""
     try:
         yield
     except OSError as error:

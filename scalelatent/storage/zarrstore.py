@@ -47,7 +47,7 @@ class WatchedStore(WrapperStore[Store]):
 
 
 class LocationStore(Store):
-    """A zarr store that reads and writes through an `ObjectLocation`, with its retries and messages."""
+    """A zarr store that reads and writes through an `ObjectLocation`, which retries failed requests."""
 
     supports_writes = True
     supports_deletes = True

@@ -12,7 +12,7 @@ _MAX_SHOWN = 20  # maximum number of names in an error message
 def choose_arrays(
     arrays: Sequence[str] | Mapping[str, str], x: str | None, y: str | None, source_name: str
 ) -> tuple[str, str | None]:
-    """Return the name of the array with the rows, and that of the array with the labels (or None).
+    """Return (name of the array with the rows, name of the array with the labels or None).
 
     `x` and `y` are names that the user chose, or None. `arrays` lists the names of all arrays of the file, or
     maps each name to a description for messages. If `y` is None, the labels must be in the group of the rows.

@@ -66,7 +66,7 @@ class ShardIndexCache:
         self._cache: dict[str, np.ndarray] = {}
 
     def get(self, keys: list[str], n_chunks: int) -> dict[str, np.ndarray]:
-        """Return the indexes of shards with `n_chunks` chunks each; fetch missing ones at once."""
+        """Return the indexes of shards with `n_chunks` chunks each; fetch missing indexes in one call."""
         found = {key: index for key in keys if (index := self._cache.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         length = 16 * n_chunks + _CRC_BYTES
@@ -94,7 +94,7 @@ def _parse_index(raw: bytes, n_chunks: int) -> np.ndarray:
 
 
 def index_entry(index: np.ndarray, chunk: int) -> tuple[int, int]:
-    """Return offset and length of the bytes of a chunk from the index of its shard."""
+    """Return (offset, length) of a chunk in bytes, from the index of its shard."""
     offset, length = (int(v) for v in index[chunk])
     if offset == ABSENT:
         raise DamagedFileError(f"its chunk {chunk} was never written")
@@ -139,7 +139,7 @@ class ShardFile:
         tail = bytearray(_CRC_BYTES)
         view = target.reshape(-1).view(np.uint8).data
         done = os.preadv(self._fd, [view, tail], offset)
-        while done < len(view) + _CRC_BYTES:  # a read may be short: at 2 GiB, or after a signal
+        while done < len(view) + _CRC_BYTES:  # a read returns at most 2 GiB, and less after a signal
             rest = (
                 [view[done:], memoryview(tail)]
                 if done < len(view)

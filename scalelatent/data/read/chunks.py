@@ -58,7 +58,7 @@ def _warn_slow_decoding(url: str, name: str, codecs: str) -> None:
 
 
 class StoredRows(StoredColumn):
-    """Rows of one stored array; each file (shard) holds a range of rows, and all or some (a tile) columns."""
+    """Rows of one stored array; a file (shard) holds all columns, or some columns (a tile), of some rows."""
 
     def __init__(self, location: Location, array: zarr.Array, repair: str) -> None:
         self.shape = array.shape
@@ -171,7 +171,7 @@ class StoredRows(StoredColumn):
         return "/".join([self._name, "c", str(shard), *(str(tile) for _ in self.shape[1:])])
 
     def _tiles(self) -> list[tuple[int, ColumnIndex]]:
-        """Return (number, array index) of each tile to read; a tile is a group of columns with own files."""
+        """Return (number, array index) of each tile (group of columns, in separate files) to read."""
         if self._tile is None:
             return [(0, ...)]
         firsts = range(0, self.shape[1], self._tile)
@@ -208,7 +208,7 @@ class StoredRows(StoredColumn):
         target[...] = rows if self._tile is None else rows[:, : target.shape[1]]
 
     def _compare(self, checksum: bytes, shard: int, tile: int, chunk: int) -> None:
-        """Raise an error for an intact chunk with another checksum than in the table of the dataset."""
+        """Raise an error if a chunk's checksum differs from that in the dataset's table of checksums."""
         if self._crcs is None:
             return
         found, written = int.from_bytes(checksum, "little"), int(self._crcs[shard, tile, chunk])
@@ -242,7 +242,7 @@ class StoredRows(StoredColumn):
     def _locate_chunks(
         self, pieces: list[tuple[int, int]], keys: list[str]
     ) -> list[tuple[str, int, int] | str]:
-        """Return where the chunk of each row range is: (key, offset, length), or the key of a whole file."""
+        """Return (key, offset, length) of the chunk of each row range, in bytes, or the key of a file."""
         if not self._sharded:
             return list(keys)
         chunks_per_shard = self._chunks_per_shard
@@ -315,7 +315,7 @@ class RecyclingAllocator:
 
 
 class _RecycledBuffer:
-    """Owner of one buffer, to which all arrays over the buffer refer; without arrays the buffer is reused."""
+    """Owner of one buffer; all arrays over the buffer refer to the owner. Without arrays, it is reused."""
 
     def __init__(self, raw: np.ndarray, free: deque[np.ndarray]) -> None:
         self.__array_interface__ = raw.__array_interface__

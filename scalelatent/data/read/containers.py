@@ -36,7 +36,7 @@ class SlicedRows:
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._read = read
-        self.columns = columns  # the names of the features, as in a data frame; empty without names
+        self.columns = columns  # names of the features, like the columns of a data frame; empty without names
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -58,7 +58,7 @@ def is_instance(x: object, module: str, *names: str) -> bool:
 
 
 def is_lazy(x: object) -> bool:
-    """Return whether `opened` turns `x` into an array whose rows are read only when they are needed."""
+    """Return whether `x` becomes an array whose rows are read only when they are needed."""
     return (
         isinstance(x, SlicedRows)
         or is_instance(x, "xarray", "DataArray")
@@ -90,12 +90,12 @@ def _is_cudf(x: object) -> bool:
 
 
 def is_on_gpu(x: Any) -> bool:
-    """Return whether `opened` copies `x` from a GPU: an array of CuPy or torch, or a frame of cuDF."""
+    """Return whether `x` is on a GPU: an array of CuPy or torch, or a data frame of cuDF."""
     return _is_cupy(x) or _is_cudf(x) or (is_instance(x, "torch", "Tensor") and bool(x.is_cuda))
 
 
 def opened(x: Any, name: str = "x") -> Any:
-    """Return a container of another library as an array, without computing it; return other values as is."""
+    """Return a container of another library as an array, without computing lazy data; keep other values."""
     if isinstance(x, np.ma.MaskedArray):
         refuse_masked(x, name)
         return x.data
@@ -152,7 +152,7 @@ def opened(x: Any, name: str = "x") -> Any:
 def frame_parts(
     frame: FrameLike | dict[str, Any], label: str | None, weight: str | None, features: Sequence[str] | None
 ) -> tuple[SlicedRows, np.ndarray | None, np.ndarray | None]:
-    """Return rows, labels and weights of a data frame; a lazy frame only collects labels and weights."""
+    """Return rows, labels and weights of a data frame; of a lazy frame, compute only labels and weights."""
     if _is_dask_frame(frame):
         opened(frame, "the frame")
     lazy = _is_lazy_frame(frame)

@@ -10,14 +10,14 @@ from .segments import earlier_columns, earlier_states, restore_columns
 
 
 def find_earlier_rows(ds: Dataset, fingerprint: str) -> Dataset | None:
-    """Return the rows that `ds` had when its fingerprint was `fingerprint`, or None if it never was."""
+    """Return the rows that `ds` had when it had this `fingerprint`; None if it never had this fingerprint."""
     if ds.fingerprint() == fingerprint:
         return ds
     return next((found for found in _iter_earlier_slices(ds) if found.fingerprint() == fingerprint), None)
 
 
 def rows_at_same_time(ds: Dataset, other: Dataset) -> Dataset:
-    """Return the rows that `ds` had before an append, which `other` shows: the same dataset at that time.
+    """Return the rows of `ds` that existed in the earlier state `other` of its dataset, before an append.
 
     If `other` is not an earlier state of the dataset of `ds`, return `ds`.
     """

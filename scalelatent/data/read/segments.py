@@ -122,7 +122,7 @@ def earlier_states(attrs: DatasetAttrs) -> list[EarlierState]:
 
 
 def earlier_columns(columns: DatasetColumns, fingerprint: str) -> DatasetColumns | None:
-    """Return the columns that a stored dataset had when it had this fingerprint, or None."""
+    """Return the columns that a stored dataset had with this fingerprint; None if it never had it."""
     states = [] if columns.attrs is None else earlier_states(columns.attrs)
     return next((restore_columns(columns, s) for s in states if s.fingerprint == fingerprint), None)
 

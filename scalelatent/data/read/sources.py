@@ -68,7 +68,7 @@ class RowSource(ABC):
 
 
 class StoredColumn(RowSource):
-    """Column of a stored dataset, with a checksum for each chunk (checksums.py)."""
+    """Column of a stored dataset, with a checksum (CRC-32C) for each chunk."""
 
     shard_rows: int
 
@@ -96,7 +96,7 @@ class StoredColumn(RowSource):
         """Return the slice of the column's checksums that belongs to shard number `shard`."""
 
     def read_tile(self, start: int, stop: int, tile: int) -> DenseOrCsr:
-        """Return the rows `start:stop` with the columns of one tile, or with all columns without tiles."""
+        """Return the rows `start:stop` of one tile (group of columns); without tiles, all columns."""
         return self.read(start, stop)
 
 
@@ -152,7 +152,7 @@ class ZarrRows(RowSource):
     def read(self, start: int, stop: int) -> np.ndarray:
         try:
             return _in_native_order(np.asarray(self._array[start:stop]))
-        except Exception as error:  # zarr, its stores and its codecs raise errors of their own
+        except Exception as error:  # zarr, its stores and its codecs raise errors of many types
             raise DataError(
                 f"zarr array {self._array.store_path}: rows {start}:{stop} cannot be read: {error}; check "
                 "the files that hold its chunks"
@@ -198,7 +198,7 @@ class DaskRows(RowSource):
 
     def read(self, start: int, stop: int) -> np.ndarray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype.newbyteorder("="))
-        for a, b in self.pieces(start, stop):  # only one piece at a time is in memory
+        for a, b in self.pieces(start, stop):  # only the chunks of one range are in memory at a time
             chunks = _split_range(a, b, self._edges_within(a, b))
             try:
                 out[a - start : b - start] = self._compute(a, b)
@@ -228,7 +228,7 @@ class DaskRows(RowSource):
         return self._edges[bisect.bisect_right(self._edges, start) : bisect.bisect_left(self._edges, stop)]
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Split the rows `start:stop` at chunk edges; combine small chunks."""
+        """Split the rows `start:stop` at the ends of dask chunks; combine small chunks into one range."""
         edges = [start]
         for edge, following in itertools.pairwise([*self._edges_within(start, stop), stop]):
             if following - edges[-1] > self._max_rows:

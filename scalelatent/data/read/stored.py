@@ -55,7 +55,7 @@ def open_group(location: Location) -> zarr.Group:
 
 
 def write_attrs(location: Location, attrs: DatasetAttrs) -> None:
-    """Replace all attributes of a dataset in one write; zarr's `attrs.update` writes once per attribute."""
+    """Replace all attributes of a dataset in one write, unlike zarr's `attrs.update` (one per attribute)."""
     meta = json.loads(location.read("zarr.json") or b"{}")
     location.write("zarr.json", json.dumps({**meta, "attributes": attrs.to_json()}, indent=2).encode())
 

@@ -102,7 +102,7 @@ def _append(location: Location, rows: Dataset, progress: Progress | None, layout
         record = {"rows": rows.n_rows, **derive_provenance(rows, "append"), "before": before}
         _commit(location, attrs, [*segments, segment], classes, record)
     except BaseException as error:
-        # Do not delete the segment if an interrupt came after the commit.
+        # Do not delete a segment that the dataset lists: an interrupt may come after the commit.
         if not _is_listed(location, folder):
             clear_after(error, folder)
         if isinstance(error, DataError) and isinstance(error.__cause__, OSError):
@@ -122,7 +122,7 @@ def _remove_unlisted(location: Location, attrs: DatasetAttrs) -> None:
 
 
 def _describe_columns(ds: Dataset) -> dict[str, object]:
-    """Return the properties that have to be equal before the rows of two datasets can be joined."""
+    """Return the properties that must be equal in two datasets, so that their rows can be joined."""
     labels = None if ds.y_kind is None else str(ds.y_kind)
     if ds.y_kind == "labels":
         labels = "strings" if ds.read_y(0, 1).dtype.kind == "U" else "numbers"
@@ -138,7 +138,7 @@ def _describe_columns(ds: Dataset) -> dict[str, object]:
 
 
 def _common_classes(target: Dataset, rows: Dataset) -> np.ndarray | None:
-    """Return the union of the classes, or None; refuse rows that cannot be joined with the target."""
+    """Return the classes of both datasets together, or None; refuse rows that do not fit the target."""
     old_kind, new_kind = _describe_columns(target), _describe_columns(rows)
     differing = [
         f"{name} {new_kind[name]} instead of {old_kind[name]}"
@@ -180,15 +180,15 @@ def _check_names(target: Dataset, rows: Dataset) -> None:
 
 def _segment_entry(path: str, attrs: DatasetAttrs, n_rows: int) -> Segment:
     """Return the entry of a segment for the list of segments in the attributes."""
-    # A segment with label codes needs its classes to decode them. The first segment also needs them for
-    # its fingerprint, because the attributes in its folder describe the whole dataset after an append.
+    # A segment with label codes needs its classes to decode the codes. The first segment always needs its
+    # classes, for its fingerprint: after an append, the attributes in its folder have the new classes.
     classes = attrs.classes if attrs.codes or not path else None
     assert attrs.fingerprint is not None, "only a finished dataset becomes a segment"
     return {"path": path, "rows": n_rows, "fingerprint": attrs.fingerprint, "classes": classes}
 
 
 def _state_before(attrs: DatasetAttrs, classes: np.ndarray | None, n_rows: int) -> dict[str, Any]:
-    """Return rows and fingerprint before an append, and the old classes if classes change; see earlier.py."""
+    """Return number of rows and fingerprint before an append, and the old classes if the append adds some."""
     changed = attrs.classes != (None if classes is None else classes.tolist())
     state = {"rows": n_rows, "fingerprint": attrs.fingerprint}
     return {**state, "classes": attrs.classes} if changed else state
@@ -259,6 +259,6 @@ def _is_listed(location: Location, folder: Location) -> bool:
     """Return whether a dataset lists the segment `folder`, or has attributes that cannot be read."""
     try:
         segments = read_attrs(location).segments or []
-    except DataError:  # keep the segment now; the next append removes it if it is not listed
+    except DataError:  # keep the segment; the next append removes it if it is not listed
         return True
     return any(segment["path"] == folder.url.rsplit("/", 1)[-1] for segment in segments)

@@ -101,7 +101,7 @@ class RowBatch:
 def map_in_order(
     items: Iterable[Item], work: Callable[[int, Item], Done], threads: int, name: str, *, ahead: int
 ) -> Generator[Done]:
-    """Yield `work(number, item)` in order, computed by threads; at most `ahead` results wait at one time.
+    """Yield `work(number, item)` in the order of the items; threads compute at most `ahead` results ahead.
 
     If the loop over this generator may raise an error, close the generator, which waits for its threads.
     """
@@ -158,7 +158,7 @@ def row_bytes(ds: Dataset) -> float:
 
 
 def _list_arrays(column: DenseOrCsr) -> list[np.ndarray]:
-    """Return the arrays of rows, labels or weights: none for None, one, or the three arrays of CSR rows."""
+    """Return the arrays of a column: one array, the three arrays of CSR rows, or no array for None."""
     if column is None:
         return []
     return [column] if isinstance(column, np.ndarray) else list(csr.unpack_csr(column))

@@ -160,7 +160,7 @@ def _choose_layout(
 
 
 def _choose_size(rows: int | str | None, name: str, old_size: int | None) -> int | None:
-    """Return the requested number of rows: `old_size` if there is no request, and None for 'auto'."""
+    """Return the requested number of rows, `old_size` if none is requested, or None for 'auto'."""
     if rows is None or rows == "auto":
         return old_size if rows is None else None
     try:
@@ -307,7 +307,7 @@ class SparseRows(WrappedRows):
 
 def cast(x: np.ndarray, dtype: np.dtype, lossy: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the values in another dtype, and a mask of the values that the dtype holds exactly."""
-    # NumPy calls the cast from 8-byte integers to floats safe, although it rounds large values.
+    # NumPy calls a cast from 8-byte integers to floats safe, although the cast rounds large values.
     wide = x.dtype.kind in "iu" and x.dtype.itemsize == 8 and dtype.kind == "f"
     if np.can_cast(x.dtype, dtype, "safe") and not wide:
         return x.astype(dtype, copy=False), np.broadcast_to(True, x.shape)

@@ -185,7 +185,7 @@ def _create_columns(
 def _create_dense(
     group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype, layout: ChunkLayout
 ) -> None:
-    """Create an array in which a missing chunk is always a lost chunk: zarr also writes chunks of zeros."""
+    """Create an array whose missing chunks are lost chunks, because zarr also writes chunks of zeros."""
     rest = shape[1:]
     sharded = layout.shard_rows > layout.chunk_rows
     columns = rest if layout.tile_columns is None else (min(layout.tile_columns, *rest),)
@@ -212,7 +212,7 @@ def check_rows_fit(
     compressor: str | None = "auto",
     copies: int = 1,
 ) -> None:
-    """Raise a `DataError` if the location has no space for `copies` copies of the rows; see `check_space`."""
+    """Raise a `DataError` if the disk of the location has no space for `copies` copies of the rows."""
     numbers = schema.n_features(feature_shape) * n_rows if nnz is None else nnz
     name = f"{n_rows:,} rows of shape {feature_shape} and dtype {dtype}"
     if copies > 1:
@@ -278,7 +278,7 @@ def check_room(
 def _is_finished(location: Location) -> bool:
     try:
         return read_attrs(location).complete
-    except DataError:  # a newer version or damaged: possibly finished
+    except DataError:  # a dataset of a newer version, or a damaged one: it may be finished
         return True
 
 
@@ -301,7 +301,7 @@ def _check_resumed(
     for name in ("x_kind", "y_kind", "n_targets"):
         then[name], now[name] = getattr(writer.attrs, name), getattr(attrs, name)
     now["shard_rows"] = writer.shard_rows if layout is None else layout.shard_rows
-    # The parameters determine the content; the software version that created the dataset does not.
+    # The parameters determine the rows; the version of the software that created the dataset does not.
     then |= {k: v for k, v in old.items() if k not in ("scalelatent", "appended")}
     now |= {k: v for k, v in json.loads(json.dumps(attrs.provenance)).items() if k != "scalelatent"}
     differing = [
@@ -364,7 +364,7 @@ def copy_rows(
     progress: Callable[[int, int], None] | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> None:
-    """Write the rows of a dataset to another location; see `Dataset.save`."""
+    """Write the rows of a dataset, with labels and weights, as a new dataset at `url`."""
     provenance = derive_provenance(ds, "save") if provenance is None else provenance
     writer = create_like(ds, url, provenance=provenance, overwrite=overwrite, **layout)
     with remove_on_failure(writer):

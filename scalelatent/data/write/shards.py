@@ -297,7 +297,7 @@ class ShardWriter:
                     self.attrs, self.n_rows, *kinds, self.shard_rows, classes, digests
                 )
                 done = replace(self.attrs, fingerprint=fingerprint, classes=classes, crc=crc, complete=True)
-                # This write is the last one, because readers refuse the dataset before it.
+                # This write is the last one, because it lets readers open the dataset.
                 write_attrs(self._location, done)
             self.attrs = done
         elif self._rewritten and self.attrs.crc is not None:
@@ -305,7 +305,7 @@ class ShardWriter:
         self._location.delete_tree(MARKER_FOLDER)
 
     def _read_marker(self, shard: int) -> dict[str, Any] | None:
-        """Return the marker of a shard (digest, labels, checksums); None if it is missing or incomplete."""
+        """Return the marker of a shard (digest, labels, checksums); None if it is missing or damaged."""
         raw = self._location.read(_marker_key(shard))
         return None if raw is None else _parse_marker(raw)
 
@@ -385,7 +385,7 @@ class ShardWriter:
         return {name: column for name, column in columns.items() if column is not None}
 
     def _files(self, shard: int, marker: dict[str, Any]) -> list[str]:
-        """Return the keys of the files of a written shard."""
+        """Return the keys (paths in the dataset) of the files of a written shard."""
         keys: list[str] = []
         for name, column in self._columns().items():
             if isinstance(column, CsrGroups):

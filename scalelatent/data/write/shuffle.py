@@ -171,7 +171,7 @@ class _Buckets:
             self._location.clear()
 
     def add(self, batch: RowBatch, keys: np.ndarray) -> None:
-        """Add rows to the buckets of their sort `keys`; rows of one bucket keep the order of the calls."""
+        """Add rows to the buckets of their sort `keys`; a bucket stores its rows in the order of calls."""
         bucket = (keys >> np.uint64(32)) * np.uint64(self._plan.n_buckets) >> np.uint64(32)
         order = np.argsort(bucket, kind="stable")
         edges = np.searchsorted(bucket[order], np.arange(1, self._plan.n_buckets, dtype=np.uint64))
@@ -186,7 +186,7 @@ class _Buckets:
             self._flush()
 
     def iter_sorted(self) -> Iterator[tuple[RowBatch, np.ndarray]]:
-        """Yield (rows, order by key) per bucket; the caller deletes its references before the next bucket."""
+        """Yield (rows, order by key) of each bucket; the caller must delete both before the next bucket."""
         if self._n_flushed:
             self._flush()
         for bucket, parts in enumerate(self._buffered):

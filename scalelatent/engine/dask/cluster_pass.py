@@ -1,7 +1,7 @@
 """One pass on a Dask cluster: each span (range of rows), each merge of partial sums and the M-step is a task.
 
-The tasks of the next pass depend on the M-step. Partial sums are merged in a fixed tree (law 1), and no task
-graph is larger than one pass (law 7); `test_same_bits.py` tests both laws.
+The tasks of the next pass depend on the M-step. Partial sums are merged in a fixed tree, so that results have
+the same bits on any cluster. No task graph is larger than one pass (laws 1 and 7; `test_same_bits.py`).
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class DaskPass(Work[Span]):
         self.ref = executor.stage_refs[stage.name]
         self.following: DaskPass | None = None
         self.links: int = 0 if behind is None else behind.links + 1
-        # Only in a pass without M-step: the key of the task that computes the sum over all rows, and the sum
-        # itself after it was fetched; both by part ("train", "validation").
+        # Only in a pass without M-step: the key of the task that computes the sum over all rows, and this sum
+        # after the driver has it; both dicts have the keys "train" and "validation".
         self._roots: dict[str, str] = {}
         self.sums: dict[str, np.ndarray] = {}
         self._n_spans, self._finished = len(spans) + len(finished), frozenset(finished)
@@ -158,7 +158,7 @@ class DaskPass(Work[Span]):
         return set(self._roots.values())
 
     def use(self, graph: Graph, key: str) -> TaskRef:
-        """Return a reference to a partial sum; ``graph`` keeps its future alive instead of this pass."""
+        """Return a reference to a partial sum; ``graph`` then holds its future, and this pass does not."""
         future = self._futures.pop(key, None)
         return graph.ref(key) if future is None else graph.hold(future)
 
@@ -168,7 +168,7 @@ class DaskPass(Work[Span]):
         return self._futures.get(self.key("mstep"))
 
     def open_following(self) -> None:
-        """Send the next pass, which depends on this M-step, unless too many passes depend on each other."""
+        """Send the next pass, which depends on this pass's M-step, unless too many passes are linked so."""
         if not self.learns or self.following is not None or not self.window.all_sent:
             return
         links = self.links + 1
@@ -211,7 +211,7 @@ class DaskPass(Work[Span]):
 
     @property
     def result(self) -> PassInfo | None:
-        """Results of the M-step, from its event or, after a lost event, the run folder; None before that."""
+        """Results of the M-step from its event or, if the event was lost, the run folder; None until then."""
         mstep = self.mstep
         if self._info is None and mstep is not None:
             report = self.executor.pass_report(self)
@@ -251,7 +251,7 @@ def key_of(stage: Stage, role: str | None, iteration: int, suffix: str, token: s
 
 
 def _part_prefix(part: str) -> str:
-    """Return the prefix in task names for rows of a part: "s" for "train", "v" for "validation"."""
+    """Return the letter in task names for the rows ``part``: "s" for "train", "v" for "validation"."""
     return {"train": "s", "validation": "v"}.get(part, f"{part}-")
 
 

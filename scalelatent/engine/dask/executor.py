@@ -1,7 +1,7 @@
 """Executor of fits on a Dask cluster, with the same bits as the executor of one process.
 
-Both executors sum statistics in the same fixed tree, because law 4 requires identical bits
-(`test_same_bits.py`).
+Both executors sum statistics in the same fixed tree, so that they give identical bits (law 4 of DESIGN.md;
+`test_same_bits.py`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class DaskExecutor:
             self.look_at_workers()
 
     def look_at_workers(self) -> dict[str, int]:
-        """Return the threads of each worker that takes part, by address; empty if no worker is left."""
+        """Return the number of threads of each worker that the fit uses, by address of the worker."""
         found = self.pools.chosen(self.watch.trusted(self.link.threads()))
         self._looked = time.monotonic()
         self.threads = found or self.threads
@@ -132,7 +132,7 @@ class DaskExecutor:
             self.pools.report_devices(offers, self.callbacks)
 
     def wait_for_workers(self, work: str = "the next step") -> dict[str, int]:
-        """Return the threads of each worker by address; wait at most `STALL_SECONDS` for the first worker."""
+        """Return the number of threads of each worker, by address; wait until there is a worker."""
         begin = time.monotonic()
         while not (found := self.look_at_workers()):
             if time.monotonic() - begin > STALL_SECONDS:
@@ -145,7 +145,7 @@ class DaskExecutor:
         return found
 
     def _check_shared(self, location: Location, name: str, option: str, *, all_answer: bool = True) -> None:
-        """Raise a RunError if a worker does not see a folder or, with ``all_answer``, does not answer."""
+        """Raise a RunError if a worker cannot use a folder or, with ``all_answer``, does not answer."""
         mark = f".seen-{self.token}"
         action = f"the workers were looking for {name}"
         ask: Any = partial(self.link.ask_workers, action) if all_answer else partial(ask_workers, self.client)
@@ -163,7 +163,7 @@ class DaskExecutor:
             )
 
     def send_access(self, dataset: Dataset) -> None:
-        """Give the workers the access (storage options, store) with which this process opened a dataset."""
+        """Send the workers the storage options with which this process opened a dataset."""
         send_access(self.client, dataset)
 
     # -- names and events ------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class DaskExecutor:
         return self._seconds.get(name)
 
     def pass_report(self, current: DaskPass) -> str | None:
-        """Return the results that the M-step of a pass sent as an event, as JSON text; None before that."""
+        """Return the JSON text of the results that a pass's M-step sent as an event; None until then."""
         return self.watch.pass_reports.get((current.token, current.stage.name, current.iteration + 1))
 
     def wait(self, seconds: float) -> None:
@@ -214,7 +214,7 @@ class DaskExecutor:
     # -- passes ----------------------------------------------------------------------------------------------
 
     def put_state(self, stage: Stage, iteration: int, state: object) -> int:
-        """Write a stage and its state into the run folder, from which the workers load them."""
+        """Write a stage and its state into the run folder, from which the workers load both."""
         self._cancel_queued_pass()
         self._save_stage(stage)
         self.store.save_state(stage.name, iteration, state, durable=True)
@@ -229,7 +229,7 @@ class DaskExecutor:
         return list_spans(stage, self.workers)
 
     def step(self, stage: Stage, iteration: int, handle: int, on_rows: OnRows) -> StepResult:
-        """Run one pass and its M-step on the cluster; the pass may be queued already."""
+        """Run one pass and its M-step on the cluster; the pass may have been sent in advance."""
         current = self._queued_pass
         if current is None or current.stage is not stage or current.iteration != iteration:
             self._cancel_queued_pass()
@@ -249,7 +249,7 @@ class DaskExecutor:
         return StepResult(out["summary"], out["done"], out["rows"], out["bytes_read"], iteration + 1)
 
     def _make_pass(self, stage: Stage, iteration: int, learns: bool = True) -> DaskPass:
-        """Return a new pass over the rows that are not excluded; it uses saved sums of an earlier attempt."""
+        """Return a new pass over all rows that are not excluded; it uses the sums of an interrupted pass."""
         if self.quarantine.excluded_parts(stage) != self._skipped[stage.name]:
             self._save_stage(stage)
         todo, finished = plan_spans(stage, iteration, self.store, self.workers)
@@ -323,7 +323,7 @@ class DaskExecutor:
         self.pools.report_devices(self.pools.count_computing_workers(), self.callbacks, present)
 
     def close(self) -> None:
-        """Record in the run folder that this driver has not crashed; unsubscribe from events of kernels."""
+        """Record in the run folder that this driver did not crash; unsubscribe from events about kernels."""
         clear_attempts(self.store)
         listener(self.client).remove(KERNELS, self.receive)
 

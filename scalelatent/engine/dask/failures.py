@@ -1,7 +1,7 @@
 """Supervise the tasks of a pass or map; after a failure, retry, exclude bad rows, or raise an error.
 
-Dask retries a failed task whatever the cause; this module decides by the cause (`test_failures.py`,
-`test_bad_shards.py`).
+Dask retries a failed task whatever the cause of the failure; this module looks at the cause first
+(`test_failures.py`, `test_bad_shards.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
 
-# Seconds between two checks of the futures: LOOK_SHARE per pending future, but at least POLL_SECONDS; and
-# WAIT_SECONDS without pending futures. With tasks of 1 s the checks use 1.5 % of a core (submit.py), and with
-# 1,000 workers 0.6 ms per task (simulated_cluster.py).
+# Seconds between two checks of the futures: LOOK_SHARE per pending future, but at least POLL_SECONDS, and
+# WAIT_SECONDS if no future is pending. Checks use 1.5 % of a core with tasks of 1 s (submit.py), and 0.6 ms
+# per task with 1,000 workers (simulated_cluster.py).
 POLL_SECONDS, LOOK_SHARE, WAIT_SECONDS = 0.02, 5e-5, 0.25
 
 
@@ -44,7 +44,7 @@ def guard_spans(client: Client) -> None:
 
 
 def supervise(executor: DaskExecutor, current: Work[Item], on_rows: OnRows) -> None:
-    """Supervise a pass or map to its end; call ``on_rows`` with (number of finished rows, of all rows)."""
+    """Supervise a pass or map to its end; call ``on_rows(number of finished rows, number of all rows)``."""
     reported_rows = -1
     current.window.open()
     executor.watch.start(current)
@@ -115,7 +115,7 @@ def _explained_error(
             "finished work"
         )
     if isinstance(error, (ScalelatentError, FloatingPointError)):
-        # The original error refers to stack frames, which would keep the futures of this pass alive.
+        # Return a new error: the original refers to stack frames, which keep the futures of this pass alive.
         return type(error)(*error.args)
     return RunError(
         f"task {future.key} failed: {type(error).__name__}: {error}; finished passes are kept, resume the run"

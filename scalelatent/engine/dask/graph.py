@@ -14,7 +14,7 @@ __all__ = ["Graph", "Reads", "TaskRef"]
 
 try:
     from dask.task_spec import List, Task, TaskRef
-except ImportError:  # In earlier versions the module is private.
+except ImportError:  # Earlier versions of Dask have a private module with these names.
     from dask._task_spec import List, Task, TaskRef
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Reads = tuple[str, int, int]
 class Graph:
     """Tasks by Dask key, which are sent to the scheduler in one message.
 
-    Ten tasks in one message take the scheduler a third of the time of ten messages with one task.
+    The scheduler needs three times as long for ten messages with one task each as for one with ten tasks.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Graph:
         self._held: list[Future] = []
 
     def hold(self, future: Future) -> TaskRef:
-        """Return a reference to a result, and keep its future alive as long as this graph exists."""
+        """Return a reference to a future's result, and keep the future alive as long as this graph exists."""
         # The scheduler unpacks a graph asynchronously. If a future were released right after the graph was
         # sent, the scheduler could forget the result before it sees the tasks that need the result. Callers
         # therefore keep the graph until one of its tasks is done.
@@ -47,7 +47,7 @@ class Graph:
 
     @staticmethod
     def ref(key: str) -> TaskRef:
-        """Return a reference to a task's result, for the arguments of another task."""
+        """Return a reference to the result of the task ``key``, for the arguments of another task."""
         return TaskRef(key)
 
     def add(

@@ -34,7 +34,7 @@ _TASK, _WORKER = "distributed.scheduler:TaskState", "distributed.scheduler:Worke
 def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callable[[_F], _F]:
     """Return a decorator: if Dask lacks an attribute of ``needs``, the function returns ``default()``.
 
-    ``without`` names, for the log, the feature that is then missing.
+    ``without`` is the name, for the log, of the feature that a fit then lacks.
     """
 
     def wrap(function: _F) -> _F:
@@ -42,7 +42,7 @@ def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callab
         def call(*args: Any, **kwargs: Any) -> Any:
             if function.__name__ not in _tested:
                 try:
-                    # Dask passes a scheduler or worker by name.
+                    # Dask passes the scheduler or worker as a keyword argument.
                     owner = next(iter([*args, *kwargs.values()]), None)
                     for need in needs:
                         _find(need, owner)
@@ -59,7 +59,7 @@ def _guarded(without: str, default: Callable[[], object], *needs: str) -> Callab
 
 
 def _find(need: str, owner: object) -> None:
-    """Raise an error if the attribute ``need``, of a module ("module:path") or of ``owner``, is missing."""
+    """Raise an error if an attribute is missing: ``need`` of ``owner``, or "module:path" of a module."""
     module, _, path = need.rpartition(":")
     found = importlib.import_module(module) if module else owner
     for name in path.split("."):
@@ -231,7 +231,7 @@ def worker_facts(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
 def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
     """Set the number of workers that died with a task to 0, so that the scheduler runs the task again."""
     # The scheduler fails a task (KilledWorker) after `distributed.scheduler.allowed-failures` workers died
-    # while they ran it. A driver is a task that runs as long as its job and is not the cause of these deaths.
+    # while they ran the task. A driver is a task that runs as long as its job, and does not cause deaths.
     task = scheduler.tasks.get(key)
     if task is None:
         return False
@@ -241,7 +241,7 @@ def reset_suspicion(scheduler: Scheduler, key: Any) -> bool:
 
 
 class RunningSpan(NamedTuple):
-    """Task of a span (range of rows) on a worker, with the rows of the shards that it reads, see `Reads`."""
+    """Task of a span (range of rows) on a worker; ``reads`` gives the rows of the shards that it reads."""
 
     key: str
     worker: str
@@ -290,7 +290,7 @@ def loads(scheduler: Scheduler) -> dict[str, float]:
 
 @_guarded(_DEADLY, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
 def bind(scheduler: Scheduler, keys: Iterable[str], worker: str | None) -> list[str]:
-    """Restrict tasks to ``worker``, or lift the restriction (None); return the keys of changed tasks."""
+    """Let only ``worker`` run these tasks; None: let all workers run them. Return keys of changed tasks."""
     found = [t for t in _known(scheduler, keys) if t.loose_restrictions == (worker is not None)]
     for task in found:
         task.loose_restrictions = worker is None
@@ -342,7 +342,7 @@ def task_state(scheduler: Scheduler, key: str) -> str | None:
 
 @_guarded("clusters that end when no job is left", lambda: 0.0, "check_idle")
 def idle_seconds(scheduler: Scheduler) -> float:
-    """Return the seconds since the scheduler's idle check first found no task; 0 if it has tasks."""
+    """Return the seconds since the scheduler's idle check found no more tasks; 0 if there are tasks."""
     since = scheduler.check_idle()
     return time.time() - since if since else 0.0
 
@@ -390,7 +390,7 @@ def worker_settings(worker: Worker) -> dict[str, Any]:
 
 
 def scheduler_settings(scheduler: Scheduler) -> dict[str, Any]:
-    """Return whether a scheduler has a dashboard, and whether it has the page /scalelatent."""
+    """Return whether a scheduler has a dashboard, and whether the dashboard has the page /scalelatent."""
     return {
         "dashboard": "dashboard" in scheduler.services,
         "page": any("scalelatent" in str(name) for name in scheduler.plugins),
@@ -406,7 +406,7 @@ def scheduler_of(worker: Worker) -> tuple[str, Security]:
     """Return the address of a worker's scheduler and the security settings that a client of it needs."""
     security: Any = worker.security
     if security.tls_worker_cert is not None and security.tls_client_cert is None:
-        # Workers behind Dask Gateway have a single certificate, which also serves for their clients.
+        # A worker of Dask Gateway has only its own certificate, so its clients must use this certificate too.
         security = copy.copy(security)
         security.tls_client_cert, security.tls_client_key = security.tls_worker_cert, security.tls_worker_key
     return str(worker.scheduler.address), security

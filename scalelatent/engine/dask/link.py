@@ -17,9 +17,9 @@ from .timed_calls import ask_every_worker, ask_workers
 if TYPE_CHECKING:
     from distributed import Client
 
-CALL_SECONDS = 60.0  # timeout in seconds of an answer that a fit needs
+CALL_SECONDS = 60.0  # seconds that a fit waits for an answer of the scheduler or of the workers
 T = TypeVar("T")
-# GPU of a worker: it computes on the GPU, it sees a GPU without using it, or it sees none.
+# How a worker uses a GPU: it computes on one, its machine has one that it does not use, or it sees none.
 Gpu = Literal["used", "unused", "none"]
 
 
@@ -85,7 +85,7 @@ class Link:
         return dict(sorted(self._call_in_time("its workers were counted", self.client.nthreads).items()))
 
     def processing(self) -> dict[str, list[str]]:
-        """Return the keys of the tasks that each worker runs or has queued, by address."""
+        """Return the keys of the running and queued tasks of each worker, by address."""
         found = self._call_in_time("its tasks were listed", self.client.processing)
         return {address: [str(key) for key in keys] for address, keys in found.items()}
 
@@ -104,13 +104,13 @@ class Link:
         }
 
     def find_gpus(self) -> dict[str, Gpu]:
-        """Return whether each worker computes on a GPU, by address."""
+        """Return how each worker uses a GPU ("used", "unused" or "none"), by address of the worker."""
         return self._call_in_time("GPUs were listed", partial(find_gpus, self.client))
 
     def ask_workers(
         self, action: str, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS
     ) -> dict[str, T]:
-        """Run a function on every worker, without waiting for its tasks; return the results by address."""
+        """Run a function on every worker at once, even if tasks run there; return the results by address."""
         ask = partial(ask_every_worker, self.client, function, *args, seconds=seconds)
         answers: dict[str, T] = {}
         for address, answer in self.call(action, ask).items():
@@ -125,7 +125,7 @@ class Link:
 
 
 def find_gpus(client: Client) -> dict[str, Gpu]:
-    """Return whether each worker computes on a GPU, by address.
+    """Return how each worker uses a GPU ("used", "unused" or "none"), by address of the worker.
 
     A worker computes on a GPU if it offers the resource GPU, or if dask-cuda has started it.
     """
@@ -134,7 +134,7 @@ def find_gpus(client: Client) -> dict[str, Gpu]:
         address: "used" if info.get("resources", {}).get("GPU") else "none"
         for address, info in sorted(workers.items())
     }
-    # Dask reports the GPU that a worker sees only if pynvml is installed there, which dask-cuda requires.
+    # Dask reports the GPU of a worker's machine only if pynvml is installed there, which dask-cuda requires.
     seeing = [a for a, gpu in found.items() if gpu == "none" and workers[a].get("gpu", {}).get("name")]
     if seeing:
         answers = ask_workers(client, offers_gpu, workers=seeing)

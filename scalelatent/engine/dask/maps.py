@@ -1,6 +1,6 @@
 """Apply row maps (such as predictions) on a cluster: one task computes and writes each output shard.
 
-Each output shard has only one writer (law 3). After a failure, the missing shards are computed.
+Each output shard has only one writer. After a failure, only the missing shards are computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Maximum bytes of pickled tasks that are sent to each worker, to check that the worker can import their code.
 TRIAL_BYTES = 2**20
-# A function that adds the task of a shard to a graph; its arguments are graph, key, shard and worker.
+# Function that adds the task of a shard to a graph, with the arguments (graph, key, shard, worker).
 AddShard = Callable[[Graph, str, int, str], None]
 
 
@@ -68,7 +68,7 @@ class Shards(Work[int]):
         return {shard: futures[key] for shard, key in keys.items()}
 
     def owns(self, key: str) -> bool:
-        """Return True for the keys of this output, or for all keys if other tasks compute its rows."""
+        """Return True for keys of this output; for any key if a dask array's own tasks compute the rows."""
         return self._others or super().owns(key)
 
     def about(self, item: int) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _check_importable(executor: DaskExecutor, array: Any) -> None:
 
 
 def _loading_error(tasks: bytes) -> str:
-    """Return the error of loading pickled tasks in this process as text, or an empty text."""
+    """Load pickled tasks in this process; return the text of the error, or "" if they can be loaded."""
     try:
         loads(tasks)
     except Exception as error:  # noqa: BLE001 - unpickling calls code of other packages

@@ -79,7 +79,7 @@ class Segment(Work[Place]):
         self, task: Callable[..., Any], role: str, worker: str, *args: Any, chain: int | None = None,
         place: Place | None = None,
     ) -> Future:  # fmt: skip
-        """Submit a task to a worker, with a key that names its epoch, step and first chain."""
+        """Submit a task to a worker; its key has the epoch, step and first chain (part of a minibatch)."""
         steps, place = self._steps, place or self._place
         model = self.name.removesuffix("_step")
         key = f"{model}_{role}-e{place.epoch + 1:04d}-s{place.step + 1:05d}"
@@ -119,14 +119,14 @@ class Segment(Work[Place]):
         return super().poll()
 
     def item_rows(self, item: Place) -> int:
-        """Return 0, because the tasks themselves report their rows."""
+        """Return 0, because each task itself reports to the driver how many rows it has computed."""
         return 0
 
     def describe(self, item: Place) -> str:
         return f"the segment after step {item.step} of epoch {item.epoch + 1} of {self.name}"
 
     def make_repeat_event(self, item: Place, why: str, worker: str) -> None:
-        """Return None, because `DaskSteps._repeat_until_done` reports that steps are repeated."""
+        """Return None (no event), because `DaskSteps._repeat_until_done` already reports repeated steps."""
 
     def worker_lost(self, items: list[Place], worker: str, alone: bool, expected: bool) -> None:
         """Raise `WorkerLeft` or `WorkerDied`, because the lost worker had the only copy of the last state."""
@@ -160,8 +160,8 @@ class DaskSteps:
         # (position, summary, True if the learner is done) of the newest state, so that the driver need not
         # load the state.
         self._newest: tuple[Place, dict[str, Any], bool] | None = None
-        # Measured seconds per step: on one worker, CPU seconds of all workers, extra seconds of several
-        # workers.
+        # Measured seconds per step: `_one` on one worker, `_work` CPU seconds of all workers together, and
+        # `_cost` extra seconds because several workers compute a step.
         self._one: float | None = None
         self._work, self._cost = 0.0, SPREAD_SECONDS
         self._segment_seconds = SEGMENT_SECONDS
@@ -169,7 +169,7 @@ class DaskSteps:
 
     @property
     def _record(self) -> str:
-        """Name of the record in the run folder from which workers load the order of the rows."""
+        """Name of the file in the run folder from which workers load the order of the rows."""
         return f"{self.stage.name}-{self.token}"
 
     def __enter__(self) -> DaskSteps:
@@ -226,7 +226,7 @@ class DaskSteps:
         )
 
     def _segment(self, place: Place, stop: int) -> SegmentEnd:
-        """Run some steps from ``place`` on, at most up to ``stop``; return the result of the last task."""
+        """Run minibatch steps from ``place`` on, at most up to ``stop``; return the last task's result."""
 
         def run(segment: Segment, workers: list[str], careful: bool) -> SegmentEnd:
             groups = min(len(workers), self._order.n_chains)
@@ -241,7 +241,7 @@ class DaskSteps:
     def _repeat_until_done(
         self, run: Callable[[Segment, list[str], bool], SegmentEnd], place: Place, work: str
     ) -> SegmentEnd:
-        """Call ``run``, which runs one segment, until no worker leaves or hangs; return the segment's result.
+        """Call ``run``, which runs a segment (steps), until no worker leaves or hangs; return its result.
 
         ``run`` receives the segment, the addresses of the workers, and True if only one worker may compute.
         ``work`` names the steps for error messages.
@@ -266,7 +266,7 @@ class DaskSteps:
         raise AssertionError
 
     def _workers(self, fresh: bool = False) -> list[str]:
-        """Return the address of each worker once per thread; every address occurs once at the start."""
+        """Return the address of each worker once per thread; all different addresses come first."""
         if fresh:
             self.executor.wait_for_workers()
         self.executor.refresh()
@@ -291,15 +291,15 @@ class DaskSteps:
         return out
 
     def _on_all(self, segment: Segment, place: Place, stop: int, workers: list[str]) -> SegmentEnd:
-        """Run the next steps from ``place``, one task per step and entry of ``workers``; return a result."""
+        """Run the next steps, each as one task per entry of ``workers``; return the last task's result."""
         count = min(self._choose_steps(len(workers)), stop - place.step)
         edges = [self._order.n_chains * i // len(workers) for i in range(len(workers) + 1)]
         begin, last = time.perf_counter(), place
         futures: list[Future] = []
         for step in range(place.step, place.step + count):
             last = Place(place.epoch, step, place.validated and step == place.step)
-            # Only the futures of the last step are kept, so that workers can release earlier results after
-            # use.
+            # Only the futures of the last step stay referenced, so that workers can release the results of
+            # earlier steps.
             futures = [
                 segment.submit(
                     task_chains, "step", worker, last, g, (edges[g], edges[g + 1]), futures,
@@ -311,10 +311,10 @@ class DaskSteps:
         out = segment.result([future, *futures], workers[0])
         seconds = (time.perf_counter() - begin) / count
         self._work = out["work"] / count
-        # The seconds measured on one worker may include the loading of kernels and rows, so the minimum
-        # counts.
+        # The first measurements on one worker may include the loading of kernels and rows, so the smallest
+        # measurement is used.
         self._one = self._work if self._one is None else min(self._one, self._work)
-        # A moving average, because a single late answer should change the estimate only little.
+        # Average with earlier measurements, because one slow answer should change the estimate only little.
         self._cost = 0.7 * self._cost + 0.3 * max(seconds - out["longest"] / count, 0.0)
         return out
 

@@ -32,7 +32,7 @@ from .worker_side import REPORT_SECONDS, Fit, ReportTimer, TaskStop, restart_on_
 
 
 def task_check(fit: Fit, beat: ReportTimer) -> RowCheck:
-    """Return a check that reports to the driver that a task runs, and raises `Stopped` after a cancel."""
+    """Return a function that reports to the driver that the task runs; it raises `Stopped` after a cancel."""
     stop = TaskStop(fit, beat)
 
     def check_stop() -> None:
@@ -140,7 +140,7 @@ def task_close(
 
 
 def task_end_epoch(ref: StageRef, name: str, token: str, fit: Fit, before: Place, place: Place) -> SegmentEnd:
-    """Apply the learner's schedule at the end of an epoch, and save the state."""
+    """Apply the learner's ``end_epoch`` (for example a lower learning rate), and save the state."""
     configure_worker_process()
     with sites.use(ref, name, token) as site:
         return site.save(place, site.stage.online.end_epoch(site.state(before)))
@@ -218,13 +218,13 @@ class FitOnWorker:
         self._loaded = False
         self._lock = threading.RLock()
         self._replicas: OrderedDict[Place, object] = OrderedDict()
-        self._runners: dict[tuple[int, int], _LockedRunner] = {}  # by (first chain, chain after the last)
+        self._runners: dict[tuple[int, int], _LockedRunner] = {}  # by (first, last + 1) of their chains
         self._epoch = -1
-        # All tasks of the fit share a timer, because one task may be shorter than the timer's interval.
+        # All tasks of the fit share a timer for reports, because a task may be shorter than its interval.
         self.beat = ReportTimer()
 
     def load(self) -> None:
-        """Load the stage and the row order of the fit from the run folder, unless they are loaded."""
+        """Load the stage (learner, datasets) and the row order from the run folder, if not loaded yet."""
         with self._lock:
             if self._loaded:
                 return
@@ -280,9 +280,9 @@ class FitOnWorker:
     def _retire_others(self, first: int, last: int) -> None:
         """Close the other runners of chains (parts of a minibatch) in ``first:last``.
 
-        When workers join or leave, the chains are divided among the workers in another way.
+        They are not needed any more: after workers joined or left, each worker computes other chains.
         """
-        # The runner of all chains stays, because a fit may compute on one worker again.
+        # The runner of all chains stays, because this worker may compute whole minibatches again.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return
@@ -318,7 +318,7 @@ class FitOnWorker:
             return self._replicas[place]
 
     def follow(self, before: Place, results: Sequence[ChainResults]) -> object:
-        """Return the state after the step at ``before``, from the results of all tasks of the step."""
+        """Return the state after the step that starts at ``before``, from the results of the step's tasks."""
         place = Place(before.epoch, before.step + 1)
         with self._lock:
             if place not in self._replicas:

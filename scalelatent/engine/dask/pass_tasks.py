@@ -1,4 +1,4 @@
-"""Functions that run as tasks on the workers; their arguments have a few hundred bytes (law 7)."""
+"""Functions that run as tasks on the workers; their arguments have only a few hundred bytes each."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ T = TypeVar("T")
 class RecentObjects:
     """Cache of the last stages and maps that a process has loaded, so that its tasks read each file once.
 
-    Each object has a slot (such as the stage of a run) and a key. A slot contains only one object: a new key
-    replaces the object.
+    Each object is in a slot (such as the stage of a run), together with a key. A slot contains only one
+    object, which is replaced when it is requested with another key.
     """
 
     def __init__(self, size: int) -> None:
@@ -85,7 +85,7 @@ class RecentObjects:
         return value
 
     def forget(self, run: object) -> None:
-        """Drop all objects of a run; the first entry of each slot names its run."""
+        """Drop all objects of a run, which is the first entry of their slots."""
         with self._lock:
             for slot in [slot for slot in self._kept if slot[0] == run]:
                 del self._kept[slot]
@@ -100,8 +100,8 @@ KEEP_STAGES, KEEP_CLOCKS = 6, 16
 _recent = RecentObjects(KEEP_STAGES)
 _local = threading.local()  # backends and pass context of each thread
 _process_lock = threading.Lock()  # protects the two variables below
-_limited: Any = None  # limit of the thread pools of this process, after its first task
-_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()  # number of the last pass of each stage
+_limited: Any = None  # thread limits of this process's BLAS and OpenMP, set by its first task
+_clocks: OrderedDict[tuple[StageRef, str], int] = OrderedDict()  # number of the last pass by stage
 
 
 def configure_worker_process() -> None:
@@ -109,7 +109,7 @@ def configure_worker_process() -> None:
     global _limited
     with _process_lock:
         if _limited is None:
-            # The object is kept in a global, because its limits end when it is deleted.
+            # A global variable keeps this object, because the thread limits end when it is deleted.
             _limited = single_threaded()
             _limited.__enter__()
             reuse_freed_memory()
@@ -220,7 +220,7 @@ def task_span(
 
 @contextmanager
 def stopping(fit: Fit) -> Iterator[None]:
-    """End the task in the ``with`` statement if it is cancelled; Dask repeats it if it is needed again."""
+    """End a cancelled task in the ``with`` statement, so that Dask runs the task again if it is needed."""
     from distributed import Reschedule
 
     try:
@@ -231,7 +231,7 @@ def stopping(fit: Fit) -> Iterator[None]:
 
 
 def context_of(ref: StageRef, stage_name: str, iteration: int, state: object) -> PassContext:
-    """Return this thread's `PassContext` (prepared state and readers) of a pass, and drop earlier ones."""
+    """Return this thread's `PassContext` (prepared state, readers) of a pass; drop that of earlier passes."""
     stage, key = load_stage(ref, stage_name), (ref, stage_name, iteration)
     _enter_pass(*key)
     configure_worker_process()
@@ -320,8 +320,8 @@ def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
     with stopping(fit):
         rows = int(task.write_shard(shard, backend, TaskStop(fit), meter))
     report_smaller_blocks(fit, backend, limits)
-    # If the output columns are split into tiles, the rows of each tile are divided by the number of tiles, so
-    # that the reported rows add up to those of the output.
+    # If several tasks compute groups of columns (tiles) of the same rows, each task reports only its share of
+    # the rows, so that the reported rows add up to those of the output.
     work_reports.add(
         ref[0], task.name, "output", {"shard": shard}, backend.name, rows // task.writer.n_tiles,
         meter.bytes_read, time.perf_counter() - begin, meter.wait_seconds,

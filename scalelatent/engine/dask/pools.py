@@ -49,11 +49,11 @@ POOLED = "pool"
 # Maximum bytes of the statistics that the tasks of one thread have computed and that are not merged yet.
 ROOM_BYTES = 2**26
 # Workers whose speeds differ by less than this factor count as equally fast and get equal numbers of rows. On
-# the slow and fast workers of device_pools.py, equal numbers of rows make passes 1.4 to 2.6 times as long
-# (part "equal_shares").
+# the slow and fast workers of device_pools.py ("equal_shares"), equal numbers of rows make passes 1.4 to 2.6
+# times as long.
 UNEQUAL = 2.0
-# Passes of fewer seconds give all workers equal numbers of rows, because measured speeds would not pay: the
-# overhead of a pass is as long (0.2 to 0.3 s in device_pools.py), and short measurements are noisy.
+# In passes of fewer seconds, all workers get equal numbers of rows. Measured speeds would not make them
+# shorter: the overhead of a pass is 0.2 to 0.3 s (device_pools.py), and short measurements are noisy.
 WORTH_SECONDS = 0.25
 # Assumed speed of a GPU relative to a CPU in the first pass; later passes use measured speeds.
 GPU_GUESS = 8.0
@@ -99,7 +99,7 @@ class Pace:
         self.devices = {**self.devices, worker: "gpu" if message["device"] == "cupy" else "cpu"}
 
     def record_pass(self, workers: set[str], all_workers: Mapping[str, int]) -> None:
-        """Record that only ``workers`` got rows in the last pass; assume that the others are faster now."""
+        """Record that only ``workers`` got rows in the last pass; assume that other workers became faster."""
         self._assumed_speedup = {
             name: min(MAX_SPEEDUP, self._assumed_speedup.get(name, 1.0) * SPEEDUP_PER_PASS)
             for name in all_workers
@@ -113,7 +113,7 @@ class Pace:
         gpus: frozenset[str],
         row_seconds: Mapping[str, float] | None = None,
     ) -> Speeds:
-        """Return the speeds of workers relative to ``row_seconds`` (by default the median of the workers).
+        """Return the speeds of workers relative to a worker that needs ``row_seconds`` (default: the median).
 
         The speed of a worker without reports is guessed.
         """
@@ -142,7 +142,7 @@ def _median_seconds(reported: Mapping[str, float], threads: Mapping[str, int], r
 def _guess_speeds(
     found: Mapping[str, float], threads: Mapping[str, int], gpus: frozenset[str]
 ) -> dict[str, float]:
-    """Return the speeds of workers without reports: the median of workers with this device, or a guess."""
+    """Return a speed for each worker without reports: the median of workers on its device (CPU or GPU)."""
     on_cpu = [speed for name, speed in found.items() if name not in gpus]
     on_gpu = [speed for name, speed in found.items() if name in gpus]
     slow = statistics.median(on_cpu) if on_cpu else 1.0
@@ -165,7 +165,7 @@ def find_gpu_row_limits(client: Client) -> tuple[int, ...]:
 
 
 async def _read_row_limit() -> int:
-    # A thread keeps the event loop of the worker free while CuPy is imported.
+    # Call it in a thread, because importing CuPy in the event loop would block the worker.
     return await asyncio.to_thread(lambda: read_gpu_memory().row_limit)
 
 
@@ -210,13 +210,13 @@ class Pools:
             )  # fmt: skip
 
     def chosen(self, threads: Mapping[str, int]) -> dict[str, int]:
-        """Return the threads, by address, of the workers that take part in a fit on the chosen device."""
+        """Return the number of threads, by address, of the workers that a fit on its device uses."""
         if self.device not in ("auto", "gpu") or not threads:
             return dict(threads)
         if not self._has_gpu.keys() >= threads.keys():
             gpus = self._link.find_gpus()
             self._warn_of_unused_gpus(gpus)
-            # A worker never changes its resources. A worker that joins at this moment is queried next time.
+            # A worker never changes its resources. If a worker joins just now, the next call queries it.
             self._has_gpu = {name: gpu == "used" for name, gpu in gpus.items()}
         if self.device == "auto":
             return dict(threads)
@@ -226,7 +226,7 @@ class Pools:
     def speeds(
         self, stage: Stage, threads: Mapping[str, int], row_seconds: Mapping[str, float] | None = None
     ) -> Speeds:
-        """Return the measured or guessed speeds of these workers on a stage."""
+        """Return the measured or guessed speeds of these workers for the work of a stage."""
         return self.pace.speeds(stage, threads, self.gpus, row_seconds)
 
     def disable_stealing(self, client: Client, name: str) -> None:
@@ -241,7 +241,7 @@ class Pools:
                 hooks.log_once("disable_stealing", "exclusion of tasks from work stealing", error)
 
     def offers(self, threads: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of workers by device ("cpu", "gpu"), without devices that no worker has."""
+        """Return the number of workers by device ("cpu", "gpu"); a device that no worker uses is absent."""
         on_gpu = len(self.gpus.intersection(threads))
         counts = {"cpu": len(threads) - on_gpu, "gpu": on_gpu}
         return {kind: count for kind, count in counts.items() if count}
@@ -273,7 +273,7 @@ def devices_event(counts: Mapping[str, int], present: Mapping[str, int] | None =
 
 
 def estimate_costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Span]) -> Costs[Span]:
-    """Return the estimated costs of the spans (ranges of rows) of a pass, for equal or unequal workers."""
+    """Return the estimated seconds of the spans (ranges of rows) of a pass, and the speeds of the workers."""
     pools, threads, seconds = executor.pools, executor.threads, executor.span_seconds(stage.name)
     most = max(
         WINDOW, ROOM_BYTES // max(reduction.layout().nbytes for reduction in stage.reductions.values())
@@ -298,7 +298,7 @@ def estimate_costs(executor: DaskExecutor, stage: Stage, finished: frozenset[Spa
 
 
 def split_span(span: Span, grid: RowGrid) -> list[Span]:
-    """Return the up to eight smaller spans of which a span (range of rows) consists; [] for the smallest."""
+    """Split a span (range of rows) into its up to eight smaller spans; return [] for a smallest span."""
     first = span.index * FAN_IN
     stop = min(first + FAN_IN, grid.n_nodes(span.level - 1)) if span.level else first
     return [Span(span.part, span.level - 1, i) for i in range(first, stop)]

@@ -30,7 +30,7 @@ Event = tuple[float, Any]  # seconds since the epoch, message
 
 
 def pass_topic(token: str) -> str:
-    """Return the topic of the events that the tasks of a fit send to the driver with this token."""
+    """Return the topic of the events that a fit's tasks send to the driver whose token is ``token``."""
     return f"{TOPIC}-pass-{zlib.crc32(token.encode()) % _PASS_TOPICS}"
 
 
@@ -58,7 +58,7 @@ class Listener:
             handlers = self._handlers.setdefault(topic, [])
             if not handlers:
                 if topic not in self._others:
-                    # A handler that the user has set for the topic is still called.
+                    # A handler that other code has set for the topic is still called.
                     self._others[topic] = topic_handler(self._client, topic)
                 self._client.subscribe_topic(topic, self._spread(topic))
             handlers.append(handler)

@@ -22,9 +22,9 @@ NAME = "scalelatent-spans"
 class SpanGuard(SchedulerPlugin):
     """Plugin that retries a task after one worker died while it ran the task, and fails it after two."""
 
-    # Dask spreads the tasks of a lost worker over many workers, and each task that reads a bad shard would
-    # kill one worker more. The plugin sends all lost tasks that read one shard to one worker; if that worker
-    # dies too, these tasks fail. A worker that was reading the shard at the same time can still die.
+    # Dask spreads the tasks of a dead worker over many workers, where each task that reads a bad shard kills
+    # another worker. The plugin sends all tasks that read the same shard to one worker; if that worker dies
+    # too, these tasks fail. A third worker that was reading the shard at the same time can still die.
 
     name = NAME
     idempotent = True
@@ -34,11 +34,11 @@ class SpanGuard(SchedulerPlugin):
         self._bound: dict[str, str] = {}  # key of a task -> address of the only worker that may run it
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Store the scheduler on which this plugin runs."""
+        """Store the scheduler object, because Dask passes it only to this method."""
         self.scheduler = scheduler
 
     def log_event(self, topic: str, msg: object) -> None:
-        """Choose the worker for the tasks of a lost worker, at the event that Dask logs before it chooses."""
+        """Choose workers for the tasks of a lost worker when Dask logs the loss, before Dask chooses."""
         lost = hooks.lost_worker(topic, msg)
         if lost is None:
             return
@@ -47,14 +47,17 @@ class SpanGuard(SchedulerPlugin):
             self._contain(lost.keys)
 
     def _free(self, lost: hooks.LostWorker) -> None:
-        """Let all workers run the tasks that were bound to a lost worker, unless they may have killed it."""
+        """Let any worker run the tasks that were bound to the lost worker, unless they may have killed it."""
         there = {k: w for k, w in self._bound.items() if hooks.task_state(self.scheduler, k) is not None}
         free = [k for k, w in there.items() if w == lost.worker and (lost.expected or k not in lost.keys)]
         hooks.bind(self.scheduler, free, None)
         self._bound = {key: worker for key, worker in there.items() if key not in free}
 
     def _contain(self, keys: list[str]) -> None:
-        """Send the lost tasks that read one shard to one worker, and let them fail if it dies too."""
+        """Group the tasks ``keys`` of a dead worker by the shard that they read; send a group to one worker.
+
+        If that worker dies too, the tasks of its group fail.
+        """
         lost = hooks.running_spans(self.scheduler, keys)
         others = hooks.running_spans(self.scheduler) if lost else []
         for spans in group_by_shard(lost):
@@ -73,7 +76,7 @@ class SpanGuard(SchedulerPlugin):
 
 
 def group_by_shard(spans: Iterable[hooks.RunningSpan]) -> list[list[hooks.RunningSpan]]:
-    """Return the tasks of spans (ranges of rows) in groups: one group per shard that they read."""
+    """Return the tasks of spans (ranges of rows) in groups; the tasks of a group read the same shard."""
     groups: list[list[hooks.RunningSpan]] = []
     ends = ("", 0)
     for span in sorted(spans, key=lambda span: span.reads):

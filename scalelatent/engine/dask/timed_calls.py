@@ -16,10 +16,10 @@ from scalelatent.errors import RunError
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
 
-ASK_SECONDS = 30.0  # default timeout of an answer, in seconds
+ASK_SECONDS = 30.0  # default seconds to wait for the answer of the scheduler or of a worker
 # Errors that a call to a worker raises if the worker hangs or has left the cluster.
 GONE_ERRORS = (TimeoutError, ConnectionError)
-LOOP_SECONDS = 5.0  # seconds after the timeout, for the case that the client's event loop hangs
+LOOP_SECONDS = 5.0  # extra seconds after a timeout, before the client's event loop counts as hanging
 # Maximum number of concurrent calls to workers. With 1,000 calls at once, some of 1,000 workers did not
 # answer within 60 s; with 32 calls all workers answered (simulated_cluster.py).
 MAX_CONCURRENT_CALLS = 32
@@ -70,7 +70,7 @@ def ask_workers(
             found = await asyncio.wait_for(answer, limit)
             return {a: found.get(a, ConnectionError(f"worker {a} has left")) for a in some}
         except (TimeoutError, OSError) as error:
-            if len(some) > 1:  # one of them hangs, so ask each worker alone
+            if len(some) > 1:  # some worker hangs, so ask each worker alone
                 return await ask_all([[address] for address in some])
             slow = isinstance(error, TimeoutError)
             return {some[0]: TimeoutError(f"no answer within {limit:g} s") if slow else error}

@@ -1,4 +1,4 @@
-"""Trials: compute an item (the rows of one task) during which two workers died again, on an idle worker.
+"""Trials: an item (the rows of one task) that may have killed two workers runs alone on an idle worker.
 
 The task of a trial logs the rows of each step to the run folder. If the worker of the trial dies too, an
 error names these rows (`test_bad_shards.py`, `test_machines.py`).
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
     from .executor import DaskExecutor
 
-# A nanny kills a worker at 95 % of its memory limit. The last known memory of a dead worker is some seconds
-# old and therefore lower. If it was above this share of the limit, the message says that memory ran out
+# If the last known memory of a dead worker was above this share of its limit, the error says that memory ran
+# out. A nanny kills a worker at 95 % of the limit, but the last known number is some seconds old and lower
 # (test_machines.py).
 FULL_SHARE = 0.8
 ATTEMPTS_FILE = "begun.json"
 QUIET_SECONDS = 20.0  # maximum seconds to wait until cancelled tasks end
-ASK_SECONDS = 3.0  # timeout of a worker's answer, in seconds
-TRIALS = 4  # maximum number of trials of one item (the rows of one task)
+ASK_SECONDS = 3.0  # seconds to wait for the answer of a worker
+TRIALS = 4  # maximum number of attempts to compute one item (the rows of one task) alone
 
 
 class TrialWorkerDied(Exception):
-    """Signal that a worker died while it ran only the task of a trial."""
+    """Signal that a worker died while it ran a single task, whose rows are then bad."""
 
 
 class Trial(Work[Item]):
-    """One task for an item (the rows of one task) that may have killed workers, on an idle worker."""
+    """Work that computes a single item (rows that may have killed workers) as one task on an idle worker."""
 
     def __init__(self, executor: DaskExecutor, tried: Work[Item], suspect: Item, worker: str) -> None:
         super().__init__(tried.name, tried.number, executor.next_token(), tried.item_rows(suspect))
@@ -73,7 +73,7 @@ class Trial(Work[Item]):
         return self._tried.dataset_of(item)
 
     def shards_of(self, item: Item) -> list[tuple[str, int, int]]:
-        """Return [], so that `Watch` counts no earlier deaths against the task of a trial."""
+        """Return [], so that `Watch` does not stop this task because of workers that died earlier."""
         return []
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
@@ -86,7 +86,7 @@ class Trial(Work[Item]):
 
 
 def note_name(work: Work[Item], item: Item) -> str:
-    """Return the name of the file in which the trial of an item (the rows of one task) logs its steps."""
+    """Return the name of the file to which the task that computes only ``item`` (rows) logs its steps."""
     return f"trial-{work.name}-{work.number}-{work.label(item)}.json"
 
 
@@ -108,9 +108,9 @@ def clear_attempts(store: EngineStore) -> None:
 
 def find_suspect_items(executor: DaskExecutor, work: Work[Item]) -> None:
     """Record the items (the rows of one task) that may have killed earlier drivers of this run."""
-    # A driver that runs on the dying worker dies too and cannot record the death. After the second crash of
-    # a driver in one pass or map, all its items run alone. After the third crash, the log of the trial names
-    # the rows.
+    # A driver that runs on a dying worker dies too, and cannot record the death. After two drivers crashed in
+    # a pass or map, all items of this work run alone. After the third crash, the log of the last trial names
+    # the bad rows.
     ends = count_attempts(executor.store, work.name, work.number)
     notes = set(executor.store.location.keys("")) if ends else set()
     left = [item for item in work.todo if note_name(work, item) in notes]
@@ -141,7 +141,7 @@ def run_isolated(executor: DaskExecutor, work: Work[Item]) -> bool:
 
 
 def _run_trial(executor: DaskExecutor, work: Work[Item], item: Item) -> None:
-    """Compute one item (rows) on an idle worker; if it dies, exclude the rows or raise an error with them."""
+    """Compute one item (rows) on an idle worker; if the worker dies, exclude or report these rows."""
     for _ in range(TRIALS):
         trial = Trial(executor, work, item, _find_least_busy_worker(executor))
         try:
@@ -191,7 +191,7 @@ def wait_until_idle(executor: DaskExecutor) -> None:
 
 
 def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> NoReturn:
-    """After a worker died in a trial, exclude the shards that its task read, or raise a `RunError` with them.
+    """After a worker died with a single task, exclude the shards that it read, or raise a `RunError`.
 
     If shards are excluded, raise `RowsExcluded`.
     """
@@ -242,12 +242,12 @@ def _advice(executor: DaskExecutor, workers: Sequence[str]) -> str:
     return f"{look[0].upper()}{look[1:]}, {memory}"
 
 
-# Seconds between two samples of the memory of a worker in a trial (test_machines.py).
+# Seconds between two samples of a worker's memory while it computes a suspect task (test_machines.py).
 SAMPLE_SECONDS = 0.25
 
 
 class LoggedStop(TaskStop):
-    """Stop event of the task of a trial; it logs the rows of each step, in case the worker dies."""
+    """Stop event of a task that may kill its worker; it logs the rows of each step before the step."""
 
     notes = True
 
@@ -300,7 +300,7 @@ def _log_steps(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
 def try_span(
     ref: StageRef, stage_name: str, iteration: int, span: Span, learns: bool, fit: Fit, note: str
 ) -> None:
-    """Compute the statistic of one span (range of rows) in a trial, and save it for the next attempt."""
+    """Compute the statistic of a suspect span (range of rows) alone, and save it for the next attempt."""
     store = open_store(ref)
     state = store.load_state(stage_name, iteration) if learns else None
     with _log_steps(store, note, fit) as stop, stopping(fit):
@@ -309,14 +309,14 @@ def try_span(
 
 
 def try_shard(ref: StageRef, name: str, shard: int, fit: Fit, note: str) -> None:
-    """Compute and write one output shard of a map in a trial, which logs each step in the file ``note``."""
+    """Compute and write a suspect output shard of a map alone; log each step in the file ``note``."""
     task, backend = load_map(ref, name)
     with _log_steps(open_store(ref), note, fit) as stop, stopping(fit):
         task.write_shard(shard, backend, stop, Meter())
 
 
 def count_running_tasks(token: str, dask_worker: Worker) -> int:
-    """Return the number of tasks of a driver that this worker runs, including cancelled tasks."""
+    """Return the number of tasks of one driver that this worker runs, including cancelled tasks."""
     from .hooks import running_tasks
 
     return sum(token in key for key in running_tasks(dask_worker))

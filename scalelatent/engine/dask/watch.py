@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from .window import Item, Work
 
 Shard = tuple[str, int, int]  # (file, first row, row after the last) of a dataset shard
-# Minimum seconds between two queries of the memory of the workers; an answer has 2 kB per worker.
+# Minimum seconds between two queries for the memory of all workers; an answer has 2 kB per worker.
 MEMBERS_SECONDS = 5.0
-# Seconds without a finished task until the tasks of a pass are checked. The time doubles with each check,
-# from FIRST_LOOK up to LAST_LOOK.
+# After FIRST_LOOK seconds without a finished task, the tasks of a pass are checked; the time until the next
+# check doubles each time, up to LAST_LOOK.
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
-# A pass is retried after this number of consecutive checks in which no worker has any task of the pass (4 s).
+# A pass is retried after this number of consecutive checks (about 4 s) that find no task of it on any worker.
 MAX_IDLE_CHECKS = 3
 # A task counts as hanging if it sends no report for HANG_SECONDS, and for HANG_TIMES times the usual duration
 # of a task. A running task sends a report every ten seconds (worker_side.BEAT_SECONDS).
@@ -33,7 +33,7 @@ HANG_SECONDS, HANG_TIMES = 60.0, 20.0
 # M-steps, merges and tasks of other programs send no reports. They count as hanging after this many seconds
 # without progress of the pass.
 MAX_SILENT_SECONDS = 3600.0
-# An item (the rows of one task) runs alone after DEATHS workers died while they had its task, so that bad
+# After DEATHS workers died while they had the task of an item (its rows), this task runs alone, so that bad
 # rows kill at most three workers (test_bad_shards.py).
 DEATHS = 2
 # Prefix of the Dask key of a job's driver, which is itself a task on a worker.
@@ -79,7 +79,7 @@ class Watch:
     1. Receive the scheduler's events of workers that join or leave, and the reports of running tasks.
     2. After a worker died, record its address for each item (the rows of one task) whose task it had.
     3. If two workers died while they read the same shard, raise `WorkerDied`; its items then run alone.
-    4. If no task has finished for a while, ask the scheduler which workers have tasks of the pass or map.
+    4. If no task has finished for some seconds, ask the scheduler which workers have tasks of this work.
     5. Raise `NoProgress` if these tasks send no reports, and `Retry` if no worker has such a task.
     """
 
@@ -159,7 +159,7 @@ class Watch:
         self._moved, self._look, self._idle_checks = time.monotonic(), FIRST_LOOK, 0
 
     def span_seconds(self, current: Work[Item]) -> float:
-        """Return the mean seconds of one task on one thread, for a pass that has just ended."""
+        """Return the mean seconds that one task took on one thread, in a pass that has just ended."""
         spent = time.monotonic() - self._started
         return spent * self._executor.workers / max(len(current.items), 1)
 
@@ -186,9 +186,9 @@ class Watch:
             found = self._executor.link.members()
             for address, member in found.items():
                 if address in self.members and self.members[address].memory > member.memory:
-                    # Keep the highest memory, which may explain why this worker dies later.
+                    # Keep the highest memory (bytes), which may explain the death if this worker dies later.
                     found[address] = replace(member, memory=self.members[address].memory)
-            # Error messages describe lost workers, so these are kept until they outnumber the others by 100.
+            # Keep lost workers for error messages, until there are 100 more lost workers than others.
             self.members = {**(self.members if len(self.members) < 2 * len(found) + 100 else {}), **found}
 
     def _process_worker_events(self, current: Work[Item]) -> None:
@@ -236,7 +236,7 @@ class Watch:
     # -- dead workers ----------------------------------------------------------------------------------------
 
     def suspects(self, work: Work[Item]) -> list[Item]:
-        """Return the items (the rows of one task) with a shard during which DEATHS workers have died."""
+        """Return the items (the rows of one task) with a shard that DEATHS dead workers were reading."""
         now = work.name, work.number
         of_shard: dict[Shard, set[str]] = {}
         lost = [(key[2], who) for key, who in self.deaths.items() if key[:2] == now]
@@ -289,7 +289,7 @@ class Watch:
 
     def _count_death(self, key: tuple[str, int, Any], worker: str) -> None:
         who = self.deaths.setdefault(key, [])
-        if worker not in who:  # The error and the event may both report that this worker died.
+        if worker not in who:  # The error and an event may both report this death, which counts once.
             who.append(worker)
 
     def raise_peak_memory(self, address: str, memory: int) -> None:
@@ -323,7 +323,7 @@ class Watch:
         return f"{address} on {member.host}, {member.memory / 2**30:.2f} GiB{limit} in use at its peak"
 
     def report_retry(self, current: Work[Item], item: Item, why: str, worker: str) -> None:
-        """Notify the callbacks that the task of ``item`` (its rows) runs again, and why."""
+        """Notify the callbacks that the task for the rows ``item`` runs again, with the reason ``why``."""
         event = current.make_repeat_event(item, why, worker)
         if event is not None:
             self._executor.callbacks.on_event(event)
@@ -369,9 +369,9 @@ class Watch:
         raise NoProgress(f"no report arrived for {quiet:.0f} s from {', '.join(sorted(busy))}")
 
     def trusted(self, threads: dict[str, int]) -> dict[str, int]:
-        """Return the threads, by address, of the workers on which no task hung recently.
+        """Return the number of threads, by address, of the workers on which no task hung recently.
 
-        If a task hung on every worker, return the threads of all workers.
+        If a task hung on every worker, return all workers.
         """
         now = time.monotonic()
         self.avoided = {

@@ -1,7 +1,7 @@
 """Schedule the items (the rows of one task each) of a pass: a few items at once per worker.
 
-Dask's own scheduling does not serve here for three reasons. Bounded memory (law 2) allows only few items at
-once on a worker. A worker must get the same rows in every pass, because it caches them. Workers of different
+Dask's own scheduling does not serve here for three reasons. Bounded memory allows only few items at once on
+a worker. A worker must get the same rows in every pass, because it caches them. Workers of different
 speeds need shares of equal seconds, not of equal rows (`benchmarks/device_pools.py`).
 """
 
@@ -40,7 +40,7 @@ REMAINING_PARTS = 4
 
 @dataclass(frozen=True)
 class Costs(Generic[Item]):
-    """Estimated costs of items (the rows of one task each); by default, items and workers are equal."""
+    """Estimated seconds of items (the rows of one task each); by default, items and workers are equal."""
 
     work: Callable[[Item], float] = lambda item: 1.0
     """Function that returns the seconds of an item on a thread of speed 1."""
@@ -81,7 +81,7 @@ class _Share(Generic[Item]):
 
     @property
     def busy(self) -> float:
-        """Estimated seconds until a thread is free for one more task."""
+        """Estimated seconds until a thread of this worker is free for one more task."""
         return 0.0 if self.sent_count < self.threads else self.backlog / self.rate
 
     @property
@@ -92,7 +92,7 @@ class _Share(Generic[Item]):
     def add_sent(self, count: int, work: float) -> None:
         """Count tasks that were sent, and their seconds; negative numbers count tasks that have ended."""
         self.sent_count += count
-        # Without tasks the backlog is set to 0, because a sum of floats would leave a rounding error.
+        # Without tasks, set the backlog (seconds) to exactly 0; the sum of floats has a rounding error.
         self.backlog = self.backlog + work if self.sent_count else 0.0
 
 
@@ -103,8 +103,8 @@ class Window(Generic[Item]):
        are identical in every pass, so that the workers find their rows in their caches.
     2. Send each worker a few items, and more whenever few of them are left.
     3. Let an idle worker take the last item from the worker that would end last.
-    4. If the speeds of workers differ, cut items so that they shrink towards the end of the pass, and give a
-       worker no item that another worker would end sooner (guided self-scheduling, Polychronopoulos and Kuck,
+    4. If the speeds of workers differ, make items smaller towards the end of the pass, and give a worker no
+       item that another worker would end sooner (guided self-scheduling, Polychronopoulos and Kuck,
        IEEE Trans. Computers C-36, 1987).
     5. Let the remaining workers take the items of a lost worker.
     """
@@ -137,8 +137,8 @@ class Window(Generic[Item]):
     def _assign_shares(self, items: Sequence[Item]) -> None:
         """Assign contiguous tasks to each worker; cut a long task on the boundary between two workers."""
         shares, todo, place, cut = list(self._shares.values()), deque(items), 0.0, self._costs.cut
-        # If all workers are equally fast, each task counts as 1. Measured seconds would change with each
-        # pass, and a task on a boundary would then move from one worker to another between passes.
+        # If all workers are equally fast, each task counts as one unit of work. Measured seconds would differ
+        # in each pass, and a task at a boundary would then move to another worker between passes.
         whole = self._left if self.unequal else float(len(items))
         edges = [whole * part / self._rate for part in accumulate(share.rate for share in shares[:-1])]
         while shares and todo:
@@ -204,7 +204,7 @@ class Window(Generic[Item]):
         return done
 
     def _get_queue_seconds(self) -> float:
-        """Return the seconds of work to queue on each worker; with unequal workers they become fewer."""
+        """Return the seconds of work to queue on each worker; if speeds differ, they fall during the pass."""
         if not self.unequal:
             return MOST_AHEAD if self._costs.known else 0.0
         return float("inf") if self._whole <= AT_ONCE else min(MOST_AHEAD, max(LEAST_AHEAD, self.seconds / 2))
@@ -223,7 +223,7 @@ class Window(Generic[Item]):
         while waiting:
             _, name = heapq.heappop(waiting)
             share = self._shares[name]
-            if share.speed <= refused:  # Even a faster worker would end the next task later than others.
+            if share.speed <= refused:  # a worker that is at least as fast would end the next task too late
                 continue
             source = share if share.items else self._find_longest_share()
             if source is None:
@@ -269,7 +269,7 @@ class Window(Generic[Item]):
         return item
 
     def _move_seconds(self, share: _Share[Item], source: _Share[Item], work: float) -> None:
-        """Subtract ``work`` seconds from the plan of ``source``, and add them to the backlog of ``share``."""
+        """Move ``work`` seconds from the planned tasks of ``source`` to the sent tasks of ``share``."""
         source.planned_seconds = source.planned_seconds - work if source.items else 0.0
         share.add_sent(1, work)
 
@@ -302,7 +302,7 @@ class TaskEnded(Exception):
 class Work(Generic[Item]):
     """Base class of work that is split into items (the rows of one task each).
 
-    The subclasses are a pass, a map, a segment (consecutive minibatch steps) and a trial of one item.
+    The subclasses are a pass, a map, a segment (consecutive minibatch steps), and a single suspect item.
     """
 
     window: Window[Item]
@@ -330,7 +330,7 @@ class Work(Generic[Item]):
         return self.window.all_sent and not self.window.pending
 
     def list_with_followers(self) -> list[Work[Item]]:
-        """Return this work and the passes that were sent in advance and depend on it."""
+        """Return a list of this work and of the passes that were sent in advance and depend on this work."""
         return [self] if self.following is None else [self, *self.following.list_with_followers()]
 
     def worker_lost(self, items: list[Item], worker: str, alone: bool, expected: bool) -> None:
@@ -371,7 +371,7 @@ class Work(Generic[Item]):
         return f"{self.unit} {about['span']} {where}{number} of {self.name}"
 
     def format_count(self, count: int) -> str:
-        """Return a number of tasks in the user's words, such as ``"3 spans"``."""
+        """Return a number of tasks as text for messages, such as ``"3 spans"``."""
         return f"{count} {self.unit}{'' if count == 1 else 's'}"
 
     def dataset_of(self, item: Item) -> Dataset | None:
@@ -389,7 +389,7 @@ class Work(Generic[Item]):
         return [] if dataset is None else list(dataset.shards(*self.source_rows(item)))
 
     def reads(self, item: Item) -> Reads | None:
-        """Return the rows of the whole shards that one task reads, for the scheduler's plugin."""
+        """Return (dataset, first row, row after the last) of the whole shards that one task reads."""
         dataset = self.dataset_of(item)
         if dataset is None:
             return None
@@ -400,7 +400,10 @@ class Work(Generic[Item]):
         raise NotImplementedError
 
     def add_trial(self, graph: Graph, key: str, item: Item, note: str, worker: str) -> None:
-        """Add a task that computes ``item`` (its rows) and logs each step to the file ``note``."""
+        """Add a task that computes ``item``, rows that may have killed workers, alone on ``worker``.
+
+        The task logs each step to the file ``note``. If this worker dies too, the file names the bad rows.
+        """
         raise NotImplementedError
 
     def cancel(self) -> None:

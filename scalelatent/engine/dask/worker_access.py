@@ -1,6 +1,6 @@
 """Send storage options to the workers once, so that tasks need only refer to them by an id.
 
-They are sent as a worker plugin, because Dask also sends plugins to workers that join later.
+A worker plugin contains these options, because Dask also sends plugins to workers that join later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SentAccess(WorkerPlugin):
-    """Worker plugin with storage options; unpickling it registers them while the plugin exists."""
+    """Worker plugin with storage options, which a process can use as long as it has the unpickled plugin."""
 
     def __init__(self, access: Access) -> None:
         self.access = access

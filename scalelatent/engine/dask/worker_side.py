@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 # Address of a driver: (topic of events, token of the pass, token of the driver).
 Fit = tuple[str, ...]
-CHECK_SECONDS = 0.5  # minimum seconds between two checks of a task whether it was cancelled
+CHECK_SECONDS = 0.5  # minimum seconds between two checks whether a running task was cancelled
 # Seconds between two reports of a running task. A task without a report for six times as long counts as
 # hanging.
 BEAT_SECONDS = 10.0
@@ -44,12 +44,12 @@ BEAT_SECONDS = 10.0
 # last report. With two workers and tasks of one second, reports take the scheduler 3.5 % of a core
 # (submit.py).
 REPORT_SECONDS = 1.0
-PACE_SHARE = 0.2  # a worker reports its average seconds per row again after a change by this share
-PACE_NEW = 0.3  # weight of a new task in the moving average of the seconds per row
+PACE_SHARE = 0.2  # relative change of the average seconds per row after which a worker reports it again
+PACE_NEW = 0.3  # weight of the newest task in the moving average of the seconds per row
 PACE_OUTLIER = 3.0  # a task counts as at most this multiple of the average, so that a pause counts little
 # Seconds that a worker waits before it ends its own process, so that its event loop can send events.
 SENDING_SECONDS = 1.0
-KEEP_PACES = 32  # maximum number of averages; there is one per stage for training and for validation rows
+KEEP_PACES = 32  # maximum number of averages: one for training and one for validation rows per stage
 _SUMS = ("rows", "bytes", "seconds", "wait_seconds", "spans")
 
 
@@ -114,7 +114,7 @@ def send_to_driver(fit: Fit, message: dict[str, Any]) -> None:
 
 
 def report_smaller_blocks(fit: Fit, backend: Backend, before: Mapping[str, int]) -> None:
-    """Notify the driver if this worker's GPU has split its blocks since it had the row limits ``before``."""
+    """Notify the driver if this worker's GPU has halved its blocks since ``row_limits`` was ``before``."""
     worker = current_worker()
     for work, rows in backend.row_limits.items() - before.items():
         if worker is not None:
@@ -232,7 +232,7 @@ class PaceReports:
         self._lock = threading.Lock()
 
     def add(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
-        """Add a task to the average of its stage and part; send the average to the driver after a change."""
+        """Add a task to the average for its stage and rows (train or validation); send a changed average."""
         pace = self.averaged((fit[-1], stage, part), seconds / max(rows, 1))
         worker = current_worker()
         if pace is not None and worker is not None:
@@ -273,7 +273,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def reuse_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
     """Let the C allocator reuse freed memory, at most 32 MiB per thread; return True if it was changed.
 
-    Nothing changes if the user has set one of the environment variables of the allocator.
+    If the user has set an environment variable of the allocator, the allocator is not changed.
     """
     # Dask starts workers with MALLOC_TRIM_THRESHOLD_=65536, so that idle workers use little memory. With this
     # setting, glibc requests new memory pages for each array above 128 kB. In steps of a conditional RBM on
