@@ -143,10 +143,8 @@ class LocalLocation(Location):
             return not self.path.is_symlink()
         except OSError as error:
             raise _unreadable_error(self.path, error) from error
-        try:
-            return self.path.is_dir() and not any(self.path.iterdir())
-        except OSError as error:
-            raise _unreadable_error(self.path, error) from error
+        # A writer that was killed may have left partial files, which are no content.
+        return self.path.is_dir() and not self.keys("")
 
     def stamp(self, key: str) -> Hashable:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scalelatent.engine import backend
 from scalelatent.kernels.cuda import Kernels
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +71,6 @@ def emulated(emulate):
 
 
 def _forget_bodies() -> None:
-    from scalelatent.engine import backend
 
     backend.find_kernel.cache_clear()
     # The backend module itself stays, because other modules have imported its functions.
@@ -104,6 +104,7 @@ def fake(emulated, turns):
     """Replace CuPy by its stand-in, and return it; modules that import CuPy are loaded again."""
     fake_cupy = load("fake_cupy")
     _forget_bodies()
+    backend._ON_DEVICE.clear()  # backends of an earlier test that still exist, perhaps on more devices
     emulated.turns = turns
     before = fake_cupy.install(emulated)
     yield fake_cupy

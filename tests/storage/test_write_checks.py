@@ -207,3 +207,14 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
     assert (place / "x").read_text() == "new"
     if kind == "link":
         assert (tmp_path / "linked" / "x").read_text() == "old"
+
+
+def test_a_folder_with_only_the_partial_file_of_a_killed_writer_is_written(tmp_path: Path) -> None:
+    """zarr renames a complete file; SIGKILL before its first one leaves `zarr.<hex>.partial` alone."""
+    for name, resume in (("new.zarr", False), ("resumed.zarr", True)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "zarr.0123456789abcdef.partial").write_bytes(b"{")
+        writer = create_dataset(tmp_path / name, 4, (2,), "u1", resume=resume)
+        writer.write_shard(0, np.arange(8, dtype="u1").reshape(4, 2))
+        writer.finish()
+        assert open_dataset(tmp_path / name).read_x(0, 4).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
