@@ -71,7 +71,6 @@ def emulated(emulate):
 
 
 def _forget_bodies() -> None:
-
     backend.find_kernel.cache_clear()
     # The backend module itself stays, because other modules have imported its functions.
     bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.kernels\.gpu", name)]
