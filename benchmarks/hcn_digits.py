@@ -84,7 +84,7 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
 # Classes whose templates are drawn.
 SHOWN = (2, 5)
 # Probabilities p01 that noise turns an on pixel off, and p10 that it turns an off pixel on. The classifier by
-# matching edges chooses one of these pairs.
+# matching edges chooses one of these pairs, and the part "thin" adds them to READINGS.
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 # Pairs (p01, p10) from which the noise that a network assumes in images to classify (`read_noise`) is chosen.
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]

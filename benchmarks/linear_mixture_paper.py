@@ -75,7 +75,7 @@ SEVEN = (*SIX, "thickness")
 # Shares of test rows that are rejected because their class is uncertain.
 REJECTS = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
-# Weights of tangents that the paper's Table 1 calls "heavy" and "light"; the values are ours.
+# Weights of tangents that this script uses for "heavy" and for "light" in the paper's Table 1.
 HEAVY, LIGHT = 3.0, 0.3
 # Number of held-out rows of MNIST.
 HELD = 10_000
