@@ -13,7 +13,8 @@ squarem   Two EM steps, then an extrapolation along them (scheme S3 of Varadhan 
 anderson  Anderson acceleration over the last five steps; a step that raises the log-loss is undone.
 
 The rows are whitened, so that the length of a step has a meaning; EM is invariant to whitening. Capsules
-have 4 dimensions. nu is the threshold of the paper's first round (0.8), or 0. Needs SCALELATENT_DATA.
+have 4 dimensions. nu is the threshold on the rows of the M-step in the first round of Saul (2021), 0.8, or 0.
+Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from common import mnist16, parser, usps, write
 
 from scalelatent.models.capsule.kernels.squash import squash_table
 
-# Dimension of a capsule, and number of past steps that Anderson acceleration uses.
+# Dimension of a capsule, and number of past EM steps that Anderson acceleration combines.
 DIM, MEMORY = 4, 5
 SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:10_000] for a in mnist16())}
 
@@ -35,8 +36,9 @@ class RecordedEm:
     """EM step of capsules for whitened rows x (n, p), which records log-loss and error of all weights that
     it receives.
 
-    Attributes: x, y, the threshold nu, the number of classes, the squash table, and the records as pairs of
-    log-loss and training error.
+    Attributes: x, y, nu (a row counts in the M-step if a wrong class has more than nu times the probability
+    of the true class), the number of classes, the table of the squashing integrals lambda, and the records
+    as pairs (log-loss, training error).
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
@@ -92,7 +94,7 @@ def run_squarem(em: RecordedEm, w: np.ndarray) -> Iterator[None]:
     while True:
         first = em(w)
         if em.records[-1][0] > em.records[-2][0] + 0.01 if len(em.records) > 1 else False:
-            w = accepted  # the extrapolation went too far: continue from the second EM step before it
+            w = accepted  # The extrapolation raised the log-loss too much: use the second EM step before it.
             yield
             continue
         yield

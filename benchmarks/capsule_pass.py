@@ -4,9 +4,10 @@
 
 D is the total dimension of ten capsules of d dimensions. For each D, one process measures in turn a pass of
 the engine over float32 rows in memory, and the products H = W X^T and Delta = H X alone over the same rows,
-with their fastest block size. With the threshold nu = 0 every row is active. With nu = 0.8 the weights are
-those of a fit, so that the share of active rows is that of real passes. "numpy" is the same pass written in
-numpy, on the same thread. A second table compares a pass in the form of the paper, in numpy with two
+with their fastest block size. With the threshold nu = 0 every row counts in the M-step (is active). With
+nu = 0.8 the weights are those of a fit, so that the share of active rows is that of real passes. "numpy" is
+the same pass written in numpy, on the same thread. A second table compares a pass in the form of Saul (2021),
+in numpy with two
 threads, with the engine's pass on two threads.
 """
 
@@ -80,8 +81,8 @@ def make_plain_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.
 
 
 def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
-    """Return the integral I_s(b) of the paper by the recursions of its appendix: s forward or 64 backward
-    steps.
+    """Return the integral I_s(b) of Saul (2021) by the recursions of the paper's appendix: s forward or 64
+    backward steps.
     """
     forward, backward = -np.expm1(-b), b / (b + s + 64)
     with np.errstate(all="ignore"):
@@ -93,7 +94,7 @@ def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
 
 
 def make_paper_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
-    """Return a function that computes a pass in the paper's form with numpy, over all rows at once."""
+    """Return a function that computes a pass in the form of Saul (2021) with numpy, over all rows at once."""
 
     def run() -> np.ndarray:
         h = x @ w.T
@@ -132,7 +133,7 @@ def time_two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
 
 def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """Return the line of the table for capsules of d dimensions."""
+    """Return the line of the table for capsules of d dimensions: milliseconds of each method, and ratios."""
     members = build_members("multiclass", 10, d)
     dataset = Dataset.from_arrays(x, y)
     moments = SecondMoments(x.shape[1], 10)
@@ -176,7 +177,7 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print and write the table."""
+    """Print and write the table of all capsule dimensions."""
     args = parser(__doc__, "capsule_pass")
     args.add_argument("--rows", type=int, default=50_000)
     args.add_argument("--features", type=int, default=196)

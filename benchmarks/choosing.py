@@ -3,7 +3,7 @@
     python benchmarks/choosing.py [--parts algorithms,clusterings]
 
 algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of
-             batch EM with the paper's schedule, of stepwise EM, and of scikit-learn's MLPClassifier. The
+             batch EM (schedule of Saul, 2021), of stepwise EM, and of scikit-learn's MLPClassifier. The
              MLP trains until its validation error is as small as that of stepwise EM, and then until it is as
              small as that of batch EM.
 clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents.

@@ -44,7 +44,7 @@ MODELS = (
     "crbm, mean field",
     "hcn",
 )
-# Stage of the results for each pass of numba's compiler. Passes that are not here are "other passes".
+# Stage of the compiler in the results, by pass of numba's compiler. All other passes are "other passes".
 STAGE_OF_PASS = {
     "nopython_type_inference": "typing",
     "native_lowering": "lowering",

@@ -198,11 +198,11 @@ def averaged(x: Any) -> Any:
 
 
 def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
-    """Return documents of a subset of RCV1-v2: counts (n, terms) CSR uint16, topics (n, topics) CSR, topic
-    names.
+    """Return documents of a subset of RCV1-v2: counts (n, terms) CSR uint16, topics (n, topics) CSR, and
+    names of topics.
 
-    The terms are the most frequent ones; documents without any of them are excluded. The topics are leaves of
-    the tree of topics. The counts of the file were recovered from tf-idf weights. The codes of its topics
+    The terms are the most frequent ones; documents without any of them are excluded. The topics are those
+    without sub-topics. The counts of the file were recovered from tf-idf weights. The codes of its topics
     were inferred from the order of the source's unnamed label columns.
     """
     import numpy as np
@@ -216,7 +216,7 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # Unsigned numbers cannot be negated.
     x = x[:, np.sort(np.argsort(-total, kind="stable")[:n_terms])]
     topics = [str(topic) for topic in found["topics"]]
-    # The code of a topic begins with that of its parent (C15, C151); the roots end in CAT.
+    # The code of a topic starts with the code of its parent topic (C15, C151); the codes of roots end in CAT.
     leaves = [topic for topic in topics if sum(other.startswith(topic) for other in topics) == 1]
     leaves = [topic for topic in leaves if not topic.endswith("CAT")]
     held = np.flatnonzero(np.diff(x.indptr) > 0)

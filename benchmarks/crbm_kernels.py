@@ -4,8 +4,8 @@
 
 edges     Edge updates per second in float32 on a graph of 784 x 256 units; one update sends both messages
           of an edge in one sweep. The methods are sum-product, sum-product with beliefs of pairs, and the
-          other inference methods. They are compared with a loop that only computes the two divisions per
-          edge, with the paper's matrix form in numpy, and with two threads.
+          other inference methods. The rates are compared with a loop that only computes the two divisions
+          per edge, with the paper's matrix form in numpy, and with two threads.
 large     Seconds for one row on a graph of 10,000 x 2,000 units until no belief changes by more than 1e-3,
           for four standard deviations of the weights W, and its memory in multiples of W. Ten sweeps on
           1,000 x 500 units are compared with the 0.5 s of the paper.
@@ -39,7 +39,7 @@ from common import fastest, parser, write
 from scalelatent.engine.backend import find_kernel
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
-# Numbers of visible and hidden units, of rows in a call, and of sweeps.
+# Numbers of visible and hidden units, of rows in a call of a kernel, and of belief-propagation sweeps.
 V, H, ROWS, SWEEPS = 784, 256, 20, 10
 # Program that prints the edge updates per second of PGMax.
 PGMAX = """

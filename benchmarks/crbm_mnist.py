@@ -59,7 +59,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "mle-bp": {"learner": "mle-bp"},
 }
 RATES = (0.05, 0.02, 0.01, 0.005)
-# Errors (All, Changed) of the paper in percent, for noisy 10 %, noisy 20 %, occluded 8 x 8, occluded 12 x 12.
+# Errors in percent (All, Changed) in Ping and Ihler (2017), Tables 1 and 2, by learner; the four pairs are
+# the tasks noisy 10 %, noisy 20 %, occluded 8 x 8 and occluded 12 x 12.
 # The paper trained for 50 epochs, and with contrastive divergence (cd) for 200.
 PAPER = {
     "logistic": [(1.960, 12.531), (4.088, 12.609), (1.468, 61.304), (3.498, 53.971)],
@@ -113,7 +114,7 @@ def read_rates(text: str) -> float | list[tuple[float, int]]:
 
 
 def make_model(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.ConditionalRBM:
-    """Return an estimator that is not fitted yet."""
+    """Return an unfitted estimator for a task and a learner, with the options of the command line."""
     return sl.ConditionalRBM(
         **LEARNERS[learner],
         n_hidden=args.hidden,

@@ -5,9 +5,9 @@
 share     Milliseconds of a step and of belief propagation in it, on one thread, with batches of 20, 40 and
           160 rows; both are timed in the same fit, so that other work on the machine affects both. The
           number of sweeps is --sweeps, and 32: the mean over 50 epochs, if epoch e has 7 + e sweeps.
-          Three kinds of chains (sequences of minibatches) are compared: the estimator's default, where each
-          chain reads the parameters; one chain; and one chain that runs 16 local steps in place, with the
-          same result.
+          Three kinds of chains (sequences of minibatches that run in parallel) are compared: the estimator's
+          default, where each chain computes gradients at shared parameters; one chain; and one chain that
+          runs 16 steps on parameters in place, with the same result.
 products  Milliseconds of the matrix products of a step between the rows of a batch and the parameters, on
           one thread: in this package, in OpenBLAS, and for comparison a copy of the parameters.
 threads   Rows per second of two threads and of one.

@@ -26,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write
 
-# Number of rows that a worker computes between two progress reports: one block, and one leaf (range of rows).
+# Number of rows between two progress reports of a worker: one block, and one leaf (smallest range of rows).
 LEAF_ROWS = 8
-# Simulated pools: the number of workers of each speed.
+# Simulated pools of workers: by name, the number of workers of each speed.
 SIMULATED = {
     "3 of 1, 1 of 20": {1.0: 3, 20.0: 1},
     "90 of 1, 10 of 20": {1.0: 90, 20.0: 10},
@@ -100,7 +100,7 @@ def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]
 
 
 def summarise(passes: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the best and the median pass, because other work on the machine slows single passes down."""
+    """Return the values of the best pass and the medians, because other work on the machine slows passes."""
     ratios = [p["of_ideal"] for p in passes]
     idle = statistics.median(p["mean_end_idle_share"] for p in passes)
     return {

@@ -136,7 +136,7 @@ def _box(x: float, y: float, **style: Any) -> Any:
 
 @figure
 def pass_cost() -> Figure:
-    """Draw the cost of an E-step of capsules in units of its two matrix products."""
+    """Draw the seconds of an E-step of capsules, divided by the seconds of its two matrix products alone."""
     table = read("capsule_pass")["table"]
     places = np.arange(len(table))
     drawn = new_figure(6.4, 3.6)
@@ -157,7 +157,7 @@ def pass_cost() -> Figure:
 
 @figure
 def libraries() -> Figure:
-    """Draw speeds relative to other libraries on the same task."""
+    """Draw the speed of this package divided by that of each other library on the same task."""
     peers, rbm = read("linear_mixture_peers"), read("crbm_kernels")
     dense = read("mbn_kernels")["dense"]
     ours = peers["kmeans"]["seconds"]
@@ -329,7 +329,7 @@ def robustness() -> Figure:
     return drawn
 
 
-# Key of the result, label of the axis, and True for a logarithmic axis, for each task of rivals.py.
+# Key of the plotted score, label of its axis, and True if the axis is logarithmic, by task of rivals.py.
 QUALITY = {
     "classification": ("error", "test error, %", True),
     "density": ("auc_class", "AUC of a class that was left out, %", False),

@@ -51,11 +51,11 @@ from scalelatent.models.capsule.model.em import CapsulePass
 from scalelatent.models.capsule.model.members import Members, build_members
 
 CAPSULE_DIMS = (2, 4, 8, 16, 32)
-SMALL_BLOCK = 2048  # number of rows in a block that the engine uses on a processor
-# Upper bounds of the error divided by the largest true value, by the precision of matrix products.
-# "threshold" is the upper bound for sums over rows whose posterior passes a threshold.
+SMALL_BLOCK = 2048  # number of rows in a block that the engine uses on a CPU
+# Largest allowed error of results on the GPU, divided by the largest true value, by the precision of matrix
+# products. "threshold" is the limit for sums over the rows that the threshold nu selects.
 LIMITS = {"float64": 1e-9, "float32": 1e-5, "tf32": 1e-2, "threshold": 1e-3}
-# Rounding may move at most this number of rows to the other side of a threshold.
+# Largest allowed number of rows that rounding moves to the other side of the threshold nu.
 THRESHOLD_ROWS = 3
 
 
@@ -113,7 +113,7 @@ def check_kernels(card: Backends, args: argparse.Namespace) -> Iterator[Part]:
     ):
         members = build_members(architecture, classes, dim)
         if dtype == "float64" and isinstance(card.float32, HostBackend):
-            continue  # The processor's kernels accept float32 only.
+            continue  # The kernels for CPUs accept float32 only.
         name = f"kernels {architecture} {classes} classes d={dim} {dtype} nu={nu}"
 
         def call(name: str = name, members: Members = members, dtype: str = dtype, nu: float = nu) -> Any:

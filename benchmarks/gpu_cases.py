@@ -256,7 +256,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
 
 
 def mbn_cases(few: bool) -> Iterator[Case]:
-    """Yield codes of dense rows, CSR rows and rows of codes; all codes must be equal."""
+    """Yield codes of dense rows, CSR rows and coded rows; the GPU's codes must equal the reference's."""
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.kernels import gpu, reference
 
@@ -325,7 +325,7 @@ def crbm_cases(few: bool) -> Iterator[Case]:
             for v, h in [(17, 40), *wide] if few else [(1, 1), (17, 40), (30, 5), *wide]:
                 w, bv, bh = draw_graph(v, h, 2, 0.5)
                 for method in ("sum_product", "mixed_product", "max_product", "mean_field"):
-                    # Max-product amplifies rounding with each sweep.
+                    # Max-product inference multiplies rounding errors in each sweep.
                     sweeps, limit = (2, 1e-3) if method == "max_product" else (4, 1e-5)
                     ours, theirs = gpu.make_coupling(w), reference.make_coupling(w)
                     device = gpu.cupy.asarray(bv), gpu.cupy.asarray(bh)
@@ -405,7 +405,10 @@ def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def hcn_cases(few: bool) -> Iterator[Case]:
-    """Yield sweeps with and without messages, decoding, and pixel orders; all bits must be equal."""
+    """Yield sweeps without and with stored messages, decoding, and random orders in which pixels are updated.
+
+    The bits of the GPU's results must equal the bits of the numpy reference.
+    """
     from gpu_hcn import SHAPES, draw_arrays
 
     from scalelatent.models.hcn.kernels import gpu, reference

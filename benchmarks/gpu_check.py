@@ -1,7 +1,7 @@
 """Check results on a GPU within a fixed time: `benchmarks/gpu_all.sh check`.
 
 The parts run in this order: a preflight (GPU, versions, imports, compilation), small cases of all kernels,
-the tests marked `gpu`, copies and kernels on different CUDA streams, bits of results in two processes,
+the tests marked `gpu`, copies and kernels on different CUDA streams, equal bits of results in two processes,
 compute-sanitizer, and the checks of the gpu_*.py scripts. If one part fails or exceeds its time limit, the
 next part runs.
 """

@@ -122,7 +122,7 @@ class Report:
 
 
 # A check or a measurement of a script: the name of its list in the result, its own name, and its function.
-# The function returns one line of the list or an iterable of lines; a line is a dictionary.
+# The function returns one line (dictionary) of that list, or an iterable of lines.
 Part = tuple[str, str, Callable[[], Any]]
 
 

@@ -4,8 +4,8 @@
 
 The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
-Beliefs are compared with the reference, and a fit with a fit on the processor. Rates of inference are
-medians with the biases on the GPU. Each rate comes with three more numbers:
+Beliefs are compared with the numpy reference, and a fit on the GPU with a fit on the CPU. Rates of inference
+are medians with the biases on the GPU. Each rate comes with three more numbers:
 
 - the bytes per second that messages move between the multiprocessors and the second-level cache or memory:
   16 bytes per edge and sweep, or 4 if messages stay in shared memory;

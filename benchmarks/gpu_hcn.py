@@ -8,8 +8,9 @@ The checks compare all bits of results with those of a processor. Rates are pair
 on the GPU, and as multiples of one core of this machine in the same run. A pair is a feature at a place of
 the image and one of the feature's weights. Each thread block runs one chain of minibatches of five letter
 images of 24 x 24 pixels, with 32 features of 8 x 6. A step does what a worker does: draw random orders of
-pixels, run the minibatches of each chain one after another, discount old evidence, and copy the evidence to
-the host. The fit has 128 chains of ten minibatches and reads the images from memory.
+images of 24 x 24 pixels, with 32 features of 8 x 6. A step does what a worker does: draw the random order in
+which pixels are updated, run the minibatches of each chain one after another, discount old evidence, and copy
+the evidence to
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ def draw_arrays(
 
 
 def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    """Yield checks that compare bits of sweeps, decoding, orders, a step and a fit with the processor's."""
+    """Yield checks that compare the bits of results on the GPU with those on the CPU.
+
+    The results are those of sweeps, of decoding, of random orders of pixels, of a step, and of a fit.
+    """
     host = make_backend("cpu")
     for shape in SHAPES if args.quick else [*SHAPES, LARGE]:
         for name, damping in (("sweep", None), ("sweep_messages", 1.0), ("sweep_messages", 0.8)):
@@ -108,7 +112,7 @@ def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 def check_sweep(
     host: Any, backend: Any, shape: Any, name: str, damping: float | None, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Compare the bits of beliefs and messages after two sweeps."""
+    """Compare the bits of beliefs and messages after two sweeps on the GPU and on the CPU."""
     given = draw_arrays(*shape, args.seed)
     names = list(given)[: 4 if damping is None else 7]
     both = []
@@ -123,7 +127,7 @@ def check_sweep(
 
 
 def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the bits of inferred features after three sweeps of decoding."""
+    """Compare the bits of features inferred by three sweeps of decoding on the GPU and on the CPU."""
     given, rows, found = draw_arrays(*shape, args.seed), np.arange(shape[1]), []
     for place in (host, backend):
         s = place.xp.asarray(given["s"][0].copy())
@@ -137,19 +141,19 @@ def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) 
 
 
 def check_orders(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the random orders of pixels."""
+    """Compare the random orders in which pixels are updated, drawn on the GPU and on the CPU."""
     numbers = args.seed, "hcn sweep", 3, np.array([0, 7, 2**40]), 40 if args.quick else 2880
     return check_equal("orders", *([p.to_host(p.kernel("hcn_shuffled")(*numbers))] for p in (host, backend)))
 
 
 def check_step(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the beliefs of weights after a step of three chains."""
+    """Compare the beliefs of weights after a step of three chains on the GPU and on the CPU."""
     learner, state, blocks = start_step(3, 2 if args.quick else BATCHES, args)
     return check_equal("a step of chains", *([run_step(learner, state, blocks, p)] for p in (host, backend)))
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the beliefs of weights after a whole fit."""
+    """Compare the beliefs of weights after a whole fit on the GPU and on the CPU."""
     fits = [
         [make_model(device, 2, args).fit(draw_letters(60 if args.quick else 200, args)).beliefs_[0]]
         for device in ("cpu", fit_device())
@@ -266,7 +270,10 @@ def measure_step(backend: CupyBackend, args: argparse.Namespace) -> dict[str, An
 def time_sweeps(
     host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace
 ) -> Any:
-    """Yield the name and the seconds of a sweep of one chain on one core, without and with messages."""
+    """Yield the kernel's name and the seconds of a sweep of one chain on one core of the CPU.
+
+    ``sweep`` computes messages without storing them; ``sweep_messages`` stores them between sweeps.
+    """
     for name in ("sweep", "sweep_messages"):
         arrays = [a.copy() for a in (evidence, order, s, w, *(kept if name != "sweep" else ()))]
         more = (1.0,) if name != "sweep" else ()

@@ -4,7 +4,7 @@
 
 The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
-The kernels are compared with the reference, and a fit with a fit on the processor. Rates are medians:
+Kernels are compared with the numpy reference, and a fit with the same fit on the CPU. Rates are medians:
 
 - "scan" finds the best component of each row. Its rate is compared with that of sgemm, the float32 matrix
   product, of the same sizes and without TF32. The rows are on the GPU.
@@ -156,7 +156,7 @@ def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Na
     scores = reference.error_scores(*draw_components(k, p, DIMS, args.seed), np.full(p, 0.5))
     scorer, nearest = find_gpu_kernel("make_scorer")(scores, np.array([0, k])), find_gpu_kernel("nearest")
     w = backend.asarray(rng.random((columns, p)), np.float32)
-    # The kernels compute products of this number of rows at a time.
+    # The kernels compute scores of this number of rows at a time, so that 2^26 scores fit in memory.
     tile = max(min(n, 2**26 // columns), 1)
     seconds = device_seconds(backend, lambda step: nearest(scorer, x, 0, 1), args.repeats)
     product = device_seconds(backend, lambda step: xp.matmul(x[:tile], w.T), args.repeats)

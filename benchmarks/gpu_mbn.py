@@ -1,4 +1,4 @@
-"""Check and measure bootstrap networks on a GPU: codes compared with the processor's, then rates.
+"""Check and measure bootstrap networks on a GPU: codes compared with those of the CPU, then rates.
 
     python benchmarks/gpu_mbn.py --out gpu_mbn.json
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-# One thread computes the processor's codes; BLAS reads these variables when numpy loads it.
+# The codes of the CPU come from one thread; BLAS reads these variables when numpy loads it.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -65,7 +65,7 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    """Yield checks that compare codes of dense rows, CSR rows and coded rows with the processor's codes."""
+    """Yield checks that compare codes of dense, CSR and coded rows on the GPU with the codes on the CPU."""
     rng, n = np.random.default_rng(args.seed), min(args.rows, 5000)
 
     def part(name: str, *given: Any) -> Part:
@@ -91,9 +91,10 @@ def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def compare_codes(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:
-    """Return a line of the result: the number of rows of x whose codes differ from the processor's.
+    """Return a line of the result: the number of rows of x whose codes on the GPU and on the CPU differ.
 
-    ``w`` are the centroids; ``how`` is the metric, or for rows of codes the drawn units of each clustering.
+    ``w`` are the centroids; ``how`` is the metric or, for coded rows, the units (centroids of the layer
+    below) that each clustering uses.
     """
     make = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}[
         kernel

@@ -253,8 +253,8 @@ def mbn_nearest(
     )
 
 
-# Seconds in which the host draws whether a clustering uses one centroid of the layer below: in this version
-# and in an earlier one; measured on a busy CPU.
+# Seconds in which the host draws at random whether a clustering uses one centroid of the layer below: in this
+# version of the package and in an earlier one; measured on a busy CPU.
 DRAW_SECONDS, EARLIER_DRAW_SECONDS = 0.73e-9, 3.9e-9
 # Seconds in which the host reads one code of a centroid (2 bytes at an estimated 1 GB/s).
 READ_SECONDS = 2e-9
@@ -269,7 +269,7 @@ def mbn_make_lists(clusterings: int, n_codes: int, n_centroids: int, n_below: in
     """
     codes, units = 2.0 * clusterings * n_centroids * n_codes, float(clusterings) * n_codes * n_below
     lists = 4.0 * clusterings * n_codes * (n_below + 1) + 4.0 * clusterings * n_codes * n_centroids
-    read = 7 * codes + units + 3 * lists  # codes become int32
+    read = 7 * codes + units + 3 * lists  # int32 copies of the codes are read and written
     return Work(memory_bytes=read, launches=1, uploads=2, copied_bytes=codes + units)
 
 
@@ -428,7 +428,7 @@ def hcn_decode_images(
     return Work(memory_bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
 
-# Estimated seconds to update one pixel, with beliefs in the second-level cache and in shared memory.
+# Estimated seconds to update one pixel in a sweep: beliefs in the second-level cache, or in shared memory.
 PIXEL_SECONDS, SHARED_PIXEL_SECONDS = 2e-6, 1e-6
 # One call of a kernel receives arrays of at most this many bytes; equals KERNEL_CALL_BYTES of
 # models/hcn/model/stored_messages.py.
@@ -589,7 +589,7 @@ _CONVERSION = Work(memory_bytes=65_536 * 784 * 5.0)
 _MBN = 60_000, 400, 2000, 4000, 32
 # Arguments of hcn_sweep: 128 chains of 5 images of 24 x 24 pixels; 32 features of 8 x 6 at 17 x 19 places.
 _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
-# Arguments of hcn_visit: 128 leaves (ranges) of 40 images of 28 x 28 pixels; 32 features of 5 x 5.
+# Arguments of hcn_visit: 128 leaves (ranges of images) of 40 images of 28 x 28; 32 features of 5 x 5 pixels.
 _HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
 # Arguments of crbm_step for 784 inputs and outputs: default steps of 20 rows, and steps of 1,280 rows.
 _CRBM_SMALL, _CRBM_LARGE = (784, 256, 784, 2, 10, 32), (784, 256, 784, 64, 20, 32)

@@ -71,7 +71,7 @@ from scalelatent.models.hcn.model.templates import TemplateEvidence, choose_firs
 
 # Number of classes, default number of training digits of a class, and side of a digit in pixels.
 CLASSES, EACH, SIDE = 10, 40, 28
-# Rows of the training set that are held out: to choose other classifiers, and to choose settings of networks.
+# Rows of the training set that no fit uses: HELD chooses other classifiers, TRIED the settings of networks.
 HELD, TRIED = slice(50_000, 52_000), slice(50_000, 50_400)
 CORRUPTIONS: dict[str, dict[str, Any]] = {
     "flips": {"importer": "noisy-digits", "share": 0.1},
@@ -83,14 +83,16 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
 }
 # Classes whose templates are drawn.
 SHOWN = (2, 5)
-# Probabilities (p01, p10) that noise turns a pixel off and on: for matching of edges, for `read_noise`, and
-# for learning of templates with fewer weights.
+# Probabilities p01 that noise turns an on pixel off, and p10 that it turns an off pixel on. The classifier by
+# matching edges chooses one of these pairs, and the part "thin" adds them to READINGS.
 NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
+# Pairs (p01, p10) from which the noise that a network assumes in images to classify (`read_noise`) is chosen.
 READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
+# Pairs (p01, p10) with which the part "thin" learns templates, so that they have fewer weights.
 THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
 # Width in pixels of an image with two digits.
 WIDE = 64
-# Parts that run by default; the parts "trial" and "more" run on request.
+# Parts that run without --parts.
 PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -165,7 +167,7 @@ def spread_edges(on: np.ndarray) -> np.ndarray:
 
 
 def compare_drawn_edges(model: Any, x: np.ndarray, args: Any) -> float:
-    """Return the edges in images that templates draw without noise, divided by the edges in digits."""
+    """Return the number of edges that templates draw without noise, divided by that of training digits."""
     made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
     made = made[made.any(axis=1)]  # A template without weights draws an empty image.
     return round(float(made.sum() / len(made) / (find_edges(x, args).sum() / len(x))), 3)
@@ -189,7 +191,8 @@ def measure_density(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict
 class ConvolutionalForm(torch.nn.Module):
     """Torch module from edges to class scores, either standard or of the form of a compositional network.
 
-    The form of a compositional network has pools, linear features and the best template of each class.
+    The form of a compositional network has pools (shifts by a pixel), linear features and the best template
+    of each class.
     """
 
     def __init__(self, args: Any, standard: bool) -> None:

@@ -32,7 +32,7 @@ import scalelatent as sl
 from scalelatent.data import Dataset
 from scalelatent.generators.images import image_set
 
-# Numbers of patterns and of features, side of a feature in pixels, and grey levels of the smallest edge.
+# Numbers of patterns and of features, side of a feature in pixels, and least grey-level step of an edge.
 PATTERNS, FEATURES, WINDOW, STEP = 4, 6, 15, 16
 # Number of test images.
 TEST = 2_000

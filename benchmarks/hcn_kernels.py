@@ -14,8 +14,8 @@ bounds   Two operations for comparison. The bare loop computes only the arithmet
          one tree in the first-level cache. Numpy's maximum reads the messages to places, two bytes per
          pair, which each sweep with messages has to read as well.
 threads  The rate of two threads divided by the rate of one.
-quiet    The shares of pairs, and of rows of features, that still send a message to a weight after the
-         sweeps.
+quiet    The shares of pairs, and of rows of pixels of features, that still send a message to a weight after
+         the sweeps.
 
 Two more results are the rate of the numpy reference on one image of 14 x 14, and counts of instructions in
 the machine code of the sweeps: minima and maxima of whole vectors, divisions and calls.
@@ -46,13 +46,13 @@ from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
-# Number of images of a sweep, and number of minibatches that prepare the beliefs of weights.
+# Number of images of a sweep, and number of minibatches learned before the measurement.
 IMAGES, WARM = 5, 40
 # Number of sweeps of decoding; no image converges in two sweeps.
 DECODE_SWEEPS = 2
-# Number of minibatches of each thread when two threads are compared with one.
+# Number of minibatches that each thread runs when the rate of two threads is compared with that of one.
 TURNS = 40
-# Number of consecutive sweeps with messages, as in a fit.
+# Number of consecutive sweeps with stored messages in one measurement, as in a fit.
 VISIT = 5
 # Image side, letters, letters per image, number of features, and their height and width.
 SIZES = {

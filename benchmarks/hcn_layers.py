@@ -53,11 +53,11 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, update_images
 
-# Number of images of a pass, of passes before the measurement, and of measured rounds.
+# Numbers of images of a pass, of passes before the measurement, and of measured repetitions.
 IMAGES, WARM, ROUNDS = 20, 10, 30
 # Sides of the features and values of p_weight that section 4.4 of the paper can mean.
 READINGS = [(26, (0.001, 0.05)), (3, (0.001, 0.05)), (3, (0.01, 0.001))]
-# Digits per class, and passes.
+# Digits per class, and passes of the fit.
 SIZES = [(2, 12), (40, 6)]
 
 
@@ -181,9 +181,10 @@ def compare_cluster(rows: int, seed: int) -> dict[str, Any]:
 
 
 class LeafBytes(sl.Callback):
-    """Callback that records the bytes of stored messages in a run folder, in total and for each pass.
+    """Callback that records the size of stored messages in a run folder.
 
-    A file of messages covers one leaf (range of images). ``all`` and ``leaves`` are the largest values.
+    Each file has the messages of one leaf (range of images). ``all`` is the largest number of bytes of all
+    files at a checkpoint, ``leaves`` the largest number of files of a pass, ``passes`` the bytes by pass.
     """
 
     def __init__(self, folder: Path) -> None:

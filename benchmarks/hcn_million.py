@@ -46,7 +46,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
 # Engine options of the part "flat": small shuffle buffers, and no cache of rows.
 SMALL = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
-# The parameter forgetting, number of features, size of a feature, and shape (channels, h, w) of an image.
+# Parameter ``forgetting``, number of features, (height, width) of a feature, (channels, h, w) of an image.
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 

@@ -40,7 +40,7 @@ from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
-# Number of images and parameters of each method of learning that the part "five" compares.
+# Number of images and parameters of each fit that the part "five" compares, by its name.
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "30 images, messages kept": (30, {"online": False, "damping": 0.8, "n_epochs": 100}),
     "30 images, 100 times": (30, {"n_epochs": 100}),

@@ -193,7 +193,7 @@ class AllAtOnce:
 
 
 def score_features(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
-    """Return the letters found and the compression with the features that shorten the description."""
+    """Return the letters found, and the compression with the features that shorten the coded images."""
     weights, backend = beliefs > 0, make_backend("cpu")
     for _ in range(2):
         reduction = DescriptionLength(Decoder(LAYER, weights))

@@ -62,7 +62,8 @@ def list_settings(noise: float, p_sparsity: float, p_weight: float, **more: Any)
     return {"p01": noise, "p10": noise, "p_sparsity": p_sparsity, "p_weight": p_weight, **more}
 
 
-# Options of the generator; number and size of features; priors; compression in the paper.
+# By set: options of the generator; number and (h, w) of features; parameters; compression in Table 1 of
+# Lázaro-Gredilla et al. (2016), or None if the table lacks the set.
 SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any], float | None]] = {
     "bars": ({"kind": "bars"}, (3, (6, 6)), list_settings(1e-2, 1e-2, 0.1), 0.83),
     "clean bars": (
@@ -163,7 +164,7 @@ def learn_by_nmf(name: str, seed: int) -> dict[str, Any]:
             break
         features = features[paying]
     if not paying.any():
-        length = 1.0  # Without features the pixels are sent one by one.
+        length = 1.0  # Without features, the code has as many bits as the pixels.
     kinds = images.features[count_placed_kinds(images)[0]]
     return {
         "seed": seed,

@@ -23,8 +23,8 @@ read        The network of `supervised` reads 2,000 test images with other assum
             errors, and the share of images whose class differs from the class at (.001, .001). Section
             3.4.2 of the paper says that this share is 0.
 
-A record of history_ covers up to ten passes. CPU seconds are those of the process, on one thread. Draws
-results/hcn_traits.png. The part flips needs torch.
+A record of history_ covers up to ten passes. CPU seconds are those of the process, on one thread. The paper
+is Lázaro-Gredilla et al. (2016). Draws results/hcn_traits.png. The part flips needs torch.
 """
 
 from __future__ import annotations

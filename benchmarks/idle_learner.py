@@ -54,5 +54,5 @@ class IdleLearner:
         return {"w": np.zeros(self.numbers)}
 
 
-# Run folders store only types of this package, so the class gets the name of a module of scalelatent.
+# A run folder stores only types of modules of scalelatent, so the class gets such a module name.
 IdleLearner.__module__ = "scalelatent.idle_learner"

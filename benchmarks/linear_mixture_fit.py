@@ -2,7 +2,7 @@
 
     python benchmarks/linear_mixture_fit.py [--part pass]
 
-Each time is divided by the time of BLAS on the same operands in the same run. All parts except threads and
+Each time is divided by the time of BLAS on the same arrays in the same run. All parts except threads and
 fits use one thread. The models have ten classes. A sub-class (component of a class) has h = 10 latent
 dimensions, and an E-step projects its rows to 16 directions.
 

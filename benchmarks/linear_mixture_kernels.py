@@ -34,7 +34,8 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     group_rows,
 )
 
-# Numbers of components K and of latent dimensions h of scans, for narrow rows and for 3,072 features.
+# Numbers of components K and of latent dimensions h in the part "scan": for short rows, then for rows
+# of 3,072 features.
 SCANS = ((10, 12), (50, 12), (100, 12), (1000, 10))
 WIDE = ((300, 10),)
 

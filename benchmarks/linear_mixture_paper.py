@@ -1,4 +1,4 @@
-"""Repeat the paper's experiments with mixtures of linear models on real digits.
+"""Repeat the experiments of Hinton, Revow and Dayan (1995): mixtures of linear models of real digits.
 
     python benchmarks/linear_mixture_paper.py --parts choose_usps,table2_usps
 
@@ -75,7 +75,7 @@ SEVEN = (*SIX, "thickness")
 # Shares of test rows that are rejected because their class is uncertain.
 REJECTS = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
-# Weights of tangents.
+# Weights of tangents that this script uses for "heavy" and for "light" in the paper's Table 1.
 HEAVY, LIGHT = 3.0, 0.3
 # Number of held-out rows of MNIST.
 HELD = 10_000
@@ -432,7 +432,7 @@ def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
 
 # -- Table 1 -------------------------------------------------------------------------------------------------
 
-# Weights of tangents in clustering and in recognition.
+# Weights of tangents in clustering and in recognition, by row of the paper's Table 1.
 WEIGHTS = {
     "none, none": (0.0, 0.0),
     "none, light": (0.0, LIGHT),
@@ -622,7 +622,7 @@ def smoothed(name: str, part: str, args: Any) -> tuple[np.ndarray, np.ndarray]:
     return (x @ make_smoothing_matrix(image_shape_of(name), smoothing)).astype(np.float32), y
 
 
-# Mean and basis (h, features) of each sub-class of a class.
+# Linear models of one class: mean and basis (h, features) of each sub-class.
 Expert = list[tuple[np.ndarray, np.ndarray]]
 
 

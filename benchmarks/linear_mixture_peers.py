@@ -56,7 +56,7 @@ def load_rows(p: int, part: str = "train") -> np.ndarray:
 def compute_log_likelihood(
     x: np.ndarray, means: np.ndarray, loadings: np.ndarray, noise: np.ndarray, weights: np.ndarray
 ) -> float:
-    """Return the mean log-likelihood of rows under a mixture of Gaussians.
+    """Return the mean log-likelihood of rows in nats under a mixture of Gaussians.
 
     A component has the covariance loadings loadings' + diag(noise).
     """
@@ -72,7 +72,7 @@ def compute_log_likelihood(
 
 
 def score_density(model: Any, x: np.ndarray) -> float:
-    """Return the mean log-likelihood of rows under a fitted mixture of this package."""
+    """Return the mean log-likelihood of rows in nats under a fitted mixture of this package."""
     values, noise = model.variances_, model.noise_
     loadings = model.bases_ * np.sqrt(np.maximum(values - noise[:, None], 0.0))[:, None, :]
     wide = np.repeat(noise[:, None], x.shape[1], axis=1)
@@ -118,7 +118,7 @@ def fit_mfa(path: Path, x: np.ndarray, k: int, h: int, passes: int, seed: int) -
 
 
 def score_mfa(model: Any, x: np.ndarray) -> float:
-    """Return the mean log-likelihood of rows under a model of torch-mfa."""
+    """Return the mean log-likelihood of rows in nats under a model of torch-mfa."""
     import torch
 
     weights = torch.softmax(model.PI_logits, 0)
@@ -127,7 +127,7 @@ def score_mfa(model: Any, x: np.ndarray) -> float:
 
 
 def compare_mfa(args: Any) -> dict[str, Any]:
-    """Return seconds and log-likelihoods of a mixture of factor analysers here and in torch-mfa."""
+    """Return seconds and log-likelihoods of a mixture of factor analysers, in this package and torch-mfa."""
     x, test, k, h = load_rows(784)[: args.rows], load_rows(784, "test"), 50, 6
 
     def theirs(passes: int, seed: int) -> Any:
@@ -171,7 +171,7 @@ def measure_pass(fit: Any, few: int = 1, more: int = 3) -> float:
 
 
 def compare_gaussian(args: Any) -> dict[str, Any]:
-    """Return seconds and log-likelihoods of a mixture here and of GaussianMixture with full covariances."""
+    """Return seconds and log-likelihoods of this package and of GaussianMixture (full covariances)."""
     from sklearn.mixture import GaussianMixture
 
     found = {}
@@ -201,7 +201,7 @@ def compare_gaussian(args: Any) -> dict[str, Any]:
 
 
 def compare_factors(args: Any) -> dict[str, Any]:
-    """Return seconds and log-likelihoods of factor analysis here and in scikit-learn."""
+    """Return seconds and log-likelihoods of factor analysis in this package and in scikit-learn."""
     from sklearn.decomposition import FactorAnalysis
 
     x = load_rows(256)[:20_000]
@@ -270,7 +270,7 @@ def _distances(x: np.ndarray, means: np.ndarray) -> float:
 
 
 def compare_numpy_pass(args: Any) -> dict[str, Any]:
-    """Return the seconds of a pass here, and of a pass in a few lines of numpy."""
+    """Return the seconds of one pass with hard assignment, in this package and in a few lines of numpy."""
     x, k, h, q = load_rows(256)[:20_000], 100, 10, 16
     rng = np.random.default_rng(args.seed)
     means = x[rng.choice(len(x), k, replace=False)]

@@ -1,4 +1,4 @@
-"""Cluster real data with bootstrap networks, and compare with the paper's Tables 3 and 4.
+"""Cluster real data with bootstrap networks, and compare with Tables 3 and 4 of Zhang (2018).
 
     python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000 [--seeds 10]
     python benchmarks/mbn_clustering.py --parts digits --pools auto  digits of scikit-learn, the default pools
@@ -61,10 +61,11 @@ from scalelatent.models.mbn.report import collect_network
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
-# Networks whose fits take longer than this have fewer seeds.
+# Networks whose fits take longer than this number of seconds are fitted for this number of seeds.
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
-# NMI and accuracy of the paper in percent, each with its spread: raw, PCA, MBN (decay 0.5), MBN (best decay).
+# Tables 3 and 4 of Zhang (2018): NMI and accuracy in percent, each followed by its standard deviation over
+# runs: of k-means on raw rows and on PCA, of MBN with decay 0.5, and of MBN with its best decay.
 PAPER: dict[str, dict[str, list[float]]] = {
     "isolet1": {"nmi": [77.21, 0.92, 56.74, 0.75, 77.89, 0.81, 77.97, 0.64],
                 "accuracy": [61.47, 1.93, 38.62, 0.99, 61.13, 2.52, 62.50, 1.14]},
@@ -79,7 +80,7 @@ PAPER: dict[str, dict[str, list[float]]] = {
     "mnist": {"nmi": [50.32, 0.12, 28.05, 0.07, 91.36, 0.07],
               "accuracy": [53.48, 0.11, 35.14, 0.11, 96.64, 0.04]},
 }  # fmt: skip
-# NMI of spectral clustering in the paper: with a fixed width, and with the best one.
+# NMI of spectral clustering in percent in Zhang (2018): with a fixed kernel width, and with the best width.
 PAPER_SPECTRAL = {"isolet1": (75.51, 79.66), "wine": (41.58, 43.02), "thyroid": (39.63, 43.20),
                   "umist": (81.83, 84.66), "mnist5000": (62.06, 62.06)}  # fmt: skip
 NAMES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil20": "COIL20",

@@ -35,7 +35,7 @@ from scalelatent.evaluation import nmi
 from scalelatent.models.mbn import decay as choice
 from scalelatent.models.mbn.model.layers import Layer
 
-# Methods that choose the decay with the largest value of a score, by the name of the score.
+# Methods that choose the decay with the largest score; each method has the name of its score.
 CRITERIA = ("outputs", "silhouette", "seeds", "halves", "grid")
 
 

@@ -58,7 +58,7 @@ def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> 
 
 
 def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> float:
-    """Return the correlation between the similarities in one stack and the mean similarities of all stacks.
+    """Return the correlation between the similarities of rows in one stack (layers of one decay) and in all.
 
     The similarity of two rows is their share of equal codes; 20,000 random pairs are used.
     """

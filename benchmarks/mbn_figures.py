@@ -1,4 +1,4 @@
-"""Figures of mbn_clustering.py, and synthetic points like those of the paper."""
+"""Functions that draw the figures of mbn_clustering.py, and synthetic points like those of Zhang (2018)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Sweep:
     accuracy: Sequence[float]
     nmi_spread: Sequence[float]
     accuracy_spread: Sequence[float]
-    marked: float | None = None  # Value that was chosen without labels.
+    marked: float | None = None  # parameter value that decay="auto" chose without labels; None: no line
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False) -> Figure:
-    """Draw NMI and accuracy against a parameter, with their spread over seeds (the paper's Figures 10 and
-    11).
+    """Draw NMI and accuracy against a parameter, with their standard deviation over seeds (Figures 10 and 11
+    of Zhang, 2018).
     """
     if not sweeps:
         raise DataError("there are no scores to draw: give at least one sweep")

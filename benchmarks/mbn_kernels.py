@@ -31,9 +31,9 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
 
-# Numbers of rows and of centroids in a block of the search by BLAS and numpy.
+# Numbers of rows and of centroids of each matrix product in the search by BLAS and numpy.
 TILE_ROWS, TILE_CENTROIDS = 1024, 512
-# Number of clusterings that a fit computes at once.
+# Number of clusterings whose codes a fit computes in one call of the kernel.
 SETS = 8
 
 

@@ -31,7 +31,7 @@ from scalelatent.models.mbn.fit import plan_layers
 POOLS = (4, 10, 20, 40, 80, "paper")
 # Number of documents, each with one topic.
 DOCUMENTS = 4000
-# Number of centroids of the first layer for the large sets: a fifth of the rows, and the number in the paper.
+# Number of centroids of the first layer for the large sets: a fifth of the rows, and that of Zhang (2018).
 # The default, half of the rows, would take hours.
 K1 = {"mnist20000": 4000, "mnist": 8000}
 

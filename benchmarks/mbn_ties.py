@@ -39,8 +39,8 @@ def replace_ties(layer: Layer, below: np.ndarray, codes: np.ndarray) -> tuple[np
         rows = np.flatnonzero(codes[:, v] == 0)
         first = below[layer.rows(v)[0]]
         seen = layer.draw_units(v)[0][np.arange(layer.width), first]
-        # A row has code 0 if no other centroid has more equal codes. If centroid 0 has none, no centroid has
-        # any.
+        # A row has code 0 also if centroid 0 is its nearest. The row ties for all centroids only if centroid
+        # 0 has no code in common with it.
         tied = rows[~((below[rows] == first) & seen).any(axis=1)]
         mixed = (hashes[tied] + np.uint64(v + 1)) * np.uint64(0x9E3779B97F4A7C15)
         out[tied, v] = (mixed ^ (mixed >> np.uint64(29))) % np.uint64(layer.k)

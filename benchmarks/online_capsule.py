@@ -2,7 +2,7 @@
 
     python benchmarks/online_capsule.py FOLDER
 
-The fits are batch EM with the paper's schedule and stepwise EM. (The stored results also have
+The fits are batch EM with the schedule of Saul (2021) and stepwise EM. (The stored results also have
 passive-aggressive learning and incremental EM, which only earlier versions of this package had.) The dataset
 is written to FOLDER; its rows are random deformations of MNIST rows 0:50000. The validation rows are MNIST
 rows 50000:60000. Each fit ends by the validation error of its schedule or at its last pass. The curve shows
@@ -28,7 +28,8 @@ NAMES = {
     "em": "batch EM",
     "stepwise": "stepwise EM",
 }
-# Stepwise EM should be at most this many points of error above batch EM, with at most this share of its rows.
+# Goal: the test error of stepwise EM exceeds that of batch EM by at most this number of percentage points,
+# and it reads at most this share of the rows that batch EM reads.
 TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
 
 
@@ -50,7 +51,7 @@ def run(name: str, a: Any) -> dict[str, Any]:
         n_jobs=a.jobs,
     )
     begin = time.perf_counter()
-    # Online fits validate ten times per epoch, for the curve.
+    # Stepwise EM computes the validation error ten times per epoch, for the curve.
     often = {"validate_steps": max(steps // 10, 1)} if name == "stepwise" else {}
     model.fit(train, validation=held, engine=often)
     seconds = time.perf_counter() - begin

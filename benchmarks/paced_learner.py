@@ -18,8 +18,7 @@ from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
-# Pass (from 0), number of rows, start and end (seconds of the clock) of each block that this process
-# computed.
+# Blocks that this process computed: pass (from 0), number of rows, start and end in seconds of the clock.
 blocks: list[tuple[int, int, float, float]] = []
 # Seconds by which earlier sleeps were too long; the next sleep is shorter by this time.
 _late = 0.0

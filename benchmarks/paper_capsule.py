@@ -37,12 +37,12 @@ from common import RESULTS, mnist, parser, usps, write, write_png
 
 import scalelatent as sl
 
-# Model and algorithm of the paper.
+# Model and algorithm of Saul (2021).
 PAPER: dict[str, Any] = {"architecture": "multiclass", "algorithm": "em", "fit_intercept": False, "ridge": 0}
 # Capsule dimensions.
 DIMS = (1, 2, 4, 8, 16)
 NAMED = {"mnist": mnist, "usps": usps}
-# Number of random starts for each standard deviation of the latents h, and these standard deviations.
+# Number of random starts for each standard deviation (noise level) of the latents h, and the noise levels.
 N_STARTS, SCALES = 20, (0.1, 1.0, 10.0)
 
 

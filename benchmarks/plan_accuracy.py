@@ -73,7 +73,7 @@ JOBS: dict[str, tuple[int, str, str]] = {
         f"corruption = {{kind = 'flip', rate = 0.1}}\n{CLUSTER}",
     ),
 }
-# Number of validation rows and of test rows of a job.
+# Number of validation rows and number of test rows of each job.
 HELD = 2_000
 # Numbers of rows of the fits whose peak memory is compared.
 FEW, MOST = 50_000, 800_000

@@ -40,7 +40,7 @@ from typing import Any
 from common import parser, write_part
 from rivals_tasks import NEEDS, TASKS
 
-# Task, data set, method and seed.
+# Measured unit of the benchmark: task, data set, method and seed.
 Unit = tuple[str, str, str, int]
 
 

@@ -73,7 +73,7 @@ class Task:
     methods: dict[str, Method]
     score: Callable[[Any, Any], dict[str, float]]
     first: Callable[[Any, str], Any]
-    # Data sets whose units are measured after all others.
+    # Data sets that rivals.py measures after all other data sets, because their fits take long.
     large: tuple[str, ...] = ()
     # Names of the data sets of each method that cannot run on all sets.
     only: dict[str, tuple[str, ...]] | None = None
@@ -707,7 +707,7 @@ LABELS = Task(
 
 @dataclass(frozen=True)
 class GeneratedPicture:
-    """Image of a generator whose true features are available; ``epochs`` replaces the network's epochs."""
+    """Image of a generator that knows its true features; ``epochs`` replaces ``n_epochs`` of the network."""
 
     name: str
     seed: int

@@ -77,7 +77,7 @@ ASSUMED = {
     "store_mb_per_second_of_a_worker": 100.0,
     "network_mb_per_second_of_a_worker": 1000.0,
 }
-# Setting that helps against each bottleneck.
+# Setting of the job file that helps against each bottleneck of a pass.
 SETTINGS = {
     "refused": "`[engine] leaf_rows`: fewer, longer leaves",
     "computing": "more workers, up to the number of spans (`[engine] leaf_rows`)",
@@ -239,8 +239,9 @@ class RowShape:
 
 
 def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """Return the number of tasks (spans) of a pass, the rows of a span, and the levels of the tree that
-    merges sums.
+    """Return the number of spans (tasks) of a pass, the rows of a span, and the levels of the tree of sums.
+
+    The tree merges the sums of the spans level by level.
     """
     grid = choose_grid(RowShape(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
@@ -249,11 +250,10 @@ def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> 
 
 
 def divide_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
-    """Return the number of tiles (tasks) of a map to the codes of a layer, their rows, and the reads of a
-    row.
+    """Return the number of tasks of a map to the codes of a layer, the rows of a task, and reads of a row.
 
-    A tile has some columns of the codes, so that each row is read once for each group of columns; "span_rows"
-    is the number of rows times the share of columns.
+    A task computes some columns of the codes of a range of rows, so that several tasks read the same row:
+    "readings" is the number of these tasks. "span_rows" is the rows of a task times its share of the columns.
     """
     tiles = tile_layout(n, row_bytes, coder)
     width = int(coder.output()[0][0])
@@ -659,7 +659,7 @@ def describe_step_costs() -> list[str]:
 
 # -- ten million ---------------------------------------------------------------------------------------------
 
-# Number of parts of a fit's time for which the peak memory is written.
+# Number of equal parts of a fit's duration for which the peak memory is written.
 QUARTERS = 4
 
 

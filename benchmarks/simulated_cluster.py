@@ -47,10 +47,10 @@ QUIET = {
     "distributed.admin.system-monitor.interval": "1 hour",
     "distributed.admin.system-monitor.gil.enabled": False,
     "distributed.comm.timeouts.connect": "120s",
-    "distributed.comm.timeouts.tcp": "600s",  # All workers share two cores, and wait for each other.
+    "distributed.comm.timeouts.tcp": "600s",  # All workers share two cores, so that answers may take minutes.
     "distributed.scheduler.worker-ttl": None,
 }
-# Number of workers that start at the same time, and number of workers of a process.
+# Number of workers that start at the same time, and largest number of workers in a process.
 BATCH, PROCESS_WORKERS = 25, 250
 
 

@@ -1,6 +1,4 @@
-"""Batch learner and map that compute almost nothing, to measure the engine alone; workers can receive this
-file.
-"""
+"""Learner and map that compute almost nothing, to measure the engine alone; workers can receive this file."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class CountReduction:
-    """Reduction that counts rows; each block sleeps for ``seconds``, and the statistic has ``numbers``
-    numbers.
+    """Reduction that counts rows, to measure the engine alone: each block of rows sleeps for ``seconds``.
+
+    The statistic is an array of ``numbers`` numbers, so that the cost of sending it can be varied.
     """
 
     requirements = BlockRequirements()
@@ -46,7 +45,10 @@ class CountReduction:
 
 @dataclass(frozen=True)
 class CountLearner:
-    """Learner that runs ``passes`` passes of CountReduction."""
+    """Batch learner that counts rows in ``passes`` passes; its state has ``numbers`` numbers.
+
+    Each block of rows sleeps for ``seconds`` seconds, in place of computing.
+    """
 
     numbers: int
     passes: int
@@ -85,6 +87,6 @@ class EchoMap:
         return block.x
 
 
-# Run folders store only types of this package, so these classes get the name of a module of scalelatent.
+# A run folder stores only types of modules of scalelatent, so these classes get such a module name.
 for _type in (CountReduction, CountLearner, EchoMap):
     _type.__module__ = "scalelatent.simulated_learner"

@@ -46,7 +46,7 @@ from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import build_members
 
 FEATURES = 196
-# Engine options with which the workers cache all rows.
+# Engine options of workers that cache all rows: 0.3 is the share of the memory for the cache.
 KEPT = {"cache": 0.3}
 
 
@@ -166,7 +166,7 @@ def time_fit_on_cluster(
                     key = (int(name[1][2:]), task["worker"])
                     busy[key] = busy.get(key, 0.0) + part["stop"] - part["start"]
     most = {i: max(v for (j, _), v in busy.items() if j == i) for i, _ in busy}
-    # Tasks of one pass after the last pass may have run before they were cancelled.
+    # Some tasks of a pass after the last one may have run before they were cancelled; skip that pass.
     idle = [seconds[i - 1] - most[i] for i in sorted(most)[2:] if i <= len(seconds)]
     return seconds[2:], idle, np.diff(reported.cpu)[1:].tolist()
 
@@ -199,8 +199,8 @@ def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, 
             record["not_computing_s"] = float(np.median(idle))
             record["driver_cpu_s"] = float(np.median(driver))
             record["difference_s"] = record["cluster_s"] - record["in_process_s"]
-            # Workers, scheduler and driver share two cores, so the times of the cluster vary; compare the
-            # fastest.
+            # Workers, scheduler and driver share two cores, so that seconds on the cluster vary; therefore
+            # the fastest passes are compared as well.
             record["fastest_difference_s"] = record["cluster_fastest_s"] - record["in_process_fastest_s"]
             out.append({k: round(v, 4) for k, v in record.items()})
             print(out[-1], flush=True)

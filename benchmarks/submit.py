@@ -29,7 +29,7 @@ from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.runfolder import RunFolder
 from scalelatent.jobs.submit import submit_job
 
-# Rows of a span (task) of the fit whose CPU shares are measured: about one second of work.
+# Number of rows of a span (task) in the fit whose CPU shares are measured: about one second of work.
 LEAF_ROWS = 2**19
 # Topic of Dask events that the scheduler plugin logs.
 TOPIC = "benchmark"

@@ -1283,7 +1283,7 @@ def rivals_parts() -> Iterable[Iterable[Any]]:
     return _rival_rows("parts", "found")
 
 
-# Work in the table of predictions, and its names in results/gpu_predicted.json.
+# Names in results/gpu_predicted.json, by the text in the first column of the table of predictions.
 _PREDICTED = {
     "capsule, a block of 65,536 uint8 rows in host memory": "capsule, D = 20, block of 65,536 uint8 rows",
     "capsule, `transform` of a block of 65,536 uint8 rows in host memory": (

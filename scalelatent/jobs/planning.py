@@ -112,7 +112,10 @@ def _whole_job(job: Job, data: JobData, needs: dict[str, Any]) -> dict[str, Any]
 
 
 def _describe_devices(job: Job, client: Client) -> dict[str, Any]:
-    """Return which CPUs or GPUs of a cluster would run the job, and a message if they change the result."""
+    """Return which CPUs or GPUs of a cluster would run the job; add a message if both kinds would.
+
+    CPUs and GPUs together give slightly other results than one kind of device.
+    """
     from scalelatent.engine.dask.link import find_gpus
     from scalelatent.engine.dask.pools import devices_event
 

@@ -103,7 +103,7 @@ class MlflowTracking(Callback):
             self._begin(os.getcwd(), str(info.get("stage") or "fit"), values, {})
 
     def on_event(self, info: dict[str, Any]) -> None:
-        """Continue the count of passes, the step of all metrics, if the fit resumes an earlier one."""
+        """Continue the count of passes if the fit resumes an earlier one; MLflow gets it as metrics' step."""
         if info.get("event") == "resumed":
             self._passes = len(info.get("history") or ())
 

@@ -66,7 +66,7 @@ def _run_passes(
 
 def test_rounds_patience_and_restart_from_the_best() -> None:
     learner = make_learner([(0.5, 2), (0.0, 1)])
-    #          passes   1    2    3    4 | 5: measures the best again, 6: no better
+    # Pass 5 measures the error of the best weights again, and pass 6 has no smaller error.
     states = _run_passes(learner, [0.5, 0.4, 0.4, 0.45, 0.4, 0.4])
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
     assert [int(s.stale[0]) for s in states] == [0, 0, 0, 1, -1, 0, -1]

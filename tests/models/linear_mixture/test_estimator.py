@@ -411,7 +411,7 @@ def test_a_classifier_by_default_is_as_good_as_with_the_true_dimensions(p, dims)
 
 
 def test_the_chosen_dimensions_are_those_of_separate_principal_components():
-    """The counts equal those of scikit-learn's PCA of each class, fold by fold, also if rows are few."""
+    """The numbers of wrong rows by dimension equal those of scikit-learn's PCA of each class, by fold."""
     x, y = make_planes(100, 60, 3, 1)
     x, y = x[y != 2], y[y != 2]  # 67 rows, and classes 0 and 1 of three
     rng = stream(5, "linear-mixture-folds")

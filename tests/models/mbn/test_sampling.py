@@ -37,7 +37,10 @@ def _draw_in_numpy(seed: int, purpose: str, layer: int, which: int, n: int, m: i
 
 @pytest.mark.parametrize(("n", "m"), [(40, 2), (40, 13), (40, 20), (40, 39), (200, 3)])
 def test_each_number_and_each_pair_is_equally_probable(n: int, m: int) -> None:
-    """Both algorithms draw all numbers equally often, and all pairs of numbers equally often."""
+    """All numbers, and all pairs of numbers, are drawn equally often.
+
+    Both algorithms are tested: random numbers without duplicates for few draws, and random masks for many.
+    """
     draws = 6000
     member = np.zeros((draws, n))
     for i in range(draws):
