@@ -478,7 +478,8 @@ class Forecast:
     def epoch_seconds(self, order: RowOrder, row: float, step: float, extra_bytes: int = 0) -> float:
         """Return the seconds of an epoch from the seconds per row and per step."""
         rows = self.rows["train"]
-        # Each row is copied twice: from its shard to an array for some steps, and then to its minibatch.
+        # Each row is copied twice: from its shard to an array of the rows of several steps, then to a
+        # minibatch.
         reading = self.reading_seconds(rows) + 2 * (rows.nbytes / len(rows) + extra_bytes) / GATHER_RATE
         steps = order.n_steps * (step + STEP_SECONDS)
         return order.n_rows * self.row_seconds(row, reading, self.count_slots(order)) + steps

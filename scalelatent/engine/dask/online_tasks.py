@@ -278,11 +278,11 @@ class FitOnWorker:
             return self._runners[first, last]
 
     def _retire_others(self, first: int, last: int) -> None:
-        """Close the other runners of chains (parts of a minibatch) in ``first:last``.
+        """Close other runners, objects that compute some chains (parts of a minibatch) in ``first:last``.
 
-        They are not needed any more: after workers joined or left, each worker computes other chains.
+        After workers joined or left, each worker computes other chains, so it needs other runners.
         """
-        # The runner of all chains stays, because this worker may compute whole minibatches again.
+        # Keep the runner of all chains in memory, because this worker may later compute whole minibatches.
         whole = 0, self.order.n_chains
         if (first, last) == whole:
             return

@@ -44,9 +44,9 @@ RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
 PAPER_EPOCHS = 50
 # Epochs for n_epochs=None without validation rows: as many as process 20,000 rows, and at least ten.
 SHOWN_ROWS, MIN_EPOCHS = 20_000, 10
-# With validation rows, n_epochs=None lowers the rate after epochs that show 4,000 rows, and at least 3
-# epochs, none of which had a validation error at least 0.5 % below the best earlier error. The fit ends if
-# the last lower rate gained nothing. Measured on the digits of scikit-learn.
+# With validation rows and n_epochs=None, a fit waits for a validation error at least 0.5 % below the best
+# earlier error. It waits for 4,000 training rows, and for at least 3 epochs; then it lowers the learning
+# rate. The fit ends if no such error follows a lower learning rate. Measured on the digits of scikit-learn.
 PATIENCE_ROWS, PATIENCE, MIN_GAIN = 4_000, 3, 0.005
 # With at least 100 rows n_epochs=None holds out every tenth row. If that is more than 10,000 rows, or 256
 # MiB, it holds out 64 evenly spaced ranges of rows, so that it reads few chunks of the dataset.

@@ -210,7 +210,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._labelled_rows(X, y, reset=False)
 
     def _labelled_rows(self, X: RowsLike, y: LabelsLike | None, *, reset: bool) -> Dataset:
-        """Return the rows with their labels ``y``, which scores compare with the output."""
+        """Return the rows with their labels ``y``; a score compares these labels with the output."""
         rows = self._training_rows(X, None, None, reset=reset)
         if y is None:
             return rows

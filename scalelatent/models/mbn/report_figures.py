@@ -31,7 +31,8 @@ _PANELS_PER_LINE = 4
 def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: float = 7.0) -> None:
     """Draw points (n, 2), coloured by class, in random order so that no class covers another.
 
-    ``codes`` are the numbers of the classes, or None for points without classes; ``size`` is in points.
+    ``codes`` are the numbers of the classes, or None for points without classes; ``size`` is the area of a
+    marker in square points.
     """
     if codes is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, color=ACCENT, alpha=0.6, linewidths=0)

@@ -206,9 +206,9 @@ def ascend_chains(
     sizes: tuple[int, int, int], theta: cupy.ndarray, gradients: cupy.ndarray, rate: float,
     factors: tuple[cupy.ndarray, cupy.ndarray, cupy.ndarray] | None,
 ) -> tuple[cupy.ndarray, cupy.ndarray]:  # fmt: skip
-    """Take a gradient step (no momentum, no decay) over all chains, bit-identical to the step on the host.
+    """Take a gradient step (no momentum, no decay) over all parts of a batch; its bits equal the host's.
 
-    ``sizes`` are the numbers of units of v, h and x. ``gradients`` (chains, stride) are the gradients of all
+    ``sizes`` are the numbers of units of v, h and x. ``gradients`` (parts, stride) are the gradients of all
     parameters or, with ``factors`` (dv, dh and x of all rows), of W only. Return the next parameters, and
     float32 numbers whose largest is max |W|, or not finite if a coupling or bias is not finite.
     """

@@ -92,12 +92,12 @@ class Observed:
     columns: np.ndarray | None  # Indices of the columns of ``x`` in the rows; None: all columns
 
     def select_columns(self, weights: Array) -> Array:
-        """Return the columns of a matrix (units, x) that these rows use."""
+        """Return the columns of a matrix (units, all columns of x) that these rows use."""
         # Unlike take, indexing weights[:, columns] would return rows that are not contiguous.
         return weights if self.columns is None else weights.take(self.columns, axis=1)
 
     def add_outer(self, left: Array, out: Array, xp: ModuleType) -> None:
-        """Write left^T x to ``out``, (units, x)."""
+        """Write the product left^T x with the rows x to ``out``, (units, all columns of x)."""
         if self.columns is None:
             xp.matmul(left.T, self.x, out=out)
         else:

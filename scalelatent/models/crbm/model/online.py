@@ -234,8 +234,8 @@ class CrbmLearner:
             seen = self._standardise(blocks)
             with self._report_divergence(backend, prepared.theta, prepared.state):
                 inputs = compute_chain_inputs(shape, shape.split(prepared.theta), seen, backend)
-                # If the sum of all biases is not finite, a row may have to be refused. The host waits for
-                # this sum, so nothing else is copied.
+                # If the sum of all biases is not finite, a row may have to be refused. Copy only this sum to
+                # the host, because the host waits for the copy.
                 if shape.n_observed and not are_usable(seen, float(inputs.sum_biases())):
                     inputs = None
         if inputs is None:
@@ -361,7 +361,7 @@ class CrbmLearner:
         return replace(state.state, theta=state.backend.to_host(state.state.theta))
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
-        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of the chains."""
+        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of its parts."""
         if self.local_steps:
             share = 1.0 / float(stats["chains"])
             theta, velocity = add_scaled(state.theta, self.gradient(stats), share), state.velocity
@@ -534,7 +534,7 @@ class CrbmLearner:
         return StepRates(rate / n_rows, rate * self.weight_decay, self.momentum)
 
     def _take_local_steps(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Take a step on each batch of a chain's rows; add the change of the parameters to ``stats``."""
+        """Take a step on each batch of a block of rows; add the change of the parameters to ``stats``."""
         backend, theta, _, state = prepared
         xp, first = backend.xp, theta
         theta = backend.buffer("theta", first.shape, first.dtype)

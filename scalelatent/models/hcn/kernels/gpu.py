@@ -93,9 +93,10 @@ def sweep_messages(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
     to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all stored messages once; return for each chain the number of pixels with a changed message.
+    """Update all stored messages once; return the number of pixels with a changed message per chain.
 
-    The arrays are on the device; `reference.sweep_messages` describes them.
+    A chain is a sequence of minibatches, or a range of images, that one task learns. The arrays are on the
+    device; `reference.sweep_messages` describes them.
     """
     sizes = _to_int32(order.shape[1], *evidence.shape[1:], *w.shape[2:])
     begins = _find_message_starts(evidence.shape[3:], w.shape[2:4], w.shape[4])

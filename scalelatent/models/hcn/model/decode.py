@@ -85,7 +85,8 @@ class Decoder:
             part = slice(a, a + self.block_rows)
             beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
             s[part] = beliefs > 0
-        improve = backend.kernel("hcn_improve")  # runs on the host for all devices
+        # This kernel always runs on the CPU, even if the other kernels run on a GPU.
+        improve = backend.kernel("hcn_improve")
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
     def cover_counts(self, s: np.ndarray, backend: Backend) -> np.ndarray:
@@ -95,7 +96,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class DecoderMap:
-    """Base class of the row maps that use a :class:`Decoder`."""
+    """Base class of functions from images to outputs that use the inferred positions of features."""
 
     decoder: Decoder
 

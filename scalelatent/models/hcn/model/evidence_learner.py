@@ -104,9 +104,10 @@ class EvidenceLearner(Generic[State]):
         return state, backend
 
     def add_chain(self, state: State, beliefs: np.ndarray, n_rows: int, stats: Stats) -> None:
-        """Add to ``stats`` the evidence of a chain: ``n_rows`` images in a sequence of minibatches.
+        """Add to ``stats`` the evidence of a chain (a sequence of minibatches that one task learns).
 
-        The chain started from the log odds of ``state``, and ``beliefs`` are the log odds at its end.
+        The chain has ``n_rows`` images. It started from the log odds of ``state``, and ``beliefs`` are the
+        log odds at its end.
         """
         n = -(-n_rows // self.batch_rows)
         share = self.forgetting**n
@@ -265,11 +266,15 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return state
 
     def validation(self) -> DescriptionLength:
-        """Return the reduction of the validation rows, whose counts `validated` converts to compression."""
+        """Return the reduction that counts pixels and features of validation rows for their compression."""
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Return the state with the compression of the validation rows; ``stats`` are their counts."""
+        """Return the state with the compression of the validation rows, from their pixel counts ``stats``.
+
+        The compression is the bits of a description by features, divided by the bits of the images; a smaller
+        compression is better.
+        """
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state

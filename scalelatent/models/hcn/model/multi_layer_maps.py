@@ -67,7 +67,7 @@ class FixedNetwork:
 
 @dataclass(frozen=True, eq=False)
 class NetworkMap:
-    """Base class of the row maps that use a :class:`FixedNetwork`."""
+    """Base class of functions from rows to outputs that use a trained network of several layers."""
 
     network: FixedNetwork
 

@@ -56,7 +56,8 @@ def squared_lengths(w: np.ndarray) -> np.ndarray:
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> ScoredCentroids:
     """Prepare centroids ``w`` (k, columns) for :func:`nearest`.
 
-    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; None: one has all.
+    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; if it is None, one
+    clustering has all centroids.
     """
     draws = np.ones((1, len(w)), dtype=bool) if draws is None else draws
     w = np.asarray(w, dtype=np.float64)

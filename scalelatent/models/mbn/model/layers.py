@@ -117,7 +117,7 @@ class ArraySets:
 class Layer:
     """Parameters of a layer, which determine all its random draws; its centroids are not included."""
 
-    number: int  # counted from 1
+    number: int  # number of the layer; the first layer has the number 1
     seed: int
     n_rows: int  # rows that centroids are drawn from
     n_clusterings: int  # V, number of clusterings of the layer
@@ -141,7 +141,10 @@ class Layer:
         return "uint16" if self.k <= SHORT_CODES else "uint32"
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of the first-layer pool (draw) ``which``, int64 in rising order."""
+        """Return the columns of pool number ``which`` of the first layer, int64 in rising order.
+
+        A pool is a draw of rows and columns that several clusterings share.
+        """
         return choose_numbers(self.seed, "columns", 1, which, n=self.width, m=self.n_columns)
 
     def draw_units(self, first: int, count: int = 1) -> np.ndarray:
@@ -183,14 +186,15 @@ class Layer:
         return (self.n_columns if self.number == 1 and not self.csr else self.width,), self.dtype
 
     def rows(self, which: int) -> np.ndarray:
-        """Return the numbers of the rows in the draw (pool) ``which``, in rising order."""
+        """Return the numbers of the rows in pool number ``which`` (a draw of rows), in rising order."""
         return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.rows_per_set)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Return some rows of ``x`` in the form in which centroids are stored.
 
-        In the first layer, dense rows have only the columns of the pool ``which``; CSR rows have only entries
-        in these columns, but keep their width. In upper layers, rows of codes are returned unchanged.
+        In the first layer, dense rows have only the columns of the pool number ``which`` (a draw of rows and
+        columns that clusterings share); CSR rows have only entries in these columns, but keep their width. In
+        upper layers, rows of codes are returned unchanged.
         """
         if not isinstance(x, CsrRows):
             return x[rows] if self.number > 1 else np.take(x[rows], self.draw_columns(which), axis=1)

@@ -105,11 +105,12 @@ def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
         lanes: Vectors, a: ir.Value, m: ir.Value, step: ir.Value, th: ir.Value, tv: ir.Value, uv: ir.Value,
         n: ir.Value, p: ir.Value, e: ir.Value, a2: ir.Value, m2: ir.Value,
     ) -> None:  # fmt: skip
-        """Replace the products s at ``m`` by messages to the hidden units.
+        """Replace the products s at the address ``m`` by messages to the hidden units.
 
-        Multiply p 2^e, the product of the messages to each hidden unit, by the new messages; with ``split``,
-        normalize p to a mantissa afterwards. Prefetch the next rows of exp(W) at ``a2`` and of messages at
-        ``m2`` into the cache.
+        Here s is the message of a hidden unit times the belief that this unit is 0. Multiply p 2^e, the
+        product of the messages to each hidden unit, by the new messages; with ``split``, normalize p to a
+        mantissa afterwards. Prefetch the next rows of exp(W) at ``a2`` and of messages at ``m2`` into the
+        cache.
         """
         b = lanes.b
         steps = [b.mul(step, I64(r)) for r in range(rows)]

@@ -162,7 +162,8 @@ def _pass_trees_down(
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
                 total = _summarize_off(tree, (_MOST,), _ALL)
-                # The sum of positive messages is 0 if no pair is on; the result is then the largest message.
+                # The sum of positive messages is 0 if no pair (position, weight) is
+                # on; the result is then the largest message.
                 if total == _0:
                     total = _summarize_on(tree, (_MOST,), _ALL)[0]
                 flat[pixel] = _clip(total)
@@ -199,7 +200,11 @@ def pass_pools_up(
 def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Return the messages down to the pixels; update ``down``, the messages of pools to the ORs of pixels."""
+    """Return the messages down to the pixels; update ``down``, the messages of pools to pixels.
+
+    A pixel is the OR of the pools that can shift into it. Pools and pixels exchange messages once, and then
+    ``rounds`` more times.
+    """
     out = np.empty_like(below)
     _pass_down(below, prior, above, down, rounds, *_scratch(down), out)
     return out

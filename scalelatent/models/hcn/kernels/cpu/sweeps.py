@@ -142,7 +142,10 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all stored messages once; return for each chain the number of pixels with a changed message."""
+    """Update all stored messages once; return the number of pixels with a changed message per chain.
+
+    A chain is a sequence of minibatches, or a range of images, that one task learns.
+    """
     moved = np.zeros(len(order), np.int64)
     size = count_pairs(evidence.shape[3:5], w.shape[2:4], w.shape[4])
     for messages in (to_s, to_w):

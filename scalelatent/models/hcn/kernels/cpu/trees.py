@@ -47,9 +47,10 @@ Values = list[ir.Value]
 
 
 class _VectorCode(Vectors):
-    """Emitter of the vector instructions for the first and the second pass over the pairs of a pixel.
+    """Emitter of the vector instructions for the two passes over the pairs of a pixel.
 
-    Stored messages are int16, or int32 if ``wide``.
+    A pair is a feature position and a weight that together turn on the pixel. Stored messages are int16, or
+    int32 if ``wide``.
     """
 
     def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
@@ -168,7 +169,9 @@ class _Pairs:
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
-        """Replace the messages of the pixel by ``new`` (a vector for each ``which``); update the log odds.
+        """Replace the messages of the pixel to the pairs by ``new``, and update the log odds of the pairs.
+
+        Key 0 of ``new`` has the messages to the positions, and key 1 the messages to the weights.
 
         Return two integers with one bit per SIMD lane: 1 for each pair with a changed message, and 1 for each
         weight with a nonzero message.
@@ -328,8 +331,9 @@ def _inline(
 def _first_pass(on: bool, n_stored: int) -> CodeOf:
     """Return the function that emits the first pass, which skips pairs that cannot change the result.
 
-    The pass returns the sum of the positive values of the pairs, or if ``on`` (log odds of the pixel above 0)
-    the two largest values. ``n_stored`` is the number of stored messages per pair.
+    A pair is a feature position and a weight that together turn on the pixel. The pass returns the sum of the
+    positive values of the pairs, or if ``on`` (log odds of the pixel above 0) the two largest values.
+    ``n_stored`` is the number of stored messages per pair.
     """
 
     def code_of(code: _VectorCode, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
@@ -367,10 +371,11 @@ def _first_pass(on: bool, n_stored: int) -> CodeOf:
 
 
 def _second_pass(on: bool, n_stored: int) -> CodeOf:
-    """Return the function that emits the second pass over the pairs, which sends messages to all pairs.
+    """Return the function that emits the second pass, which sends messages to all pairs of a pixel.
 
-    The pass returns true if a stored message changed. ``n_stored`` is the number of stored messages per pair.
-    If ``n_stored`` is 1, the weights are fixed and only positions get messages.
+    A pair is a feature position and a weight that together turn on the pixel. The pass returns true if a
+    stored message changed. ``n_stored`` is the number of stored messages per pair. If ``n_stored`` is 1, the
+    weights are fixed and only positions get messages.
     """
 
     def code_of(code: _VectorCode, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
@@ -436,6 +441,7 @@ def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
 def make_passes(n_stored: int, wide: bool = False) -> Passes:
     """Return four numba functions that together update the AND-OR tree of one pixel.
 
+    The tree is an OR over pairs of a feature position and a weight.
     The first two run the first pass over the pairs of a pixel: for log odds of the pixel of 0 or less (the
     pass returns a sum), and above 0 (it returns the largest two values). The last two run the second pass,
     which sends messages to the pairs, for the same two cases. ``n_stored`` is the number of stored messages

@@ -96,7 +96,8 @@ class PackedCentroids:
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> PackedCentroids:
     """Pack centroids ``w`` (k, columns) for :func:`nearest`.
 
-    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; None: one has all.
+    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; if it is None, one
+    clustering has all centroids.
     """
     w = np.ascontiguousarray(w, dtype=np.uint8 if w.dtype == np.uint8 else np.float32)
     w, codes = merge_rows(w, draws)

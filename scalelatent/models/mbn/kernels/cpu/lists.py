@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Number of rows that are processed together (a strip). With more rows, each list is read from the cache more
-# often, but the buffers of the rows take more cache lines. A strip has half as many rows if the lists of one
-# clustering of the layer below have at most _FEW_MEMBERS centroids in total.
+# Number of rows that are processed together (a strip). A list has the centroids with one code. With more
+# rows, each list is read from the cache more often, but the buffers of the rows take more cache lines. A
+# strip has half as many rows if the lists of one clustering of the layer below have at most _FEW_MEMBERS
+# centroids in total.
 _STRIP, _FEW_MEMBERS = 2048, 2**15
 # Number of clusterings of the layer below whose codes are transposed together. Their codes of one row fill a
 # cache line, if a code has two bytes.
 _TRANSPOSED = 32
-# Number of centroids of a list that are copied at a time.
+# Number of centroids that are copied at a time from a list of the centroids with one code.
 _COPIED = 16
 # Number of counters (one per centroid) whose maximum is found together by vector instructions; number of
 # adjacent counters that are set to 0 in the time that one counter at a random place takes.

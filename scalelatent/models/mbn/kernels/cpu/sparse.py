@@ -114,7 +114,8 @@ def make_sparse_bank(
 ) -> PackedSparseCentroids:
     """Sort CSR centroids ``w`` by columns for :func:`nearest_sparse`; only entries in ``columns`` count.
 
-    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; None: one has all.
+    ``draws``, bool (clusterings, k), is true for the centroids of each clustering; if it is None, one
+    clustering has all centroids.
     """
     codes = number_centroids(draws, len(w))
     if not is_whole(w.data):
@@ -231,12 +232,14 @@ def _split_entries(
 
 @intrinsic
 def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
-    """Add products of a row's entries in dense columns to its sums for some centroids; mark good scores.
+    """Add products of a row's entries in dense columns to its sums for a panel; mark good scores.
 
-    All arguments except ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places``
-    are the byte offsets of the columns in the panel. ``sums`` already contains the products in columns with
-    postings. ``hits`` receives a bit for each centroid whose score is above ``least``, in words of 64 bits.
-    ``kind`` is an array of the type of the sums.
+    A panel is a group of centroids. Columns with many entries are dense: the panel has their values for all
+    its centroids. Postings are the single entries of centroids in the other columns. All arguments except
+    ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places`` are the byte offsets
+    of the columns in the panel. ``sums`` already contains the products in columns with postings. ``hits``
+    receives a bit for each centroid whose score is above ``least``, in words of 64 bits. ``kind`` is not
+    read: the type of this array, float32 or int16, selects the instructions for the sums.
     """
     whole = isinstance(kind.dtype, types.Integer)
 
