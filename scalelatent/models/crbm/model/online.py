@@ -361,7 +361,7 @@ class CrbmLearner:
         return replace(state.state, theta=state.backend.to_host(state.state.theta))
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
-        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of its parts."""
+        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of their parts."""
         if self.local_steps:
             share = 1.0 / float(stats["chains"])
             theta, velocity = add_scaled(state.theta, self.gradient(stats), share), state.velocity

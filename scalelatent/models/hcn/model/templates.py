@@ -6,8 +6,8 @@ top layer, which is a feature at a position of the layer below. The steps are:
 
 1. Each template starts as the log odds of one image of its class.
 2. In each pass, every image is assigned to its best template, among the templates of its class if it has a
-label. 3. The log odds of a weight of a template become the prior log odds plus the sum, over the images that
-were
+   label.
+3. The log odds of a weight of a template become the prior log odds plus the sum, over the images that were
    assigned to the template, of the log odds of the pixel under the weight.
 """
 
