@@ -1,4 +1,4 @@
-"""CSR rows in any store with row groups of any size, multi-labels and targets, and what is refused."""
+"""CSR rows with row groups of any size, multi-labels and targets in any store; wrong rows are refused."""
 
 from __future__ import annotations
 

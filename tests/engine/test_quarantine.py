@@ -1,4 +1,4 @@
-"""Excluded rows: which rows are excluded, how a pass reads the others, and what is stored about them."""
+"""Rows that kill workers are excluded; passes read the other rows, and a record names the excluded ones."""
 
 from __future__ import annotations
 

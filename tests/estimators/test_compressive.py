@@ -1,6 +1,6 @@
 """Compressive networks: small networks that learn the outputs of a bootstrap network.
 
-The tests cover what they learn, equal bits, resuming and streamed predictions.
+The tests cover the learned outputs, equal bits, resuming and streamed predictions.
 """
 
 from __future__ import annotations

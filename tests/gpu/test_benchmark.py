@@ -1,4 +1,4 @@
-"""benchmarks/gpu_*.py: what they import, runs without a GPU, and the results of runs that fail or are
+"""benchmarks/gpu_*.py: their imports, runs without a GPU, and the results of runs that fail or are
 stopped.
 """
 

@@ -218,7 +218,7 @@ def test_networks_without_classes_return_cluster_indices() -> None:
 
 
 def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
-    """A saved and loaded network computes what it needs for larger images again, with the same results."""
+    """A loaded network computes its arrays for larger images again, with the results of the saved network."""
     x, y = FEW.rows(0, 20)
     m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, online=False, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
