@@ -40,6 +40,8 @@ class Card:
     copy_rate: float
     # Divisions per second of the special-function units.
     division_rate: float
+    # Operations per second on signed bytes, by tensor cores.
+    int8_rate: float
     # Seconds to start a kernel or a copy, and seconds for which the host waits for a result; these are
     # typical values, not measured ones.
     launch_seconds: float = 2e-6
@@ -50,8 +52,8 @@ class Card:
 COPY_RATE = 6e9
 # Number of host threads that copy rows to page-locked memory; equals COPY_THREADS of engine/backend.py.
 COPY_THREADS = 5
-H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9)
-H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9)
+H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9, 1979e12)
+H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9, 1979e12)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Work:
 
     memory_bytes: float = 0  # bytes read and written in the GPU's memory; each array counts once per kernel
     flops: float = 0  # float32 operations of matrix products and other sums
-    gemm_flops: float = 0  # float32 operations of matrix products alone
+    gemm_flops: float = 0  # operations of matrix products alone
+    int8_operations: float = 0  # operations of matrix products of signed bytes, which are not in `flops`
     float64_flops: float = 0  # float64 operations
     divisions: float = 0
     launches: int = 0  # number of launched kernels, including matrix products and gathering of rows
@@ -82,6 +85,7 @@ class Work:
         return {
             "float32 operations": self.flops / card.float32_rate,
             "float64 operations": self.float64_flops / card.float64_rate,
+            "byte operations": self.int8_operations / card.int8_rate,
             "divisions": self.divisions / card.division_rate,
             "memory of the card": self.memory_bytes / card.memory_rate,
             "copies to and from the host": (self.copied_bytes + self.ahead_bytes) / card.copy_rate,
@@ -231,21 +235,31 @@ def capsule_map_block(n_rows: int, n_features: int, total_dim: int, item_bytes: 
 
 
 def mbn_nearest(
-    n_rows: int, n_features: int, n_columns: int, n_centroids: int, item_bytes: int, on_card: bool = True
+    n_rows: int,
+    n_features: int,
+    n_columns: int,
+    n_centroids: int,
+    item_bytes: int,
+    on_card: bool = True,
+    with_bytes: bool = False,
 ) -> Work:
-    """Return the work of ``mbn_nearest``, which finds nearest centroids by ``n_columns`` of the features."""
-    tile = max(1, min(n_rows, TILE // n_centroids))
+    """Return the work of ``mbn_nearest``, which finds nearest centroids by ``n_columns`` of the features.
+
+    With ``with_bytes``, rows and centroids are bytes, and both sizes of a product are multiples of 16.
+    """
+    stored, width, inner = 4, n_centroids, n_columns
+    if with_bytes:
+        stored, width, inner = 1, -(-n_centroids // 16) * 16, -(-n_columns // 16) * 16
+    tile = max(1, min(n_rows, TILE // width))
     tiles = math.ceil(n_rows / tile) if n_rows else 0
-    flops = 2.0 * n_rows * n_centroids * n_columns
-    read = (
-        float(n_rows) * (n_features * item_bytes + 8 * n_columns + 8 * n_centroids)
-        + 4.0 * tiles * n_centroids * n_columns
-    )
+    products = 2.0 * n_rows * width * inner
+    read = float(n_rows) * (n_features * item_bytes + 2 * stored * inner + 8 * width)
     moved = 0.0 if on_card else float(n_rows) * n_features * item_bytes
     return Work(
-        memory_bytes=read,
-        flops=flops + 2.0 * n_rows * n_centroids,
-        gemm_flops=flops,
+        memory_bytes=read + float(stored) * tiles * width * inner,
+        flops=2.0 * n_rows * n_centroids + (0.0 if with_bytes else products),
+        gemm_flops=products,
+        int8_operations=products if with_bytes else 0.0,
         launches=3 * tiles,
         uploads=1 + (not on_card),
         downloads=1,
@@ -253,24 +267,44 @@ def mbn_nearest(
     )
 
 
-# Seconds in which the host draws at random whether a clustering uses one centroid of the layer below: in this
-# version of the package and in an earlier one; measured on a busy CPU.
-DRAW_SECONDS, EARLIER_DRAW_SECONDS = 0.73e-9, 3.9e-9
-# Seconds in which the host reads one code of a centroid (2 bytes at an estimated 1 GB/s).
-READ_SECONDS = 2e-9
+# Seconds in which the host draws at random whether a clustering uses one centroid of the layer below, in an
+# earlier version; measured on a busy CPU.
+EARLIER_DRAW_SECONDS = 3.9e-9
+# Seconds of a thread of the GPU that adds one number to a draw, or removes it: an estimate, two accesses to
+# memory and a remainder.
+CHANGE_SECONDS = 0.6e-6
+# Seconds in which the host reads one code of a centroid (2 bytes, measured at 4 GB/s from memory that caches
+# the disk) and copies it for the GPU.
+READ_SECONDS = 2 / 4e9 + 2 / COPY_RATE
 # Seconds in which the host sorted one code in an earlier version; measured on a busy CPU.
 SORT_SECONDS = 18.5e-9
+
+
+def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
+    """Return the work of ``mbn_choose_masks``, which draws half of the codes below for each clustering."""
+    units = float(n_codes) * n_below
+    # A byte of each number selects it, with the probability 1/2. So the size of the draw is wrong by 0.4 roots
+    # of the number of numbers on average, and half of the random numbers of a correction change nothing.
+    changes = 0.8 * math.sqrt(units)
+    # Random numbers take 10 rounds of about 30 integer operations for 32 numbers.
+    return Work(
+        memory_bytes=clusterings * units,
+        flops=10 * clusterings * units,
+        launches=2,
+        serial_seconds=changes * CHANGE_SECONDS,
+    )
 
 
 def mbn_make_lists(clusterings: int, n_codes: int, n_centroids: int, n_below: int) -> Work:
     """Return the work of ``mbn_make_lists``, which prepares the centroids of several clusterings.
 
     Each clustering has ``n_centroids`` centroids of ``n_codes`` codes; a code is one of ``n_below`` numbers.
+    The masks of the codes that it uses are on the GPU.
     """
     codes, units = 2.0 * clusterings * n_centroids * n_codes, float(clusterings) * n_codes * n_below
     lists = 4.0 * clusterings * n_codes * (n_below + 1) + 4.0 * clusterings * n_codes * n_centroids
     read = 7 * codes + units + 3 * lists  # int32 copies of the codes are read and written
-    return Work(memory_bytes=read, launches=1, uploads=2, copied_bytes=codes + units)
+    return Work(memory_bytes=read, launches=1, uploads=1, copied_bytes=codes)
 
 
 def mbn_nearest_codes(n_rows: int, n_codes: int, clusterings: int = 1) -> Work:
@@ -280,12 +314,12 @@ def mbn_nearest_codes(n_rows: int, n_codes: int, clusterings: int = 1) -> Work:
 
 
 def mbn_upper_group(n_rows: int, n_codes: int, n_centroids: int, n_below: int, clusterings: int) -> Work:
-    """Return the work of several clusterings of an upper layer, including random draws on the host."""
-    host = clusterings * n_codes * (n_below * DRAW_SECONDS + n_centroids * READ_SECONDS)
+    """Return the work of several clusterings of an upper layer; the host reads their centroids."""
     return (
-        mbn_make_lists(clusterings, n_codes, n_centroids, n_below)
+        mbn_choose_masks(clusterings, n_codes, n_below)
+        + mbn_make_lists(clusterings, n_codes, n_centroids, n_below)
         + mbn_nearest_codes(n_rows, n_codes, clusterings)
-        + Work(host_seconds=host)
+        + Work(host_seconds=clusterings * n_codes * n_centroids * READ_SECONDS)
     )
 
 
@@ -587,6 +621,8 @@ MakeWork = Callable[[], Work]
 _CONVERSION = Work(memory_bytes=65_536 * 784 * 5.0)
 # Arguments of mbn_upper_group: 60,000 rows, 400 codes per row, 2,000 centroids above 4,000, 32 clusterings.
 _MBN = 60_000, 400, 2000, 4000, 32
+# Arguments of mbn_nearest: 60,000 rows of 784 bytes, half of the columns, a pool of 16,000 centroids.
+_MBN_POOL = 60_000, 784, 392, 16_000, 1
 # Arguments of hcn_sweep: 128 chains of 5 images of 24 x 24 pixels; 32 features of 8 x 6 at 17 x 19 places.
 _HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
 # Arguments of hcn_visit: 128 leaves (ranges of images) of 40 images of 28 x 28; 32 features of 5 x 5 pixels.
@@ -615,6 +651,7 @@ EXAMPLES: dict[str, MakeWork] = {
     ),
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
+    "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*_MBN_POOL, with_bytes=True),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
@@ -631,6 +668,7 @@ EXAMPLES: dict[str, MakeWork] = {
 # for examples with rows on the host.
 EARLIER: dict[str, MakeWork] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
+    "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*_MBN_POOL),
     "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
     "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_SMALL),
     "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_LARGE),

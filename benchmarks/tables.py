@@ -1307,6 +1307,9 @@ _PREDICTED = {
     "compositional network in batch, a sweep of 128 leaves of 40 images": (
         "hcn batch, 128 leaves of 40 images"
     ),
+    "bootstrap network, layer 1: 60,000 rows of 784 bytes, a pool of 16,000 centroids": (
+        "mbn layer 1, pool of 16,000, 60,000 uint8 rows"
+    ),
     "bootstrap network, layer 2: 60,000 rows, 32 clusterings, k = 2,000": (
         "mbn layer 2, 60,000 rows, 32 clusterings"
     ),

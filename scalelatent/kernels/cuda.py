@@ -41,8 +41,12 @@ class Kernels:
 
     @cached_property
     def text(self) -> str:
-        """CUDA source code of the kernels, the text of ``gpu.cu``."""
-        return (files(self._package) / "gpu.cu").read_text(encoding="utf-8")
+        """CUDA source code of the kernels: ``gpu.cu``, with the text of a header in the place of its name."""
+        text, header = (
+            (files(package) / name).read_text(encoding="utf-8")
+            for package, name in ((self._package, "gpu.cu"), (__package__, "philox.cuh"))
+        )
+        return text.replace('#include "philox.cuh"\n', header)
 
     @cached_property
     def _module(self) -> cupy.RawModule:
@@ -128,7 +132,10 @@ def download(a: cupy.ndarray) -> np.ndarray:
 
 
 def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = False) -> None:
-    """Write the matrix product a b to ``out``, which is C-contiguous; all float32, or all float64.
+    """Write the matrix product a b to ``out``, which is C-contiguous.
+
+    All are float32, or all float64; or ``a`` and ``b`` are int8 and ``out`` is int32, which is exact. The
+    columns of int8 matrices, and the rows of ``b^T``, have to be multiples of 4.
 
     TF32 is used only with ``tf32``; CuPy's own products follow the environment variable CUPY_TF32. CuPy also
     copies an operand that is the first columns of a wider array, which cuBLAS reads without a copy.
@@ -142,12 +149,15 @@ def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = F
         return
     a, b = (m if matrix_layout(m.shape, m.strides, m.itemsize) else cupy.ascontiguousarray(m) for m in (a, b))
     call = gemm_call(a, b, out)
-    double = out.dtype == np.float64
-    kind = 1 if double else 0  # CUDA_R_64F, CUDA_R_32F
-    single = cublas.CUBLAS_COMPUTE_32F_FAST_TF32 if tf32 else cublas.CUBLAS_COMPUTE_32F
-    compute = cublas.CUBLAS_COMPUTE_64F if double else single
+    # cudaDataType of the operands and of the result: 0 and 1 are float32 and float64, 3 and 10 are int8 and
+    # int32
+    operand, kind, compute = {
+        "f": (0, 0, cublas.CUBLAS_COMPUTE_32F_FAST_TF32 if tf32 else cublas.CUBLAS_COMPUTE_32F),
+        "d": (1, 1, cublas.CUBLAS_COMPUTE_64F),
+        "i": (3, 10, cublas.CUBLAS_COMPUTE_32I),
+    }[out.dtype.char]
     one, zero = np.ones((), out.dtype), np.zeros((), out.dtype)
-    left, right = (b.data.ptr, kind, call[5]), (a.data.ptr, kind, call[6])
+    left, right = (b.data.ptr, operand, call[5]), (a.data.ptr, operand, call[6])
     result = (out.data.ptr, kind, call[7], compute, cublas.CUBLAS_GEMM_DEFAULT)
     cublas.gemmEx(cublas_handle(), *call[:5], one.ctypes.data, *left, *right, zero.ctypes.data, *result)
 

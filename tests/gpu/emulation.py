@@ -21,6 +21,7 @@ _LETTERS = {
     "i": np.int32,
     "h": np.int16,
     "H": np.uint16,
+    "b": np.int8,
     "B": np.uint8,
     "q": np.int64,
     "Q": np.uint64,

@@ -292,6 +292,8 @@ std::string letter() {
         return "q";
     } else if constexpr (std::is_same_v<P, unsigned long long>) {
         return "Q";
+    } else if constexpr (std::is_same_v<P, signed char>) {
+        return "b";
     } else {
         static_assert(std::is_same_v<P, unsigned char>, "a new parameter type: give it numpy's letter");
         return "B";

@@ -591,22 +591,25 @@ def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     _note("gemm")
     stream = get_current_stream()
     stream._run(stream._issued)
-    kind = np.dtype(np.float64 if c_type == 1 else np.float32)
-    assert a_type == b_type == c_type
-    assert {1: 70}.get(c_type, 68) == compute or (c_type == 0 and compute == 77)
+    kind, result = {0: ("f4", "f4"), 1: ("f8", "f8"), 3: ("i1", "i4")}[a_type]
+    assert a_type == b_type
+    assert (c_type, compute) in {0: [(0, 68), (0, 77)], 1: [(1, 70)], 3: [(10, 72)]}[a_type]
+    if a_type == 3:  # what cuBLAS asks of signed bytes, and of sizes and operands for tensor cores
+        assert not any(size % 4 for size in (m, k, lda, ldb, ldc, a, b, c))
+        assert (transa, transb) == (1, 0)
     assert lda >= (k if transa else m)
     assert ldb >= (n if transb else k)
     assert ldc >= m
 
-    def matrix(pointer: int, rows: int, cols: int, ld: int) -> np.ndarray:
-        count = ld * (cols - 1) + rows
-        raw = (np.ctypeslib.ctypes.c_char * (count * kind.itemsize)).from_address(pointer)
-        flat = np.frombuffer(raw, kind)
-        return as_strided(flat, (rows, cols), (kind.itemsize, ld * kind.itemsize))
+    def matrix(pointer: int, rows: int, cols: int, ld: int, dtype: str = kind) -> np.ndarray:
+        count, size = ld * (cols - 1) + rows, np.dtype(dtype).itemsize
+        raw = (np.ctypeslib.ctypes.c_char * (count * size)).from_address(pointer)
+        return as_strided(np.frombuffer(raw, dtype), (rows, cols), (size, ld * size))
 
     left = matrix(a, k, m, lda).T if transa else matrix(a, m, k, lda)
     right = matrix(b, n, k, ldb).T if transb else matrix(b, k, n, ldb)
-    matrix(c, m, n, ldc)[...] = left @ right
+    product = np.matmul(left, right, dtype=result)
+    matrix(c, m, n, ldc, result)[...] = product
 
 
 HANDLES: dict[int, int] = {}  # Device of each cuBLAS handle.
@@ -668,6 +671,7 @@ cublas = SimpleNamespace(
     CUBLASError=CUBLASError,
     CUBLAS_COMPUTE_32F=68,
     CUBLAS_COMPUTE_64F=70,
+    CUBLAS_COMPUTE_32I=72,
     CUBLAS_COMPUTE_32F_FAST_TF32=77,
     CUBLAS_GEMM_DEFAULT=-1,
 )

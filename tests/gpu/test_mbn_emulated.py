@@ -11,14 +11,18 @@ import pytest
 from scalelatent.kernels.cuda import Kernels
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels import reference
-from scalelatent.models.mbn.kernels.cpu import dense
+from scalelatent.models.mbn.kernels.cpu import dense, draws
+from scalelatent.models.mbn.model.sampling import make_key
 from tests.helpers import to_csr_rows
 
 KERNELS = {
     "mbn_gather_f32",
     "mbn_gather_u8",
-    "mbn_take",
+    "mbn_take_f32",
+    "mbn_take_u8",
     "mbn_sparse",
+    "mbn_draw",
+    "mbn_complete",
     "mbn_lists",
     "mbn_count_u16",
     "mbn_count_i32",
@@ -86,6 +90,35 @@ def test_tiles_of_rows_and_no_rows_are_encoded(gpu, monkeypatch):
     want = reference.nearest(x, columns, reference.make_bank(w, "euclidean"))
     np.testing.assert_array_equal(gpu.nearest(x, columns, bank), want)
     assert len(gpu.nearest(x[:0], columns, bank)) == 0
+
+
+@pytest.mark.parametrize("metric", reference.METRICS)
+@pytest.mark.parametrize(("low", "high"), [(0, 256), (0, 2), (254, 256)])
+def test_products_of_bytes_are_exact_integers_and_give_the_codes_of_floats(fake, gpu, low, high, metric):
+    rng = np.random.default_rng(high)
+    x, w = (rng.integers(low, high, (m, 5000), dtype=np.uint8) for m in (9, 50))
+    x[:, 0] = w[:, 0] = 1  # the cosine of rows of zeros is undefined
+    w[30], x[4], x[5] = w[2], w[30], 255
+    columns = np.arange(5000)
+    bytes_bank, floats_bank = gpu.make_bank(w, metric), gpu.make_bank(w.astype("f4"), metric)
+    assert bytes_bank.w.dtype == np.int8
+    assert bytes_bank.w.shape == (64, 5008)
+    want = reference.nearest(x, columns, reference.make_bank(w, metric))
+    assert want[4, 0] == 2, "equals go to the lowest index"
+    for rows, bank in [(x, bytes_bank), (x.astype("f4"), bytes_bank), (x, floats_bank)]:
+        fake.LAUNCHED.clear()
+        np.testing.assert_array_equal(gpu.nearest(rows, columns, bank), want)
+        name = "mbn_take_u8" if rows.dtype == "u1" and bank is bytes_bank else "mbn_take_f32"
+        assert name in {launched for launched, _ in fake.LAUNCHED}
+
+
+def test_bytes_whose_sums_of_products_exceed_int32_are_multiplied_as_floats(gpu):
+    w = np.full((2, 33_026), 255, dtype=np.uint8)
+    w[0, 0] = 254
+    assert gpu.make_bank(w, "euclidean").w.dtype == np.float32
+    bank = gpu.make_bank(w[:, 1:], "euclidean")
+    assert bank.w.dtype == np.int8
+    np.testing.assert_array_equal(gpu.nearest(w, np.arange(33_025), bank), [[0], [0]])
 
 
 def test_ties_within_rounding_are_decided_as_on_a_processor(fake, gpu):
@@ -156,6 +189,19 @@ def test_lists_made_on_the_device_have_the_members_of_those_of_a_processor(gpu):
         np.testing.assert_array_equal(np.sort(found), want)
 
 
+@pytest.mark.parametrize(
+    ("n", "m"), [(1, 1), (8, 8), (8, 0), (33, 1), (5000, 2500), (5000, 4999), (9001, 700)]
+)
+def test_draws_on_the_device_equal_those_of_a_processor(fake, gpu, n, m):
+    key = make_key(7, "units")
+    masks = gpu.choose_masks(key, 3, 30, 40, n, m)
+    assert isinstance(masks, fake.ndarray)
+    assert masks.dtype == np.bool_
+    want = draws.choose_masks(key, 3, 30, 40, n, m)
+    assert (want.sum(axis=1) == m).all()
+    np.testing.assert_array_equal(masks.get(), want)
+
+
 def test_more_centroids_than_16_bits_have_codes_of_32_bits(gpu):
     codes = np.arange(2**16 + 5, dtype="u4")[None, :, None]
     lists = gpu.make_lists(codes, np.ones((1, 1, 2**16 + 5), dtype=bool))
@@ -172,9 +218,10 @@ def test_codes_without_a_shared_unit_are_0(gpu):
 def test_every_kernel_is_launched_with_its_declared_arguments(fake, gpu, emulated, cuda_text):
     x = np.eye(4, dtype=np.float32)
     for rows in (x, x.astype(np.uint8)):
-        gpu.nearest(rows, np.arange(4), gpu.make_bank(x, "euclidean"))
+        gpu.nearest(rows, np.arange(4), gpu.make_bank(rows, "euclidean"))
     gpu.nearest_sparse(to_csr_rows(x), gpu.make_sparse_bank(to_csr_rows(x), np.arange(4), "cosine"))
-    lists = gpu.make_lists(x[None].astype("u2"), np.ones((1, 4, 2), dtype=bool))
+    units = gpu.choose_masks(make_key(0, "units"), 2, 0, 1, 8, 4).reshape(1, 4, 2)
+    lists = gpu.make_lists(x[None].astype("u2"), units)
     gpu.nearest_codes(x.astype("u2"), lists)
     gpu.nearest_codes(x.astype("u2"), replace(lists, members=fake.zeros((1, 4, 2**16 + 1), "i4")))
     assert {name for name, _ in fake.LAUNCHED} >= set(emulated.names) == KERNELS

@@ -225,9 +225,9 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     rng = np.random.default_rng(0)
     move = fake.asarray if on_card else np.asarray
     for stored in ("u1", "f4"):
-        x, w, columns = (rng.random((50, 9)) * 99).astype(stored), rng.random((20, 5)), np.arange(5)
-        packed, rows = gpu.make_bank(w, "euclidean"), move(x)
-        work = model.mbn_nearest(50, 9, 5, 20, x.itemsize, on_card)
+        x, w = ((rng.random(shape) * 99).astype(stored) for shape in ((50, 9), (20, 5)))
+        packed, rows, columns = gpu.make_bank(w, "euclidean"), move(x), np.arange(5)
+        work = model.mbn_nearest(50, 9, 5, 20, x.itemsize, on_card, stored == "u1")
         assert counts.measure_second_call(
             lambda b=packed, r=rows, c=columns: gpu.nearest(r, c, b)
         ) == expected(work)
@@ -236,7 +236,11 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     rows = CsrRows(*(move(part) for part in parts), (6, 4))
     work = model.mbn_nearest_sparse(6, 12, on_card)
     assert counts.measure_second_call(lambda: gpu.nearest_sparse(rows, packed)) == expected(work)
-    codes, units = rng.integers(0, 8, (2, 4, 6)).astype("u2"), rng.random((2, 6, 8)) < 0.5
+    codes, key = rng.integers(0, 8, (2, 4, 6)).astype("u2"), np.arange(2, dtype=np.uint64)
+    assert counts.measure_second_call(lambda: gpu.choose_masks(key, 2, 0, 2, 48, 24)) == expected(
+        model.mbn_choose_masks(2, 6, 8)
+    )
+    units = gpu.choose_masks(key, 2, 0, 2, 48, 24).reshape(2, 6, 8)
     assert counts.measure_second_call(lambda: gpu.make_lists(codes, units)) == expected(
         model.mbn_make_lists(2, 6, 4, 8)
     )
@@ -249,7 +253,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     # and each of the two clusterings had a launch and two uploads of its own.
     assert counts.copied_bytes == 2 * 7 * 2
     before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
-    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 2, 2)
+    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 4, 1)
 
 
 @pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])

@@ -8,6 +8,8 @@
 //
 // tests/gpu/emulator.hpp defines the CUDA keywords for a C++ compiler, so that tests run this file on a CPU.
 
+#include "philox.cuh"
+
 constexpr int THREADS = 256;  // number of threads of a thread block, the same as in gpu.py
 constexpr int WARPS = THREADS / 32;
 constexpr int LEAST = -(1 << 30);  // a number below all messages of pairs, in units of 1/256 nat
@@ -272,27 +274,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     beliefs.put_back(s, weights, places, size, shared & S_SHARED);  // all rows share the weights, which are fixed
     if (threadIdx.x == 0) moved[row] = count;
-}
-
-// Random numbers of Philox 4x64-10, identical to those of ../../../kernels/philox.py.
-struct Words {
-    unsigned long long a, b, c, d;
-};
-
-__device__ __forceinline__ Words philox(unsigned long long c0, unsigned long long c1, unsigned long long c2,
-                                        unsigned long long c3, unsigned long long k0, unsigned long long k1) {
-    const unsigned long long m0 = 0xD2E7470EE14C6C93ull, m1 = 0xCA5A826395121157ull;
-    for (int round = 0; round < 10; ++round) {
-        const unsigned long long high0 = __umul64hi(m0, c0), low0 = m0 * c0;
-        const unsigned long long high1 = __umul64hi(m1, c2), low1 = m1 * c2;
-        c0 = high1 ^ c1 ^ k0;
-        c1 = low1;
-        c2 = high0 ^ c3 ^ k1;
-        c3 = low0;
-        k0 += 0x9E3779B97F4A7C15ull;
-        k1 += 0xBB67AE8584CAA73Bull;
-    }
-    return {c0, c1, c2, c3};
 }
 
 // Each thread writes one random permutation of 0 to n - 1 by a Fisher-Yates shuffle; pixel_order.py defines it.

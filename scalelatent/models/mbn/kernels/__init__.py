@@ -17,6 +17,14 @@ KERNELS = {
     for name, module in _MODULES.items()
 }
 
+# Random draws are integers, so the reference backend uses the compiled function, too.
+_DRAWS = "scalelatent.models.mbn.kernels.cpu.draws:choose_masks"
+KERNELS["mbn_choose_masks"] = {
+    "reference": _DRAWS,
+    "numba": _DRAWS,
+    "cupy": "scalelatent.models.mbn.kernels.gpu:choose_masks",
+}
+
 # Kernels of the PCA, which add a few numbers per code. They take less than 1 % of a fit, so workers with a
 # GPU also compute them on the CPU, where the order of the sums is fixed.
 _ONEHOT, _HOST = "scalelatent.kernels.onehot", "scalelatent.kernels.onehot_compiled"

@@ -8,6 +8,8 @@
 //
 // tests/gpu/emulator.hpp defines the CUDA words of this file for a C++ compiler: the tests run this text on a CPU.
 
+#include "philox.cuh"
+
 constexpr int THREADS = 128;  // threads of a block; gpu.py launches with the same number
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = 4096;  // centroids whose sums or counts are in the shared memory of a thread block
@@ -47,61 +49,72 @@ __device__ __forceinline__ void block_largest(T& value, int& index) {
     __syncthreads();  // the next call writes the arrays again
 }
 
-// One warp per row: writes the columns of a pool as float32, and the least difference of two scores of the row that
-// rounding cannot exchange; 0 if the row is whole numbers whose scores float32 holds, see cpu/dense.py.
-template <class T>
-__device__ __forceinline__ void gather(const T* x, int p, int n, const int* columns, int q, double slope, double least,
-                                       double exact_length, float* out, double* gaps) {
+// Bytes b are stored as signed bytes b - 128, because tensor cores multiply signed bytes. Floats are stored unchanged.
+__device__ __forceinline__ float to_stored(float value) { return value; }
+__device__ __forceinline__ signed char to_stored(byte value) { return static_cast<signed char>(value - 128); }
+__device__ __forceinline__ float from_stored(float value) { return value; }
+__device__ __forceinline__ float from_stored(signed char value) { return value + 128.0f; }
+
+// The product of a row x and centroid j, from the product of the stored values. For bytes, `start` is 128 times the sum
+// of x - 128, and `sums` is 128 times the sum of each centroid w: (x - 128)(w - 128) + 128 (x - 128) + 128 w = x w.
+__device__ __forceinline__ float product(const float* stored, int j, int, const int*) { return stored[j]; }
+__device__ __forceinline__ float product(const int* stored, int j, int start, const int* sums) {
+    return static_cast<float>(stored[j] + start + __ldg(sums + j));
+}
+
+// One warp per row: writes the columns of a pool as stored values, with zeros up to `width` columns. `gaps` gets the
+// least difference of two scores of the row that rounding cannot exchange; 0 if the row is whole numbers whose scores
+// float32 holds, see cpu/dense.py. `starts` gets 128 times the sum of the stored values.
+template <class T, class Stored>
+__device__ __forceinline__ void gather(const T* x, int p, int n, const int* columns, int q, int width, double slope,
+                                       double least, double exact_length, Stored* out, double* gaps, int* starts) {
     const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     float total = 0.0f;
-    int fractions = 0;
+    int fractions = 0, sum = 0;
     if (row < n) {
         const T* from = x + static_cast<size_t>(row) * p;
-        float* to = out + static_cast<size_t>(row) * q;
+        Stored* to = out + static_cast<size_t>(row) * width;
         for (int c = lane; c < q; c += 32) {
-            const float value = from[__ldg(columns + c)];
-            to[c] = value;
+            const T number = from[__ldg(columns + c)];
+            const float value = number;
+            to[c] = to_stored(number);
             total += value * value;
             fractions |= floorf(value) != value;
+            if (sizeof(T) == 1) sum += static_cast<int>(to[c]);
         }
+        for (int c = q + lane; c < width; c += 32) to[c] = 0;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         total += __shfl_down_sync(EVERY_LANE, total, step);
         fractions |= __shfl_down_sync(EVERY_LANE, fractions, step);
+        sum += __shfl_down_sync(EVERY_LANE, sum, step);
     }
     if (row < n && lane == 0) {
         // Squares of numbers below 1e-23 underflow.
         const float length = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2)) + 1e-21f * q;
         gaps[row] = !fractions && length <= exact_length ? 0.0 : 2.0 * (slope * length + least);
+        starts[row] = 128 * sum;
     }
 }
-
-#define KERNELS(T, NAME)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) mbn_gather_##NAME(                                \
-        const T* x, int p, int n, const int* columns, int q, double slope, double least,                    \
-        double exact_length, float* out, double* gaps) {                                                    \
-        gather<T>(x, p, n, columns, q, slope, least, exact_length, out, gaps);                              \
-    }
-
-KERNELS(float, f32)
-KERNELS(byte, u8)
 
 // One warp per row: keeps the 32 best of the k scores in a falling list, entry i in lane i, equal scores by index.
 // Entries that float32 cannot order are computed again in float64. Then each clustering takes the best entry among its
 // own centroids; it gets NO_CENTROID if a centroid outside the list could be better.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    mbn_take(const float* products, int n, int k, const float* x, const float* w, int q, const float* scale,
-             const float* bias, const double* exact, const double* gaps, const int* numbers, int clusterings,
-             int* codes) {
+template <class Product, class Stored>
+__device__ __forceinline__ void take(const Product* products, int stride, int n, int k, const Stored* x,
+                                     const Stored* w, int q, int width, const float* scale, const float* bias,
+                                     const double* exact, const double* gaps, const int* starts, const int* sums,
+                                     const int* numbers, int clusterings, int* codes) {
     const int row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
-    const float* mine = products + static_cast<size_t>(row) * k;
+    const Product* mine = products + static_cast<size_t>(row) * stride;
+    const int start = starts[row];
     float best = LOWEST;
     int index = NO_CENTROID;
     for (int first = 0; first < k; first += 32) {
         const int j = first + lane;
-        const float score = j < k ? mine[j] * __ldg(scale + j) + __ldg(bias + j) : LOWEST;
+        const float score = j < k ? product(mine, j, start, sums) * __ldg(scale + j) + __ldg(bias + j) : LOWEST;
         unsigned hits = __ballot_sync(EVERY_LANE, score > __shfl_sync(EVERY_LANE, best, 31));
         for (; hits; hits &= hits - 1) {
             const int from = __ffs(hits) - 1;
@@ -120,9 +133,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const double after = __shfl_down_sync(EVERY_LANE, best, 1), last = __shfl_sync(EVERY_LANE, best, 31);
     double score = best;
     if (used && ((lane > 0 && before - score < gap) || (lane < 31 && score - after < gap))) {
-        const float *left = x + static_cast<size_t>(row) * q, *right = w + static_cast<size_t>(index) * q;
+        const Stored *left = x + static_cast<size_t>(row) * width, *right = w + static_cast<size_t>(index) * width;
         double total = 0.0;
-        for (int c = 0; c < q; ++c) total += static_cast<double>(left[c]) * static_cast<double>(right[c]);
+        for (int c = 0; c < q; ++c)
+            total += static_cast<double>(from_stored(left[c])) * static_cast<double>(from_stored(right[c]));
         score = total * exact[index] + exact[k + index];
     }
     const bool counts = used && (k <= 32 || score >= last + gap);
@@ -137,6 +151,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (lane == 0) codes[static_cast<size_t>(row) * clusterings + s] = code;
     }
 }
+
+#define KERNELS(T, NAME, Stored, Product)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS) mbn_gather_##NAME(                                       \
+        const T* x, int p, int n, const int* columns, int q, int width, double slope, double least,                \
+        double exact_length, Stored* out, double* gaps, int* starts) {                                             \
+        gather(x, p, n, columns, q, width, slope, least, exact_length, out, gaps, starts);                         \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) mbn_take_##NAME(                                         \
+        const Product* products, int stride, int n, int k, const Stored* x, const Stored* w, int q, int width,     \
+        const float* scale, const float* bias, const double* exact, const double* gaps, const int* starts,         \
+        const int* sums, const int* numbers, int clusterings, int* codes) {                                        \
+        take(products, stride, n, k, x, w, q, width, scale, bias, exact, gaps, starts, sums, numbers, clusterings, \
+             codes);                                                                                               \
+    }
+
+KERNELS(float, f32, float, float)
+KERNELS(byte, u8, signed char, int)
 
 // One thread block per row: multiplies its entries in order with the postings of their columns. The centroids of a
 // column are all different, so no two threads add to one sum, and each sum goes from left to right. Then each warp finds
@@ -181,6 +212,57 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
         __syncthreads();
+    }
+}
+
+// One thread per 32 numbers, clusterings along y: draws m of n numbers for each clustering, with the random numbers of
+// cpu/draws.py. A random byte below `share` selects its number. `drawn` gets how many are drawn.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_draw(unsigned long long key0, unsigned long long key1, int layer, int first, int clusterings, long long n,
+             int share, int* drawn, byte* masks) {
+    const long long at = 32ll * (blockIdx.x * THREADS + threadIdx.x);
+    for (int s = blockIdx.y; s < clusterings; s += gridDim.y) {
+        byte* mask = masks + static_cast<size_t>(s) * n;
+        int count = 0;
+        if (at < n) {
+            const Words words = philox(at / 32 + 1, 0, first + s, layer, key0, key1);
+            const unsigned long long four[] = {words.a, words.b, words.c, words.d};
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+                if (at + i >= n) continue;
+                const bool chosen = static_cast<int>(four[i / 8] >> 8 * (i % 8) & 255) < share;
+                mask[at + i] = chosen;
+                count += chosen;
+            }
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) count += __shfl_down_sync(EVERY_LANE, count, step);
+        if (threadIdx.x % 32 == 0 && count) atomicAdd(drawn + s, count);
+    }
+}
+
+// One thread per clustering: removes random numbers from the draw of mbn_draw, or adds them, until it has m numbers.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_complete(unsigned long long key0, unsigned long long key1, int layer, int first, int clusterings, long long n,
+                 long long m, const int* drawn, byte* masks) {
+    const int s = blockIdx.x * THREADS + threadIdx.x;
+    if (s >= clusterings) return;
+    byte* mask = masks + static_cast<size_t>(s) * n;
+    Words words = {};
+    long long word = (n + 7) / 8, filled = -1;
+    const bool member = drawn[s] > m;
+    for (long long missing = member ? drawn[s] - m : m - drawn[s]; missing; ++word) {
+        if (word / 4 != filled) {
+            filled = word / 4;
+            words = philox(filled + 1, 0, first + s, layer, key0, key1);
+        }
+        const int turn = word % 4;
+        const unsigned long long chosen =
+            (turn == 0 ? words.a : turn == 1 ? words.b : turn == 2 ? words.c : words.d) % n;
+        if (mask[chosen] == member) {
+            mask[chosen] = !member;
+            --missing;
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 """The kernels of a clustering on a GPU: Python functions that launch the CUDA kernels of ``gpu.cu``.
 
-For dense rows, cuBLAS computes the products of rows and centroids (float32, never TF32) into a buffer of
-bounded size. One kernel reads the buffer, keeps the best scores of each row in a list, and writes the code of
-each clustering. The rare rows whose list is too short are coded on the CPU. The buffer is written and read
-once, 8 bytes per score. CSR rows and rows of codes (in upper layers) take one thread block each, with sums or
-counts in shared memory.
+For dense rows, cuBLAS computes the products of rows and centroids into a buffer of bounded size: float32
+(never TF32), or exact int32 by tensor cores if rows and centroids are bytes. One kernel reads the buffer,
+keeps the best scores of each row in a list, and writes the code of each clustering. The rare rows whose list
+is too short are coded on the CPU. The buffer is written and read once, 8 bytes per score. CSR rows and rows
+of codes (in upper layers) take one thread block each, with sums or counts in shared memory.
 
-The lists of centroids of upper layers are made on the GPU. One launch computes the codes of all clusterings
-of a group.
+In upper layers, the GPU also draws the codes that a clustering uses, and makes the lists of its centroids.
+One launch computes the codes of all clusterings of a group.
 
 The codes equal those of the numba and numpy kernels. They are copied to the host: 4 bytes per code, or 2 in
 upper layers with at most 65,536 centroids. All work is queued in CuPy's current stream.
@@ -36,16 +36,21 @@ _launch, THREADS = _kernels.launch, _kernels.threads
 _WARPS = THREADS // 32
 # Largest number of scores in the buffer, which take 256 MiB.
 SCORES = 2**26
+# Centroids and columns of bytes are padded to multiples of this number, as tensor cores require.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class DeviceBank:
-    """Centroids ``w`` (k, columns) that clusterings share, on the GPU, with the terms of their scores.
+    """Centroids that clusterings share, on the GPU, with the terms of their scores.
 
-    The other fields have the meaning of the fields of :class:`..cpu.dense.PackedCentroids`.
+    Fields without a comment have the meaning of the fields of :class:`..cpu.dense.PackedCentroids`.
     """
 
+    # float32 (k, columns); or bytes minus 128, int8, with rows and columns of zeros up to multiples of
+    # _ALIGNMENT
     w: cupy.ndarray
+    sums: cupy.ndarray  # int32 (k,): 128 times the sum of each centroid of bytes; 0 for floats
     scale: cupy.ndarray
     bias: cupy.ndarray
     exact: cupy.ndarray
@@ -83,12 +88,18 @@ class DeviceLists:
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
     """Copy centroids to the GPU for :func:`nearest`; ``draws`` marks the centroids of each clustering."""
-    w, codes = by_tiles.merge_rows(np.ascontiguousarray(w, dtype=np.float32), draws)
-    squares = squared_lengths(w)
+    w = np.ascontiguousarray(w, dtype=np.uint8 if by_tiles.fits_integers(w) else np.float32)
+    w, codes = by_tiles.merge_rows(w, draws)
+    squares, sums = squared_lengths(w), np.zeros(len(w), dtype=np.int32)
+    stored = w
+    if w.dtype == np.uint8:
+        sums = 128 * w.sum(axis=1, dtype=np.int32)
+        stored = np.zeros([-(-size // _ALIGNMENT) * _ALIGNMENT for size in w.shape], dtype=np.int8)
+        stored[: len(w), : w.shape[1]] = w.astype(np.int16) - 128
     exact = np.stack(score_terms(squares, metric))
     scale, bias = (cupy.asarray(np.ascontiguousarray(part, dtype=np.float32)) for part in exact)
     return DeviceBank(
-        *(cupy.asarray(w), scale, bias, cupy.asarray(exact), cupy.asarray(codes)),
+        *(cupy.asarray(stored), cupy.asarray(sums), scale, bias, cupy.asarray(exact), cupy.asarray(codes)),
         *by_tiles.bound_rounding(w, squares, exact, metric),
         partial(by_tiles.pack, w, codes, squares, metric),
     )
@@ -96,22 +107,29 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> De
 
 def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
     """Return the code of each row's nearest centroid in each clustering, int32 (rows, clusterings)."""
-    x = _to_device(x, np.uint8 if x.dtype == np.uint8 else np.float32)
-    places, (k, q), clusterings = _to_device(columns, np.int32), bank.w.shape, bank.codes.shape[1]
+    w, (k, clusterings), q = bank.w, bank.codes.shape, len(columns)
+    with_bytes = x.dtype == np.uint8 and w.dtype == np.int8
+    x, places = _to_device(x, np.uint8 if with_bytes else np.float32), _to_device(columns, np.int32)
+    if not with_bytes and w.dtype == np.int8:
+        w = cupy.ascontiguousarray(w[:k, :q], dtype=np.float32) + np.float32(128)
     codes = cupy.empty((len(x), clusterings), dtype=np.int32)
-    tile = max(1, min(len(x), SCORES // k))
-    cut, gaps = cupy.empty((tile, q), dtype=np.float32), cupy.empty(tile, dtype=np.float64)
-    products = cupy.empty((tile, k), dtype=np.float32)
-    gather = "mbn_gather_u8" if x.dtype == np.uint8 else "mbn_gather_f32"
+    stride, width = w.shape
+    tile = max(1, min(len(x), SCORES // stride))
+    cut = cupy.empty((tile, width), dtype=w.dtype)
+    products = cupy.empty((tile, stride), dtype=np.int32 if with_bytes else np.float32)
+    gaps, starts = cupy.empty(tile, dtype=np.float64), cupy.empty(tile, dtype=np.int32)
+    name = "u8" if with_bytes else "f32"
     bounds = tuple(np.float64(part) for part in (*bank.error, bank.exact_length))
-    terms = (np.int32(q), bank.scale, bank.bias, bank.exact)
+    sizes = (np.int32(q), np.int32(width))
+    terms = (bank.scale, bank.bias, bank.exact, gaps, starts, bank.sums, bank.codes, np.int32(clusterings))
     for first in range(0, len(x), tile):
         rows, out = x[first : first + tile], codes[first : first + tile]
         n, warps = np.int32(len(rows)), (-(-len(rows) // _WARPS),)
-        _launch(gather, warps, rows, np.int32(x.shape[1]), n, places, np.int32(q), *bounds, cut, gaps)
-        multiply(cut[: len(rows)], bank.w.T, products[: len(rows)])
-        numbers = (bank.codes, np.int32(clusterings))
-        _launch("mbn_take", warps, products, n, np.int32(k), cut, bank.w, *terms, gaps, *numbers, out)
+        values = (rows, np.int32(x.shape[1]), n, places, *sizes)
+        _launch(f"mbn_gather_{name}", warps, *values, *bounds, cut, gaps, starts)
+        multiply(cut[: len(rows)], w.T, products[: len(rows)])
+        operands = (products, np.int32(stride), n, np.int32(k), cut, w, *sizes)
+        _launch(f"mbn_take_{name}", warps, *operands, *terms, out)
     found = codes.get()
     short = np.flatnonzero((found == NONE).any(axis=1))
     if len(short):
@@ -147,11 +165,22 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
     return codes.get()
 
 
-def make_lists(codes: np.ndarray, units: np.ndarray) -> DeviceLists:
+def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m: int) -> cupy.ndarray:
+    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings, with the masks of ``.cpu.draws``."""
+    masks, drawn = cupy.empty((count, n), dtype=np.bool_), cupy.zeros(count, dtype=np.int32)
+    stream = (*key, np.int32(layer), np.int32(first), np.int32(count), np.int64(n))
+    if n:
+        grid = (-(-n // (32 * THREADS)), count)
+        _launch("mbn_draw", grid, *stream, np.int32(round(256 * m / n)), drawn, masks.view(np.uint8))
+        _launch("mbn_complete", (-(-count // THREADS),), *stream, np.int64(m), drawn, masks.view(np.uint8))
+    return masks
+
+
+def make_lists(codes: np.ndarray, units: Array) -> DeviceLists:
     """Return lists of the centroids by their codes in the layer below, for :func:`nearest_codes`."""
     (sets, k, v), below = codes.shape, units.shape[2]
     moved = cupy.asarray(np.ascontiguousarray(codes))  # copy uint16 codes, which are shorter than int32
-    drawn = cupy.asarray(np.ascontiguousarray(units).view(np.uint8))
+    drawn = _to_device(units, np.bool_).view(np.uint8)
     start = cupy.empty((sets, v, below + 1), dtype=np.int32)
     members = cupy.empty((sets, v, k), dtype=np.int32)
     sizes = (np.int32(size) for size in (sets, v, k, below))

@@ -147,12 +147,14 @@ class Layer:
         """
         return choose_numbers(self.seed, "columns", 1, which, n=self.width, m=self.n_columns)
 
-    def draw_units(self, first: int, count: int = 1) -> np.ndarray:
-        """Return masks of the codes below that upper-layer clusterings use, bool (count, width, k_below)."""
+    def draw_units(self, first: int, count: int = 1, backend: Backend | None = None) -> Array:
+        """Return masks of the codes below that upper-layer clusterings use, bool (count, width, k_below).
+
+        The masks are on the device of ``backend``, or in the memory of the host by default.
+        """
         n = self.width * self.k_below
-        units = choose_masks(
-            self.seed, "units", self.number, first, count, n=n, m=floor_share(self.fraction, n)
-        )
+        m = floor_share(self.fraction, n)
+        units = choose_masks(self.seed, "units", self.number, first, count, n=n, m=m, backend=backend)
         return units.reshape(count, self.width, self.k_below)
 
     def draw_centroids(self, first: int, stop: int) -> np.ndarray:
@@ -231,7 +233,7 @@ class Layer:
         """
         kernel = backend.kernel
         if self.number > 1:
-            units = self.draw_units(first, stop - first)
+            units = self.draw_units(first, stop - first, backend)
             codes = np.asarray(centroids.read(first, stop - first)).reshape(-1, self.k, self.width)
             return np.asarray(kernel("mbn_nearest_codes")(x, kernel("mbn_make_lists")(codes, units)))
         pool = first // self.share

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from scalelatent.contract.learners import Backend
+
 # To draw less than this share of n numbers, numbers are drawn one by one until enough are different.
 # Otherwise a mask decides for each of the n numbers whether it is drawn.
 _SPARSE_SHARE = 1 / 16
@@ -22,13 +24,27 @@ def make_key(seed: int, purpose: str) -> np.ndarray:
 
 
 def choose_masks(
-    seed: int, purpose: str, layer: int, first: int, count: int, *, n: int, m: int
+    seed: int,
+    purpose: str,
+    layer: int,
+    first: int,
+    count: int,
+    *,
+    n: int,
+    m: int,
+    backend: Backend | None = None,
 ) -> np.ndarray:
-    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return masks, bool (count, n)."""
+    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return masks, bool (count, n).
+
+    The masks are on the device of ``backend``, or in the memory of the host by default.
+    """
+    key = make_key(seed, purpose)
+    if backend is not None:
+        return backend.kernel("mbn_choose_masks")(key, layer, first, count, n, m)
     # Import the module here, because it imports numba, which is slow.
     from scalelatent.models.mbn.kernels.cpu import draws
 
-    return draws.choose_masks(make_key(seed, purpose), layer, first, count, n, m)
+    return draws.choose_masks(key, layer, first, count, n, m)
 
 
 def choose_numbers(seed: int, purpose: str, layer: int, which: int, *, n: int, m: int) -> np.ndarray:

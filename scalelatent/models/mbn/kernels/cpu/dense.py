@@ -121,7 +121,7 @@ def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> 
     """
     k, columns = w.shape
     full = -(-k // PANEL) * PANEL
-    with_bytes = DOTS and w.dtype == np.uint8 and columns <= _MAX_BYTES
+    with_bytes = DOTS and fits_integers(w)
     group = 4 if with_bytes else 1
     rows = np.zeros((full, -(-columns // group) * group), np.int8 if with_bytes else np.float32)
     rows[:k, :columns] = w.astype(np.int16) - _SHIFT if with_bytes else w
@@ -131,6 +131,11 @@ def pack(w: np.ndarray, codes: np.ndarray, squares: np.ndarray, metric: str) -> 
     scale[:k], bias[:k] = exact
     bounds = bound_rounding(w, squares, exact, metric)
     return PackedCentroids(packed.reshape(-1), scale, bias, exact, codes, list_length(codes), *bounds)
+
+
+def fits_integers(w: np.ndarray) -> bool:
+    """Return True if centroids are bytes and the sums of their products with rows of bytes fit int32."""
+    return w.dtype == np.uint8 and w.shape[1] <= _MAX_BYTES
 
 
 def is_whole(w: np.ndarray) -> bool:
