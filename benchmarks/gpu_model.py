@@ -273,18 +273,18 @@ EARLIER_DRAW_SECONDS = 3.9e-9
 # Seconds of a thread of the GPU that adds one number to a draw, or removes it: an estimate, two accesses to
 # memory and a remainder.
 CHANGE_SECONDS = 0.6e-6
-# Seconds in which the host reads one code of a centroid (2 bytes, measured at 4 GB/s from memory that caches
-# the disk) and copies it for the GPU.
-READ_SECONDS = 2 / 4e9 + 2 / COPY_RATE
-# Seconds in which the host sorted one code in an earlier version; measured on a busy CPU.
-SORT_SECONDS = 18.5e-9
+# Seconds in which the host draws the number of one row that becomes a centroid; measured on a busy CPU.
+ROW_SECONDS = 18e-9
+# Seconds in which the host, in an earlier version, read one code of a centroid (2 bytes at an estimated
+# 1 GB/s) and sorted it (measured on a busy CPU).
+READ_SECONDS, SORT_SECONDS = 2e-9, 18.5e-9
 
 
 def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
     """Return the work of ``mbn_choose_masks``, which draws half of the codes below for each clustering."""
     units = float(n_codes) * n_below
-    # A byte of each number selects it, with the probability 1/2. So the size of the draw is wrong by 0.4 roots
-    # of the number of numbers on average, and half of the random numbers of a correction change nothing.
+    # A byte of each number selects it, with the probability 1/2. So the size of the draw differs by 0.4 times
+    # the root of the number of numbers on average. Half of the random numbers of a correction change nothing.
     changes = 0.8 * math.sqrt(units)
     # Random numbers take 10 rounds of about 30 integer operations for 32 numbers.
     return Work(
@@ -299,12 +299,12 @@ def mbn_make_lists(clusterings: int, n_codes: int, n_centroids: int, n_below: in
     """Return the work of ``mbn_make_lists``, which prepares the centroids of several clusterings.
 
     Each clustering has ``n_centroids`` centroids of ``n_codes`` codes; a code is one of ``n_below`` numbers.
-    The masks of the codes that it uses are on the GPU.
+    The codes, and the masks of those that a clustering uses, are on the GPU.
     """
     codes, units = 2.0 * clusterings * n_centroids * n_codes, float(clusterings) * n_codes * n_below
     lists = 4.0 * clusterings * n_codes * (n_below + 1) + 4.0 * clusterings * n_codes * n_centroids
     read = 7 * codes + units + 3 * lists  # int32 copies of the codes are read and written
-    return Work(memory_bytes=read, launches=1, uploads=1, copied_bytes=codes)
+    return Work(memory_bytes=read, launches=1)
 
 
 def mbn_nearest_codes(n_rows: int, n_codes: int, clusterings: int = 1) -> Work:
@@ -314,12 +314,23 @@ def mbn_nearest_codes(n_rows: int, n_codes: int, clusterings: int = 1) -> Work:
 
 
 def mbn_upper_group(n_rows: int, n_codes: int, n_centroids: int, n_below: int, clusterings: int) -> Work:
-    """Return the work of several clusterings of an upper layer; the host reads their centroids."""
+    """Return the work of several clusterings of an upper layer.
+
+    The codes of all rows in the layer below are on the GPU. The host draws the rows that become centroids.
+    """
+    rows = clusterings * n_centroids
+    gather = Work(
+        memory_bytes=4.0 * rows * n_codes,
+        launches=1,
+        uploads=1,
+        copied_bytes=8.0 * rows,
+        host_seconds=rows * ROW_SECONDS,
+    )
     return (
-        mbn_choose_masks(clusterings, n_codes, n_below)
+        gather
+        + mbn_choose_masks(clusterings, n_codes, n_below)
         + mbn_make_lists(clusterings, n_codes, n_centroids, n_below)
         + mbn_nearest_codes(n_rows, n_codes, clusterings)
-        + Work(host_seconds=clusterings * n_codes * n_centroids * READ_SECONDS)
     )
 
 

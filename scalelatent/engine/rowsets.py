@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,9 @@ class StoredSets:
         """Return the rows of ``count`` sets from the set ``which`` on, as ndarray or `CsrRows`."""
         return as_rows(self.dataset.read_x(which * self.rows, (which + count) * self.rows))
 
+    def source_rows(self) -> None:
+        """Return None: the dataset from which the rows were copied is not needed any more."""
+
 
 @dataclass(frozen=True)
 class DrawnSets:
@@ -95,9 +99,48 @@ class DrawnSets:
     sets: RowSets
     x: HostRows
 
+    def source_rows(self) -> HostRows:
+        """Return the rows of the dataset."""
+        return self.x
+
     def read(self, which: int, count: int = 1) -> HostRows:
         """Return the rows of ``count`` sets, from the set ``which`` on, one set after the other."""
         return join_rows([self.sets.take(i, self.x, self.sets.rows(i)) for i in range(which, which + count)])
+
+
+@dataclass(frozen=True)
+class UncopiedSets:
+    """Sets of rows that stay in a stored dataset, because the dataset is smaller than a copy of all sets."""
+
+    sets: RowSets
+    spec: str  # specification of the dataset
+
+    @classmethod
+    def make(cls, sets: RowSets, dataset: Dataset) -> UncopiedSets:
+        """Return the sets that are drawn from the rows of a dataset."""
+        return cls(sets, json.dumps(dataset.spec()))
+
+    @property
+    def dataset(self) -> Dataset:
+        """Dataset from which the rows of the sets are drawn."""
+        return open_spec(json.loads(self.spec))
+
+    def source_rows(self) -> HostRows:
+        """Return all rows of the dataset, read-only. A process keeps those of the last dataset in memory."""
+        return _read_all(self.spec)
+
+    def read(self, which: int, count: int = 1) -> HostRows:
+        """Return the rows of ``count`` sets, from the set ``which`` on, one set after the other."""
+        return DrawnSets(self.sets, self.source_rows()).read(which, count)
+
+
+@lru_cache(maxsize=1)
+def _read_all(spec: str) -> HostRows:
+    dataset = open_spec(json.loads(spec))
+    rows = as_rows(dataset.read_x(0, len(dataset)))
+    if isinstance(rows, np.ndarray):
+        rows.flags.writeable = False  # all threads share the rows
+    return rows
 
 
 @dataclass(frozen=True)

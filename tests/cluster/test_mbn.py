@@ -61,7 +61,7 @@ def test_workers_killed_within_a_layer_change_no_bit(
 
     class Kill(sl.Callback):
         def __init__(self) -> None:
-            self.left = {"mbn_gather-l2", "mbn_code-l1", "mbn_code-l3"}
+            self.left = {"mbn_gather-l1", "mbn_code-l2", "mbn_code-l3"}
 
         def on_progress(self, info: dict[str, Any]) -> None:
             if info["stage"] in self.left:

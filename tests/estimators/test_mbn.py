@@ -209,9 +209,11 @@ def test_only_missing_tiles_are_recomputed(
         make_network(**options).fit(digits[0], run_dir=tmp_path / "run")
     make_network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
-    # A fit deletes the codes of a layer when the next layer is done. Only those of the last layer stay.
-    left = [p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr")]
-    assert left == ["code-l4.zarr"]
+    # A fit deletes the codes of a layer when the next layer is done. Those of the last layer stay, and those
+    # from which centroids are read: layers 2 and 3 have 12 x 150 and 12 x 75 centroids, more than 600 rows.
+    left = sorted(p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr"))
+    assert left == ["code-l1.zarr", "code-l2.zarr", "code-l4.zarr"]
+    assert not list((tmp_path / "run" / "engine").rglob("gather-l[23].zarr"))
 
 
 def test_another_fit_does_not_resume_in_the_folder(digits: Any, tmp_path: Path) -> None:
@@ -241,9 +243,13 @@ def test_a_network_is_saved_and_loaded_without_pickle(
         sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9]),
         fit_in_memory.transform(digits[0][:9]),
     )
-    lost = next((tmp_path / "again.zarr" / "centroids-l2" / "x" / "c").glob("*/0"))
+    # The folder of the small network has the centroids of layer 2, and that of the large network the codes of
+    # layer 1, of which these centroids are rows.
+    name = "centroids-l2" if memory else "codes-l1"
+    assert (tmp_path / "again.zarr" / "centroids-l2").exists() == bool(memory)
+    lost = next((tmp_path / "again.zarr" / name / "x" / "c").glob("*/0"))
     lost.unlink()
-    with pytest.raises(DataError, match=r"centroids-l2.* is missing"):
+    with pytest.raises(DataError, match=rf"{name}.* is missing"):
         sl.load_model(tmp_path / "again.zarr").transform(digits[0][:9])
 
 
@@ -515,7 +521,10 @@ def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
     assert make_network(n_pools="paper").plan(ds)["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
     codes = 600 * 12 * 2
     centroids = sum(layer["centroid_bytes"] for layer in reported["layers"].values())
-    assert reported["disk_bytes"] == centroids + 2 * codes
+    # Layers 2 and 3 read their centroids from the codes below, which stay with those of the last layer.
+    assert [layer["centroid_bytes"] for layer in reported["layers"].values()][1:] == [0, 0, 12 * 37 * 12 * 2]
+    assert reported["disk_bytes"] == centroids + 4 * codes
+    assert reported["run_bytes"] == centroids + 3 * codes
     assert make_network(n_classes=20, keep_codes=True).plan(ds)["disk_bytes"] == centroids + 4 * codes
     assert reported["expected_seconds"] > 0
     with pytest.raises(PlanError, match=r"layer 1 \(k = 300\) would need .* MiB a worker .*lower k1"):
@@ -544,6 +553,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     from zarr.storage import LocalStore
 
     from scalelatent.engine import rowsets
+    from scalelatent.models.mbn.model import layers
     from scalelatent.storage.disk import LocalLocation
 
     put, write, shards = LocalStore.set, LocalLocation.write, [""]
@@ -570,6 +580,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     monkeypatch.setattr(LocalLocation, "write", full_location)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
+    monkeypatch.setattr(layers, "_CODES_BYTES", 0)  # so that the centroids of layer 2 are copied
     x = sp.csr_array(digits[0]) if csr else digits[0]
     options = {"n_classes": 20, "n_jobs": 1}
     with pytest.raises(DataError, match=rf"{name}\.zarr: writing shard 2 .* the disk is full.*resume"):

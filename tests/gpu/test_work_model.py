@@ -217,7 +217,9 @@ def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, mo
 
 @pytest.mark.parametrize("on_card", [True, False])
 def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, monkeypatch, on_card):
+    from scalelatent.engine.backend import CupyBackend
     from scalelatent.kernels.sparse_rows import CsrRows
+    from scalelatent.models.mbn.model.layers import CodesBelow, make_layers
 
     gpu = kernels("mbn")
     monkeypatch.setattr(gpu, "SCORES", 200)
@@ -236,7 +238,8 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     rows = CsrRows(*(move(part) for part in parts), (6, 4))
     work = model.mbn_nearest_sparse(6, 12, on_card)
     assert counts.measure_second_call(lambda: gpu.nearest_sparse(rows, packed)) == expected(work)
-    codes, key = rng.integers(0, 8, (2, 4, 6)).astype("u2"), np.arange(2, dtype=np.uint64)
+    below, key = fake.asarray(rng.integers(0, 8, (50, 6)).astype("u2")), np.arange(2, dtype=np.uint64)
+    codes = fake.asarray(below.get()[:8].reshape(2, 4, 6))
     assert counts.measure_second_call(lambda: gpu.choose_masks(key, 2, 0, 2, 48, 24)) == expected(
         model.mbn_choose_masks(2, 6, 8)
     )
@@ -249,11 +252,19 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     assert counts.measure_second_call(lambda: gpu.nearest_codes(x, lists)) == expected(
         model.mbn_nearest_codes(7, 6, 2)
     )
+    options = {"n_features": 9, "n_clusterings": 6, "fraction": 0.5, "metric": "euclidean", "seed": 3}
+    layer = make_layers([8, 4], n_rows=50, csr=False, dtype="float32", **options)[1]
+    backend = CupyBackend()
+    sets = CodesBelow(layer, below, backend)
+    group = model.mbn_upper_group(7, 6, 4, 8, 2)
+    assert counts.measure_second_call(lambda: layer.compute_codes(backend, x, sets, 0, 2)) == expected(group)
+    assert counts.copied_bytes == group.copied_bytes
+    counts.measure_second_call(lambda: gpu.nearest_codes(x, lists))
     # A code has two bytes. The functions `earlier_*` describe commit e30a2cb5, where a code had four bytes,
     # and each of the two clusterings had a launch and two uploads of its own.
     assert counts.copied_bytes == 2 * 7 * 2
     before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
-    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 4, 1)
+    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 5, 1)
 
 
 @pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from scalelatent.data import Dataset
 from scalelatent.engine.plan import Resources
-from scalelatent.engine.rowsets import DrawnSets, StoredSets
+from scalelatent.engine.rowsets import StoredSets, UncopiedSets
 from scalelatent.errors import DataError, RunError
 from scalelatent.estimators._sklearn import wrap_output
 from scalelatent.estimators.base import OutputName, SavedModelState, StreamedEstimator
@@ -27,13 +27,13 @@ from scalelatent.estimators.fitted_attributes import FIT_AGAIN, FittedAttribute
 from scalelatent.estimators.gpu_results import follows_rows
 from scalelatent.estimators.inputs import is_in_memory
 from scalelatent.estimators.session import CallbackList, LocationLike
-from scalelatent.models.mbn.model.layers import ArraySets, Layer, make_schedule
+from scalelatent.models.mbn.model.layers import Layer, make_schedule
 from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
 from scalelatent.storage.disk import Location
 
 from .fit import check_room, fit_steps, in_memory_bytes, layer_components, plan, warn_few_clusterings
-from .output import encode_network, open_network, read_into_memory, write_centroids
+from .output import Centroids, encode_network, open_network, read_into_memory, write_centroids
 from .parameters import PARAMETERS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     explained_variance_ratio_ = FittedAttribute(FIT_AGAIN)
     decay_: float
     _layers: tuple[Layer, ...]
-    _centroids: tuple[StoredSets | ArraySets | DrawnSets, ...]
+    _centroids: tuple[Centroids, ...]
     # Codes of the training rows and principal components, by the number of the layer. ``_left`` describes the
     # codes in the run folder of a loaded network.
     _codes: dict[int, Dataset]
@@ -263,7 +263,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         """Read a small network into memory, or keep the folder ``own`` as long as the estimator exists."""
         before, self._folder = self._folder, None
         if own is not None:
-            stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
+            stored = [sets for sets in self._centroids if isinstance(sets, StoredSets | UncopiedSets)]
             assert len(stored) == len(self._centroids)  # a fit writes its centroids
             sizes = [sets.dataset.nbytes for sets in stored]
             if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MAX_BYTES_IN_MEMORY:
@@ -277,7 +277,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _keep(
         self,
         layers: tuple[Layer, ...],
-        centroids: Sequence[StoredSets | ArraySets | DrawnSets],
+        centroids: Sequence[Centroids],
         codes: Mapping[int, Dataset],
         components: Components | None,
         history: list[dict[str, Any]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +20,7 @@ from scalelatent.engine.passes import FLOP_RATE, make_stage
 from scalelatent.engine.plan import Forecast, Resources, add_totals, process_bytes, stage_memory
 from scalelatent.engine.rates import GATHER_RATE, RowShape
 from scalelatent.engine.reading import AHEAD_BYTES, as_rows
-from scalelatent.engine.rowsets import SHARD_BYTES, DrawnSets
+from scalelatent.engine.rowsets import SHARD_BYTES, DrawnSets, StoredSets, UncopiedSets
 from scalelatent.errors import PlanError, warn_user
 from scalelatent.estimators.session import FitSession, LocationLike, tile_layout
 from scalelatent.estimators.steps import (
@@ -118,21 +118,31 @@ def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, MappedRows])
     centroids, codes = [], {}
     for layer in layers:
         about = {"layer": layer.number, "layers": len(layers), "k": layer.k}
-        sets = yield StoreRowSets(f"gather-l{layer.number}", layer, below, about)
-        kept = model.keep_codes or layer is layers[-1]
-        removes = () if model.keep_codes or layer.number == 1 else (f"code-l{layer.number - 1}",)
+        sets: StoredSets | DrawnSets | UncopiedSets
+        if layer.reads_codes_below and below is not None and below.dataset.is_stored:
+            sets = UncopiedSets.make(layer, below.dataset)
+        else:
+            sets = yield StoreRowSets(f"gather-l{layer.number}", layer, below, about)
+        kept = _keeps_codes(model, layers, layer.number)
+        lower = layer.number - 1
+        removes = (f"code-l{lower}",) if lower and not _keeps_codes(model, layers, lower) else ()
         coder = LayerCoder(layer, sets, 0, layer.n_clusterings)
         below = yield EncodeRows(
             f"code-l{layer.number}", coder, below, kept=kept, removes=removes, about=about
         )
         centroids.append(sets)
-        if kept and below is not None:
+        if below is not None and (model.keep_codes or layer is layers[-1]):
             codes[layer.number] = below.dataset
     components: Components | None = None
     history: list[dict[str, Any]] = []
     if model.output == "pca":
         components, history = yield from pca_steps(model, layers[-1], codes[len(layers)], "pca")
     model._keep(layers, centroids, codes, components, history)
+
+
+def _keeps_codes(model: MultilayerBootstrapNetwork, layers: Sequence[Layer], number: int) -> bool:
+    """Return True if the codes of a layer stay in the run folder."""
+    return model.keep_codes or number == len(layers) or layers[number].reads_codes_below
 
 
 def pca_steps(
@@ -288,8 +298,11 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
         per_row, per_set = _code_seconds(forecast, layer, train)
         coding = sets * (n * per_row + strips * per_set) / min(resources.slots, count)
         coding += forecast.pass_overhead(count)
-        gathering = _gather_seconds(forecast, n * row_bytes, layer.n_sets * set_bytes)
-        forecast.add_seconds(f"gather-l{layer.number}", gathering)
+        copied = 0 if layer.reads_codes_below else layer.n_sets * set_bytes
+        gathering = 0.0
+        if copied:
+            gathering = _gather_seconds(forecast, n * row_bytes, copied)
+            forecast.add_seconds(f"gather-l{layer.number}", gathering)
         forecast.add_seconds(f"code-l{layer.number}", coding)
         out["predicting_seconds"] += sets * per_set / resources.slots
         out["predicting_seconds_per_row"] += sets * per_row / resources.slots
@@ -297,25 +310,26 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
         out["layers"][f"l{layer.number}"] = {
             "k": layer.k,
             "tasks": count,
-            "centroid_bytes": layer.n_sets * set_bytes,
+            "centroid_bytes": copied,
             "code_bytes": codes[-1],
             "seconds": gathering + coding,
         }
-        centroids += layer.n_sets * set_bytes
+        centroids += copied
         tasks, row_bytes = tasks + count, sets * code_size
     every = sum(layer["seconds"] for layer in out["layers"].values())
     forecast.set_passes(every / len(layers), len(layers), len(layers))  # one pass per layer
     if model.output == "pca":
         _add_pca(forecast, model, layers[-1], n)
-    kept = sum(codes) if model.keep_codes else codes[-1]
     # A layer reads the codes of the layer below, so the scratch folder has the codes of two layers at a time.
-    # The codes of the last layer are in the run folder.
-    lower = [] if model.keep_codes else codes[:-1]
+    # Codes that stay are in the run folder, those of the last layer among them.
+    below = list(zip(codes[:-1], layers[:-1], strict=True))
+    lower = [0 if _keeps_codes(model, layers, layer.number) else size for size, layer in below]
     forecast.scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
-    out["tasks"], out["run_bytes"] = tasks, centroids + kept
+    stored = centroids + sum(codes[:-1]) - sum(lower)
+    out["tasks"], out["run_bytes"] = tasks, stored + codes[-1]
     forecast.add_cache(max(train.nbytes if train.is_stored else 0, *codes))
     shorter = f"lower k1 (it is {layers[0].k}) or n_clusterings (it is {sets})"
-    return forecast.finish_plan(shorter, kept=centroids + max(0, kept + sum(lower[-1:]) - forecast.scratch))
+    return forecast.finish_plan(shorter, kept=stored + max(0, codes[-1] + sum(lower[-1:]) - forecast.scratch))
 
 
 def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> float:
@@ -420,11 +434,14 @@ def _estimate_memory(
         ready = 8 * layer.rows_per_set * (layer.n_columns + layer.share)
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
     rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
+    gathered = 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids))
+    if layer.reads_codes_below:
+        gathered = len(train) * row_bytes  # the codes from which the process takes centroids
     return {
         "process": process_bytes(resources),
         "rows of a task": threads * (2 * rows + _converted_bytes(layer, train, tiles["shard_rows"])),
         "centroids in use": threads * (at_once * centroids + ready),
-        "centroids being gathered": 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids)),
+        "centroids being gathered": gathered,
     }
 
 

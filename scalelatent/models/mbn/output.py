@@ -1,16 +1,21 @@
-"""A fitted bootstrap network in memory and on disk; its centroids are datasets that are read in parts."""
+"""A fitted bootstrap network in memory and on disk.
+
+The centroids of a layer are a dataset that is read in parts. If that dataset would be larger than the codes
+of all training rows in the layer below, these codes are saved instead, and centroids are taken from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from scalelatent.data import Dataset, open_dataset
+from scalelatent.data.write.create import link_dataset
 from scalelatent.engine.reading import as_rows
-from scalelatent.engine.rowsets import DrawnSets, StoredSets, write_sets
+from scalelatent.engine.rowsets import DrawnSets, StoredSets, UncopiedSets, write_sets
 from scalelatent.estimators.base import SavedModelState
 from scalelatent.estimators.session import codes_location
 from scalelatent.models.mbn.model.layers import ArraySets, Layer
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
     from .estimator import MultilayerBootstrapNetwork
 
+# Centroids of a layer of a fitted network.
+Centroids: TypeAlias = StoredSets | UncopiedSets | ArraySets | DrawnSets
 # Names of the arrays in which the components of a layer are saved.
 COMPONENT_ARRAYS = ("table", "offset", "variance")
 
@@ -31,7 +38,7 @@ class SavedNetwork:
     """A network read from a folder; ``codes`` are the datasets of codes in the run folder, by layer."""
 
     layers: tuple[Layer, ...]
-    centroids: tuple[StoredSets, ...]
+    centroids: tuple[Centroids, ...]
     components: Components | None
     lower_components: dict[int, Components]
     codes: dict[int, DatasetSpec]
@@ -56,25 +63,34 @@ def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
 
 
 def read_into_memory(
-    centroids: Sequence[StoredSets], codes: Mapping[int, Dataset]
-) -> tuple[tuple[ArraySets, ...], dict[int, Dataset]]:
+    centroids: Sequence[StoredSets | UncopiedSets], codes: Mapping[int, Dataset]
+) -> tuple[tuple[Centroids, ...], dict[int, Dataset]]:
     """Read centroids and codes into memory, because their folder will be removed."""
-    sets = tuple(ArraySets(as_rows(one.dataset.read_x(0, len(one.dataset))), one.rows) for one in centroids)
-    return sets, {number: Dataset.from_arrays(one.read_x(0, len(one))) for number, one in codes.items()}
+
+    def read(one: StoredSets | UncopiedSets) -> Centroids:
+        rows = as_rows(one.dataset.read_x(0, len(one.dataset)))
+        return ArraySets(rows, one.rows) if isinstance(one, StoredSets) else DrawnSets(one.sets, rows)
+
+    kept = {number: Dataset.from_arrays(one.read_x(0, len(one))) for number, one in codes.items()}
+    return tuple(read(one) for one in centroids), kept
 
 
 def write_centroids(
-    layers: Sequence[Layer], centroids: Sequence[StoredSets | ArraySets | DrawnSets], place: Location
+    layers: Sequence[Layer], centroids: Sequence[Centroids], place: Location
 ) -> dict[str, str]:
-    """Write the centroids into a model's folder; return their fingerprints by name.
+    """Write centroids, or the codes from which they are taken, into a model's folder; return fingerprints.
 
     Files on the same disk are linked instead of copied.
     """
-    pairs = zip(layers, centroids, strict=True)
-    return {
-        _folder_name(layer.number): write_sets(sets, layer, place.at(_folder_name(layer.number)))
-        for layer, sets in pairs
-    }
+    fingerprints = {}
+    for layer, sets in zip(layers, centroids, strict=True):
+        if isinstance(sets, UncopiedSets):
+            name = _codes_name(layer.number - 1)
+            fingerprints[name] = link_dataset(sets.dataset, place.at(name))
+        else:
+            name = _folder_name(layer.number)
+            fingerprints[name] = write_sets(sets, layer, place.at(name))
+    return fingerprints
 
 
 def open_network(
@@ -88,10 +104,7 @@ def open_network(
     for layer in layers:  # the number is part of the name of a folder
         if not isinstance(layer.number, int):
             raise ValueError(f"a layer's number is {layer.number!r}")
-    sets = tuple(
-        StoredSets.make(open_dataset(place.at(_folder_name(one.number)).url), one.rows_per_set)
-        for one in layers
-    )
+    sets = tuple(_open_centroids(layer, place) for layer in layers)
     lower = values.get("lower_total_variance", {})
     return SavedNetwork(
         layers,
@@ -103,6 +116,14 @@ def open_network(
         },
         {} if run is None else _find_codes(run, layers, values.get("code_fingerprints")),
     )
+
+
+def _open_centroids(layer: Layer, place: Location) -> Centroids:
+    """Return the centroids of a layer of the model in ``place``, which has them or the codes below."""
+    codes = place.at(_codes_name(layer.number - 1))
+    if codes.has("zarr.json"):
+        return UncopiedSets.make(layer, open_dataset(codes.url))
+    return StoredSets.make(open_dataset(place.at(_folder_name(layer.number)).url), layer.rows_per_set)
 
 
 def _find_codes(
@@ -136,3 +157,7 @@ def _read_components(arrays: dict[str, np.ndarray], layer: str, total_variance: 
 
 def _folder_name(number: int) -> str:
     return f"centroids-l{number}"
+
+
+def _codes_name(number: int) -> str:
+    return f"codes-l{number}"

@@ -24,6 +24,14 @@ def test_draws_are_distinct_sorted_and_of_the_requested_size(n: int, data: st.Da
         np.testing.assert_array_equal(mask, _draw_in_numpy(3, "units", 1, which, n, m))
 
 
+@pytest.mark.parametrize(("n", "m"), [(1000, 0), (17, 1), (1000, 62), (10**9, 5000)])
+def test_few_numbers_are_the_first_different_numbers_of_the_stream(n: int, m: int) -> None:
+    counter = np.array([0, 0, 4, 2], dtype=np.uint64)
+    stream = np.random.Philox(key=make_key(3, "rows"), counter=counter).random_raw(2 * m + 9) % np.uint64(n)
+    want = sorted(list(dict.fromkeys(stream.tolist()))[:m])
+    assert choose_numbers(3, "rows", 2, 4, n=n, m=m).tolist() == want
+
+
 def _draw_in_numpy(seed: int, purpose: str, layer: int, which: int, n: int, m: int) -> np.ndarray:
     counter = np.array([0, 0, which, layer], dtype=np.uint64)
     bits = np.random.Philox(key=make_key(seed, purpose), counter=counter)

@@ -176,10 +176,10 @@ def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m:
     return masks
 
 
-def make_lists(codes: np.ndarray, units: Array) -> DeviceLists:
+def make_lists(codes: Array, units: Array) -> DeviceLists:
     """Return lists of the centroids by their codes in the layer below, for :func:`nearest_codes`."""
     (sets, k, v), below = codes.shape, units.shape[2]
-    moved = cupy.asarray(np.ascontiguousarray(codes))  # copy uint16 codes, which are shorter than int32
+    moved = _to_device(codes, codes.dtype)  # copy uint16 codes, which are shorter than int32
     drawn = _to_device(units, np.bool_).view(np.uint8)
     start = cupy.empty((sets, v, below + 1), dtype=np.int32)
     members = cupy.empty((sets, v, k), dtype=np.int32)

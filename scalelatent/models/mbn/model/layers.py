@@ -36,6 +36,8 @@ _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
 # At most _GROUP clusterings of an upper layer are computed together, and fewer if the numbers of all their
 # centroids do not fit _GROUP_BITS bits, or the masks of the codes that they use exceed _GROUP_BYTES bytes.
 _GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
+# Upper bound on the bytes of the codes of a layer from which the centroids of the next layer are read.
+_CODES_BYTES = 2**27
 # Number of pools (draws of rows and columns that clusterings share) by default, and the fewest rows and
 # columns of data for which there are pools by default (benchmarks/mbn_pools.py).
 POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
@@ -97,8 +99,11 @@ def choose_pools(n_pools: int | str, n_rows: int, n_features: int, n_clusterings
 class CentroidSets(Protocol):
     """Rows that are the centroids of a layer, in memory or on disk, in one set per pool or clustering."""
 
-    def read(self, which: int, count: int = 1) -> HostRows:
+    def read(self, which: int, count: int = 1) -> Array | CsrRows:
         """Return the rows of ``count`` sets, starting with set ``which``."""
+
+    def source_rows(self) -> HostRows | None:
+        """Return the rows from which each read takes those of its sets; None if the sets are copies."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,28 @@ class ArraySets:
     rows: HostRows
     rows_per_set: int
 
+    def source_rows(self) -> None:
+        return None
+
     def read(self, which: int, count: int = 1) -> HostRows:
         return self.rows[which * self.rows_per_set : (which + count) * self.rows_per_set]
+
+
+@dataclass(frozen=True)
+class CodesBelow:
+    """Centroids of an upper layer, taken from the codes of all training rows in the layer below."""
+
+    layer: Layer
+    codes: Array  # (training rows, clusterings of the layer below), on the device of the backend
+    backend: Backend
+
+    def source_rows(self) -> None:
+        return None
+
+    def read(self, which: int, count: int = 1) -> Array:
+        """Return the centroids of ``count`` clusterings, in a buffer that the next call reuses."""
+        rows = np.concatenate([self.layer.rows(i) for i in range(which, which + count)])
+        return self.backend.take(self.codes, rows, "mbn-centroids")
 
 
 @dataclass(frozen=True)
@@ -165,6 +190,15 @@ class Layer:
         if self.rows_per_set == self.k:
             return np.ones((stop - first, self.k), dtype=bool)
         return choose_masks(self.seed, "taken", 1, first, stop - first, n=self.rows_per_set, m=self.k)
+
+    @property
+    def reads_codes_below(self) -> bool:
+        """Whether centroids stay among the codes of the layer below, because a copy of them would be larger.
+
+        A process keeps the codes of one layer in memory, so there is an upper bound on their size.
+        """
+        nbytes = self.n_rows * self.width * np.dtype(self.dtype).itemsize
+        return self.number > 1 and self.n_clusterings * self.k >= self.n_rows and nbytes <= _CODES_BYTES
 
     # -- rows that become centroids: the methods of scalelatent.contract.learners.RowSets
 
@@ -234,8 +268,10 @@ class Layer:
         kernel = backend.kernel
         if self.number > 1:
             units = self.draw_units(first, stop - first, backend)
-            codes = np.asarray(centroids.read(first, stop - first)).reshape(-1, self.k, self.width)
-            return np.asarray(kernel("mbn_nearest_codes")(x, kernel("mbn_make_lists")(codes, units)))
+            codes = centroids.read(first, stop - first)
+            assert not isinstance(codes, CsrRows)
+            lists = kernel("mbn_make_lists")(codes.reshape(-1, self.k, self.width), units)
+            return np.asarray(kernel("mbn_nearest_codes")(x, lists))
         pool = first // self.share
         rows, columns = centroids.read(pool), self.draw_columns(pool)
         draws = self.draw_centroids(first, stop)

@@ -17,7 +17,7 @@ from scalelatent.contract.learners import Backend, Block
 from scalelatent.kernels.arrays import Array, HostRows, check_same_width
 from scalelatent.kernels.sparse_rows import CsrRows
 
-from .layers import CentroidSets, Layer
+from .layers import CentroidSets, CodesBelow, Layer
 from .pca import CodeProjection, GatherSum
 
 
@@ -72,11 +72,17 @@ class LayerCoder:
         """Write the codes of the block to ``out``; yield after each group of clusterings."""
         self.layer.check(block.x, block.start)
         x = convert_rows(self.layer, prepared, block.x)
+        centroids, source = self.centroids, self.centroids.source_rows()
+        if self.layer.number > 1 and source is not None:
+            assert not isinstance(source, CsrRows)
+            on_host = prepared.xp is np
+            codes = source if on_host else prepared.asarray(source, source.dtype)
+            centroids = CodesBelow(self.layer, codes, prepared)
         first, size = self.first, self.layer.group_size
         while first < self.stop:
             stop = min(first - first % self.layer.share + size, self.stop)
             out[:, first - self.first : stop - self.first] = self.layer.compute_codes(
-                prepared, x, self.centroids, first, stop
+                prepared, x, centroids, first, stop
             )
             yield
             first = stop

@@ -51,11 +51,7 @@ def choose_numbers(seed: int, purpose: str, layer: int, which: int, *, n: int, m
     """Draw ``m`` of the numbers 0 to n - 1 without replacement; return them in rising order."""
     if m >= n * _SPARSE_SHARE:
         return np.flatnonzero(choose_masks(seed, purpose, layer, which, 1, n=n, m=m)[0])
-    # Clustering and layer are the high words of the counter, so the random numbers of draws never overlap.
-    counter = np.array([0, 0, which, layer], dtype=np.uint64)
-    bits = np.random.Philox(key=make_key(seed, purpose), counter=counter)
-    found: dict[int, None] = {}  # the different numbers in the order of their first appearance
-    while len(found) < m:
-        drawn = np.asarray(bits.random_raw(m - len(found) + 8)) % np.uint64(n)
-        found |= dict.fromkeys(drawn.tolist())
-    return np.sort(np.fromiter(found, dtype=np.int64)[:m])
+    # Import the module here, because it imports numba, which is slow.
+    from scalelatent.models.mbn.kernels.cpu import draws
+
+    return draws.choose_few(make_key(seed, purpose), layer, which, n, m)

@@ -1,8 +1,9 @@
 """Random draws of m of n numbers without replacement, one draw for each of many clusterings.
 
 Each draw has its own random stream (Philox). numpy takes microseconds to create a stream, so the streams are
-computed in numba. For each of the n numbers, one random byte decides whether the draw contains the number.
-Then random numbers are added to the draw, or removed from it, until it has m numbers.
+computed in numba. To draw many of the n numbers, one random byte for each number decides whether the draw
+contains it. Then random numbers are added to the draw, or removed from it, until it has m numbers. To draw
+few numbers, random numbers are taken one after the other until m of them are different.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m:
     """
     out, words = np.empty((count, n), dtype=np.bool_), np.empty(_WORDS, dtype=np.uint64)
     _choose(key, layer, first, n, m, round(256 * m / n), words, words.view(np.uint8), out)
+    return out
+
+
+def choose_few(key: np.ndarray, layer: int, which: int, n: int, m: int) -> np.ndarray:
+    """Return the first ``m`` different numbers below ``n`` of the stream of a clustering, sorted, int64."""
+    out, seen = np.empty(m, dtype=np.int64), np.full(1 << (2 * m + 1).bit_length(), -1, dtype=np.int64)
+    _choose_few(key, layer, which, n, np.empty(4, dtype=np.uint64), seen, out)
+    out.sort()
     return out
 
 
@@ -73,6 +82,30 @@ def _choose(
             surplus = missing if member else -missing
 
 
+def _choose_few(
+    key: np.ndarray, layer: int, which: int, n: int, words: np.ndarray, seen: np.ndarray, out: np.ndarray
+) -> None:
+    """Write different random numbers to ``out`` in the order in which they are drawn.
+
+    ``seen`` is a hash table of the drawn numbers, with -1 in free places and a power of two as its length.
+    """
+    count, word = 0, 0
+    while count < len(out):
+        if word % 4 == 0:
+            _fill(key, layer, which, word, words)
+        drawn = np.int64(words[word % 4] % np.uint64(n))
+        word += 1
+        place = drawn & (len(seen) - 1)
+        while seen[place] >= 0 and seen[place] != drawn:
+            place = (place + 1) & (len(seen) - 1)
+        if seen[place] < 0:
+            seen[place] = out[count] = drawn
+            count += 1
+
+
+_choose_few = entry(
+    in_array("u8", 1), *[types.int64] * 3, out_array("u8", 1), out_array("i8", 1), out_array("i8", 1)
+)(_choose_few)
 _choose = entry(
     in_array("u8", 1), *[types.int64] * 5, out_array("u8", 1), in_array("u1", 1), out_array("b1", 2)
 )(_choose)
