@@ -20,7 +20,7 @@ from scalelatent.evaluation import output_scores as outputs
 from scalelatent.evaluation import retrieval_accuracy, score_clusters
 from scalelatent.evaluation.scoring import score_dataset
 from scalelatent.models.mbn import report as mbn
-from scalelatent.models.mbn.report import collect_network, network_numbers, network_pictures
+from scalelatent.models.mbn.report import collect_network, list_numbers, make_pictures
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output, plot_retrieval
 from scalelatent.report.build import build_report
 from scalelatent.report.runfiles import read_run
@@ -122,7 +122,7 @@ def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: py
     rows = np.linspace(0, 299, 120).astype(int)
     assert found["nmi"] == score_clusters(model, Dataset.from_arrays(x[rows], y[rows]))["nmi"]
     evidence = collect_network(model, data, sample_rows=50)
-    reported = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
+    reported = dict(list_numbers(read_run(tmp_path), model, evidence, "test")[1])
     assert reported["rows in the figures"] == "50, evenly spaced"
     assert reported["rows that k-means clustered"] == "120, evenly spaced"
 
@@ -136,7 +136,7 @@ def test_output_codes_are_drawn_in_their_plane() -> None:
     assert evidence.retrieval is not None
     np.testing.assert_array_equal(evidence.retrieval.accuracy, ranked.accuracy)
     assert evidence.clusters is None
-    captions = [picture.caption for picture in network_pictures(evidence, "test")]
+    captions = [picture.caption for picture in make_pictures(evidence, "test")]
     assert captions[0].startswith("The first two components of the codes of")
     assert "the number of codes that two rows share" in captions[2]
 

@@ -1,4 +1,4 @@
-"""A fitted bootstrap network in memory and on disk; its centroids are datasets that are read in parts."""
+"""Save and open a fitted bootstrap network, whose centroids are datasets that are read in parts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
     from .estimator import MultilayerBootstrapNetwork
 
-# Names of the arrays in which the components of a layer are saved.
+# Fields of `Components` that are saved as arrays.
 COMPONENT_ARRAYS = ("table", "offset", "variance")
 
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """A network read from a folder; ``codes`` are the datasets of codes in the run folder, by layer."""
+    """A network read from a folder; the numbers of layers are the keys of the dictionaries.
+
+    ``codes`` are the datasets in the run folder with the numbers of the training rows' nearest centroids.
+    """
 
     layers: tuple[Layer, ...]
     centroids: tuple[StoredSets, ...]
@@ -38,7 +41,7 @@ class SavedNetwork:
 
 
 def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
-    """Return (values for JSON, arrays) to save of a fitted network, without its centroids."""
+    """Return the JSON values and the arrays that are saved for a fitted network, without its centroids."""
     values: dict[str, Any] = {"layers": [asdict(layer) for layer in model._layers], "decay": model.decay_}
     arrays: dict[str, np.ndarray] = {}
     lower: dict[str, float] = {}
@@ -58,7 +61,7 @@ def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
 def read_into_memory(
     centroids: Sequence[StoredSets], codes: Mapping[int, Dataset]
 ) -> tuple[tuple[ArraySets, ...], dict[int, Dataset]]:
-    """Read centroids and codes into memory, because their folder will be removed."""
+    """Return the centroids and codes of all layers in memory, because their folder will be removed."""
     sets = tuple(ArraySets(as_rows(one.dataset.read_x(0, len(one.dataset))), one.rows) for one in centroids)
     return sets, {number: Dataset.from_arrays(one.read_x(0, len(one))) for number, one in codes.items()}
 
@@ -66,13 +69,13 @@ def read_into_memory(
 def write_centroids(
     layers: Sequence[Layer], centroids: Sequence[StoredSets | ArraySets | DrawnSets], place: Location
 ) -> dict[str, str]:
-    """Write the centroids into a model's folder; return their fingerprints by name.
+    """Write the centroids of each layer into a dataset in the folder ``place`` of a saved model.
 
-    Files on the same disk are linked instead of copied.
+    Files on the same disk are linked instead of copied. Return the fingerprint of each dataset by its name.
     """
     pairs = zip(layers, centroids, strict=True)
     return {
-        _folder_name(layer.number): write_sets(sets, layer, place.at(_folder_name(layer.number)))
+        _name_folder(layer.number): write_sets(sets, layer, place.at(_name_folder(layer.number)))
         for layer, sets in pairs
     }
 
@@ -85,11 +88,11 @@ def open_network(
     ``run`` is the run folder of its fit, if it exists; ``values`` and ``arrays`` are from `encode_network`.
     """
     layers = tuple(Layer(**fields) for fields in values["layers"])
-    for layer in layers:  # the number is part of the name of a folder
+    for layer in layers:  # refuse a text, because the number becomes a part of a path
         if not isinstance(layer.number, int):
             raise ValueError(f"a layer's number is {layer.number!r}")
     sets = tuple(
-        StoredSets.make(open_dataset(place.at(_folder_name(one.number)).url), one.rows_per_set)
+        StoredSets.make(open_dataset(place.at(_name_folder(one.number)).url), one.rows_per_set)
         for one in layers
     )
     lower = values.get("lower_total_variance", {})
@@ -108,10 +111,10 @@ def open_network(
 def _find_codes(
     run: Location, layers: tuple[Layer, ...], fingerprints: dict[str, str] | None
 ) -> dict[int, DatasetSpec]:
-    """Return the datasets of the codes of the training rows by layer, with their fingerprints.
+    """Return the datasets in the run folder with the codes of the training rows, by the number of the layer.
 
-    The fingerprints detect codes of another fit in the same run folder. Networks that earlier versions of the
-    package saved have no fingerprints, so the fingerprints of the codes in the folder are used.
+    ``fingerprints`` detect codes that another fit has written to the same folder. They are None in networks
+    saved by earlier versions of the package; then the fingerprints of the codes in the folder are used.
     """
     found: dict[int, DatasetSpec] = {}
     for layer in layers:
@@ -134,5 +137,5 @@ def _read_components(arrays: dict[str, np.ndarray], layer: str, total_variance: 
     return Components(table, offset, variance, total_variance)
 
 
-def _folder_name(number: int) -> str:
+def _name_folder(number: int) -> str:
     return f"centroids-l{number}"
