@@ -53,7 +53,7 @@ EVAL_ROWS, EVAL_VALUES = 4096, 2**24
 # Rows and outputs are scaled by a mean and a deviation from a sample: this many ranges of this many rows.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
 # At most this many rows and this many bytes are read at a time to check them for NaN and infinity.
-PIECE_ROWS, PIECE_BYTES = 1024, 2**24
+CHECKED_ROWS, CHECKED_BYTES = 1024, 2**24
 
 
 class CompressiveMBN(StreamedEstimator):
@@ -560,7 +560,7 @@ def read_checked_rows(dataset: Dataset, name: str, ranges: list[tuple[int, int]]
     Raise DataError for NaN, infinity and values beyond float32; the message calls the dataset ``name``.
     """
     row_bytes = dataset.nbytes // len(dataset) if dataset.is_sparse else 8 * dataset.n_features
-    rows = max(1, min(PIECE_ROWS, PIECE_BYTES // max(row_bytes, 1)))
+    rows = max(1, min(CHECKED_ROWS, CHECKED_BYTES // max(row_bytes, 1)))
     for start, stop in ranges:
         for a in range(start, stop, rows):
             x = dataset.read_x(a, min(a + rows, stop))

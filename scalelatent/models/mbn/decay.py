@@ -84,20 +84,20 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
 
     numbers = choose_numbers(seed, "sample", 0, 0, n=len(train), m=min(SAMPLE_ROWS, len(train)))
     schedules = {decay: _choose_schedule(model, len(numbers), decay) for decay in DECAYS}
-    firsts = _make_first_layers(model, train, len(numbers), schedules[DECAYS[0]][0], seed)
-    x = read_sample(train, numbers, firsts[0])
+    first_layers = _make_first_layers(model, train, len(numbers), schedules[DECAYS[0]][0], seed)
+    x = read_sample(train, numbers, first_layers[0])
     scores: dict[float, float] = {}
     with single_threaded(), warnings.catch_warnings():
         # k-means warns if there are fewer different rows than clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        codes = [code_rows(first, x, x, model.n_jobs, model.device) for first in firsts]
+        codes = [code_rows(first, x, x, model.n_jobs, model.device) for first in first_layers]
 
         @cache  # with few rows, several decays give the same numbers of centroids
         def score(ks: tuple[int, ...]) -> float:
             def cluster(number: int) -> list[np.ndarray]:
-                return _cluster_rows(model, firsts[number], ks, codes[number], seed)
+                return _cluster_rows(model, first_layers[number], ks, codes[number], seed)
 
-            networks = range(len(firsts))
+            networks = range(len(first_layers))
             found: dict[int, list[np.ndarray]] = {}
             run_threads(networks, resolve_jobs(model.n_jobs), lambda slot, stop: cluster, found.__setitem__)
             pairs = [(found[a], found[b]) for b in networks for a in range(min(b, N_NETWORKS))]
@@ -149,7 +149,7 @@ def _make_first_layers(
 
 
 def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
-    """Return the layers above the layer ``first``; ``ks`` are the centroids per clustering of each layer."""
+    """Return the layers above ``first``; ``ks`` are the numbers of centroids per clustering of all layers."""
     # Raise feature_fraction if a clustering would use none of the columns of the one-hot codes below.
     least = min((first.n_clusterings * k for k in ks[:-1]), default=1)
     return make_layers(
@@ -206,8 +206,8 @@ def _cluster_rows(
 ) -> list[np.ndarray]:
     """Return k-means clusters of the output of a network, one array of labels per number of clusters.
 
-    ``codes`` are the numbers of the rows' nearest centroids in the layer ``first``; ``ks`` are the centroids
-    per clustering of each layer.
+    ``codes`` are the numbers of the rows' nearest centroids in the layer ``first``; ``ks`` are the numbers of
+    centroids per clustering of all layers.
     """
     from sklearn.cluster import KMeans
 

@@ -1,4 +1,4 @@
-"""The estimator of multilayer bootstrap networks."""
+"""The estimator `MultilayerBootstrapNetwork`: its parameters, outputs, and how it is saved."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     _centroids: tuple[StoredSets | ArraySets | DrawnSets, ...]
     # The three dictionaries have the number of a layer as key. Codes are numbers of nearest centroids.
     _codes: dict[int, Dataset]  # codes of the training rows, from the fit
-    _run_codes: dict[int, DatasetSpec]  # the same of a loaded network, in the run folder of its fit
+    _run_codes: dict[int, DatasetSpec]  # codes of a loaded network's training rows, in the run folder
     _components: dict[int, Components]  # principal components of the codes
     # Function that removes the temporary folder with the centroids; None if there is no such folder.
     _remove_folder: Callable[[], object] | None = None
@@ -239,36 +239,36 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
         places = None if call.resume or small else (place, call.engine.get("scratch"))
         self._check_decay = partial(check_resources, self, train, resources, places)
-        own = None
+        temporary = None
         try:
             if self.decay != "auto":
                 self._check_decay(float(self.decay))
             if call.run_dir is None and not small:
-                own = tempfile.mkdtemp(prefix="scalelatent-mbn-")
-            yield own or call.run_dir
+                temporary = tempfile.mkdtemp(prefix="scalelatent-mbn-")
+            yield temporary or call.run_dir
         except BaseException:
-            if own is not None:
-                shutil.rmtree(own, ignore_errors=True)
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
             raise
         finally:
             del self._check_decay
-        self._keep_or_remove_folder(own)
+        self._keep_or_remove_folder(temporary)
 
-    def _keep_or_remove_folder(self, own: str | None) -> None:
-        """Read a small network into memory, or keep its temporary folder ``own`` as long as the estimator.
+    def _keep_or_remove_folder(self, temporary: str | None) -> None:
+        """Read a small network into memory, or keep its folder ``temporary`` as long as the estimator.
 
         Then remove the temporary folder of the previous fit, if there is one.
         """
         before, self._remove_folder = self._remove_folder, None
-        if own is not None:
+        if temporary is not None:
             stored = [sets for sets in self._centroids if isinstance(sets, StoredSets)]
             assert len(stored) == len(self._centroids)  # a fit with a folder writes all centroids
             sizes = [sets.dataset.nbytes for sets in stored]
             if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MAX_BYTES_IN_MEMORY:
-                self._remove_folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
+                self._remove_folder = weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
             else:
                 self._centroids, self._codes = read_into_memory(stored, self._codes)
-                shutil.rmtree(own, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
         if before is not None:
             before()
 
@@ -472,7 +472,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return Network(self._layers[:number], self._centroids[:number], projection)
 
     def _find_components(self, number: int) -> Components:
-        """Return the principal components of a layer; compute them at the first call from its codes."""
+        """Return the principal components of a layer's output; compute them at the first call."""
         if number not in self._components:
             codes = self._find_codes(number)
             if codes is None:

@@ -62,7 +62,7 @@ KERNEL_ROWS = 1024
 FEW_CLUSTERINGS = 50
 # Largest numbers of rows and of centroids in the short computation by which `plan` measures the speed.
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
-# Number of rows that kernels/cpu/lists.py processes together; their buffers are in the forecast of memory.
+# Number of rows that kernels/cpu/lists.py processes together, each with a buffer, for the forecast of memory.
 STRIP_ROWS = 2048
 # Typical number of passes over the rows until the principal components converge, for the forecast of time.
 PCA_PASSES = 12
@@ -149,13 +149,13 @@ def pca_steps(
     count = int(model.n_components or model.n_classes or 2)
     if len(codes) <= KERNEL_ROWS:
         found = yield ComputeValue(_compute_all_components, (codes, layer.k, model.device))
-        return _pad_components(found.first(count), count), []
+        return _pad_components(found.take_first(count), count), []
     stats: Stats = yield SumStatistic(
         f"{name}-counts", CodeCounts(layer.n_clusterings, layer.k), MappedRows(codes)
     )
     learner = StreamedPca.create(np.array(stats["counts"]), len(codes), count)
     start = learner.start(stream(model.seed_, "mbn-pca"))
-    result = yield TrainBatch(name, learner, start, {"train": MappedRows(codes)}, None, _no_predictor)
+    result = yield TrainBatch(name, learner, start, {"train": MappedRows(codes)}, None, _refuse_prediction)
     _warn_unconverged(learner, result.state)
     return _pad_components(learner.components(result.state), count), result.history
 
@@ -179,7 +179,7 @@ def _warn_unconverged(learner: StreamedPca, state: PcaState) -> None:
         )
 
 
-def _no_predictor(state: PcaState) -> NoReturn:
+def _refuse_prediction(state: PcaState) -> NoReturn:
     raise NotImplementedError("a bootstrap network predicts nothing")
 
 
@@ -204,7 +204,7 @@ def _pad_components(found: Components, count: int) -> Components:
 
 
 def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Dataset) -> Components:
-    """Return the principal components of layer ``number``; ``codes`` are its codes of the training rows."""
+    """Return the principal components of ``codes``, the training rows' nearest centroids in a layer."""
     # Workers of a cluster cannot read codes in the memory of this process, so such codes are used here.
     here = not codes.is_stored
     with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs, in_process=here) as session:
@@ -307,7 +307,7 @@ def _plan_fit(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: floa
         centroids += layer.n_sets * set_bytes
         tasks, row_bytes = tasks + count, sets * code_size
     every = sum(layer["seconds"] for layer in out["layers"].values())
-    forecast.set_passes(every / len(layers), len(layers), len(layers))  # one pass per layer
+    forecast.set_passes(every / len(layers), len(layers), len(layers))  # a fit reads rows once per layer
     if model.output == "pca":
         _add_pca(forecast, model, layers[-1], n)
     kept = sum(codes) if model.keep_codes else codes[-1]
@@ -382,7 +382,7 @@ def check_disk(forecast: Mapping[str, Any], run_dir: LocationLike, scratch: Loca
 
 
 def _count_centroid_bytes(layer: Layer, train: Dataset) -> int:
-    """Return the bytes on disk of the centroids of one clustering, or of those that share their centroids."""
+    """Return the bytes on disk of one set of centroids, which one or several clusterings use."""
     if layer.csr:
         assert train.nnz is not None
         entry = train.nbytes / max(train.nnz, 1)

@@ -88,7 +88,7 @@ def open_network(
     ``run`` is the run folder of its fit, if it exists; ``values`` and ``arrays`` are from `encode_network`.
     """
     layers = tuple(Layer(**fields) for fields in values["layers"])
-    for layer in layers:  # refuse a text, because the number becomes a part of a path
+    for layer in layers:  # refuse a text instead of a number, because it becomes a part of a path
         if not isinstance(layer.number, int):
             raise ValueError(f"a layer's number is {layer.number!r}")
     sets = tuple(

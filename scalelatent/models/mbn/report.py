@@ -37,11 +37,11 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of the report about a network; the page calls the dataset ``rows``, as "test"."""
+    """Return the section of the report about a network; ``rows`` is the name of ``data``, such as "test"."""
     # Drop the note that metrics.jsonl is missing: a fit of at most 1,024 rows does not write this file.
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
     scores = _find_recorded_scores(run) if rows == "test" else None
-    collect = partial(collect_network, model, scores=scores, progress=progress)
+    collect = partial(collect_evidence, model, scores=scores, progress=progress)
     evidence = run.collect(data, "the figures are left out", collect)
     head, table = list_numbers(run, model, evidence, rows)
     pictures = [] if evidence is None else make_pictures(evidence, rows)
@@ -74,7 +74,7 @@ class NetworkEvidence:
     ranked_by: str = "cosine"  # similarity of two rows for retrieval; "overlap" is the number of equal codes
 
 
-def collect_network(
+def collect_evidence(
     model: MultilayerBootstrapNetwork,
     data: Dataset,
     *,
@@ -190,9 +190,9 @@ def _format_row_count(rows: int, evidence: NetworkEvidence) -> str:
 
 def make_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
     """Return all figures in the order in which the page shows them."""
-    found = [_output_picture(evidence, rows), _layers_picture(evidence, rows)]
+    found = [_make_output_picture(evidence, rows), _make_layers_picture(evidence, rows)]
     if evidence.retrieval is not None:
-        found.append(_retrieval_picture(evidence, evidence.retrieval, rows))
+        found.append(_make_retrieval_picture(evidence, evidence.retrieval, rows))
     return found
 
 
@@ -211,7 +211,7 @@ def _explain_colours(evidence: NetworkEvidence) -> str:
     return "Colours are classes, which the network has not seen."
 
 
-def _output_picture(evidence: NetworkEvidence, rows: str) -> Picture:
+def _make_output_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     what = "output" if evidence.ranked_by == "cosine" else "codes"
     words = (
         f"The first two components of the {what} of {_describe_rows(evidence, rows)} (Figures 8 and 9 of the "
@@ -227,7 +227,7 @@ def _output_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     return Picture("output", "Output", words, alt + ".", figure)
 
 
-def _layers_picture(evidence: NetworkEvidence, rows: str) -> Picture:
+def _make_layers_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(evidence.ks, 1)]
     words = (
         f"{_describe_rows(evidence, rows).capitalize()} at each layer: the first two principal components of "
@@ -240,7 +240,7 @@ def _layers_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     return Picture("layers", "Output of each layer", words, alt, figure, wide=True)
 
 
-def _retrieval_picture(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
+def _make_retrieval_picture(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
     by_cosine = evidence.ranked_by == "cosine"
     which = _describe_rows(evidence, rows).replace("all ", "the ", 1)
     nearest = "by the cosine of the output" if by_cosine else "by the number of codes that two rows share"

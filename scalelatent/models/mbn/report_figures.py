@@ -57,22 +57,22 @@ def plot_output(points: np.ndarray, codes: np.ndarray | None, names: Sequence[st
     """
     figure = new_figure(7.4, 5.6)
     axes = figure.subplots()
-    scatter(axes, select_plane(points), codes, 9.0)
+    scatter(axes, select_two_columns(points), codes, 9.0)
     axes.set_xlabel("first component", color=INK, fontsize=10)
     axes.set_ylabel("second component" if points.shape[1] > 1 else "rank", color=INK, fontsize=10)
     if codes is not None and 1 < len(names) <= LEGEND_CLASSES:
-        _class_legend(axes, names)
+        _add_class_legend(axes, names)
     return figure
 
 
-def select_plane(points: np.ndarray) -> np.ndarray:
+def select_two_columns(points: np.ndarray) -> np.ndarray:
     """Return two columns as x and y of a plot: the first two, or the only column and its values' ranks."""
     if points.shape[1] > 1:
         return points[:, :2]
     return np.column_stack([points[:, 0], points[:, 0].argsort(kind="stable").argsort(kind="stable")])
 
 
-def _class_legend(axes: Axes, names: Sequence[str]) -> None:
+def _add_class_legend(axes: Axes, names: Sequence[str]) -> None:
     handles = [
         Line2D([], [], color=color, marker=marker, linestyle="", markersize=6)
         for color, marker in map(class_style, range(len(names)))
@@ -102,7 +102,7 @@ def plot_layers(
 def plot_retrieval(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]],
 ) -> Figure:
-    """Draw the share of correct rows among the first retrieved rows (Figures 12 and 14 of the paper).
+    """Draw the share of rows with the right class among the first retrieved rows (paper: Figures 12, 14).
 
     ``curves`` has (numbers of retrieved rows, shares) for each name in the legend.
     """

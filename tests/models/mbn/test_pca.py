@@ -63,7 +63,7 @@ def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -
     np.testing.assert_allclose(found.variance[:d], variance[:d], rtol=tol)
     np.testing.assert_allclose(found.table.reshape(-1, found.table.shape[2])[:, :d].T, vt[:d], atol=20 * tol)
     assert found.total_variance == pytest.approx(variance.sum())
-    projection = CodeProjection.from_components(found.first(d))
+    projection = CodeProjection.from_components(found.take_first(d))
     got = projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, h @ vt[:d].T, atol=200 * tol)

@@ -47,7 +47,7 @@ class DeviceBank:
     scale: cupy.ndarray  # float32 (k,)
     bias: cupy.ndarray  # float32 (k,)
     exact: cupy.ndarray  # float64 (2, k): scale and bias, for scores in float64
-    codes: cupy.ndarray  # int32 (k, clusterings): number of each centroid within each clustering, or NONE
+    codes: cupy.ndarray  # int32 (k, clusterings): number of each centroid in each clustering; NONE outside
     exact_length: float  # largest Euclidean norm of a row of integers with exact float32 scores; -1 if none
     error: tuple[float, float]  # a score in float32 is wrong by less than error[0] |x| + error[1]
     # Returns the centroids for the CPU, which computes rows without a candidate in a clustering
@@ -62,7 +62,7 @@ class Postings:
     centroid: cupy.ndarray  # int32 (entries,): centroid of each entry
     value: cupy.ndarray  # float32 (entries,): value of each entry
     exact: cupy.ndarray  # float64 (2, k): scale and bias in the score scale (w . x) + bias of a row x
-    codes: cupy.ndarray  # int32 (k, clusterings): number of each centroid within each clustering, or NONE
+    codes: cupy.ndarray  # int32 (k, clusterings): number of each centroid in each clustering; NONE outside
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class DeviceLists:
     """
 
     start: cupy.ndarray  # int32 (clusterings, V, codes + 1): first index of each code in ``members``
-    members: cupy.ndarray  # int32 (clusterings, V, k): centroids with the first code, the second code, …
+    members: cupy.ndarray  # int32 (clusterings, V, k): numbers of the centroids, sorted by their code
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
@@ -173,7 +173,7 @@ def make_lists(codes: np.ndarray, units: Array) -> DeviceLists:
     ``units`` (clusterings, V, codes) is true for the codes that each clustering uses.
     """
     (sets, k, v), below = codes.shape, units.shape[2]
-    moved = cupy.asarray(np.ascontiguousarray(codes))  # copy uint16 and convert on the GPU: fewer bytes
+    moved = cupy.asarray(np.ascontiguousarray(codes))  # copy uint16, which has fewer bytes than int32
     drawn = _to_device(units, np.bool_).view(np.uint8)
     start = cupy.empty((sets, v, below + 1), dtype=np.int32)
     members = cupy.empty((sets, v, k), dtype=np.int32)
@@ -183,7 +183,7 @@ def make_lists(codes: np.ndarray, units: Array) -> DeviceLists:
 
 
 def nearest_codes(x: Array, lists: DeviceLists) -> np.ndarray:
-    """Return the centroid with most of the codes of each row ``x``, in each clustering of an upper layer.
+    """Return the centroid that shares most codes with each row ``x``, in clusterings of an upper layer.
 
     The result has the shape (rows, clusterings) and the type uint16, or int32 for more than 65,536 centroids.
     """

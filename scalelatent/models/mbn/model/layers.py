@@ -54,7 +54,7 @@ def make_schedule(
 ) -> list[int]:
     """Return the number of centroids per clustering of each layer, for ``n`` training rows.
 
-    It is ``k1`` in the first layer (None: n / 2), and falls by the factor ``decay`` down to ``k_last``.
+    It is ``k1`` in the first layer (n / 2 if ``k1`` is None), and falls by the factor ``decay`` to ``k_last``.
     """
     if not 0 < decay < 1:
         raise ValueError(f"decay={decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'")
@@ -105,7 +105,7 @@ class CentroidSets(Protocol):
 
 @dataclass(frozen=True)
 class ArraySets:
-    """Centroids of a layer in memory; a set has the ``rows_per_set`` centroids of one pool or clustering."""
+    """Centroids of a layer in memory, in sets of ``rows_per_set``, which one or several clusterings use."""
 
     rows: HostRows  # (sets x rows_per_set, columns): the centroids of all sets, one set after the other
     rows_per_set: int
@@ -191,7 +191,7 @@ class Layer:
         return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.rows_per_set)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Return the rows ``rows`` of ``x`` in the format in which set ``which`` of centroids is stored.
+        """Return the rows ``rows`` of ``x`` in the format of set ``which``: centroids that clusterings share.
 
         In the first layer, only the columns of the set are kept; CSR rows keep their width. In upper layers,
         the rows are returned unchanged.
@@ -293,7 +293,7 @@ def make_layers(
 ) -> tuple[Layer, ...]:
     """Return the layers of a network that has ``ks`` centroids per clustering, for each layer.
 
-    The clusterings of the first layer share ``n_pools`` draws of rows and columns; None: each draws its own.
+    The clusterings of the first layer share ``n_pools`` draws of rows and columns; if None, they share none.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")

@@ -93,7 +93,7 @@ def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows
     check_same_width(x.shape[1], layer.width)
     on_host = backend.xp is np
     if layer.csr:
-        x = x if isinstance(x, CsrRows) else _to_csr(x)
+        x = x if isinstance(x, CsrRows) else _convert_to_csr(x)
         if backend.name == "reference":  # the reference kernel accepts any types
             return x
         return CsrRows(
@@ -113,7 +113,7 @@ def _copy_to_device(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Ar
     return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
 
-def _to_csr(x: np.ndarray) -> CsrRows:
+def _convert_to_csr(x: np.ndarray) -> CsrRows:
     """Convert dense rows to CSR, because the kernels of a layer with CSR centroids accept only CSR rows."""
     row, column = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)), dtype=np.int64)])
@@ -124,7 +124,7 @@ class PreparedNetwork(NamedTuple):
     """The functions that the layers and the projection of a network need on one device."""
 
     backend: Backend
-    gather: GatherSum | None  # kernel that computes components from codes; None without a projection
+    gather: GatherSum | None  # kernel that computes components of the output; None without a projection
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Components:
     variance: np.ndarray  # float64 (d,): variance of the rows along each component, with divisor n
     total_variance: float  # variance of the one-hot rows, summed over all columns
 
-    def first(self, d: int) -> Components:
+    def take_first(self, d: int) -> Components:
         return Components(
             np.ascontiguousarray(self.table[:, :, :d]),
             self.offset[:d],
@@ -234,7 +234,7 @@ class StreamedPca:
         return state.residual <= self.tol or state.iteration >= self.max_iter
 
 
-class UnitBasis(NamedTuple):
+class PackedBasis(NamedTuple):
     """The basis of the subspace iteration in the layout that the kernels read."""
 
     kernel: FindKernel
@@ -257,11 +257,11 @@ class CodeProducts:
     def flops_per_row(self) -> float:
         return 30.0 * self.mean.shape[0] * self.width
 
-    def prepare(self, state: PcaState, backend: Backend) -> UnitBasis:
+    def prepare(self, state: PcaState, backend: Backend) -> PackedBasis:
         table = np.ascontiguousarray(state.basis).reshape(*self.mean.shape, self.width)
-        return UnitBasis(backend.kernel, table, self.mean.reshape(-1) @ state.basis)
+        return PackedBasis(backend.kernel, table, self.mean.reshape(-1) @ state.basis)
 
-    def accumulate(self, prepared: UnitBasis, block: Block, stats: Stats) -> None:
+    def accumulate(self, prepared: PackedBasis, block: Block, stats: Stats) -> None:
         kernel, table, offset = prepared
         y = kernel("mbn_gather_sum")(block.x, table) - offset
         kernel("mbn_scatter_add")(block.x, y, stats["image"])
@@ -278,8 +278,8 @@ class CodeProjection:
 
     requirements = BlockRequirements()
 
-    table: np.ndarray  # (clusterings, centroids, d): the components
-    offset: np.ndarray  # (d,): product of the mean row and each component
+    table: np.ndarray  # (clusterings, centroids, d): the d components
+    offset: np.ndarray  # (d,): product of the mean row and each component, which is subtracted
 
     output_name = "transform"
 

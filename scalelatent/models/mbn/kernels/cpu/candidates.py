@@ -23,7 +23,7 @@ from scalelatent.kernels.jit import subkernel
 # Largest probability that the list of the nearest centroids of a row has no centroid of a clustering; least
 # length of the list. With a shorter list, more rows with nearly equal scores would need float64 scores.
 _MISS_PROBABILITY, _LEAST_LENGTH = 1e-7, 4
-# Number, within a clustering, of a centroid that does not belong to the clustering.
+# Placeholder for the number of a centroid within a clustering to which it does not belong.
 NONE = np.iinfo(np.int32).max
 
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 # Number of rows that are processed together; half of it if the clusterings that are computed together have at
 # most 2**15 centroids. With more rows, the lists of centroids are read from memory less often, but the
 # buffers of the rows do not fit the caches.
-_STRIP_ROWS, _FEW_MEMBERS = 2048, 2**15
+_STRIP_ROWS, _FEW_CENTROIDS = 2048, 2**15
 # Number of columns of a matrix of codes that are transposed together: 32 two-byte codes fill a cache line.
-_TRANSPOSED = 32
+_TRANSPOSED_TOGETHER = 32
 # Number of centroids that are copied at a time from the list of the centroids with one code.
 _COPIED_MEMBERS = 16
 # Number of counters (one per centroid) whose maximum is found together by vector instructions; number of
@@ -48,7 +48,7 @@ _VECTOR_COUNTERS, _CLEARED_TOGETHER = 128, 16
 # counted without a buffer, which takes longer.
 _MAX_MEMBERS = 8
 # Number of rows, and of columns, of the square matrix of codes that is transposed in registers at a time.
-_SQUARE = 8
+_SIDE = 8
 
 
 @dataclass(frozen=True)
@@ -80,50 +80,53 @@ def make_lists(codes: np.ndarray, units: np.ndarray) -> PackedLists:
     start = np.zeros((v, below + 1), dtype=dtype)
     members = np.zeros((v, sets * k + _COPIED_MEMBERS), dtype=dtype)
     codes = np.ascontiguousarray(codes, dtype=dtype)
-    (_list_short if short else _list_long)(codes, np.ascontiguousarray(units), shift, start, members)
+    (_write_uint16 if short else _write_uint32)(codes, np.ascontiguousarray(units), shift, start, members)
     return PackedLists(start, members, sets, k, shift)
 
 
 def nearest_codes(x: np.ndarray, lists: PackedLists) -> np.ndarray:
-    """Return the centroid that shares most codes with each row, int32 (rows, clusterings)."""
+    """Return the centroid that shares most codes with each row ``x``, int32 (rows, clusterings).
+
+    The codes of a row are the numbers of its nearest centroids in the layer below.
+    """
     out = np.empty((len(x), lists.sets), dtype=np.int32)
     x = np.ascontiguousarray(x, dtype=lists.start.dtype)
-    body = _count_short if x.itemsize == 2 else _count_long
+    body = _count_uint16 if x.itemsize == 2 else _count_uint32
     body(x, lists.start, lists.members, lists.k, lists.shift, out)
     return out
 
 
 @intrinsic
-def _transpose_square(typingctx, source, down, target, across, like):  # type: ignore[no-untyped-def]
+def _transpose_square(typingctx, source, source_step, target, target_step, example):  # type: ignore[no-untyped-def]
     """Transpose an 8 x 8 matrix from the address ``source`` to the address ``target``.
 
-    ``down`` and ``across`` are the bytes between two rows of the source and of the target. ``like`` is any
-    array with the type of the matrix.
+    ``source_step`` and ``target_step`` are the bytes between two rows of the source and of the target.
+    ``example`` is any array with the type of the matrix.
     """
-    kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _SQUARE)
+    kind = ir.VectorType(ir.IntType(example.dtype.bitwidth), _SIDE)
 
     def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
     ) -> ir.Value:
-        source, down, target, across, _ = args
-        v = Vectors(builder, _SQUARE)
-        rows = [v.load(source, builder.mul(down, I64(i)), kind) for i in range(_SQUARE)]
+        source, source_step, target, target_step, _ = args
+        v = Vectors(builder, _SIDE)
+        rows = [v.load(source, builder.mul(source_step, I64(i)), kind) for i in range(_SIDE)]
         low, high = [0, 8, 1, 9, 2, 10, 3, 11], [4, 12, 5, 13, 6, 14, 7, 15]
         # Interleaving the two halves of the 64 numbers three times transposes the matrix.
         for _ in range(3):
-            pairs = [(rows[i // 2], rows[i // 2 + 4]) for i in range(_SQUARE)]
+            pairs = [(rows[i // 2], rows[i // 2 + 4]) for i in range(_SIDE)]
             rows = [v.shuffle(*pair, high if i % 2 else low) for i, pair in enumerate(pairs)]
         for i, row in enumerate(rows):
-            v.store(row, target, builder.mul(across, I64(i)))
+            v.store(row, target, builder.mul(target_step, I64(i)))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4, like), generate
+    return types.void(*[types.int64] * 4, example), generate
 
 
 @intrinsic
-def _copy_members(typingctx, target, source, like):  # type: ignore[no-untyped-def]
-    """Copy sixteen numbers from the address ``source`` to ``target``; ``like`` is any array of their type."""
-    kind = ir.VectorType(ir.IntType(like.dtype.bitwidth), _COPIED_MEMBERS)
+def _copy_members(typingctx, target, source, example):  # type: ignore[no-untyped-def]
+    """Copy sixteen numbers from the address ``source`` to ``target``; ``example`` has the same type."""
+    kind = ir.VectorType(ir.IntType(example.dtype.bitwidth), _COPIED_MEMBERS)
 
     def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
@@ -132,48 +135,49 @@ def _copy_members(typingctx, target, source, like):  # type: ignore[no-untyped-d
         v.store(v.load(args[1], 0, kind), args[0])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, like), generate
+    return types.void(types.int64, types.int64, example), generate
 
 
 @subkernel
-def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, turned: np.ndarray) -> None:
-    """Transpose ``x[first:last, begin:end]`` into ``turned``, (columns, rows)."""
+def _transpose(x: np.ndarray, first: int, last: int, begin: int, end: int, transposed: np.ndarray) -> None:
+    """Transpose ``x[first:last, begin:end]`` into ``transposed``, (columns, rows)."""
     size = x.itemsize
-    down, across = size * x.shape[1], size * turned.shape[1]
-    rows, columns = first + (last - first) // _SQUARE * _SQUARE, begin + (end - begin) // _SQUARE * _SQUARE
-    for i in range(first, rows, _SQUARE):
-        for v in range(begin, columns, _SQUARE):
-            source = x.ctypes.data + i * down + v * size
-            target = turned.ctypes.data + (v - begin) * across + (i - first) * size
-            _transpose_square(source, down, target, across, x)  # type: ignore[call-arg]
+    source_step, target_step = size * x.shape[1], size * transposed.shape[1]
+    rows, columns = first + (last - first) // _SIDE * _SIDE, begin + (end - begin) // _SIDE * _SIDE
+    for i in range(first, rows, _SIDE):
+        for v in range(begin, columns, _SIDE):
+            source = x.ctypes.data + i * source_step + v * size
+            target = transposed.ctypes.data + (v - begin) * target_step + (i - first) * size
+            _transpose_square(source, source_step, target, target_step, x)  # type: ignore[call-arg]
     for i in range(first, last):
         for v in range(begin if i >= rows else columns, end):
-            turned[v - begin, i - first] = x[i, v]
+            transposed[v - begin, i - first] = x[i, v]
 
 
 def _write_lists(
     codes: np.ndarray, units: np.ndarray, shift: int, start: np.ndarray, members: np.ndarray
 ) -> None:
-    """Sort centroids by their codes; write them to ``members``, and each code's first index to ``start``.
+    """Write centroids, sorted by their codes, to ``members``, and the first index of each code to ``start``.
 
-    The arguments are the fields of :class:`PackedLists` and the arguments of :func:`make_lists`.
+    ``codes`` (clusterings, k, V) are the centroids, and ``units`` (clusterings, V, codes) is true for codes
+    that a clustering uses. A centroid is written as ``clustering << shift | centroid``.
     """
     sets, k, clusterings = codes.shape
     below = units.shape[2]
     flat = codes.reshape(sets * k, clusterings)
-    # Rows of ``turned`` have an odd number of cache lines, so that a column uses all sets of the cache.
-    turned = empty((_TRANSPOSED, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
+    # Rows of ``transposed`` have an odd number of cache lines, so that a column uses all sets of the cache.
+    transposed = empty((_TRANSPOSED_TOGETHER, (sets * k // 64 * 2 + 3) * 32), codes.dtype)
     place = empty(below + 1, np.int64)
     chosen, numbers = empty(sets * k, codes.dtype), empty(sets * k, codes.dtype)
-    for begin in range(0, clusterings, _TRANSPOSED):
-        end = min(begin + _TRANSPOSED, clusterings)
-        _transpose(flat, np.int64(0), sets * k, begin, end, turned)
+    for begin in range(0, clusterings, _TRANSPOSED_TOGETHER):
+        end = min(begin + _TRANSPOSED_TOGETHER, clusterings)
+        _transpose(flat, np.int64(0), sets * k, begin, end, transposed)
         for v in range(begin, end):
             # Write each centroid, and overwrite it by the next one if the clustering does not use its code: a
             # branch would often be mispredicted.
             count = np.uint64(0)
             for s in range(sets):
-                used, mine = units[s, v], turned[v - begin, s * k : s * k + k]
+                used, mine = units[s, v], transposed[v - begin, s * k : s * k + k]
                 for j in range(np.uint64(k)):
                     unit = np.uint64(mine[j])
                     chosen[count], numbers[count] = unit, s << shift | np.int64(j)
@@ -192,14 +196,14 @@ def _write_lists(
 
 @subkernel
 def _append_members(
-    codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, row: int,
-    room: int, over: np.ndarray,
+    codes: np.ndarray, n: int, start: np.ndarray, members: np.ndarray, ends: np.ndarray, base: int, step: int,
+    room: int, full: np.ndarray,
 ) -> None:  # fmt: skip
     """Append the centroids with the same code as a row to the buffer of the row, for each of ``n`` rows.
 
     ``codes`` are the rows' codes in one clustering of the layer below. ``ends`` are the addresses after the
-    last centroid in each buffer. The buffers start at the address ``base``, one every ``row`` bytes, and take
-    up to ``room`` bytes of centroids. ``over`` becomes True for rows with more centroids.
+    last centroid in each buffer. The buffers start at the address ``base``, one every ``step`` bytes, and
+    take up to ``room`` bytes of centroids. ``full`` becomes True for rows with more centroids.
     """
     size, lists, one = members.itemsize, members.ctypes.data, np.uint64(1)
     for i in range(np.uint64(n)):
@@ -209,9 +213,9 @@ def _append_members(
         ends[i] = end + size * (b - a)
         _copy_members(end, lists + size * a, members)  # type: ignore[call-arg]
         if b - a > _COPIED_MEMBERS:
-            begin = base + np.int64(i) * row
+            begin = base + np.int64(i) * step
             if ends[i] - begin > room:
-                over[i], ends[i] = True, begin
+                full[i], ends[i] = True, begin
             else:
                 for more in range(_COPIED_MEMBERS, b - a, _COPIED_MEMBERS):
                     _copy_members(end + size * more, lists + size * (a + more), members)  # type: ignore[call-arg]
@@ -224,7 +228,7 @@ def _find_most_frequent(k: int, shift: int, counters: np.ndarray, out: np.ndarra
     The counters of clustering s start at index ``s << shift``, one per centroid.
     """
     for s in range(len(out)):
-        # Find the first range of 128 counters with the maximum: vector instructions compare a whole range.
+        # Find the first range of 128 counters with the maximum, which vector instructions compare fast.
         begin = s << shift
         most, at = counters[begin], begin
         for first in range(begin, begin + k, _VECTOR_COUNTERS):
@@ -244,34 +248,34 @@ def _count_shared_units(
 ) -> None:
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
-    room = sets * min(2 * clusterings * k // below, _MAX_MEMBERS * clusterings) + 64
-    # A buffer has room for ``room`` centroids, twice the number if all codes are equally frequent, and for
+    capacity = sets * min(2 * clusterings * k // below, _MAX_MEMBERS * clusterings) + 64
+    # A buffer has room for ``capacity`` centroids, twice the number that equally frequent codes give, and for
     # sixteen centroids for each of 32 codes, which are copied before the end is checked. Buffers have an odd
     # number of cache lines, so that their ends use all sets of the cache.
     line = 64 // members.itemsize
-    width = (room + _COPIED_MEMBERS * (_TRANSPOSED + 1) + line - 1) // line | 1
-    strip = _STRIP_ROWS if sets * k > _FEW_MEMBERS else _STRIP_ROWS // 2
+    width = (capacity + _COPIED_MEMBERS * (_TRANSPOSED_TOGETHER + 1) + line - 1) // line | 1
+    strip = _STRIP_ROWS if sets * k > _FEW_CENTROIDS else _STRIP_ROWS // 2
     buffers = empty((strip, width * line), members.dtype)
-    base, row, room_bytes = buffers.ctypes.data, 64 * width, room * members.itemsize
-    turned = empty((_TRANSPOSED, strip + line), x.dtype)
-    ends, over = empty(strip, np.int64), empty(strip, np.bool_)
+    base, step, room = buffers.ctypes.data, 64 * width, capacity * members.itemsize
+    transposed = empty((_TRANSPOSED_TOGETHER, strip + line), x.dtype)
+    ends, full = empty(strip, np.int64), empty(strip, np.bool_)
     counters, one = zeros(sets << shift, members.dtype), members.dtype.type(1)
     for first in range(0, n, strip):
         last = min(first + strip, n)
         for i in range(last - first):
-            ends[i], over[i] = base + i * row, False
-        for begin in range(0, clusterings, _TRANSPOSED):
-            end = min(begin + _TRANSPOSED, clusterings)
-            _transpose(x, first, last, begin, end, turned)
+            ends[i], full[i] = base + i * step, False
+        for begin in range(0, clusterings, _TRANSPOSED_TOGETHER):
+            end = min(begin + _TRANSPOSED_TOGETHER, clusterings)
+            _transpose(x, first, last, begin, end, transposed)
             for v in range(begin, end):
                 lists = (start[v], members[v])
-                _append_members(turned[v - begin], last - first, *lists, ends, base, row, room_bytes, over)
+                _append_members(transposed[v - begin], last - first, *lists, ends, base, step, room, full)
             for i in range(last - first):
-                if ends[i] - (base + i * row) > room_bytes:
-                    over[i], ends[i] = True, base + i * row
+                if ends[i] - (base + i * step) > room:
+                    full[i], ends[i] = True, base + i * step
         for i in range(last - first):
-            codes, mine, length = x[first + i], buffers[i], (ends[i] - (base + i * row)) // members.itemsize
-            if over[i]:  # the buffer is incomplete, so read the centroids with the row's codes again
+            codes, mine, length = x[first + i], buffers[i], (ends[i] - (base + i * step)) // members.itemsize
+            if full[i]:  # the buffer is incomplete, so read the centroids with the row's codes again
                 for v in range(clusterings):
                     for m in range(start[v, codes[v]], start[v, codes[v] + 1]):
                         counters[members[v, m]] += one
@@ -279,20 +283,20 @@ def _count_shared_units(
                 for m in range(np.uint64(length)):
                     counters[np.uint64(mine[m])] += one
             _find_most_frequent(k, shift, counters, out[first + i])
-            if over[i] or length * _CLEARED_TOGETHER >= len(counters):
+            if full[i] or length * _CLEARED_TOGETHER >= len(counters):
                 counters[:] = 0
             else:
                 for m in range(np.uint64(length)):
                     counters[np.uint64(mine[m])] = 0
 
 
-_list_short, _list_long = (
+_write_uint16, _write_uint32 = (
     entry(in_array(code, 3), in_array("b1", 3), types.int64, out_array(code, 2), out_array(code, 2))(
         _write_lists
     )
     for code in ("u2", "u4")
 )
-_count_short, _count_long = (
+_count_uint16, _count_uint32 = (
     entry(*[in_array(code, 2)] * 3, types.int64, types.int64, out_array("i4", 2))(_count_shared_units)
     for code in ("u2", "u4")
 )

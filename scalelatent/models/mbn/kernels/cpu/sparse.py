@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Number of float32 in a vector; number of vectors (registers) in which the sums of a row and some centroids
-# stay. Loads limit the speed, so wider vectors are not faster.
-_LANES, _VECS = 8, 8
-# Bytes of the values of these centroids in one column: 64 float32 or 128 int16.
-_PANEL_BYTES = _VECS * _LANES * BYTES
+# Number of float32 in a vector; number of vectors (registers) with the sums of a row and a panel (a group of
+# centroids). Loads limit the speed, so wider vectors are not faster.
+_LANES, _SUM_VECTORS = 8, 8
+# Bytes of one column of a panel, which has 64 centroids with float32 values, or 128 with int16 values.
+_PANEL_BYTES = _SUM_VECTORS * _LANES * BYTES
 # A column is stored dense if at least 1/16 (float32) or 1/32 (int16) of the centroids have an entry in it. An
 # entry of a row in a dense column takes about k / 10 steps for k centroids (k / 30 for counts). In another
 # column, it takes about two steps per centroid with an entry in the column.
@@ -86,11 +86,13 @@ class PackedSparseCentroids:
     start: np.ndarray  # int64 (thin columns + 1,): index of the first entry of each thin column
     centroid: np.ndarray  # int32 (entries in thin columns,): number of the centroid of each entry
     value: np.ndarray  # float32 or int16 (entries in thin columns,): value of each entry
-    most: np.ndarray  # int32 (columns,): largest absolute value of a column for int16; empty for float32
-    scale: np.ndarray  # float32 (k padded,): a row x and a centroid w have the score scale (w . x) + bias
-    bias: np.ndarray  # float32 (k padded,); -inf for the padding
+    maxima: np.ndarray  # int32 (columns,): largest absolute value of a column for int16; empty for float32
+    # float32, k rounded up to whole panels: a row x and a centroid w have the score scale (w . x) + bias; the
+    # bias of the additional centroids is -inf
+    scale: np.ndarray
+    bias: np.ndarray
     exact: np.ndarray  # float64 (2, k): scale and bias, with which scores are computed in float64
-    codes: np.ndarray  # int32 (k, clusterings): number of each centroid within each clustering, or NONE
+    codes: np.ndarray  # int32 (k, clusterings): number of each centroid in each clustering; NONE outside
     length: int  # number of best scores that are kept for a row
     # The centroids as CSR rows with the columns of the clusterings: values, column numbers and row pointers
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -118,8 +120,8 @@ def make_sparse_bank(
     centroid = np.repeat(np.arange(k, dtype=np.int32), np.diff(w.indptr))
     squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
     exact = np.stack(score_terms(squares, metric))
-    most = _largest_counts(column, value, centroid, k, p)
-    dtype = np.dtype(np.int16 if len(most) else np.float32)
+    maxima = _largest_counts(column, value, centroid, k, p)
+    dtype = np.dtype(np.int16 if len(maxima) else np.float32)
     width = _PANEL_BYTES // dtype.itemsize
     full = -(-k // width) * width
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
@@ -141,11 +143,11 @@ def make_sparse_bank(
     # Sums of counts are computed exactly in int16. A Euclidean score of counts is a multiple of a half, which
     # float32 represents exactly up to 2^23. So scores are rounded only for other values than counts, for the
     # cosine, and if the largest |bias| is near 2^23 or above.
-    rounds = not len(most) or metric == "cosine" or largest > 2**23 - 2**16
+    rounds = not len(maxima) or metric == "cosine" or largest > 2**23 - 2**16
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
     return PackedSparseCentroids(
-        slot, panels.reshape(-1), *postings, most, scale, bias, exact, codes, list_length(codes),
+        slot, panels.reshape(-1), *postings, maxima, scale, bias, exact, codes, list_length(codes),
         (value, column, w.indptr), error,
     )  # fmt: skip
 
@@ -162,11 +164,11 @@ def _largest_counts(
     sizes = np.abs(value)
     if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
         return none
-    most = np.zeros(p, dtype=np.int32)
-    np.maximum.at(most, column, sizes.astype(np.int32))
+    maxima = np.zeros(p, dtype=np.int32)
+    np.maximum.at(maxima, column, sizes.astype(np.int32))
     # The rows are not known here, so this estimate takes the centroids, which are a sample of the rows.
-    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
-    return most if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
+    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * maxima[column], minlength=k)
+    return maxima if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
 
 
 def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
@@ -177,9 +179,9 @@ def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
     indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
     postings = (centroids.start, centroids.centroid, centroids.value)
     terms = (centroids.scale, centroids.bias, centroids.exact, centroids.codes, centroids.length)
-    nearest = _nearest_counts if len(centroids.most) else _nearest_floats
+    nearest = _nearest_counts if len(centroids.maxima) else _nearest_floats
     nearest(
-        *(data, indices, indptr, centroids.slot, centroids.panels, *postings, centroids.most),
+        *(data, indices, indptr, centroids.slot, centroids.panels, *postings, centroids.maxima),
         *(*terms, *centroids.rows, *centroids.error, out),
     )
     return out
@@ -187,7 +189,7 @@ def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
 
 @subkernel
 def _split_entries(
-    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
+    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, maxima: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
     """Split the entries of row i into entries in dense columns and entries in columns with few centroids.
@@ -205,11 +207,11 @@ def _split_entries(
         # Take sign bits as 0 or 1, because comparisons would become branches that are often mispredicted.
         seen = one - (np.uint64(place) >> sign)
         low = np.uint64(place - _ABSENT) >> sign
-        if len(most):
+        if len(maxima):
             count = np.int32(min(max(value, -beyond), beyond))
             # Ignore fractions in columns in which no centroid has an entry, because they do not change sums.
             fractions |= ((seen | low) != 0) & (np.float32(count) != value)
-            bound += abs(np.int64(count)) * most[column]
+            bound += abs(np.int64(count)) * maxima[column]
             values[i, dense], weights[posted] = count, count
         else:
             values[i, dense], weights[posted] = value, value
@@ -222,7 +224,7 @@ def _split_entries(
 
 
 @intrinsic
-def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
+def _add_dense_products(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
     """Add the products of a row and 64 or 128 centroids in dense columns to ``sums``; mark good scores.
 
     The arguments are addresses, except ``count``, the number of the row's entries in dense columns.
@@ -244,15 +246,15 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hi
         def load_operands(e: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
             column = builder.add(panel, v.load(places, builder.mul(e, I64(8)), I64))
             value = v.load(values, builder.mul(e, I64(size)), scalar)
-            parts = [v.load(column, v.wide * k, vector) for k in range(_VECS)]
+            parts = [v.load(column, v.wide * k, vector) for k in range(_SUM_VECTORS)]
             return [v.spread(value, vector.count)], parts, ()
 
-        begun = [v.load(sums, v.wide * k, vector) for k in range(_VECS)]
+        begun = [v.load(sums, v.wide * k, vector) for k in range(_SUM_VECTORS)]
         (totals,) = sum_products(v, [begun], count, load_operands, may_be_empty=True)
         for k, total in enumerate(totals):
             v.store(total, sums, v.wide * k)
         if whole:
-            totals = [part for total in totals for part in _as_floats(v, total)]
+            totals = [part for total in totals for part in _convert_to_floats(v, total)]
         bound, word = v.spread(v.load(least, 0, F32)), 64 // _LANES
         for first in range(0, len(totals), word):
             found = I64(0)
@@ -267,7 +269,7 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hi
     return types.void(*[types.int64] * 9, kind), generate
 
 
-def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
+def _convert_to_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
     """Convert a vector of int16 to two vectors of float32, one for each half."""
     parts = (v.shuffle(total, total, range(n, n + _LANES)) for n in (0, _LANES))
     return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
@@ -290,7 +292,7 @@ def _find_best_scores(
     for first in range(0, full, width):
         panel = panels.ctypes.data + first // width * panel_bytes
         for i in range(rows):
-            _score(  # type: ignore[call-arg]
+            _add_dense_products(  # type: ignore[call-arg]
                 places.ctypes.data + i * places.strides[0],
                 values.ctypes.data + i * values.strides[0],
                 dense[i],
@@ -380,7 +382,7 @@ def _exact_scores(
 
 def _nearest(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, slot: np.ndarray, panels: np.ndarray,
-    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, most: np.ndarray, scale: np.ndarray,
+    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, maxima: np.ndarray, scale: np.ndarray,
     bias: np.ndarray, exact: np.ndarray, codes: np.ndarray, length: int, values_w: np.ndarray,
     columns_w: np.ndarray, pointers_w: np.ndarray, slope: float, floor: float, out: np.ndarray,
 ) -> None:  # fmt: skip
@@ -403,11 +405,11 @@ def _nearest(
             a, b = indptr[first + i], indptr[first + i + 1]
             at = np.uint64(i)
             count, posted, norm = _split_entries(
-                data[a:b], indices[a:b], slot, most, _PANEL_BYTES, at, places, values, thin, weights
+                data[a:b], indices[a:b], slot, maxima, _PANEL_BYTES, at, places, values, thin, weights
             )
             dense[i], gaps[i] = count, -1.0
             if norm >= 0.0:
-                roundings = 4 if len(most) else b - a + 4
+                roundings = 4 if len(maxima) else b - a + 4
                 gaps[i] = 2.0 * (roundings * 2.0**-24 * slope * norm + floor)
                 _add_postings(thin, weights, posted, start, centroid, value, at, sums)
         _find_best_scores(rows, places, values, dense, panels, sums, scale, bias, hits, best, index)
@@ -430,8 +432,8 @@ def _nearest(
                 assign_best_codes(wide, codes, tops, out[first + i])
 
 
-def _types(values: str) -> list[types.Type]:
-    """Return the types of the arguments of :func:`_nearest`, for centroids of type "f4" or "i2"."""
+def _argument_types(values: str) -> list[types.Type]:
+    """Return the types of the arguments of :func:`_nearest`, for centroids of type float32 or int16."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
     rows = (in_array("f4", 1), in_array("i4", 1), in_array("i8", 1))
     return [
@@ -441,5 +443,5 @@ def _types(values: str) -> list[types.Type]:
     ]
 
 
-_nearest_floats = entry(*_types("f4"))(_nearest)
-_nearest_counts = entry(*_types("i2"))(_nearest)
+_nearest_floats = entry(*_argument_types("f4"))(_nearest)
+_nearest_counts = entry(*_argument_types("i2"))(_nearest)
