@@ -88,11 +88,11 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
     x = read_sample(train, numbers, first_layers[0])
     scores: dict[float, float] = {}
     with single_threaded(), warnings.catch_warnings():
-        # k-means warns if there are fewer different rows than clusters.
+        # Hide the warning of k-means that the output has fewer distinct rows than clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
         codes = [code_rows(first, x, x, model.n_jobs, model.device) for first in first_layers]
 
-        @cache  # with few rows, several decays give the same numbers of centroids
+        @cache  # with few rows, several decays give the same numbers ``ks`` of centroids
         def score(ks: tuple[int, ...]) -> float:
             def cluster(number: int) -> list[np.ndarray]:
                 return _cluster_rows(model, first_layers[number], ks, codes[number], seed)

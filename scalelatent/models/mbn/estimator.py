@@ -505,7 +505,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         if self.output == "codes":
             return self.codes(layer=-1 if layer is None else layer, out=out, overwrite=overwrite)
         projection = self._row_map("output", layer).projection
-        assert projection is not None  # an output other than the codes is a projection
+        assert projection is not None  # output="pca" always has a projection to components
         return self._map_rows(self._training_codes(layer), projection, out, client, overwrite, callbacks)
 
     def _training_codes(self, layer: int | None) -> Dataset:

@@ -54,7 +54,7 @@ def make_schedule(
 ) -> list[int]:
     """Return the number of centroids per clustering of each layer, for ``n`` training rows.
 
-    It is ``k1`` in the first layer (n / 2 if ``k1`` is None), and falls by the factor ``decay`` to ``k_last``.
+    It is ``k1`` in the first layer (n / 2 if this is None), and falls by the factor ``decay`` to ``k_last``.
     """
     if not 0 < decay < 1:
         raise ValueError(f"decay={decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'")
@@ -79,7 +79,7 @@ def make_schedule(
             f"{'k_last' if k_last is not None else 'n_classes'}"
         )
     ks = [k]
-    # Each layer has fewer centroids, even if decay is nearly 1.
+    # Subtract at least 1, so that each layer has fewer centroids even if ``decay`` is nearly 1.
     while (following := min(floor_share(decay, ks[-1]), ks[-1] - 1)) >= least:
         ks.append(following)
     return ks
@@ -214,7 +214,7 @@ class Layer:
 
     @property
     def group_size(self) -> int:
-        """Number of clusterings that :meth:`compute_codes` computes together."""
+        """Number of clusterings that :meth:`compute_codes` computes together, because this is faster."""
         if self.number == 1:
             return self.share
         most = min(2**_GROUP_BITS >> (self.k - 1).bit_length(), _GROUP_BYTES // (self.width * self.k_below))

@@ -77,7 +77,7 @@ def run_kernel_pca(codes: np.ndarray, k: int, kernel: FindKernel) -> Components:
     values, u = values[kept], np.ascontiguousarray(u[:, kept])
     vectors = np.zeros((*mean.shape, len(values)))
     kernel("mbn_scatter_add")(codes, u, vectors)
-    # The columns of u sum to zero, so subtracting the mean row would not change the vectors.
+    # The columns of ``u`` (eigenvectors) sum to zero, so the mean row need not be subtracted from the rows.
     return make_components(vectors.reshape(-1, len(values)) / np.sqrt(values), values / n, mean)
 
 
@@ -92,9 +92,9 @@ def compute_coordinates(codes: np.ndarray, d: int, kernel: FindKernel) -> np.nda
 
 
 def find_eigenvectors(codes: np.ndarray, count: int, kernel: FindKernel) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ``count`` largest eigenvalues and their eigenvectors, the largest eigenvalue first.
+    """Return the ``count`` largest eigenvalues of the matrix of inner products of rows, and eigenvectors.
 
-    The matrix has the inner products of all rows: one-hot rows of the codes, minus their mean.
+    The rows are the one-hot form of ``codes``, minus the mean row. The largest eigenvalue is the first.
     """
     from scipy.linalg import eigh
 
@@ -107,9 +107,9 @@ def find_eigenvectors(codes: np.ndarray, count: int, kernel: FindKernel) -> tupl
 def _find_leading_by_lanczos(
     codes: np.ndarray, count: int, kernel: FindKernel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ``count`` largest eigenvalues and eigenvectors of the inner products by Lanczos' method.
+    """Return the ``count`` largest eigenvalues of the matrix of inner products of rows, and eigenvectors.
 
-    It is faster than :func:`find_eigenvectors` for many rows and few eigenvectors.
+    Lanczos' method is faster than :func:`find_eigenvectors` for many rows and few eigenvectors.
     """
     from scipy.sparse.linalg import ArpackError, eigsh
 
@@ -172,7 +172,7 @@ class PcaState:
 
 @dataclass(frozen=True)
 class StreamedPca:
-    """A :class:`~scalelatent.contract.learners.BatchLearner` of the principal components of one-hot rows."""
+    """A :class:`~scalelatent.contract.learners.BatchLearner` of principal components in passes over rows."""
 
     mean: np.ndarray  # float64 (clusterings, k): mean of the one-hot rows, in one row per clustering
     n_rows: int

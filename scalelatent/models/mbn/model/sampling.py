@@ -54,7 +54,7 @@ def choose_numbers(seed: int, purpose: str, layer: int, which: int, *, n: int, m
     # Clustering and layer are the high words of Philox's counter, so two draws never use the same numbers.
     counter = np.array([0, 0, which, layer], dtype=np.uint64)
     bits = np.random.Philox(key=make_key(seed, purpose), counter=counter)
-    found: dict[int, None] = {}  # the different numbers in the order of their first appearance
+    found: dict[int, None] = {}  # the keys are the distinct numbers in the order in which they are drawn
     while len(found) < m:
         drawn = np.asarray(bits.random_raw(m - len(found) + 8)) % np.uint64(n)
         found |= dict.fromkeys(drawn.tolist())
