@@ -141,7 +141,7 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
     bank = backend.kernel("mbn_make_bank")(draw_pixels(rng, k, FEATURES, "uint8")[:, columns], "euclidean")
     nearest = backend.kernel("mbn_nearest")
     whole = host_seconds(lambda: nearest(x, columns, bank), args.repeats)
-    tile = min(n, gpu.SCORES // k)
+    tile = min(n, gpu.MAX_SCORES // k)
     cut = cupy.zeros((tile, len(columns)), dtype=np.float32)
     cut.fill(1.5)
     products = cupy.empty((tile, k), dtype=np.float32)

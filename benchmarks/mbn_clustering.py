@@ -57,7 +57,7 @@ from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows
 from scalelatent.models.mbn.fit import layer_components, plan_layers
 from scalelatent.models.mbn.model.pca import CodeProjection
-from scalelatent.models.mbn.report import collect_network
+from scalelatent.models.mbn.report import collect_evidence
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
@@ -445,7 +445,7 @@ def plane(args: Any) -> dict[str, Any]:
     model = sl.MultilayerBootstrapNetwork(
         **PAPER_NETWORK, n_clusterings=args.clusterings, n_classes=10, n_components=2, n_jobs=args.jobs
     )
-    shown = collect_network(model.set_params(random_state=args.seed).fit(data), data, sample_rows=2500)
+    shown = collect_evidence(model.set_params(random_state=args.seed).fit(data), data, sample_rows=2500)
     assert shown.clusters is not None
     write_png(plot_output(shown.output, shown.codes, shown.class_names), RESULTS / "mbn_plane.png")
     titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(shown.ks, 1)]

@@ -63,8 +63,8 @@ def judge_decays(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[st
     begin = time.process_time()
     k, train = len(np.unique(y)), sl.Dataset.from_arrays(x)
     model = sl.MultilayerBootstrapNetwork(n_classes=k, n_jobs=1)
-    schedules = {decay: choice._choose_schedule(model, len(x), decay) for decay in choice.GRID}
-    firsts = choice._make_first_layers(model, train, len(x), schedules[choice.GRID[0]][0], seed)
+    schedules = {decay: choice._choose_schedule(model, len(x), decay) for decay in choice.DECAYS}
+    firsts = choice._make_first_layers(model, train, len(x), schedules[choice.DECAYS[0]][0], seed)
     below, found = [choice.code_rows(first, x, x, 1, "cpu") for first in firsts], {}
     for decay, ks in schedules.items():
         labels = [
@@ -109,18 +109,18 @@ def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
 
 
 def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
-    """Return the decays that decay="auto" tries: all up to one whose score is below the best by MARGIN."""
+    """Return the decays that decay="auto" tries: all up to one with a score well below the best score."""
     best = 0.0
     for count, (decay, found) in enumerate(run.items(), 1):
         best = max(best, found["grid"])
-        if decay >= 0.5 and found["grid"] < best - choice.MARGIN:
+        if decay >= 0.5 and found["grid"] < best - choice.MAX_SCORE_DROP:
             return list(run)[:count]
     return list(run)
 
 
 def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
     """Return the mean loss over seeds of each method and each fixed decay, in points of NMI."""
-    scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.GRID}
+    scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.DECAYS}
     best, chosen = max(scores.values()), [choose_decays(run) for run in runs]
     lost = {name: float(np.mean([best - scores[own[name]] for own in chosen])) for name in chosen[0]}
     return {k: round(100 * v, 2) for k, v in (lost | {f"{d:g}": best - v for d, v in scores.items()}).items()}
@@ -138,8 +138,8 @@ def main() -> None:
         for seed in range(args.seeds):
             with single_threaded():
                 runs.append(judge_decays(*load_rows(name, seed), seed))
-        scores = {f"{d:g}": round(100 * float(np.mean([r[d]["nmi"] for r in runs])), 2) for d in choice.GRID}
-        result["nmi"][name], result["points_lost"][name] = scores, compute_losses(runs)
+        means = {f"{d:g}": round(100 * float(np.mean([r[d]["nmi"] for r in runs])), 2) for d in choice.DECAYS}
+        result["nmi"][name], result["points_lost"][name] = means, compute_losses(runs)
         chosen = [choose_decays(run) for run in runs]
         result["chosen"][name] = {way: [own[way] for own in chosen] for way in ("grid", "auto", "tolerant")}
         tried = [(run, list(run), list_tried_decays(run)) for run in runs]

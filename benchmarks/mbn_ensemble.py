@@ -32,7 +32,7 @@ import scalelatent as sl
 from scalelatent.engine.reading import as_rows
 from scalelatent.evaluation import nmi
 from scalelatent.models.mbn.decay import (
-    GRID,
+    DECAYS,
     choose_decay,
     code_rows,
     compute_output,
@@ -47,7 +47,7 @@ THREE = (0.3, 0.5, 0.7)
 def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
     """Return the codes of the last layer for each decay; all decays share the first layer."""
     rows, below, stacks = as_rows(train.read_x(0, len(train))), None, {}
-    for decay in GRID:
+    for decay in DECAYS:
         layers = plan_layers(model, train, decay, seed)
         below = code_rows(layers[0], rows, rows, jobs, "cpu") if below is None else below
         codes = below
@@ -81,12 +81,12 @@ def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
         labels = KMeans(classes, n_init=10, random_state=seed).fit(z).labels_
         return round(100 * nmi(y, labels), 2), labels
 
-    singles = {decay: score([decay]) for decay in GRID}
-    nine, labels = score(GRID)
+    singles = {decay: score([decay]) for decay in DECAYS}
+    nine, labels = score(DECAYS)
     agreement = {decay: measure_agreement(own, labels) for decay, (_, own) in singles.items()}
     similarity = {d: correlate_pairs(codes, list(stacks.values()), seed) for d, codes in stacks.items()}
     chosen = choose_decay(model, train, seed)
-    nearest = [sorted(GRID, key=lambda d, by=by: -by[d])[:3] for by in (agreement, similarity)]
+    nearest = [sorted(DECAYS, key=lambda d, by=by: -by[d])[:3] for by in (agreement, similarity)]
     return {
         **{f"{decay:g}": value for decay, (value, _) in singles.items()},
         "auto": singles[chosen][0],

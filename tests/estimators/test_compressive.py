@@ -17,7 +17,7 @@ import scipy.sparse
 import scalelatent as sl
 from scalelatent import Dataset
 from scalelatent.errors import DataError, RunError
-from scalelatent.models.mbn.compressive import PIECE_BYTES, measure_scales
+from scalelatent.models.mbn.compressive import CHECKED_BYTES, measure_scales
 
 torch = pytest.importorskip("torch")
 
@@ -198,7 +198,7 @@ def test_scaling_wide_rows_takes_little_memory(sparse: bool) -> None:
     tracemalloc.start()
     try:
         measure_scales(x, z)
-        assert tracemalloc.get_traced_memory()[1] < 2.5 * PIECE_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * CHECKED_BYTES
     finally:
         tracemalloc.stop()
 

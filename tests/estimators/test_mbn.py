@@ -580,7 +580,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     monkeypatch.setattr(LocalLocation, "write", full_location)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
-    monkeypatch.setattr(layers, "_CODES_BYTES", 0)  # so that the centroids of layer 2 are copied
+    monkeypatch.setattr(layers, "_MAX_CODE_BYTES", 0)  # so that the centroids of layer 2 are copied
     x = sp.csr_array(digits[0]) if csr else digits[0]
     options = {"n_classes": 20, "n_jobs": 1}
     with pytest.raises(DataError, match=rf"{name}\.zarr: writing shard 2 .* the disk is full.*resume"):

@@ -25,8 +25,8 @@ def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 @pytest.fixture(autouse=True)
 def use_few_decays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use fewer decays and restarts than the default, which these tests do not need."""
-    monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.9))
-    monkeypatch.setattr(mbn_decay, "RESTARTS", 2)
+    monkeypatch.setattr(mbn_decay, "DECAYS", (0.1, 0.4, 0.9))
+    monkeypatch.setattr(mbn_decay, "KMEANS_RESTARTS", 2)
 
 
 def make_groups(n: int = 90, features: int = 8) -> np.ndarray:
@@ -69,14 +69,14 @@ def test_the_decay_with_the_best_score_is_chosen() -> None:
 
 def test_decays_beyond_one_that_is_far_below_the_best_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     x = make_groups()
-    monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.4, 0.5, 0.6, 0.9))
-    monkeypatch.setattr(mbn_decay, "MARGIN", np.inf)
+    monkeypatch.setattr(mbn_decay, "DECAYS", (0.1, 0.4, 0.5, 0.6, 0.9))
+    monkeypatch.setattr(mbn_decay, "MAX_SCORE_DROP", np.inf)
     every = compute_scores(x)
     # An infinite margin tries all five decays. Their scores show at which decay a smaller margin ends the
     # search.
     best = np.maximum.accumulate(list(every.values()))
     gap = next(float(best[i] - every[d]) for i, d in enumerate(every) if d >= 0.5 and every[d] < best[i])
-    monkeypatch.setattr(mbn_decay, "MARGIN", 0.9 * gap)
+    monkeypatch.setattr(mbn_decay, "MAX_SCORE_DROP", 0.9 * gap)
     tried = compute_scores(x)
     assert tried == dict(list(every.items())[: len(tried)])
     assert 3 <= len(tried) < len(every)
@@ -179,7 +179,7 @@ def test_wine_is_clustered_better_than_with_the_default(monkeypatch: pytest.Monk
 
     from scalelatent.evaluation import kmeans_scores
 
-    monkeypatch.setattr(mbn_decay, "GRID", (0.1, 0.3, 0.5, 0.7, 0.9))
+    monkeypatch.setattr(mbn_decay, "DECAYS", (0.1, 0.3, 0.5, 0.7, 0.9))
     x, y = load_wine(return_X_y=True)
     found = {}
     for decay in ("auto", 0.5):

@@ -66,7 +66,7 @@ def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
     monkeypatch.setattr(LocalLocation, "free_bytes", lambda self: sum(needs) // 2)
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.5)
     assert auto.fit(rows).ks_ == [300, 150, 75, 37]
-    assert not hasattr(auto, "_check_chosen")
+    assert not hasattr(auto, "_check_decay")
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
     with pytest.raises(PlanError, match=r"lower k1 .*; decay='auto' has chosen 0.9: a smaller decay needs"):
         auto.fit(rows, run_dir=tmp_path / "run")

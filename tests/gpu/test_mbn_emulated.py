@@ -82,7 +82,7 @@ def test_clusterings_that_share_a_pool_have_the_codes_of_a_processor(gpu, rows, 
 
 
 def test_tiles_of_rows_and_no_rows_are_encoded(gpu, monkeypatch):
-    monkeypatch.setattr(gpu, "SCORES", 50)
+    monkeypatch.setattr(gpu, "MAX_SCORES", 50)
     rng = np.random.default_rng(0)
     x, w = (rng.integers(0, 256, (m, 20), dtype=np.uint8) for m in (23, 10))
     columns = np.arange(20)

@@ -222,7 +222,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     from scalelatent.models.mbn.model.layers import CodesBelow, make_layers
 
     gpu = kernels("mbn")
-    monkeypatch.setattr(gpu, "SCORES", 200)
+    monkeypatch.setattr(gpu, "MAX_SCORES", 200)
     monkeypatch.setattr(model, "TILE", 200)
     rng = np.random.default_rng(0)
     move = fake.asarray if on_card else np.asarray

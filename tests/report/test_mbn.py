@@ -20,7 +20,7 @@ from scalelatent.evaluation import output_scores as outputs
 from scalelatent.evaluation import retrieval_accuracy, score_clusters
 from scalelatent.evaluation.scoring import score_dataset
 from scalelatent.models.mbn import report as mbn
-from scalelatent.models.mbn.report import collect_network, network_numbers, network_pictures
+from scalelatent.models.mbn.report import collect_evidence, list_numbers, make_pictures
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output, plot_retrieval
 from scalelatent.report.build import build_report
 from scalelatent.report.runfiles import read_run
@@ -76,15 +76,15 @@ def test_pages_of_rows_without_labels_of_topics_and_without_rows(tmp_path: Path)
 
 def test_evidence_of_a_sample_matches_its_rows() -> None:
     model, x, y = fitted()
-    whole = collect_network(model, Dataset.from_arrays(x, y))
+    whole = collect_evidence(model, Dataset.from_arrays(x, y))
     np.testing.assert_array_equal(whole.output, model.transform(x))
     assert whole.ks == model.ks_
     assert whole.clusters is not None
     assert whole.clusters["accuracy"] > 0.5
-    sparse = collect_network(model, Dataset.from_arrays(scipy.sparse.csr_array(x), y))
+    sparse = collect_evidence(model, Dataset.from_arrays(scipy.sparse.csr_array(x), y))
     np.testing.assert_array_equal(sparse.output, whole.output)
     assert sparse.clusters is not None
-    some = collect_network(model, Dataset.from_arrays(x, y), sample_rows=100)
+    some = collect_evidence(model, Dataset.from_arrays(x, y), sample_rows=100)
     assert (len(some.output), some.n_rows) == (100, 300)
     rows = np.linspace(0, 299, 100).astype(int)
     np.testing.assert_array_equal(some.output, model.transform(x[rows]))
@@ -121,22 +121,22 @@ def test_only_a_sample_of_many_rows_is_clustered(tmp_path: Path, monkeypatch: py
     assert max(seen) == (50, 50)
     rows = np.linspace(0, 299, 120).astype(int)
     assert found["nmi"] == score_clusters(model, Dataset.from_arrays(x[rows], y[rows]))["nmi"]
-    evidence = collect_network(model, data, sample_rows=50)
-    reported = dict(network_numbers(read_run(tmp_path), model, evidence, "test")[1])
+    evidence = collect_evidence(model, data, sample_rows=50)
+    reported = dict(list_numbers(read_run(tmp_path), model, evidence, "test")[1])
     assert reported["rows in the figures"] == "50, evenly spaced"
     assert reported["rows that k-means clustered"] == "120, evenly spaced"
 
 
 def test_output_codes_are_drawn_in_their_plane() -> None:
     model, x, y = fitted(output="codes")
-    evidence = collect_network(model, Dataset.from_arrays(x, y))
+    evidence = collect_evidence(model, Dataset.from_arrays(x, y))
     np.testing.assert_allclose(evidence.output, evidence.layers[-1], rtol=1e-6)
     # Codes are ranked among themselves and not clustered.
     ranked = retrieval_accuracy(model.codes(), y, metric="overlap")
     assert evidence.retrieval is not None
     np.testing.assert_array_equal(evidence.retrieval.accuracy, ranked.accuracy)
     assert evidence.clusters is None
-    captions = [picture.caption for picture in network_pictures(evidence, "test")]
+    captions = [picture.caption for picture in make_pictures(evidence, "test")]
     assert captions[0].startswith("The first two components of the codes of")
     assert "the number of codes that two rows share" in captions[2]
 

@@ -6,6 +6,7 @@ from scalelatent.contract.kinds import Kind
 
 from .kernels import KERNELS
 
+# The estimators of this folder, for the table of all models in `scalelatent.models`.
 KINDS = (
     Kind(
         "mbn",
@@ -17,14 +18,14 @@ KINDS = (
         report="scalelatent.models.mbn.report:section",
         report_seconds=3.5,
         report_rows=2000,
-        scoring_seconds=2e-4,  # time of k-means per row of the output
+        scoring_seconds=2e-4,  # seconds per row of the k-means that scores the output
     ),
     Kind(
         "compressive",
         estimator="scalelatent.models.mbn.compressive:CompressiveMBN",
         parameters="scalelatent.models.mbn.parameters:COMPRESSIVE",
         scorer="scalelatent.evaluation.scoring:OutputScorer",
-        # This model learns from the outputs of another model, which a job file cannot name.
+        # A job cannot fit this model, because a job file cannot name the fitted network that it replaces.
         python_only=(
             "scalelatent.CompressiveMBN().fit(X, network.transform(X)) learns the output of a network that a "
             'job of kind = "mbn" has fitted'

@@ -1,7 +1,4 @@
-"""The compressive network: a feed-forward network that learns the output of a bootstrap network.
-
-It is trained with PyTorch, and it predicts faster than the bootstrap network.
-"""
+"""Compressive network: a feed-forward network that learns the output of a bootstrap network with PyTorch."""
 
 from __future__ import annotations
 
@@ -44,37 +41,35 @@ from .parameters import COMPRESSIVE
 if TYPE_CHECKING:
     import torch
 
-# Number of rows that `score` reads at a time.
+# Number of rows that `CompressiveMBN.score` has in memory at a time.
 SCORE_ROWS = 2**16
-# Name of the checkpoints in a run folder; there is one per epoch.
+# Name under which a run folder stores the checkpoints of training, one per epoch.
 EPOCHS_STAGE = "compressive_epochs"
-# Rows are read in contiguous ranges of at most RUN_ROWS rows. The rows of BUFFER_RUNS ranges are shuffled.
+# Random order of training rows: ranges of at most RUN_ROWS contiguous rows are read in random order, and the
+# rows of BUFFER_RUNS ranges are shuffled together in memory.
 RUN_ROWS, BUFFER_RUNS = 1024, 16
-# Upper bounds of the rows whose validation error is computed at a time: number of rows, and number of values
-# in these rows.
-EVAL_ROWS, EVAL_NUMBERS = 4096, 2**24
-# The mean and deviation of rows and outputs are computed from this many ranges of this many rows.
+# The validation error is computed for at most this many rows, and this many values, at a time.
+EVAL_ROWS, EVAL_VALUES = 4096, 2**24
+# Rows and outputs are scaled by a mean and a deviation from a sample: this many ranges of this many rows.
 SAMPLED_RANGES, RANGE_ROWS = 64, 256
-# Upper bounds of the rows that are checked for NaN at a time: number of rows, and bytes of their values as
-# float64 (of CSR rows: as stored).
-PIECE_ROWS, PIECE_BYTES = 1024, 2**24
+# At most this many rows and this many bytes are read at a time to check them for NaN and infinity.
+CHECKED_ROWS, CHECKED_BYTES = 1024, 2**24
 
 
 class CompressiveMBN(StreamedEstimator):
-    """Compressive multilayer bootstrap network: a feed-forward network that learns the output of an MBN.
+    """Feed-forward network that learns the output of a multilayer bootstrap network (MBN).
 
-    A bootstrap network predicts slowly, because it compares each row with all centroids. The feed-forward
-    network learns its output for the training rows, and predicts in its place (sections 2.4 and 5.6 of the
-    paper).
+    It predicts the output faster than the bootstrap network, which compares each row with all centroids
+    (sections 2.4 and 5.6 of the paper).
 
     Parameters
     ----------
     hidden : sequence of int
-        Rectified linear units of each hidden layer; the paper uses (2048, 2048).
+        Number of rectified linear units of each hidden layer; the paper uses (2048, 2048).
     n_epochs : int
-        Passes over the rows.
+        Number of passes over the training rows.
     batch_size : int
-        Rows of a step.
+        Number of rows of a minibatch, for one step of the optimizer.
     learning_rate : float
         Learning rate of Adam at the first step; it falls to 0 along half a cosine.
     random_state : int, Generator, RandomState or None
@@ -82,7 +77,7 @@ class CompressiveMBN(StreamedEstimator):
     device : {"auto", "cpu", "gpu"}
         "auto" trains on a GPU if PyTorch finds one, and predicts on a GPU if CuPy finds one.
     n_jobs : int or None
-        Threads; None: the setting of ``joblib.parallel_config``, else all cores.
+        Number of threads. None means the setting of ``joblib.parallel_config``, else all cores.
 
     Attributes
     ----------
@@ -91,9 +86,9 @@ class CompressiveMBN(StreamedEstimator):
     n_iter_ : int
         Number of epochs.
     history_ : list of dict
-        One record per epoch: ``objective`` is the mean squared error of the training rows during the epoch,
-        ``validation_error`` that of the validation rows after it; both are divided by the variance of the
-        outputs.
+        One record per epoch. ``objective`` is the mean squared error of the training rows during the epoch,
+        and ``validation_error`` the error of the validation rows after the epoch. Both errors are divided by
+        the variance of the outputs.
     seed_ : int
     n_features_in_ : int
 
@@ -154,12 +149,11 @@ class CompressiveMBN(StreamedEstimator):
         engine: Mapping[str, Any] | None = None,
         verbose: bool | None = None,
     ) -> Self:
-        """Learn from rows and the output of a bootstrap network for these rows.
+        """Train on rows and the output of a bootstrap network for these rows.
 
-        Rows are read when they are needed, in a random order: a few thousand rows are in memory in their
-        stored form, and one batch is dense. The scales come from at most 16,384 rows. The fit runs in this
-        process, also inside ``with sl.cluster(…)``, because its steps are too short for a cluster. Job files
-        cannot run it.
+        Rows are read in a random order: a few thousand rows are in memory as they are stored, and one
+        minibatch is dense. Rows and outputs are scaled by the mean and deviation of at most 16,384 rows. The
+        fit runs in this process, never on a cluster, because its steps are short. No job can run this fit.
 
         Parameters
         ----------
@@ -167,17 +161,17 @@ class CompressiveMBN(StreamedEstimator):
             Labels are ignored.
         y : Dataset or array-like, shape (n, outputs)
             Output of the same rows: the result of ``transform``, or the dataset that it wrote.
-        validation : pair of the same, optional
-            Rows and outputs whose error is recorded after each epoch.
+        validation : tuple (X, y), optional
+            Other rows and their outputs, whose error is recorded after each epoch.
         run_dir : path, optional
-            Folder for a checkpoint of each epoch.
+            Folder in which a checkpoint of each epoch is stored.
         resume : bool
-            Continue the fit in ``run_dir``; the result is that of an uninterrupted fit.
+            True continues the fit in ``run_dir``; the result is that of an uninterrupted fit.
         callbacks : Callback or sequence of Callback
         engine : mapping, optional
             Options of the engine, which do not change the result.
         verbose : bool or None
-            Show progress. None: only in a notebook.
+            True shows progress; None shows it only in a notebook.
 
         Returns
         -------
@@ -202,18 +196,20 @@ class CompressiveMBN(StreamedEstimator):
         torch = import_torch()
         choose_torch_device(torch, self.device)
         with restored_on_failure(self):
-            rows, outputs = self._make_pair(X, y, "X", reset=True)
-            watched = {"rows": rows, "output": outputs}
+            rows, outputs = self._make_datasets(X, y, "X", reset=True)
+            datasets = {"rows": rows, "output": outputs}
             if validation is not None:
-                validation_rows = self._make_validation_pair(*rows_and_labels(validation), outputs.n_features)
-                watched |= {"validation rows": validation_rows[0], "validation output": validation_rows[1]}
-            watched = restore_row_ranges(watched, run_dir if resume else None)
-            call = FitCall(self, watched, run_dir, resume, callbacks, engine or {}, verbose)
-            with fit_callbacks(call) as everyone:
-                self._learn(torch, hidden, call, everyone)
+                validation_rows = self._make_validation(*rows_and_labels(validation), outputs.n_features)
+                datasets |= {"validation rows": validation_rows[0], "validation output": validation_rows[1]}
+            datasets = restore_row_ranges(datasets, run_dir if resume else None)
+            call = FitCall(self, datasets, run_dir, resume, callbacks, engine or {}, verbose)
+            with fit_callbacks(call) as all_callbacks:
+                self._fit_network(torch, hidden, call, all_callbacks)
         return self
 
-    def _learn(self, torch: ModuleType, hidden: tuple[int, ...], call: FitCall, callbacks: Callbacks) -> None:
+    def _fit_network(
+        self, torch: ModuleType, hidden: tuple[int, ...], call: FitCall, callbacks: Callbacks
+    ) -> None:
         rows, outputs = call.rows["rows"], call.rows["output"]
         validation = None
         if "validation rows" in call.rows:
@@ -250,13 +246,13 @@ class CompressiveMBN(StreamedEstimator):
         session.callbacks.on_fit_end({"passes": self.n_iter_, "pass_seconds": seconds})
 
     def _choose_order(self, n_rows: int, seed: int) -> RowOrder:
-        """Return the random order of rows: contiguous ranges, whose rows are shuffled in a buffer."""
+        """Return a random order of rows that reads contiguous ranges and shuffles the rows of some ranges."""
         run = min(RUN_ROWS, -(-n_rows // BUFFER_RUNS))
         batch = min(int(self.batch_size), n_rows)
         return RowOrder(n_rows, seed, batch, run_rows=run, buffer_runs=BUFFER_RUNS)
 
-    def _make_pair(self, X: Any, y: Any, name: str, *, reset: bool) -> tuple[Dataset, Dataset]:
-        """Return rows ``X`` (called ``name`` in messages) and their outputs ``y`` as datasets."""
+    def _make_datasets(self, X: Any, y: Any, name: str, *, reset: bool) -> tuple[Dataset, Dataset]:
+        """Return rows ``X`` and their outputs ``y`` as datasets; error messages call the rows ``name``."""
         if y is None:
             raise DataError(
                 f"{type(self).__name__} learns from rows and their output: pass y=mbn.transform(X), or the "
@@ -280,15 +276,14 @@ class CompressiveMBN(StreamedEstimator):
             )
         return rows, y
 
-    def _make_validation_pair(self, X: Any, y: Any, width: int) -> tuple[Dataset, Dataset]:
-        rows, outputs = self._make_pair(X, y, "validation", reset=False)
+    def _make_validation(self, X: Any, y: Any, width: int) -> tuple[Dataset, Dataset]:
+        rows, outputs = self._make_datasets(X, y, "validation", reset=False)
         if outputs.n_features != width:
             raise DataError(
                 f"validation: the output has {outputs.n_features} columns, but that of the training rows has "
                 f"{width}"
             )
-        # Bad training rows make the objective NaN, which the fit detects. Bad validation rows would not be
-        # detected later, so they are checked here.
+        # Check for NaN here: the fit detects NaN only in training rows, which make the objective NaN.
         for dataset, name in ((rows, "the validation X"), (outputs, "the validation output")):
             if not dataset.known_finite or (dataset.dtype.kind == "f" and dataset.dtype.itemsize > 4):
                 check_rows(dataset, name)
@@ -297,7 +292,7 @@ class CompressiveMBN(StreamedEstimator):
     def score(self, X: Any, y: Any) -> float:
         """Return the share of the variance of the outputs that the network explains.
 
-        The rows of a Dataset are read in parts.
+        At most 65,536 rows of a Dataset are in memory at a time.
 
         Parameters
         ----------
@@ -307,19 +302,19 @@ class CompressiveMBN(StreamedEstimator):
         Returns
         -------
         float
-            ``1 - sum |z - f(x)|^2 / sum |z - mean|^2``; at most 1.
+            ``1 - sum |z - f(x)|^2 / sum |z - mean|^2`` for outputs z and predictions f(x); at most 1.
 
         Raises
         ------
         DataError
-            As for ``fit``, or all outputs are equal.
+            The output has another number of rows, or all outputs are equal.
 
         Examples
         --------
         See the class.
         """
         check_is_fitted(self)
-        rows, outputs = self._make_pair(X, y, "X", reset=False)
+        rows, outputs = self._make_datasets(X, y, "X", reset=False)
         off, spread = 0.0, RunningVariance(outputs.n_features)
         for a in range(0, len(rows), SCORE_ROWS):
             b = min(a + SCORE_ROWS, len(rows))
@@ -357,11 +352,8 @@ class CompressiveMBN(StreamedEstimator):
         self.intercepts_ = [arrays[f"intercept_{i}"] for i in layers]
 
 
-# -- training ---------------------------------------------------------------------------------------------
-
-
 def import_torch() -> ModuleType:
-    """Return the module ``torch``; if it is missing, raise a `RunError` with the command to install it."""
+    """Return the module ``torch``; if it is not installed, raise RunError with the command to install it."""
     try:
         import torch
     except ImportError as error:
@@ -389,7 +381,7 @@ def choose_torch_device(torch: ModuleType, device: str) -> str:
 
 @contextmanager
 def torch_threads(torch: ModuleType, threads: int) -> Iterator[None]:
-    """Let PyTorch use this number of threads in the ``with`` block."""
+    """Set PyTorch's number of threads in the ``with`` block, and restore it after the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -399,7 +391,7 @@ def torch_threads(torch: ModuleType, threads: int) -> Iterator[None]:
 
 
 class NetworkTrainer:
-    """Weights, Adam optimizer and scales of a network in training, on the device of PyTorch."""
+    """Network in training: weights, optimizer Adam, and scales of the rows ``x`` and outputs ``z``."""
 
     def __init__(
         self, hidden: tuple[int, ...], learning_rate: float, seed: int, x: Dataset, z: Dataset, device: str
@@ -416,12 +408,12 @@ class NetworkTrainer:
         self.mean = self._to_device(self.output_scale[0].astype(np.float32))
 
     def _to_device(self, a: np.ndarray) -> torch.Tensor:
-        # uint8 is moved as uint8; types that PyTorch does not know (uint16) are moved as float32.
+        # Copy uint8 unchanged, because float32 takes four times the bytes. PyTorch has no uint16.
         a = np.array(a) if a.dtype == np.uint8 else np.array(a, dtype=np.float32)
         return self.torch.from_numpy(a).to(self.device)
 
     def predict(self, x: DenseOrCsr) -> torch.Tensor:
-        """Return the outputs for rows ``x`` minus the means of the targets, divided by the deviation."""
+        """Return the network's scaled outputs for rows ``x``: (output - mean) / deviation."""
         shift, scale = self.row_scale
         h = (self._to_device(_make_dense(x)).to(self.torch.float32) - shift) / scale
         last = len(self.parameters) - 2
@@ -432,13 +424,13 @@ class NetworkTrainer:
         return h
 
     def scale_targets(self, z: DenseOrCsr) -> torch.Tensor:
-        """Return the training outputs ``z`` minus the means of their columns, divided by the deviation."""
+        """Return scaled outputs for ``z``: (z - mean) / deviation, with one mean per column."""
         return (self._to_device(_make_dense(z)).to(self.torch.float32) - self.mean) / self.output_scale[1]
 
     def step(self, x: DenseOrCsr, z: DenseOrCsr, share: float) -> float:
-        """Take one step of Adam on rows and outputs; return the mean squared error before the step.
+        """Take one step of Adam on rows ``x`` and outputs ``z``; return the mean squared error before it.
 
-        ``share`` (0 to 1) is the part of all steps that is completed; it determines the learning rate.
+        ``share`` (0 to 1) is the share of the steps of the fit that are done, which sets the learning rate.
         """
         rate = 0.5 * self.learning_rate * (1 + math.cos(math.pi * share))
         for group in self.optimizer.param_groups:
@@ -450,8 +442,8 @@ class NetworkTrainer:
         return float(loss.detach())
 
     def measure_error(self, x: Dataset, z: Dataset) -> float:
-        """Return the mean squared error over a dataset, divided by the variance of the training outputs."""
-        total, rows = 0.0, max(1, min(EVAL_ROWS, EVAL_NUMBERS // x.n_features))
+        """Return the mean squared error for rows ``x`` and outputs ``z``, as a share of the variance."""
+        total, rows = 0.0, max(1, min(EVAL_ROWS, EVAL_VALUES // x.n_features))
         with self.torch.no_grad():
             for a in range(0, len(x), rows):
                 b = min(a + rows, len(x))
@@ -460,12 +452,12 @@ class NetworkTrainer:
         return total / (len(x) * z.n_features)
 
     def export_network(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return (weights, biases) of the network for rows and outputs that are not scaled."""
+        """Return the weights and biases of each layer, converted for rows and outputs that are not scaled."""
         arrays = [p.detach().cpu().numpy() for p in self.parameters]
         return remove_scales(arrays[::2], arrays[1::2], self.row_scale, self.output_scale)
 
     def state(self) -> dict[str, np.ndarray | int]:
-        """Return the parameters, and Adam's running averages of their gradients, for a checkpoint."""
+        """Return the weights, and Adam's running averages of their gradients, for a checkpoint."""
         out: dict[str, np.ndarray | int] = {}
         for i, p in enumerate(self.parameters):
             kept = self.optimizer.state[p]
@@ -476,7 +468,7 @@ class NetworkTrainer:
         return out
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the parameters, and Adam's running averages of their gradients, from a checkpoint."""
+        """Set the weights, and Adam's running averages of their gradients, to those of a checkpoint."""
         with self.torch.no_grad():
             for i, p in enumerate(self.parameters):
                 p.copy_(self._to_device(state[f"p{i}"]))
@@ -495,17 +487,17 @@ def train(
     trainer: NetworkTrainer,
     n_epochs: int,
     order: RowOrder,
-    pair: tuple[Dataset, Dataset],
+    training: tuple[Dataset, Dataset],
     validation: tuple[Dataset, Dataset] | None,
     callbacks: Callback,
     store: EngineStore | None,
 ) -> list[dict[str, Any]]:
-    """Train on a pair (rows, outputs) until the last epoch or until a callback asks to stop.
+    """Train until the last epoch, or until a callback asks to stop; return one record per epoch.
 
-    ``validation``, if given, is a pair (rows, outputs) whose error is measured after each epoch. ``store``,
-    if given, stores one checkpoint per epoch. Return one record per epoch.
+    ``training`` and ``validation`` are (rows, outputs); the error of the latter is measured after each epoch.
+    ``store`` stores one checkpoint per epoch; if it has one, training continues after it.
     """
-    n_rows, history, begin = len(pair[0]), [], 0
+    n_rows, history, begin = len(training[0]), [], 0
     if store is not None and (found := store.latest_state(EPOCHS_STAGE)) is not None:
         begin, state, messages = found
         report_unreadable(callbacks, messages)
@@ -514,7 +506,7 @@ def train(
         callbacks.on_event(
             {"event": "resumed", "stage": EPOCHS_STAGE, "pass": begin, "history": list(history)}
         )
-    feeds = [Feed(Reader(ds, shared_cache(), Meter()), order, [0], n_epochs) for ds in pair]
+    feeds = [Feed(Reader(ds, shared_cache(), Meter()), order, [0], n_epochs) for ds in training]
     try:
         for epoch in range(begin, n_epochs):
             started, progress, loss = time.perf_counter(), Progress(callbacks, EPOCHS_STAGE, epoch + 1), 0.0
@@ -527,8 +519,8 @@ def train(
                 callbacks.on_wait()
                 progress(min((step + 1) * order.batch_rows, n_rows), n_rows)
             if not math.isfinite(loss):
-                check_rows(pair[0], "X")
-                check_rows(pair[1], "the output")
+                check_rows(training[0], "X")
+                check_rows(training[1], "the output")
                 raise RunError(
                     "the error of the network is not finite any more: lower learning_rate, for example to a "
                     "tenth"
@@ -562,17 +554,14 @@ def train(
     return history
 
 
-# -- scales -----------------------------------------------------------------------------------------------
+def read_checked_rows(dataset: Dataset, name: str, ranges: list[tuple[int, int]]) -> Iterator[DenseOrCsr]:
+    """Yield the rows of ``ranges`` (start, stop) of a dataset, at most 1,024 rows at a time.
 
-
-def check_pieces(dataset: Dataset, name: str, runs: list[tuple[int, int]]) -> Iterator[DenseOrCsr]:
-    """Yield the rows of the ranges ``runs``, pairs (start, stop), in parts of a few megabytes.
-
-    Raise DataError for NaN, infinity and values beyond float32; ``name`` is the dataset in the message.
+    Raise DataError for NaN, infinity and values beyond float32; the message calls the dataset ``name``.
     """
     row_bytes = dataset.nbytes // len(dataset) if dataset.is_sparse else 8 * dataset.n_features
-    rows = max(1, min(PIECE_ROWS, PIECE_BYTES // max(row_bytes, 1)))
-    for start, stop in runs:
+    rows = max(1, min(CHECKED_ROWS, CHECKED_BYTES // max(row_bytes, 1)))
+    for start, stop in ranges:
         for a in range(start, stop, rows):
             x = dataset.read_x(a, min(a + rows, stop))
             check_finite(x, f"{name} ({dataset.url})" if dataset.url else name, a)
@@ -580,20 +569,19 @@ def check_pieces(dataset: Dataset, name: str, runs: list[tuple[int, int]]) -> It
 
 
 def check_rows(dataset: Dataset, name: str) -> None:
-    """Read all rows; raise DataError for NaN, infinity and values beyond float32."""
-    for _ in check_pieces(dataset, name, [(0, len(dataset))]):
+    """Raise DataError if a dataset, called ``name`` in the message, has NaN, infinity or huge values."""
+    for _ in read_checked_rows(dataset, name, [(0, len(dataset))]):
         pass
 
 
 class RunningVariance:
-    """Means of columns, and sum of squared deviations from the means, of rows that are added in parts."""
+    """Means of columns, and sum of squared deviations from the means, of rows that are added in batches."""
 
     def __init__(self, columns: int) -> None:
         self.mean = np.zeros(columns)
         self.squares, self._count = 0.0, 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Add the rows (n, columns) to the means and to the sum of squared deviations."""
         part = rows.astype(np.float64)
         mean, count = part.mean(axis=0), self._count + len(part)
         part -= mean
@@ -604,32 +592,29 @@ class RunningVariance:
         self._count = count
 
     def add_sparse(self, values: np.ndarray, count: int) -> None:
-        """Add ``count`` numbers of CSR rows, of which only ``values`` are not 0; leave the mean at 0.
-
-        CSR rows are scaled without subtracting a mean.
-        """
+        """Add ``count`` numbers of CSR rows, all 0 except ``values``; their deviations are from 0."""
         part = values.astype(np.float64)
         self.squares += float(part @ part)
         self._count += count
 
     def compute_deviation(self) -> float:
-        """Return the root mean squared deviation over all columns, or 1 if it is 0."""
+        """Return the standard deviation over all columns, or 1 if it is 0, because scaling divides by it."""
         return float(np.sqrt(self.squares / (self._count * len(self.mean)))) or 1.0
 
 
 def measure_scales(x: Dataset, z: Dataset) -> tuple[tuple[float, float], tuple[np.ndarray, float]]:
     """Return (mean, deviation) of the rows ``x``, and (means of columns, deviation) of the outputs ``z``.
 
-    At most 16,384 evenly spaced rows are read. The mean of CSR rows is 0.
+    They are computed from at most 16,384 rows. For CSR rows, 0 replaces the mean, so that zeros stay zeros.
     """
     rows = RunningVariance(1)
     ranges = space_ranges(len(x), SAMPLED_RANGES * RANGE_ROWS, SAMPLED_RANGES)
-    for piece in check_pieces(x, "X", ranges):
+    for piece in read_checked_rows(x, "X", ranges):
         if isinstance(piece, np.ndarray):
             rows.add(piece.reshape(-1, 1))
         else:
             rows.add_sparse(piece.data, piece.shape[0] * piece.shape[1])
     outputs = RunningVariance(z.n_features)
-    for piece in check_pieces(z, "the output", ranges):
+    for piece in read_checked_rows(z, "the output", ranges):
         outputs.add(_make_dense(piece))
     return (float(rows.mean[0]), rows.compute_deviation()), (outputs.mean, outputs.compute_deviation())

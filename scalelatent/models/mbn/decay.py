@@ -1,13 +1,13 @@
-"""Choice of the decay without labels, by how well half of the features reproduce the clusters.
+"""Choose the decay (ratio of the numbers of centroids of two layers) by the stability of the clusters.
 
-The steps of :func:`choose_decay`:
+No labels are used. The steps of :func:`choose_decay`:
 
 1. Sample at most 1,000 rows.
-2. For each decay, make small networks: two that see all features, and one for each half of the features.
+2. For each decay, make small networks: two on all features, and one on each half of the features.
 3. Cluster the outputs of each network by k-means.
-4. Score each decay by the mean agreement of the clusters of two networks, over all pairs of networks in which
-   at least one network sees all features.
-5. Stop at a decay of 0.5 or more whose score is below the best score; larger decays have many more layers.
+4. The score of a decay is the mean agreement between the clusters of two networks. The two networks on half
+   of the features are not compared with each other.
+5. Stop at a decay of 0.5 or more whose score is 0.01 below the best one; larger decays take much longer.
 6. Choose the decay with the best score. If several decays have this score, choose the one nearest to 0.5.
 """
 
@@ -32,32 +32,33 @@ from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.model.layers import Layer, floor_share, make_layers, make_schedule
 from scalelatent.models.mbn.model.network import convert_rows
-from scalelatent.models.mbn.model.pca import kernel_coordinates
+from scalelatent.models.mbn.model.pca import compute_coordinates
 from scalelatent.models.mbn.model.sampling import choose_masks, choose_numbers
 
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
-GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-# Each decay is tried with networks of at most this many rows, and at most this many clusterings per layer.
+# Decays that are tried, in this order.
+DECAYS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# Largest numbers of rows and of clusterings per layer of the networks with which a decay is tried.
 SAMPLE_ROWS, SAMPLE_CLUSTERINGS = 1000, 60
-# Number of small networks that see all features, and number of those that see half of the features. With one
-# network of each sort, the scores would vary more between seeds.
+# Number of networks on all features, and of networks on half of the features, for each decay. With one
+# instead of two, the scores would vary more between seeds.
 N_NETWORKS = 2
-# Numbers of clusters of the k-means whose agreement is averaged, if n_classes is None.
+# If n_classes is None, rows are clustered into each of these numbers of clusters, and scores are averaged.
 CLUSTER_COUNTS = (2, 4, 8, 16)
-# Number of restarts of each k-means.
-RESTARTS = 5
+# Number of random starts of each k-means; the best clustering is used.
+KMEANS_RESTARTS = 5
 # The search stops at a decay whose score (adjusted mutual information) is below the best score by more than
 # this number. On nine datasets with ten seeds, it never changed the chosen decay (benchmarks/mbn_decay.py).
-MARGIN = 0.01
+MAX_SCORE_DROP = 0.01
 
 
 @dataclass(frozen=True)
 class HalfLayer(Layer):
-    """A first layer whose clusterings use only some of the features."""
+    """A first layer whose clusterings draw their columns from some of the features only."""
 
-    features: tuple[int, ...] = ()
+    features: tuple[int, ...] = ()  # numbers of these features
 
     @property
     def n_columns(self) -> int:
@@ -65,42 +66,38 @@ class HalfLayer(Layer):
         return max(1, floor_share(self.fraction, len(self.features)))
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns that a group of clusterings (a pool) uses, int64 in rising order."""
+        """Return the columns that clustering number ``which`` uses, int64 in rising order."""
         places = choose_numbers(self.seed, "columns", 1, which, n=len(self.features), m=self.n_columns)
         return np.array(self.features)[places]
 
 
 def choose_decay(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> float:
-    """Return the decay for which the clusters of several networks agree best.
-
-    The clusters of networks trained on all features are compared with each other, and with the clusters of
-    networks trained on half of the features.
-    """
+    """Return the decay for which the clusters of networks on all and on half of the features agree best."""
     scores = score_decays(model, train, seed)
     best = max(scores.values())
     return min((d for d, score in scores.items() if score >= best - 1e-9), key=lambda d: abs(d - 0.5))
 
 
 def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -> dict[float, float]:
-    """Return the mean agreement of the clusters of pairs of networks, for each decay that is tried."""
+    """Return the mean agreement between the clusters of two networks, for each decay that is tried."""
     from sklearn.exceptions import ConvergenceWarning
 
     numbers = choose_numbers(seed, "sample", 0, 0, n=len(train), m=min(SAMPLE_ROWS, len(train)))
-    schedules = {decay: _choose_schedule(model, len(numbers), decay) for decay in GRID}
-    firsts = _make_first_layers(model, train, len(numbers), schedules[GRID[0]][0], seed)
-    x = read_sample(train, numbers, firsts[0])
+    schedules = {decay: _choose_schedule(model, len(numbers), decay) for decay in DECAYS}
+    first_layers = _make_first_layers(model, train, len(numbers), schedules[DECAYS[0]][0], seed)
+    x = read_sample(train, numbers, first_layers[0])
     scores: dict[float, float] = {}
     with single_threaded(), warnings.catch_warnings():
-        # k-means warns if there are fewer different rows than clusters.
+        # Hide the warning of k-means that the output has fewer distinct rows than clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        codes = [code_rows(first, x, x, model.n_jobs, model.device) for first in firsts]
+        codes = [code_rows(first, x, x, model.n_jobs, model.device) for first in first_layers]
 
-        @cache  # with few rows, several decays give the same numbers of centroids
+        @cache  # with few rows, several decays give the same numbers ``ks`` of centroids
         def score(ks: tuple[int, ...]) -> float:
             def cluster(number: int) -> list[np.ndarray]:
-                return _cluster_rows(model, firsts[number], ks, codes[number], seed)
+                return _cluster_rows(model, first_layers[number], ks, codes[number], seed)
 
-            networks = range(len(firsts))
+            networks = range(len(first_layers))
             found: dict[int, list[np.ndarray]] = {}
             run_threads(networks, resolve_jobs(model.n_jobs), lambda slot, stop: cluster, found.__setitem__)
             pairs = [(found[a], found[b]) for b in networks for a in range(min(b, N_NETWORKS))]
@@ -109,13 +106,13 @@ def score_decays(model: MultilayerBootstrapNetwork, train: Dataset, seed: int) -
 
         for decay, ks in schedules.items():
             scores[decay] = score(ks)
-            if decay >= 0.5 and scores[decay] < max(scores.values()) - MARGIN:
+            if decay >= 0.5 and scores[decay] < max(scores.values()) - MAX_SCORE_DROP:
                 break
     return scores
 
 
 def _choose_schedule(model: MultilayerBootstrapNetwork, n: int, decay: float) -> tuple[int, ...]:
-    """Return the number of centroids of each layer of a network on ``n`` sampled rows."""
+    """Return the number of centroids of a clustering in each layer, for a network on ``n`` sampled rows."""
     k1 = n // 2 if model.k1 is None else min(n // 2, int(model.k1))
     least = math.ceil(1.5 * (model.n_classes or 2)) if model.k_last is None else int(model.k_last)
     return tuple(make_schedule(n, max(2, k1), decay, max(2, min(least, k1)), None))
@@ -124,9 +121,12 @@ def _choose_schedule(model: MultilayerBootstrapNetwork, n: int, decay: float) ->
 def _make_first_layers(
     model: MultilayerBootstrapNetwork, train: Dataset, n: int, k: int, seed: int
 ) -> list[Layer]:
-    """Return the first layer of each network: N_NETWORKS on all features, then as many on half of them."""
+    """Return the first layers of two networks on all features, then of one network on each half of them.
+
+    The layers have ``k`` centroids per clustering, which are drawn from ``n`` rows.
+    """
     p, layers = train.n_features, []
-    # Use all features if there are fewer than four, because half of them would be too few.
+    # With fewer than four features, all networks use all of them, because half would be too few.
     mask = choose_masks(seed, "halves", 0, 0, 1, n=p, m=p // 2 if p >= 4 else p)[0]
     halves = (mask, ~mask) if p >= 4 else (mask, mask)
     for number in range(2 * N_NETWORKS):
@@ -149,8 +149,8 @@ def _make_first_layers(
 
 
 def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
-    """Return the layers above the layer ``first`` of a network with ``ks`` centroids per layer."""
-    # Raise the fraction so that a clustering uses at least one one-hot unit (code) of the layer below.
+    """Return the layers above ``first``; ``ks`` are the numbers of centroids per clustering of all layers."""
+    # Raise feature_fraction if a clustering would use none of the columns of the one-hot codes below.
     least = min((first.n_clusterings * k for k in ks[:-1]), default=1)
     return make_layers(
         list(ks),
@@ -166,7 +166,7 @@ def _make_upper_layers(first: Layer, ks: tuple[int, ...]) -> tuple[Layer, ...]:
 
 
 def read_sample(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
-    """Return the rows with these numbers; raise DataError for NaN and other rows that ``layer`` rejects."""
+    """Return the rows ``numbers`` of a dataset; raise DataError if ``layer`` cannot use them, as with NaN."""
     parts: list[HostRows] = []
     for start, stop in train.pieces():
         here = numbers[slice(*np.searchsorted(numbers, [start, stop]))]
@@ -179,9 +179,9 @@ def read_sample(train: Dataset, numbers: np.ndarray, layer: Layer) -> HostRows:
 
 
 def code_rows(layer: Layer, source: HostRows, x: HostRows, n_jobs: int | None, device: str) -> np.ndarray:
-    """Return the codes of the rows ``x`` in a layer whose centroids are rows of ``source``.
+    """Return the number of the nearest centroid of each row ``x`` in each clustering of a layer.
 
-    A code is the number of the nearest centroid in a clustering. Threads compute different clusterings.
+    The centroids are rows of ``source``. Each of ``n_jobs`` threads computes other clusterings.
     """
     out = np.empty((len(x), layer.n_clusterings), dtype=layer.code_dtype)
     name = "reference" if device == "reference" else "cpu"
@@ -206,7 +206,8 @@ def _cluster_rows(
 ) -> list[np.ndarray]:
     """Return k-means clusters of the output of a network, one array of labels per number of clusters.
 
-    ``codes`` are the codes of the rows in the layer ``first``; ``ks`` are the numbers of centroids per layer.
+    ``codes`` are the numbers of the rows' nearest centroids in the layer ``first``; ``ks`` are the numbers of
+    centroids per clustering of all layers.
     """
     from sklearn.cluster import KMeans
 
@@ -215,21 +216,24 @@ def _cluster_rows(
     given = CLUSTER_COUNTS if model.n_classes is None else (int(model.n_classes),)
     counts = [min(count, len(codes)) for count in given]
     z = compute_output(codes, max(counts), model.device)
-    with single_threaded():  # k-means uses OpenMP threads, and their limit holds only for the calling thread
+    with single_threaded():  # k-means uses OpenMP, whose number of threads each calling thread has to limit
         return [
-            KMeans(count, n_init=RESTARTS, random_state=seed % 2**32).fit(z[:, :count]).labels_
+            KMeans(count, n_init=KMEANS_RESTARTS, random_state=seed % 2**32).fit(z[:, :count]).labels_
             for count in counts
         ]
 
 
 def compute_output(codes: np.ndarray, d: int, device: str) -> np.ndarray:
-    """Return the first d principal components of codes in memory, float64 (n, d)."""
+    """Return the coordinates of the rows of ``codes`` along their first d components, float64 (n, d)."""
     backend = make_backend("reference" if device == "reference" else "cpu")
-    return kernel_coordinates(codes, d, backend.kernel)
+    return compute_coordinates(codes, d, backend.kernel)
 
 
 def measure_agreement(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the adjusted mutual information of two clusterings of the same rows; 1 if they are equal."""
+    """Return the adjusted mutual information of two clusterings of the same rows.
+
+    It is 1 for equal clusterings, and 0 if one of them has a single cluster.
+    """
     from sklearn.metrics import adjusted_mutual_info_score
 
     if min(len(np.unique(a)), len(np.unique(b))) < 2:

@@ -1,4 +1,4 @@
-"""The estimator of multilayer bootstrap networks."""
+"""The estimator `MultilayerBootstrapNetwork`: its parameters, outputs, and how it is saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from scalelatent.models.mbn.model.network import Network
 from scalelatent.models.mbn.model.pca import CodeProjection, Components
 from scalelatent.storage.disk import Location
 
-from .fit import check_room, fit_steps, in_memory_bytes, layer_components, plan, warn_few_clusterings
+from .fit import check_resources, fit_steps, in_memory_bytes, layer_components, plan, warn_few_clusterings
 from .output import Centroids, encode_network, open_network, read_into_memory, write_centroids
 from .parameters import PARAMETERS
 
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, WeightsLike
 
 
-# Without a run folder and a cluster, a network of at most this many bytes is fitted and kept in memory.
+# Without a run folder and a cluster, a network is kept in memory if its rows, centroids and codes (numbers of
+# nearest centroids) take at most this many bytes.
 MAX_BYTES_IN_MEMORY = 2**27
-# Learned attributes that only networks with output="pca" have.
+# Attributes that only a fit with output="pca" sets.
 COMPONENT_ATTRIBUTES = (
     "components_",
     "mean_projection_",
@@ -59,69 +60,69 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     columns. The output of a row is the number of its nearest centroid in each clustering. Each layer has
     fewer centroids than the layer below; principal components of the last layer's codes are the output.
     Nothing is optimised. The network accepts numpy arrays, memmaps, zarr and dask arrays, scipy CSR and
-    :class:`~scalelatent.Dataset` rows of any number, in this process or on a Dask cluster, with the same
-    bits: nearest centroids are found in float32, and decided in float64 if float32 cannot order them.
+    :class:`~scalelatent.Dataset` rows of any number. The result has the same bits in this process and on a
+    Dask cluster, because distances that float32 cannot order are compared in float64.
 
     Parameters
     ----------
     n_clusterings : int, default 400
-        V, clusterings of each layer; above 100 the result hardly changes.
+        Number of clusterings of each layer (V in the paper); above 100 the result hardly changes.
     n_pools : int, "auto" or "paper"
-        Pools of the first layer. A pool is a draw of min(2 k1, rows) rows and of features, which several
-        clusterings share; each of them takes k1 of the rows as centroids. Fewer pools cost less time, memory
-        and disk in proportion. "paper": each clustering draws its own rows and features. "auto": "paper" for
-        fewer than 1,000 rows or 32 features, else 40.
+        Number of pools of the first layer. A pool is a draw of min(2 k1, rows) rows and of features, which
+        several clusterings share; each of them takes k1 of the rows as centroids. Time, memory and disk are
+        proportional to the number. If it is "paper", each clustering draws its own rows and features. "auto"
+        is "paper" for fewer than 1,000 rows or 32 features, else 40.
     k1 : int or None
-        Centroids of the first layer's clusterings. None: half of the rows, which suits up to some thousand
-        rows.
+        Number of centroids of each clustering of the first layer. None means half of the rows, which suits
+        up to some thousand rows.
     decay : float or "auto", default "auto"
-        delta: k_{l+1} = floor(delta k_l); 0.5 in the paper. Highly nonlinear data need a larger one. "auto"
-        chooses the value of 0.1, 0.2, ..., 0.9 whose clusters half of the features reproduce best, by small
-        networks on at most 1,000 rows. It uses no labels, but ``n_classes`` if it is given.
+        Ratio of the numbers of centroids of a layer and the layer below; 0.5 in the paper. Highly nonlinear
+        data need a larger one. "auto" tries small networks on at most 1,000 rows, without labels. It chooses
+        that of 0.1, 0.2, ..., 0.9 whose clusters are reproduced best from half of the features.
     k_last : int or None
-        Least number of centroids of a layer. None: 1.5 times ``n_classes``.
+        Least number of centroids of a layer. None means 1.5 times ``n_classes``.
     feature_fraction : float, default 0.5
-        a: share of the columns (in upper layers: of the one-hot units) that a clustering uses.
+        Share of the columns (in upper layers: of the one-hot units of the codes) that a clustering uses.
     metric : {"euclidean", "cosine"}
         Distance of the first layer; the cosine suits text.
     n_components : int or None
-        Components of the output. None: ``n_classes``, or 2. If the codes have fewer dimensions, the last
-        components are zeros.
+        Number of components of the output. None means ``n_classes``, or 2 without it. If the codes have fewer
+        dimensions, the last components are zeros.
     n_classes : int or None
-        Expected number of clusters, which ends the layers. None: 2.
+        Expected number of clusters, from which `k_last` is derived. None means 2.
     output : {"pca", "codes"}
-        Result of ``transform``.
+        Result of ``transform``: principal components, or the numbers of the nearest centroids (codes).
     keep_codes : bool
         Keep the codes of all layers instead of the last one, for outputs of lower layers.
     random_state : int, Generator, RandomState or None
-        None draws a seed and keeps it in ``seed_``.
+        Seed of the random draws. None draws a seed and keeps it in ``seed_``.
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
-        Threads in this process; None: the setting of ``joblib.parallel_config``, else all cores. The result
-        is the same for any number.
+        Number of threads in this process; the result does not depend on it. None means the setting of
+        ``joblib.parallel_config``, else all cores.
 
     Attributes
     ----------
     ks_ : list of int
-        Centroids of each layer's clusterings.
+        Number of centroids of a clustering, for each layer.
     decay_ : float
     components_ : ndarray of float64, shape (components, n_clusterings * ks_[-1])
-        Components of one-hot codes; the entry of largest magnitude of each is positive.
+        Components of the last layer's codes in one-hot form; the largest entry of each is positive.
     mean_projection_ : ndarray of float64, shape (components,)
-        Product of the mean row and the components.
+        Product of the mean one-hot row and each component.
     explained_variance_, explained_variance_ratio_ : ndarray of float64, shape (components,)
     history_ : list of dict
-        One record per streamed pass of the PCA; empty for few rows, which need none.
+        One record per pass of the PCA over the rows; empty for at most 1,024 rows, which need no passes.
     n_iter_ : int
-        Number of these passes.
+        Number of passes of the PCA over the rows.
     seed_ : int
     n_features_in_ : int
 
     Notes
     -----
     ``fit`` ignores labels and weights, and uses no validation rows. Centroids and codes are in ``run_dir``,
-    or in a temporary folder that is removed with the estimator. A network whose rows and codes take at most
-    128 MiB is in memory, as a copy of the rows and of the codes from which centroids are taken.
+    or in a temporary folder that is removed with the estimator. If rows and codes take at most 128 MiB, the
+    network keeps a copy of them in memory and writes no folder.
 
     References
     ----------
@@ -149,13 +150,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     decay_: float
     _layers: tuple[Layer, ...]
     _centroids: tuple[Centroids, ...]
-    # Codes of the training rows and principal components, by the number of the layer. ``_left`` describes the
-    # codes in the run folder of a loaded network.
-    _codes: dict[int, Dataset]
-    _left: dict[int, DatasetSpec]
-    _components: dict[int, Components]
-    # Function that removes the temporary folder of the network, if there is one.
-    _folder: Callable[[], object] | None = None
+    # The three dictionaries have the number of a layer as key. Codes are numbers of nearest centroids.
+    _codes: dict[int, Dataset]  # codes of the training rows, from the fit
+    _run_codes: dict[int, DatasetSpec]  # codes of a loaded network's training rows, in the run folder
+    _components: dict[int, Components]  # principal components of the codes
+    # Function that removes the temporary folder with the centroids; None if there is no such folder.
+    _remove_folder: Callable[[], object] | None = None
 
     def __init__(
         self,
@@ -190,27 +190,24 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self.device = device
         self.n_jobs = n_jobs
 
-    # -- rows ------------------------------------------------------------------------------------------------
-
     def _training_rows(
         self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None, *, reset: bool = True
     ) -> Dataset:
-        # Labels and weights are ignored.
         return self._given_rows(X, reset=reset, least_rows=2 if reset else 1)
 
     def _validation_dataset(self, X: RowsLike, y: LabelsLike | None) -> Dataset:
-        return self._labelled_rows(X, y, reset=False)
+        return self._make_labelled_rows(X, y, reset=False)
 
     def _search_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         if sample_weight is not None:
             raise DataError("sample_weight: a bootstrap network uses all rows equally: leave out the weights")
-        return self._labelled_rows(X, y, reset=True)
+        return self._make_labelled_rows(X, y, reset=True)
 
     def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
-        return self._labelled_rows(X, y, reset=False)
+        return self._make_labelled_rows(X, y, reset=False)
 
-    def _labelled_rows(self, X: RowsLike, y: LabelsLike | None, *, reset: bool) -> Dataset:
-        """Return the rows with their labels ``y``; a score compares these labels with the output."""
+    def _make_labelled_rows(self, X: RowsLike, y: LabelsLike | None, *, reset: bool) -> Dataset:
+        """Return the rows with their labels ``y``, which only scores of the output use."""
         rows = self._training_rows(X, None, None, reset=reset)
         if y is None:
             return rows
@@ -218,8 +215,6 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             raise DataError("X is a Dataset, which has its own labels, but y is given as well: leave out y")
         x = rows.read_x(0, len(rows)) if is_in_memory(X) else X
         return Dataset.from_arrays(x, y, feature_names=rows.feature_names)
-
-    # -- fit -------------------------------------------------------------------------------------------------
 
     _fit_steps = fit_steps
     _plan = plan
@@ -234,44 +229,47 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _make_folder(
         self, train: Dataset, resources: Resources, call: FitCall
     ) -> Iterator[LocationLike | None]:
-        """Check free memory and disk; yield the run folder, or a temporary folder, or None.
+        """Check free memory and disk; yield the folder of the network, or None to keep it in memory.
 
-        None means that the fit keeps a small network in memory. A temporary folder is removed with the
-        estimator, or at once if the fit fails.
+        The folder is the run folder, or a temporary one, which is removed with the estimator, or at once if
+        the fit fails.
         """
         small = call.run_dir is None and call.client is None
         small = small and in_memory_bytes(self, train) <= MAX_BYTES_IN_MEMORY
         place = tempfile.gettempdir() if call.run_dir is None else call.run_dir
         places = None if call.resume or small else (place, call.engine.get("scratch"))
-        self._check_chosen = partial(check_room, self, train, resources, places)
-        own = None
+        self._check_decay = partial(check_resources, self, train, resources, places)
+        temporary = None
         try:
             if self.decay != "auto":
-                self._check_chosen(float(self.decay))
+                self._check_decay(float(self.decay))
             if call.run_dir is None and not small:
-                own = tempfile.mkdtemp(prefix="scalelatent-mbn-")
-            yield own or call.run_dir
+                temporary = tempfile.mkdtemp(prefix="scalelatent-mbn-")
+            yield temporary or call.run_dir
         except BaseException:
-            if own is not None:
-                shutil.rmtree(own, ignore_errors=True)
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
             raise
         finally:
-            del self._check_chosen
-        self._keep_folder(own)
+            del self._check_decay
+        self._keep_or_remove_folder(temporary)
 
-    def _keep_folder(self, own: str | None) -> None:
-        """Read a small network into memory, or keep the folder ``own`` as long as the estimator exists."""
-        before, self._folder = self._folder, None
-        if own is not None:
+    def _keep_or_remove_folder(self, temporary: str | None) -> None:
+        """Read a small network into memory, or keep its folder ``temporary`` as long as the estimator.
+
+        Then remove the temporary folder of the previous fit, if there is one.
+        """
+        before, self._remove_folder = self._remove_folder, None
+        if temporary is not None:
             stored = [sets for sets in self._centroids if isinstance(sets, StoredSets | UncopiedSets)]
-            assert len(stored) == len(self._centroids)  # a fit writes its centroids
+            assert len(stored) == len(self._centroids)  # a fit with a folder keeps no centroids in memory
             sizes = [sets.dataset.nbytes for sets in stored]
             if sum(sizes) + sum(codes.nbytes for codes in self._codes.values()) > MAX_BYTES_IN_MEMORY:
-                self._folder = weakref.finalize(self, shutil.rmtree, own, ignore_errors=True)
+                self._remove_folder = weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
             else:
                 self._centroids, self._codes = read_into_memory(stored, self._codes)
-                shutil.rmtree(own, ignore_errors=True)
-        if before is not None:  # remove the folder of the old model, which the fit has replaced by now
+                shutil.rmtree(temporary, ignore_errors=True)
+        if before is not None:
             before()
 
     def _keep(
@@ -283,7 +281,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         history: list[dict[str, Any]],
     ) -> None:
         self._layers, self._centroids, self._codes = layers, tuple(centroids), dict(codes)
-        self._left = {}
+        self._run_codes = {}
         self._set_fitted_attributes(ks_=[layer.k for layer in layers])
         self._set_components(components)
         self.history_, self.n_iter_ = history, len(history)
@@ -291,14 +289,14 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _set_components(self, components: Components | None) -> None:
         self._components: dict[int, Components] = {}
         if components is None:
-            # An earlier fit may have set these attributes.
+            # Delete the attributes, which an earlier fit with output="pca" may have set.
             for name in COMPONENT_ATTRIBUTES:
                 self.__dict__.pop(name, None)
             return
         d = len(components.offset)
         self._components[len(self._layers)] = components
         table = np.ascontiguousarray(components.table.reshape(-1, d).T)
-        table.flags.writeable = False  # transform uses another array, so changes would have no effect
+        table.flags.writeable = False  # transform uses another copy, so changes to this one have no effect
         self._set_fitted_attributes(
             components_=table,
             mean_projection_=components.offset,
@@ -308,7 +306,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
 
     @follows_rows
     def fit_transform(self, X: RowsLike, y: LabelsLike | None = None, **fit_params: Any) -> Any:
-        """Fit, and return the output of the training rows from the codes of the fit.
+        """Fit the network, and return its output for the training rows, which the fit has computed.
 
         Parameters
         ----------
@@ -355,8 +353,6 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
             )
         return make_schedule(n_rows, self.k1, decay, self.k_last, self.n_classes)
 
-    # -- outputs ---------------------------------------------------------------------------------------------
-
     _transformed: OutputName = ("output", None)
 
     @property
@@ -379,15 +375,15 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features), or None
-            None: the training rows, from the codes of the fit.
+            None means the training rows, whose codes the fit has kept.
         layer : int or None
-            Layer from 1, or from the end (-1 is the last); None: the last. Components of a lower layer are
-            computed at first use from the codes of the fit (``keep_codes``, or the run folder of a loaded
-            model), and saved with the model.
+            Number of the layer from 1, or from the end (-1 is the last); None means the last. Components of a
+            lower layer are computed at first use from the codes of the training rows (``keep_codes``, or the
+            run folder of a loaded model), and saved with the model.
         out : path or URL, optional
-            Write the output to a dataset there instead of returning an array.
+            Dataset to which the output is written, instead of returning an array.
         client, overwrite, callbacks
-            Cluster that writes ``out``, whether ``out`` may be replaced, progress.
+            Cluster that writes ``out``; whether an existing ``out`` is replaced; callbacks for progress.
 
         Returns
         -------
@@ -430,9 +426,9 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         Parameters
         ----------
         X : Dataset or array-like, shape (n, features), or None
-            None: the training rows, from the codes of the fit (lower layers need ``keep_codes``).
+            None means the training rows; the fit keeps the codes of lower layers only with ``keep_codes``.
         layer : int
-            From 1, or from the end.
+            Number of the layer from 1, or from the end (-1 is the last).
         out, client, overwrite, callbacks
             As in :meth:`transform`.
 
@@ -459,7 +455,7 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         self._check_room(found.nbytes, len(found))
         return found.read_x(0, len(found))
 
-    def _layer_number(self, layer: int | None) -> int:
+    def _resolve_layer_number(self, layer: int | None) -> int:
         count = len(self._layers)
         number = count if layer is None else layer + count + 1 if layer < 0 else layer
         if isinstance(layer, bool) or not 1 <= number <= count:
@@ -469,14 +465,14 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
     def _row_map(self, output: OutputName, layer: int | None = None) -> Network:
         output, layer = output if isinstance(output, tuple) else (output, layer)
         check_is_fitted(self)
-        number = self._layer_number(layer)
+        number = self._resolve_layer_number(layer)
         projection = None
         if output == "output" and self.output == "pca":
             projection = CodeProjection.from_components(self._find_components(number))
         return Network(self._layers[:number], self._centroids[:number], projection)
 
     def _find_components(self, number: int) -> Components:
-        """Return the principal components of a layer; compute them from its codes if necessary."""
+        """Return the principal components of a layer's output; compute them at the first call."""
         if number not in self._components:
             codes = self._find_codes(number)
             if codes is None:
@@ -490,12 +486,12 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         return self._components[number]
 
     def _find_codes(self, number: int) -> Dataset | None:
-        """Return the codes of the training rows in a layer, from the fit or the run folder; None if missing.
+        """Return the codes of the training rows in a layer, or None if they were not kept.
 
-        Codes that another fit has written to the run folder are refused.
+        Raise an error if another fit has written other codes to the run folder.
         """
         codes = self._codes.get(number)
-        left = codes.spec() if codes is not None and codes.is_stored else self._left.get(number)
+        left = codes.spec() if codes is not None and codes.is_stored else self._run_codes.get(number)
         return codes if left is None else Dataset.from_spec(left)
 
     def _transform_training_rows(
@@ -509,14 +505,14 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         if self.output == "codes":
             return self.codes(layer=-1 if layer is None else layer, out=out, overwrite=overwrite)
         projection = self._row_map("output", layer).projection
-        assert projection is not None  # an output other than the codes is a projection
+        assert projection is not None  # output="pca" always has a projection to components
         return self._map_rows(self._training_codes(layer), projection, out, client, overwrite, callbacks)
 
     def _training_codes(self, layer: int | None) -> Dataset:
-        number = self._layer_number(layer)
+        number = self._resolve_layer_number(layer)
         codes = self._find_codes(number)
         if codes is None:
-            numbers = sorted({*self._codes, *self._left})
+            numbers = sorted({*self._codes, *self._run_codes})
             kept = f"those of {numbers}" if numbers else "none (a loaded model has none)"
             raise DataError(
                 f"codes of the training rows in layer {number} were not kept, but {kept}: fit with "
@@ -530,10 +526,8 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         tags.transformer_tags.preserves_dtype = []
         return tags
 
-    # -- saving ----------------------------------------------------------------------------------------------
-
     def __getstate__(self) -> dict[str, Any]:
-        if self._folder is not None:
+        if self._remove_folder is not None:
             raise RunError(
                 "a copy or pickle of this network would lack its centroids, which are in a temporary folder "
                 "that is removed with the original: use save(PLACE) and load_model(PLACE)"
@@ -552,5 +546,5 @@ class MultilayerBootstrapNetwork(StreamedEstimator):
         network = open_network(values, arrays, place, run)
         self._keep(network.layers, network.centroids, {}, network.components, [])
         self._components |= network.lower_components
-        self._left = network.codes
+        self._run_codes = network.codes
         self.n_iter_, self.decay_ = values["n_iter"], values["decay"]

@@ -1,4 +1,4 @@
-"""The fit of a bootstrap network: its steps, and the forecast of `plan`."""
+"""Fit of a bootstrap network: the steps that the session runs, and the forecast of time, memory and disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from scalelatent.estimators.steps import (
 from scalelatent.kernels.arrays import HostRows
 from scalelatent.kernels.streams import stream
 from scalelatent.models.mbn.model.layers import (
-    SHORT_CODES,
+    MAX_UINT16_CENTROIDS,
     ArraySets,
     Layer,
     choose_pools,
@@ -46,28 +46,29 @@ from scalelatent.models.mbn.model.layers import (
     make_schedule,
 )
 from scalelatent.models.mbn.model.network import LayerCoder, convert_rows
-from scalelatent.models.mbn.model.pca import CodeCounts, Components, PcaState, StreamedPca, kernel_components
+from scalelatent.models.mbn.model.pca import CodeCounts, Components, PcaState, StreamedPca, run_kernel_pca
 from scalelatent.storage.disk import locate
 
-from .decay import GRID, SAMPLE_ROWS, choose_decay
+from .decay import DECAYS, SAMPLE_ROWS, choose_decay
 
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
-# Up to this number of rows, the principal components are computed from the inner products of all pairs of
-# rows; with more rows, by passes over the rows.
+# Up to this number of rows, the principal components of the output are computed from the inner products of
+# the rows, in memory. With more rows, they are computed in passes over the rows.
 KERNEL_ROWS = 1024
-# A fit with fewer clusterings per layer warns, because the clusters of images and of texts become worse.
+# A fit with fewer clusterings per layer warns: with 25 instead of 100, the normalized mutual information of
+# clusters and topics of documents falls from 52 to 44 %.
 FEW_CLUSTERINGS = 50
-# Largest numbers of rows and of centroids with which `plan` measures the time of a layer.
+# Largest numbers of rows and of centroids in the short computation by which `plan` measures the speed.
 PROBE_ROWS, PROBE_CENTROIDS = 2048, 2048
-# Number of rows whose codes kernels/cpu/lists.py computes together (a strip), for the forecast of memory.
+# Number of rows that kernels/cpu/lists.py processes together, each with a buffer, for the forecast of memory.
 STRIP_ROWS = 2048
-# Typical number of passes until the principal components converge, for the forecast of time.
+# Typical number of passes over the rows until the principal components converge, for the forecast of time.
 PCA_PASSES = 12
-# Empty centroids, which a forecast uses because it reads no centroids.
-_NO_SETS = ArraySets(np.empty((0, 0)), 0)
-# Decay that `plan` assumes for the expected seconds of decay="auto".
+# Placeholder for the centroids of a layer in forecasts, which do not read centroids.
+_NO_CENTROIDS = ArraySets(np.empty((0, 0)), 0)
+# If decay="auto", `plan` forecasts the expected seconds for this decay, the one of the paper.
 USUAL_DECAY = 0.5
 # Typical seconds that a fit with decay="auto" needs to choose the decay.
 DECAY_SECONDS = 5.0
@@ -76,7 +77,7 @@ DECAY_SECONDS = 5.0
 def plan_layers(
     model: MultilayerBootstrapNetwork, train: Dataset, decay: float, seed: int
 ) -> tuple[Layer, ...]:
-    """Return the layers of a network for the training rows and a decay."""
+    """Return the layers of a network on the rows ``train``; ``decay`` is the ratio of their centroids."""
     return make_layers(
         make_schedule(len(train), model.k1, decay, model.k_last, model.n_classes),
         n_rows=len(train),
@@ -92,26 +93,29 @@ def plan_layers(
 
 
 def in_memory_bytes(model: MultilayerBootstrapNetwork, train: Dataset) -> int:
-    """Return the bytes of the training rows and of the codes of all layers, if they are kept in memory."""
-    decay = GRID[-1] if model.decay == "auto" else float(model.decay)
+    """Return the bytes of the training rows and of their codes in all layers, at most, if kept in memory.
+
+    The codes of a row are the numbers of its nearest centroids.
+    """
+    decay = DECAYS[-1] if model.decay == "auto" else float(model.decay)
     layers = plan_layers(model, train, decay, 0)
     codes = sum(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in layers)
     return train.nbytes + len(train) * codes
 
 
 def fit_steps(model: MultilayerBootstrapNetwork, rows: Mapping[str, MappedRows]) -> Steps:
-    """Yield the steps of a fit, which the caller runs, and set the learned attributes."""
+    """Yield the steps of a fit, whose results the caller sends back; then set the fitted attributes."""
     all_rows = "a bootstrap network draws centroids from all rows: clean or remove the bad rows first"
     model.seed_, rows = yield StartFit({"max_iter": None}, all_rows=all_rows)
     train = rows["train"].dataset
     decay = model.decay
     if decay == "auto":
-        about = {"rows": min(SAMPLE_ROWS, len(train)), "tries": len(GRID)}
+        about = {"rows": min(SAMPLE_ROWS, len(train)), "tries": len(DECAYS)}
         chosen = yield StoreArrays(
             "decay", lambda: {"decay": np.array(choose_decay(model, train, model.seed_))}, about
         )
         decay = float(chosen["decay"])
-        model._check_chosen(decay)
+        model._check_decay(decay)
     model.decay_ = float(decay)
     layers = plan_layers(model, train, model.decay_, model.seed_)
     below: MappedRows | None = rows["train"]
@@ -148,23 +152,25 @@ def _keeps_codes(model: MultilayerBootstrapNetwork, layers: Sequence[Layer], num
 def pca_steps(
     model: MultilayerBootstrapNetwork, layer: Layer, codes: Dataset, name: str
 ) -> Generator[Step, Any, tuple[Components, list[dict[str, Any]]]]:
-    """Return principal components of the codes of a layer, and one record per streamed pass."""
+    """Yield the steps of a PCA of a layer's codes; return the components and one record per pass over rows.
+
+    ``codes`` are the numbers of the nearest centroids of the training rows; ``name`` starts the steps' names.
+    """
     count = int(model.n_components or model.n_classes or 2)
     if len(codes) <= KERNEL_ROWS:
         found = yield ComputeValue(_compute_all_components, (codes, layer.k, model.device))
-        return _pad_components(found.first(count), count), []
+        return _pad_components(found.take_first(count), count), []
     stats: Stats = yield SumStatistic(
         f"{name}-counts", CodeCounts(layer.n_clusterings, layer.k), MappedRows(codes)
     )
     learner = StreamedPca.create(np.array(stats["counts"]), len(codes), count)
     start = learner.start(stream(model.seed_, "mbn-pca"))
-    result = yield TrainBatch(name, learner, start, {"train": MappedRows(codes)}, None, _no_predictor)
-    _warn_unsettled(learner, result.state)
+    result = yield TrainBatch(name, learner, start, {"train": MappedRows(codes)}, None, _refuse_prediction)
+    _warn_unconverged(learner, result.state)
     return _pad_components(learner.components(result.state), count), result.history
 
 
 def warn_few_clusterings(model: MultilayerBootstrapNetwork) -> None:
-    """Warn if there are too few clusterings for rows of one cluster to share codes above the first layer."""
     if model.n_clusterings < FEW_CLUSTERINGS:
         warn_user(
             f"n_clusterings={model.n_clusterings}: with fewer than {FEW_CLUSTERINGS} clusterings rows hardly "
@@ -172,7 +178,7 @@ def warn_few_clusterings(model: MultilayerBootstrapNetwork) -> None:
         )
 
 
-def _warn_unsettled(learner: StreamedPca, state: PcaState) -> None:
+def _warn_unconverged(learner: StreamedPca, state: PcaState) -> None:
     if state.iteration >= learner.max_iter and state.residual > learner.tol:
         warnings.warn(
             f"the {learner.n_components} components of the output have not converged in {learner.max_iter} "
@@ -183,17 +189,17 @@ def _warn_unsettled(learner: StreamedPca, state: PcaState) -> None:
         )
 
 
-def _no_predictor(state: PcaState) -> NoReturn:
+def _refuse_prediction(state: PcaState) -> NoReturn:
     raise NotImplementedError("a bootstrap network predicts nothing")
 
 
 def _compute_all_components(codes: Dataset, k: int, device: str) -> Components:
     backend = make_backend("reference" if device == "reference" else "cpu")
-    return kernel_components(np.ascontiguousarray(codes.read_x(0, len(codes))), k, backend.kernel)
+    return run_kernel_pca(np.ascontiguousarray(codes.read_x(0, len(codes))), k, backend.kernel)
 
 
 def _pad_components(found: Components, count: int) -> Components:
-    """Return ``count`` components: append components of zeros if the rows have fewer dimensions."""
+    """Return ``count`` components: add components of zeros, because rows of fewer dimensions have fewer."""
     missing = count - len(found.offset)
     if missing <= 0:
         return found
@@ -208,8 +214,8 @@ def _pad_components(found: Components, count: int) -> Components:
 
 
 def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Dataset) -> Components:
-    """Return the principal components of layer ``number``, from its codes of the training rows."""
-    # Workers of an enclosing cluster cannot read codes in the memory of this process.
+    """Return the principal components of ``codes``, the training rows' nearest centroids in a layer."""
+    # Workers of a cluster cannot read codes in the memory of this process, so such codes are used here.
     here = not codes.is_stored
     with FitSession(model._kind, device=model.device, n_jobs=model.n_jobs, in_process=here) as session:
         session.begin(model.seed_, {}, {})
@@ -219,23 +225,20 @@ def layer_components(model: MultilayerBootstrapNetwork, number: int, codes: Data
     return components
 
 
-# -- forecast ---------------------------------------------------------------------------------------------
-
-
 def plan(model: MultilayerBootstrapNetwork, forecast: Forecast) -> dict[str, Any]:
     """Return the forecast of the time, memory and disk of a fit.
 
-    For decay="auto", the expected seconds are those of the decay 0.5. The range of the seconds is from the
-    smallest decay to the largest decay that fits memory and disk; memory and disk are those of the latter.
+    For decay="auto", the expected seconds are those of the decay 0.5, and memory and disk those of the
+    largest decay that fits them. The range of seconds is that from the smallest decay to this largest one.
     """
     if model.decay != "auto":
-        return _plan(model, forecast, float(model.decay))
+        return _plan_fit(model, forecast, float(model.decay))
     largest = _find_largest_decay(model, forecast.train, forecast.resources)
     usual = min(USUAL_DECAY, largest)
-    out = _plan(model, forecast, usual)
+    out = _plan_fit(model, forecast, usual)
     smallest, same, most = (
-        _plan(model, Forecast("mbn", forecast.train, None, forecast.resources, {}, measure=False), decay)
-        for decay in (GRID[0], usual, largest)
+        _plan_fit(model, Forecast("mbn", forecast.train, None, forecast.resources, {}, measure=False), decay)
+        for decay in (DECAYS[0], usual, largest)
     )
     rate = out["expected_seconds"] / same["expected_seconds"]
     for name in ("peak_bytes_per_worker", "scratch_bytes", "run_bytes", "disk_bytes"):
@@ -245,12 +248,12 @@ def plan(model: MultilayerBootstrapNetwork, forecast: Forecast) -> dict[str, Any
 
 
 def _find_largest_decay(model: MultilayerBootstrapNetwork, train: Dataset, resources: Resources) -> float:
-    """Return the largest decay that "auto" tries and whose network fits memory and disk."""
+    """Return the largest decay that "auto" tries and whose fit has enough memory and disk; else raise."""
     refused: ValueError | None = None
-    for decay in reversed(GRID):
+    for decay in reversed(DECAYS):
         try:
-            _plan(model, Forecast("mbn", train, None, resources, {}, measure=False), decay)
-        except ValueError as error:  # too large, or an impossible schedule
+            _plan_fit(model, Forecast("mbn", train, None, resources, {}, measure=False), decay)
+        except ValueError as error:  # too little memory, or k1 is too small for this decay
             refused = error
         else:
             return decay
@@ -258,19 +261,19 @@ def _find_largest_decay(model: MultilayerBootstrapNetwork, train: Dataset, resou
     raise refused
 
 
-def check_room(
+def check_resources(
     model: MultilayerBootstrapNetwork,
     train: Dataset,
     resources: Resources,
     places: tuple[LocationLike, LocationLike | None] | None,
     decay: float,
 ) -> None:
-    """Raise PlanError or ValueError if a fit needs more memory or disk than is available.
+    """Raise PlanError or ValueError if a fit with this decay needs more memory or disk than is available.
 
-    ``places`` are the run folder and the scratch folder, or None if the disk is not checked.
+    ``places`` are the run folder and the scratch folder, or None to skip the check of the disk.
     """
     try:
-        forecast = _plan(model, Forecast("mbn", train, None, resources, {}, measure=False), decay)
+        forecast = _plan_fit(model, Forecast("mbn", train, None, resources, {}, measure=False), decay)
         if places is not None:
             check_disk(forecast, *places)
     except ValueError as error:
@@ -279,8 +282,8 @@ def check_room(
         raise PlanError(f"{error}; decay='auto' has chosen {decay:g}: a smaller decay needs less") from None
 
 
-def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -> dict[str, Any]:
-    """Return the forecast of a fit with this decay."""
+def _plan_fit(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -> dict[str, Any]:
+    """Return the forecast of the time, memory and disk of a fit with this decay."""
     train, resources, sets = forecast.train, forecast.resources, int(model.n_clusterings)
     layers = plan_layers(model, train, decay, 0)
     n, row_bytes = len(train), max(1, train.nbytes // len(train))
@@ -289,19 +292,19 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
     if model.decay == "auto":
         forecast.add_seconds("choosing decay", DECAY_SECONDS)
     for layer in layers:
-        set_bytes, code_size = _centroid_bytes(layer, train), np.dtype(layer.code_dtype).itemsize
-        tiles = tile_layout(n, row_bytes, LayerCoder(layer, _NO_SETS, 0, sets))
+        set_bytes, code_size = _count_centroid_bytes(layer, train), np.dtype(layer.code_dtype).itemsize
+        tiles = tile_layout(n, row_bytes, LayerCoder(layer, _NO_CENTROIDS, 0, sets))
         memory = _estimate_memory(layer, train, set_bytes, row_bytes, tiles, resources)
-        forecast.check_memory(f"layer {layer.number} (k = {layer.k})", memory, _find_remedy(layer))
+        forecast.check_memory(f"layer {layer.number} (k = {layer.k})", memory, _suggest_remedy(layer))
         strips = -(-n // tiles["shard_rows"])
         count = strips * -(-sets // tiles["tile_columns"])
-        per_row, per_set = _code_seconds(forecast, layer, train)
+        per_row, per_set = _estimate_code_seconds(forecast, layer, train)
         coding = sets * (n * per_row + strips * per_set) / min(resources.slots, count)
         coding += forecast.pass_overhead(count)
         copied = 0 if layer.reads_codes_below else layer.n_sets * set_bytes
         gathering = 0.0
         if copied:
-            gathering = _gather_seconds(forecast, n * row_bytes, copied)
+            gathering = _estimate_gather_seconds(forecast, n * row_bytes, copied)
             forecast.add_seconds(f"gather-l{layer.number}", gathering)
         forecast.add_seconds(f"code-l{layer.number}", coding)
         out["predicting_seconds"] += sets * per_set / resources.slots
@@ -317,11 +320,11 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
         centroids += copied
         tasks, row_bytes = tasks + count, sets * code_size
     every = sum(layer["seconds"] for layer in out["layers"].values())
-    forecast.set_passes(every / len(layers), len(layers), len(layers))  # one pass per layer
+    forecast.set_passes(every / len(layers), len(layers), len(layers))  # a fit reads rows once per layer
     if model.output == "pca":
         _add_pca(forecast, model, layers[-1], n)
-    # A layer reads the codes of the layer below, so the scratch folder has the codes of two layers at a time.
-    # Codes that stay are in the run folder, those of the last layer among them.
+    # A layer reads the codes (output) of the layer below, so the scratch folder has the codes of two layers
+    # at a time. Codes that stay are in the run folder, those of the last layer among them.
     below = list(zip(codes[:-1], layers[:-1], strict=True))
     lower = [0 if _keeps_codes(model, layers, layer.number) else size for size, layer in below]
     forecast.scratch = max((sum(lower[i : i + 2]) for i in range(len(lower))), default=0)
@@ -332,8 +335,8 @@ def _plan(model: MultilayerBootstrapNetwork, forecast: Forecast, decay: float) -
     return forecast.finish_plan(shorter, kept=stored + max(0, codes[-1] + sum(lower[-1:]) - forecast.scratch))
 
 
-def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> float:
-    """Return the seconds of reading the rows that become centroids, and of writing the centroids."""
+def _estimate_gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> float:
+    """Return the seconds to read a dataset and to write ``nbytes`` of its rows as centroids."""
     if not forecast.measure:
         return 0.0
     write, read = forecast.scratch_rates()
@@ -343,8 +346,8 @@ def _gather_seconds(forecast: Forecast, dataset_bytes: int, nbytes: int) -> floa
     return seconds / min(forecast.resources.slots, shards)
 
 
-def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[float, float]:
-    """Return the seconds to compute one code of one row, and to prepare the centroids of one clustering."""
+def _estimate_code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[float, float]:
+    """Return seconds for one clustering: to find one row's nearest centroid; to prepare the centroids."""
     if not forecast.measure:
         return layer.flops_per_row() / FLOP_RATE, layer.preparation_flops() / FLOP_RATE
     n = min(PROBE_ROWS, len(train))
@@ -353,7 +356,7 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
     name = f"mbn_layer {layer.metric} {layer.csr} {layer.dtype} {layer.width}x{layer.k_below} {k} {n}"
     name += f" {layer.share}"
 
-    def make(rows: int) -> Callable[[], np.ndarray]:
+    def prepare_coding(rows: int) -> Callable[[], np.ndarray]:
         if layer.number == 1:
             x: HostRows = as_rows(train.read_x(0, n))
         else:
@@ -364,13 +367,14 @@ def _code_seconds(forecast: Forecast, layer: Layer, train: Dataset) -> tuple[flo
         return lambda: small.compute_codes(backend, some, sets, 0, small.group_size)
 
     few, grown = max(1, n // 8), layer.rows_per_set / small.rows_per_set
-    whole = forecast.probe(name, partial(make, n), 0.0, rows=layer.group_size)
-    if layer.csr and layer.number == 1:  # the time per row includes the preparation of the centroids
+    whole = forecast.probe(name, partial(prepare_coding, n), 0.0, rows=layer.group_size)
+    if layer.csr and layer.number == 1:  # the time per row includes the time to prepare the centroids
         return whole / n * grown, 0.0
-    part = forecast.probe(f"{name} few", partial(make, few), 0.0, rows=layer.group_size)
+    part = forecast.probe(f"{name} few", partial(prepare_coding, few), 0.0, rows=layer.group_size)
     per_row = max(whole - part, 0.1 * whole) / (n - few) if n > few else whole
     per_set = max(part - few * per_row, 0.0)
-    # A first layer compares a row with all centroids; an upper layer, with centroids that share its codes.
+    # The time per row grows with the number of centroids in the first layer, which compares a row with all of
+    # them, but not in upper layers, which read only those with the same codes.
     return per_row * (grown if layer.number == 1 else 1.0), per_set * grown
 
 
@@ -391,8 +395,8 @@ def check_disk(forecast: Mapping[str, Any], run_dir: LocationLike, scratch: Loca
             )
 
 
-def _centroid_bytes(layer: Layer, train: Dataset) -> int:
-    """Return the bytes on disk of the centroids of one clustering, or of a pool that clusterings share."""
+def _count_centroid_bytes(layer: Layer, train: Dataset) -> int:
+    """Return the bytes on disk of one set of centroids, which one or several clusterings use."""
     if layer.csr:
         assert train.nnz is not None
         entry = train.nbytes / max(train.nnz, 1)
@@ -400,8 +404,8 @@ def _centroid_bytes(layer: Layer, train: Dataset) -> int:
     return int(layer.rows_per_set * layer.output()[0][0] * np.dtype(layer.dtype).itemsize)
 
 
-def _converted_bytes(layer: Layer, train: Dataset, rows: int) -> int:
-    """Return the bytes of the copy of a task's rows in the type of the kernels; 0 if no copy is needed."""
+def _count_converted_bytes(layer: Layer, train: Dataset, rows: int) -> int:
+    """Return the bytes of ``rows`` rows converted to float32 or int32 for the kernels; 0 if not converted."""
     if layer.number > 1 or layer.dtype == "float32" or (layer.dtype == "uint8" and not layer.csr):
         return 0
     entries = (train.nnz or 0) / len(train) if layer.csr else layer.width
@@ -416,21 +420,21 @@ def _estimate_memory(
     tiles: Mapping[str, int],
     resources: Resources,
 ) -> dict[str, int]:
-    """Return the peak memory in bytes of a worker that computes the codes of a layer, by purpose."""
+    """Return the peak memory in bytes of a worker that computes the codes (output) of a layer, by purpose."""
     threads = resources.threads
     at_once = 1 if layer.number == 1 else layer.group_size
     if layer.number > 1:
-        # The three terms are for the arrays of kernels/cpu/lists.py. First, for each clustering: the codes of
-        # its centroids, the lists of centroids by code, and the codes that it uses. Second: the starts of the
-        # lists, and scratch space to draw codes. Third: buffers of the rows that are processed together.
-        word = 2 if layer.k * at_once < SHORT_CODES else 4
+        # The terms are the arrays of kernels/cpu/lists.py. First, for each clustering: its centroids, a copy
+        # sorted by their codes below, and masks of the codes that it uses. Second: the first index of each
+        # code, and scratch space for masks. Third: buffers of the rows that are processed together.
+        word = 2 if layer.k * at_once < MAX_UINT16_CENTROIDS else 4
         ready = layer.width * at_once * (3 * word * layer.k + layer.k_below)
         ready += layer.width * layer.k_below * (8 + word)
         ready += int(STRIP_ROWS * word * layer.width * at_once * min(2 * layer.k / layer.k_below, 8))
     elif layer.csr:
         ready = 3 * centroids + 8 * layer.rows_per_set * layer.share
     else:
-        # float32 centroids twice, because packing copies them, and their int32 codes.
+        # Two float32 copies of the centroids, and their int32 numbers in each clustering.
         ready = 8 * layer.rows_per_set * (layer.n_columns + layer.share)
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
     rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
@@ -439,14 +443,14 @@ def _estimate_memory(
         gathered = len(train) * row_bytes  # the codes from which the process takes centroids
     return {
         "process": process_bytes(resources),
-        "rows of a task": threads * (2 * rows + _converted_bytes(layer, train, tiles["shard_rows"])),
+        "rows of a task": threads * (2 * rows + _count_converted_bytes(layer, train, tiles["shard_rows"])),
         "centroids in use": threads * (at_once * centroids + ready),
         "centroids being gathered": gathered,
     }
 
 
 def _add_pca(forecast: Forecast, model: MultilayerBootstrapNetwork, layer: Layer, n: int) -> None:
-    """Add memory and seconds of the PCA of the output to the forecast."""
+    """Add the memory and the seconds of the PCA of n rows of the last layer's output to the forecast."""
     if n <= KERNEL_ROWS:
         forecast.add_eigenvectors("pca", n, 2)
         return
@@ -481,7 +485,7 @@ def _add_pca(forecast: Forecast, model: MultilayerBootstrapNetwork, layer: Layer
     forecast.add_seconds("pca", PCA_PASSES * a_pass, 5 * a_pass, 4 * PCA_PASSES * a_pass)
 
 
-def _find_remedy(layer: Layer) -> str:
+def _suggest_remedy(layer: Layer) -> str:
     if layer.number == 1:
         return f"lower k1 (it is {layer.k}), or feature_fraction"
     return "lower k1 or n_clusterings"

@@ -1,4 +1,4 @@
-"""A fitted bootstrap network in memory and on disk.
+"""Save and open a fitted bootstrap network.
 
 The centroids of a layer are a dataset that is read in parts. If that dataset would be larger than the codes
 of all training rows in the layer below, these codes are saved instead, and centroids are taken from them.
@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 
 # Centroids of a layer of a fitted network.
 Centroids: TypeAlias = StoredSets | UncopiedSets | ArraySets | DrawnSets
-# Names of the arrays in which the components of a layer are saved.
+# Fields of `Components` that are saved as arrays.
 COMPONENT_ARRAYS = ("table", "offset", "variance")
 
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """A network read from a folder; ``codes`` are the datasets of codes in the run folder, by layer."""
+    """A network read from a folder; the numbers of layers are the keys of the dictionaries.
+
+    ``codes`` are the datasets in the run folder with the numbers of the training rows' nearest centroids.
+    """
 
     layers: tuple[Layer, ...]
     centroids: tuple[Centroids, ...]
@@ -45,7 +48,7 @@ class SavedNetwork:
 
 
 def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
-    """Return (values for JSON, arrays) to save of a fitted network, without its centroids."""
+    """Return the JSON values and the arrays that are saved for a fitted network, without its centroids."""
     values: dict[str, Any] = {"layers": [asdict(layer) for layer in model._layers], "decay": model.decay_}
     arrays: dict[str, np.ndarray] = {}
     lower: dict[str, float] = {}
@@ -65,30 +68,30 @@ def encode_network(model: MultilayerBootstrapNetwork) -> SavedModelState:
 def read_into_memory(
     centroids: Sequence[StoredSets | UncopiedSets], codes: Mapping[int, Dataset]
 ) -> tuple[tuple[Centroids, ...], dict[int, Dataset]]:
-    """Read centroids and codes into memory, because their folder will be removed."""
+    """Return the centroids and codes of all layers in memory, because their folder will be removed."""
 
-    def read(one: StoredSets | UncopiedSets) -> Centroids:
-        rows = as_rows(one.dataset.read_x(0, len(one.dataset)))
-        return ArraySets(rows, one.rows) if isinstance(one, StoredSets) else DrawnSets(one.sets, rows)
+    def read(sets: StoredSets | UncopiedSets) -> Centroids:
+        rows = as_rows(sets.dataset.read_x(0, len(sets.dataset)))
+        return ArraySets(rows, sets.rows) if isinstance(sets, StoredSets) else DrawnSets(sets.sets, rows)
 
     kept = {number: Dataset.from_arrays(one.read_x(0, len(one))) for number, one in codes.items()}
-    return tuple(read(one) for one in centroids), kept
+    return tuple(read(sets) for sets in centroids), kept
 
 
 def write_centroids(
     layers: Sequence[Layer], centroids: Sequence[Centroids], place: Location
 ) -> dict[str, str]:
-    """Write centroids, or the codes from which they are taken, into a model's folder; return fingerprints.
+    """Write the centroids of each layer, or the codes from which they are read, into the folder of a model.
 
-    Files on the same disk are linked instead of copied.
+    Files on the same disk are linked instead of copied. Return the fingerprint of each dataset by its name.
     """
     fingerprints = {}
     for layer, sets in zip(layers, centroids, strict=True):
         if isinstance(sets, UncopiedSets):
-            name = _codes_name(layer.number - 1)
+            name = _name_codes(layer.number - 1)
             fingerprints[name] = link_dataset(sets.dataset, place.at(name))
         else:
-            name = _folder_name(layer.number)
+            name = _name_folder(layer.number)
             fingerprints[name] = write_sets(sets, layer, place.at(name))
     return fingerprints
 
@@ -101,7 +104,7 @@ def open_network(
     ``run`` is the run folder of its fit, if it exists; ``values`` and ``arrays`` are from `encode_network`.
     """
     layers = tuple(Layer(**fields) for fields in values["layers"])
-    for layer in layers:  # the number is part of the name of a folder
+    for layer in layers:  # refuse a text instead of a number, because it becomes a part of a path
         if not isinstance(layer.number, int):
             raise ValueError(f"a layer's number is {layer.number!r}")
     sets = tuple(_open_centroids(layer, place) for layer in layers)
@@ -120,19 +123,19 @@ def open_network(
 
 def _open_centroids(layer: Layer, place: Location) -> Centroids:
     """Return the centroids of a layer of the model in ``place``, which has them or the codes below."""
-    codes = place.at(_codes_name(layer.number - 1))
+    codes = place.at(_name_codes(layer.number - 1))
     if codes.has("zarr.json"):
         return UncopiedSets.make(layer, open_dataset(codes.url))
-    return StoredSets.make(open_dataset(place.at(_folder_name(layer.number)).url), layer.rows_per_set)
+    return StoredSets.make(open_dataset(place.at(_name_folder(layer.number)).url), layer.rows_per_set)
 
 
 def _find_codes(
     run: Location, layers: tuple[Layer, ...], fingerprints: dict[str, str] | None
 ) -> dict[int, DatasetSpec]:
-    """Return the datasets of the codes of the training rows by layer, with their fingerprints.
+    """Return the datasets in the run folder with the codes of the training rows, by the number of the layer.
 
-    The fingerprints detect codes of another fit in the same run folder. Networks that earlier versions of the
-    package saved have no fingerprints, so the fingerprints of the codes in the folder are used.
+    ``fingerprints`` detect codes that another fit has written to the same folder. They are None in networks
+    saved by earlier versions of the package; then the fingerprints of the codes in the folder are used.
     """
     found: dict[int, DatasetSpec] = {}
     for layer in layers:
@@ -155,9 +158,9 @@ def _read_components(arrays: dict[str, np.ndarray], layer: str, total_variance: 
     return Components(table, offset, variance, total_variance)
 
 
-def _folder_name(number: int) -> str:
+def _name_folder(number: int) -> str:
     return f"centroids-l{number}"
 
 
-def _codes_name(number: int) -> str:
+def _name_codes(number: int) -> str:
     return f"codes-l{number}"

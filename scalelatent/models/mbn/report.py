@@ -1,4 +1,4 @@
-"""The report of a bootstrap network: its output, its layers, its clusters and retrieval."""
+"""Section of a report about a bootstrap network: numbers, explanations and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalelatent.engine.mapwrite import map_to_array
 from scalelatent.evaluation import RetrievalCurve, retrieval_accuracy
 from scalelatent.evaluation.output_scores import read_spaced, score_clusters
 from scalelatent.models.mbn.model.network import Network
-from scalelatent.models.mbn.model.pca import kernel_coordinates
+from scalelatent.models.mbn.model.pca import compute_coordinates
 from scalelatent.report.interpretation import usage_snippet, wilson_interval
 from scalelatent.report.page import Picture, Section, count, join_words
 from scalelatent.report.runfiles import RunFiles, check_features
@@ -26,7 +26,7 @@ from .report_figures import LEGEND_CLASSES, plot_layers, plot_output, plot_retri
 if TYPE_CHECKING:
     from .estimator import MultilayerBootstrapNetwork
 
-# Number of rows in the figures.
+# Largest number of rows in the figures.
 SAMPLE_ROWS = 2000
 
 
@@ -37,22 +37,22 @@ def section(
     rows: str,
     progress: Callable[[int, int], None] | None,
 ) -> Section:
-    """Return the section of the report about the network: numbers, explanations and figures."""
-    # Drop the note that metrics.jsonl is missing: only the PCA of more than 1,024 rows writes this file.
+    """Return the section of the report about a network; ``rows`` is the name of ``data``, such as "test"."""
+    # Drop the note that metrics.jsonl is missing: a fit of at most 1,024 rows does not write this file.
     run.notes = [note for note in run.notes if not note.startswith("metrics.jsonl")]
-    scores = _recorded_scores(run) if rows == "test" else None
-    collect = partial(collect_network, model, scores=scores, progress=progress)
+    scores = _find_recorded_scores(run) if rows == "test" else None
+    collect = partial(collect_evidence, model, scores=scores, progress=progress)
     evidence = run.collect(data, "the figures are left out", collect)
-    head, table = network_numbers(run, model, evidence, rows)
-    pictures = [] if evidence is None else network_pictures(evidence, rows)
+    head, table = list_numbers(run, model, evidence, rows)
+    pictures = [] if evidence is None else make_pictures(evidence, rows)
     if evidence is not None and evidence.clusters is None:
         run.notes.append(f"The {rows} rows have no classes, so the page does not score clusters.")
     snippet = usage_snippet(run, model, verb="transform", gives="components")
     return Section(describe_model(model), head, table, pictures, explain_numbers(evidence), snippet)
 
 
-def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
-    """Return the scores of the test rows that the job recorded, or None if some are missing."""
+def _find_recorded_scores(run: RunFiles) -> dict[str, float] | None:
+    """Return the scores of clusters of the test rows that the job recorded, or None if some are missing."""
     recorded = {key.removeprefix("test_"): value for key, value in run.event("scored").items()}
     of_each = [f"{name}{part}" for name in ("nmi", "accuracy") for part in ("", "_mean", "_spread")]
     needed = [*of_each, "restarts", "clustered_rows"]
@@ -61,24 +61,20 @@ def _recorded_scores(run: RunFiles) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class NetworkEvidence:
-    """Data of the figures: outputs of all layers for a sample of the rows, classes and scores."""
+    """Data of the figures and numbers of a report, for n sampled rows of a dataset."""
 
-    n_rows: int  # rows of the dataset
-    output: (
-        np.ndarray
-    )  # float32 (n, components); for output="codes" the first two principal components of the codes
-    layers: list[np.ndarray]  # float64 (n, 2): first two principal components of each layer's codes
+    n_rows: int  # number of rows of the whole dataset
+    output: np.ndarray  # float32 (n, components): output; two principal components if the output is codes
+    layers: list[np.ndarray]  # float64 (n, 2): first two principal components of the output of each layer
     ks: list[int]  # number of centroids per clustering of each layer
-    codes: np.ndarray | None  # class numbers of rows; None without labels, or with several labels per row
+    codes: np.ndarray | None  # class number of each row; None without labels, or with several labels per row
     class_names: list[str]
-    # Result of `score_clusters`; None without labels, and for output="codes"
-    clusters: Mapping[str, float] | None
-    retrieval: RetrievalCurve | None
-    # Similarity of the retrieval curve: cosine of components, or number of shared codes
-    ranked_by: str = "cosine"
+    clusters: Mapping[str, float] | None  # scores of clusters; None without labels, and for output="codes"
+    retrieval: RetrievalCurve | None  # share of similar rows with the same label; None without labels
+    ranked_by: str = "cosine"  # similarity of two rows for retrieval; "overlap" is the number of equal codes
 
 
-def collect_network(
+def collect_evidence(
     model: MultilayerBootstrapNetwork,
     data: Dataset,
     *,
@@ -86,19 +82,19 @@ def collect_network(
     scores: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NetworkEvidence:
-    """Compute the outputs of all layers for evenly spaced rows, and the scores if they are not given."""
+    """Compute the outputs of all layers for evenly spaced rows; score the clusters without ``scores``."""
     check_features(data, model)
     rows, labels = read_spaced(data, sample_rows)
-    planes, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
+    layer_points, codes, kernel = [], Dataset.from_arrays(rows), make_backend("cpu").kernel
     for number, (layer, centroids) in enumerate(zip(model._layers, model._centroids, strict=True), 1):
         found = map_to_array(Network((layer,), (centroids,)), codes, model.device, model.n_jobs)
-        planes.append(kernel_coordinates(found, 2, kernel))
+        layer_points.append(compute_coordinates(found, 2, kernel))
         codes = Dataset.from_arrays(found)
         if progress is not None:
             progress(len(found) * number // len(model._layers), len(found))
     projection, metric = model._row_map("output").projection, "cosine"
     if projection is None:
-        output, ranked, metric = planes[-1].astype(np.float32), found, "overlap"
+        output, ranked, metric = layer_points[-1].astype(np.float32), found, "overlap"
     else:
         output = ranked = map_to_array(projection, codes, model.device, model.n_jobs)
     classes, names, clusters, curve = None, [], None, None
@@ -110,11 +106,11 @@ def collect_network(
     if labels is not None and data.y_kind != "targets" and len(output) > 1:
         curve = retrieval_accuracy(ranked, labels, metric=metric, n_jobs=model.n_jobs)
     ks = [int(k) for k in model.ks_]
-    return NetworkEvidence(data.n_rows, output, planes, ks, classes, names, clusters, curve, metric)
+    return NetworkEvidence(data.n_rows, output, layer_points, ks, classes, names, clusters, curve, metric)
 
 
 def describe_model(model: MultilayerBootstrapNetwork) -> str:
-    """Return a sentence fragment with the numbers of layers, clusterings and centroids."""
+    """Return a title with the numbers of layers, of clusterings, and of centroids in each layer."""
     ks = " → ".join(f"{k:,}" for k in model.ks_)
     return (
         f"Multilayer bootstrap network, {count(len(model.ks_), 'layer')} of "
@@ -122,16 +118,16 @@ def describe_model(model: MultilayerBootstrapNetwork) -> str:
     )
 
 
-def network_numbers(
+def list_numbers(
     run: RunFiles, model: MultilayerBootstrapNetwork, evidence: NetworkEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the numbers at the top of the page and those of the table, as pairs of label and value."""
+    """Return (label, value) of the numbers at the top of the page, and of those in its table."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if evidence is not None:
         table.append((f"{rows} rows", f"{evidence.n_rows:,}"))
         shown = len(evidence.output)
-        table.append(("rows in the figures", _count_of_all(shown, evidence)))
+        table.append(("rows in the figures", _format_row_count(shown, evidence)))
         if (scores := evidence.clusters) is not None:
             head += [("NMI", percent(scores["nmi"])), ("clustering accuracy", percent(scores["accuracy"]))]
             for name, label in (("nmi", "NMI"), ("accuracy", "clustering accuracy")):
@@ -141,7 +137,7 @@ def network_numbers(
             low, high = wilson_interval(scores["accuracy"], scores["clustered_rows"])
             table.append(("clustering accuracy, 95 % interval", f"{100 * low:.2f} to {100 * high:.2f} %"))
             table.append(
-                ("rows that k-means clustered", _count_of_all(int(scores["clustered_rows"]), evidence))
+                ("rows that k-means clustered", _format_row_count(int(scores["clustered_rows"]), evidence))
             )
         if (curve := evidence.retrieval) is not None:
             at = [f"{percent(a)} at {k:,}" for k, a in zip(curve.levels, curve.accuracy, strict=True)]
@@ -164,7 +160,7 @@ def network_numbers(
 
 
 def explain_numbers(evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
-    """Return explanations of the numbers, as pairs of heading and text."""
+    """Return (heading, text) of each explanation of a number on the page."""
     found = []
     if evidence is not None and evidence.clusters is not None:
         restarts = int(evidence.clusters["restarts"])
@@ -188,15 +184,15 @@ def explain_numbers(evidence: NetworkEvidence | None) -> list[tuple[str, str]]:
     return found
 
 
-def _count_of_all(rows: int, evidence: NetworkEvidence) -> str:
+def _format_row_count(rows: int, evidence: NetworkEvidence) -> str:
     return f"{rows:,}, evenly spaced" if rows < evidence.n_rows else f"all {rows:,}"
 
 
-def network_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
+def make_pictures(evidence: NetworkEvidence, rows: str) -> list[Picture]:
     """Return all figures in the order in which the page shows them."""
-    found = [_output_picture(evidence, rows), _layers_picture(evidence, rows)]
+    found = [_make_output_picture(evidence, rows), _make_layers_picture(evidence, rows)]
     if evidence.retrieval is not None:
-        found.append(_retrieval_picture(evidence, evidence.retrieval, rows))
+        found.append(_make_retrieval_picture(evidence, evidence.retrieval, rows))
     return found
 
 
@@ -215,7 +211,7 @@ def _explain_colours(evidence: NetworkEvidence) -> str:
     return "Colours are classes, which the network has not seen."
 
 
-def _output_picture(evidence: NetworkEvidence, rows: str) -> Picture:
+def _make_output_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     what = "output" if evidence.ranked_by == "cosine" else "codes"
     words = (
         f"The first two components of the {what} of {_describe_rows(evidence, rows)} (Figures 8 and 9 of the "
@@ -231,7 +227,7 @@ def _output_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     return Picture("output", "Output", words, alt + ".", figure)
 
 
-def _layers_picture(evidence: NetworkEvidence, rows: str) -> Picture:
+def _make_layers_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     titles = [f"layer {i}: k = {k:,}" for i, k in enumerate(evidence.ks, 1)]
     words = (
         f"{_describe_rows(evidence, rows).capitalize()} at each layer: the first two principal components of "
@@ -244,7 +240,7 @@ def _layers_picture(evidence: NetworkEvidence, rows: str) -> Picture:
     return Picture("layers", "Output of each layer", words, alt, figure, wide=True)
 
 
-def _retrieval_picture(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
+def _make_retrieval_picture(evidence: NetworkEvidence, curve: RetrievalCurve, rows: str) -> Picture:
     by_cosine = evidence.ranked_by == "cosine"
     which = _describe_rows(evidence, rows).replace("all ", "the ", 1)
     nearest = "by the cosine of the output" if by_cosine else "by the number of codes that two rows share"

@@ -1,4 +1,4 @@
-"""Figures of a bootstrap network."""
+"""Figures of a bootstrap network for its report: scatter plots of outputs, and the retrieval curve."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Largest number of classes in a legend; number of panels per line in the figure of all layers.
+# Largest number of classes in a legend; number of scatter plots side by side in the figure of all layers.
 LEGEND_CLASSES = 30
-_PANELS_PER_LINE = 4
+_FIGURE_COLUMNS = 4
 
 
 def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: float = 7.0) -> None:
@@ -37,7 +37,6 @@ def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: floa
     if codes is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, color=ACCENT, alpha=0.6, linewidths=0)
     else:
-        # One call per marker, with the points in an order that is independent of the classes.
         order = np.random.Generator(np.random.Philox(0)).permutation(len(points))
         styles = [class_style(int(code)) for code in codes[order]]
         for marker in dict.fromkeys(marker for _, marker in styles):
@@ -52,25 +51,28 @@ def scatter(axes: Axes, points: np.ndarray, codes: np.ndarray | None, size: floa
 
 
 def plot_output(points: np.ndarray, codes: np.ndarray | None, names: Sequence[str]) -> Figure:
-    """Draw the first two components of the output, coloured by class (Figures 8 and 9 of the paper)."""
+    """Draw the first two components of the output as points, coloured by class (Figures 8, 9 of the paper).
+
+    ``codes`` are the numbers of the classes in ``names``, or None for points without classes.
+    """
     figure = new_figure(7.4, 5.6)
     axes = figure.subplots()
-    scatter(axes, select_plane(points), codes, 9.0)
+    scatter(axes, select_two_columns(points), codes, 9.0)
     axes.set_xlabel("first component", color=INK, fontsize=10)
     axes.set_ylabel("second component" if points.shape[1] > 1 else "rank", color=INK, fontsize=10)
     if codes is not None and 1 < len(names) <= LEGEND_CLASSES:
-        _class_legend(axes, names)
+        _add_class_legend(axes, names)
     return figure
 
 
-def select_plane(points: np.ndarray) -> np.ndarray:
-    """Return two columns to draw: the first two, or the only column and the ranks of its values."""
+def select_two_columns(points: np.ndarray) -> np.ndarray:
+    """Return two columns as x and y of a plot: the first two, or the only column and its values' ranks."""
     if points.shape[1] > 1:
         return points[:, :2]
     return np.column_stack([points[:, 0], points[:, 0].argsort(kind="stable").argsort(kind="stable")])
 
 
-def _class_legend(axes: Axes, names: Sequence[str]) -> None:
+def _add_class_legend(axes: Axes, names: Sequence[str]) -> None:
     handles = [
         Line2D([], [], color=color, marker=marker, linestyle="", markersize=6)
         for color, marker in map(class_style, range(len(names)))
@@ -84,8 +86,8 @@ def _class_legend(axes: Axes, names: Sequence[str]) -> None:
 def plot_layers(
     layers: Sequence[np.ndarray], titles: Sequence[str], codes: np.ndarray | None, names: Sequence[str]
 ) -> Figure:
-    """Draw the first two components of each layer (Figure 16 of the paper)."""
-    columns = min(_PANELS_PER_LINE, len(layers))
+    """Draw one scatter plot per layer of two components of its output (Figure 16 of the paper)."""
+    columns = min(_FIGURE_COLUMNS, len(layers))
     rows = -(-len(layers) // columns)
     figure = new_figure(2.35 * columns, 2.45 * rows)
     panels = np.ravel(figure.subplots(rows, columns, squeeze=False))
@@ -100,9 +102,9 @@ def plot_layers(
 def plot_retrieval(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]],
 ) -> Figure:
-    """Draw the mean accuracy among the first retrieved rows (Figures 12 and 14 of the paper).
+    """Draw the share of rows with the right class among the first retrieved rows (paper: Figures 12, 14).
 
-    ``curves`` has (numbers of retrieved rows, accuracies) for each name in the legend.
+    ``curves`` has (numbers of retrieved rows, shares) for each name in the legend.
     """
     figure = new_figure(6.6, 4.2)
     axes = figure.subplots()

@@ -18,8 +18,8 @@ from scalelatent.models.mbn.model.pca import (
     CodeProjection,
     Components,
     StreamedPca,
-    kernel_components,
-    kernel_coordinates,
+    compute_coordinates,
+    run_kernel_pca,
 )
 
 V, K, N = 12, 7, 150
@@ -63,7 +63,7 @@ def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -
     np.testing.assert_allclose(found.variance[:d], variance[:d], rtol=tol)
     np.testing.assert_allclose(found.table.reshape(-1, found.table.shape[2])[:, :d].T, vt[:d], atol=20 * tol)
     assert found.total_variance == pytest.approx(variance.sum())
-    projection = CodeProjection.from_components(found.first(d))
+    projection = CodeProjection.from_components(found.take_first(d))
     got = projection.apply(projection.prepare(make_backend("cpu")), Block(codes, None, None, 0))
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, h @ vt[:d].T, atol=200 * tol)
@@ -73,7 +73,7 @@ def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -
 def test_components_of_few_rows_come_from_their_inner_products(
     draw_codes: np.ndarray, compute_svd: Any, device: str
 ) -> None:
-    found = kernel_components(draw_codes, K, make_backend(device).kernel)
+    found = run_kernel_pca(draw_codes, K, make_backend(device).kernel)
     assert len(found.offset) == V * (K - 1)
     _check(found, draw_codes, compute_svd, 6, 1e-7)
 
@@ -91,7 +91,7 @@ def test_components_of_many_rows_come_from_em(draw_codes: np.ndarray, compute_sv
 def test_equal_rows_and_too_many_components_give_zeros() -> None:
     same = np.ones((30, V), dtype=np.uint16)
     for found in (
-        kernel_components(same, K, make_backend("cpu").kernel),
+        run_kernel_pca(same, K, make_backend("cpu").kernel),
         (lambda learner, state: learner.components(state))(*compute_streamed(same, 3, max_iter=5)),
     ):
         assert not found.variance.any()
@@ -108,10 +108,10 @@ def test_coordinates_equal_those_of_one_hot_rows(draw_codes: np.ndarray) -> None
     kernel = partial(find_kernel, backend="numba")
     hot = np.eye(K)[draw_codes].reshape(N, -1)
     u, s, _ = np.linalg.svd(hot - hot.mean(axis=0), full_matrices=False)
-    found = kernel_coordinates(draw_codes, 2, kernel)
+    found = compute_coordinates(draw_codes, 2, kernel)
     np.testing.assert_allclose(np.abs(found), np.abs(u[:, :2] * s[:2]), atol=1e-8)
     assert (found[np.abs(found).argmax(axis=0), [0, 1]] > 0).all()
-    assert kernel_coordinates(draw_codes[:1], 2, kernel).tolist() == [[0, 0]]
+    assert compute_coordinates(draw_codes[:1], 2, kernel).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("kind", ["random", "two rows", "one row"])
@@ -128,9 +128,9 @@ def test_coordinates_of_many_rows_need_no_full_decomposition(
     u, s, _ = np.linalg.svd(hot - hot.mean(axis=0), full_matrices=False)
     whole: list[int] = []
     monkeypatch.setattr(
-        pca, "find_leading", lambda c, d, k, real=pca.find_leading: whole.append(d) or real(c, d, k)
+        pca, "find_eigenvectors", lambda c, d, k, real=pca.find_eigenvectors: whole.append(d) or real(c, d, k)
     )
-    found = kernel_coordinates(codes, 2, kernel)
+    found = compute_coordinates(codes, 2, kernel)
     np.testing.assert_allclose(np.abs(found), np.abs(u[:, :2] * s[:2]), atol=1e-6)
     if kind == "random":
         assert not whole

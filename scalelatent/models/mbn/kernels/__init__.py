@@ -1,4 +1,4 @@
-"""Table of the kernels of bootstrap networks: the functions that implement them in numpy, numba and CuPy."""
+"""Table of the kernels (compiled functions) of bootstrap networks, with a function for each backend."""
 
 _MODULES = {
     "mbn_make_bank": "dense",
@@ -17,7 +17,7 @@ KERNELS = {
     for name, module in _MODULES.items()
 }
 
-# Random draws are integers, so the reference backend uses the compiled function, too.
+# The reference backend (numpy) draws with the compiled function, because the masks are the same.
 _DRAWS = "scalelatent.models.mbn.kernels.cpu.draws:choose_masks"
 KERNELS["mbn_choose_masks"] = {
     "reference": _DRAWS,
@@ -25,8 +25,8 @@ KERNELS["mbn_choose_masks"] = {
     "cupy": "scalelatent.models.mbn.kernels.gpu:choose_masks",
 }
 
-# Kernels of the PCA, which add a few numbers per code. They take less than 1 % of a fit, so workers with a
-# GPU also compute them on the CPU, where the order of the sums is fixed.
+# Kernels of the PCA of the output. They take less than 1 % of a fit, so workers with a GPU also run them on
+# the CPU, where sums are added in a fixed order and the result is always the same.
 _ONEHOT, _HOST = "scalelatent.kernels.onehot", "scalelatent.kernels.onehot_compiled"
 
 KERNELS |= {

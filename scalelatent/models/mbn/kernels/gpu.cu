@@ -1,25 +1,23 @@
-// The kernels of a bootstrap network on the device. gpu.py compiles and launches this text; tests compare it with
-// reference.py.
-//
-// The codes are those of a CPU. Scores that float32 cannot order are compared in float64, where products of two float32
-// are exact and sums go over the columns in order; of equal scores the lowest index wins (on integers equal distances
-// have equal scores, see cpu/dense.py). Counts are integers. So the codes do not depend on the order of thread blocks or
+// Nearest centroids of rows on a GPU. gpu.py compiles this file and launches its kernels. The code of a row in a
+// clustering is the number of its nearest centroid, the one with the largest score. Scores that float32 cannot order
+// are compared in float64, where products of two float32 are exact and are added in the order of the columns. Of equal
+// scores the lowest number wins. So the codes equal those of a CPU, and do not depend on the order of thread blocks or
 // of atomic additions.
 //
-// tests/gpu/emulator.hpp defines the CUDA words of this file for a C++ compiler: the tests run this text on a CPU.
+// tests/gpu/emulator.hpp defines the CUDA words of this file for a C++ compiler, so that tests run it on a CPU.
 
 #include "philox.cuh"
 
-constexpr int THREADS = 128;  // threads of a block; gpu.py launches with the same number
+constexpr int THREADS = 128;  // number of threads of a block; gpu.py launches blocks of this size
 constexpr int WARPS = THREADS / 32;
-constexpr int TILE = 4096;  // centroids whose sums or counts are in the shared memory of a thread block
-constexpr int NO_CENTROID = 0x7fffffff;
+constexpr int TILE = 4096;  // number of centroids whose sums or counts a thread block has in shared memory at a time
+constexpr int NO_CENTROID = 0x7fffffff;  // code of a centroid that does not belong to a clustering
 constexpr float LOWEST = -3.402823466e+38f;
 constexpr unsigned EVERY_LANE = 0xffffffffu;
 
 using byte = unsigned char;
 
-// Keeps the larger value, and of equal values the lower index.
+// Replaces `value` and `index` by `other` and `at` if `other` is larger, or equal with a lower index.
 template <class T>
 __device__ __forceinline__ void take_larger(T& value, int& index, T other, int at) {
     if (other > value || (other == value && at < index)) {
@@ -28,7 +26,7 @@ __device__ __forceinline__ void take_larger(T& value, int& index, T other, int a
     }
 }
 
-// Finds the largest value of a thread block for thread 0. All threads call it.
+// Gives thread 0 the largest value of all threads of a block, and its index. All threads must call this function.
 template <class T>
 __device__ __forceinline__ void block_largest(T& value, int& index) {
     __shared__ T values[WARPS];
@@ -62,9 +60,9 @@ __device__ __forceinline__ float product(const int* stored, int j, int start, co
     return static_cast<float>(stored[j] + start + __ldg(sums + j));
 }
 
-// One warp per row: writes the columns of a pool as stored values, with zeros up to `width` columns. `gaps` gets the
-// least difference of two scores of the row that rounding cannot exchange; 0 if the row is whole numbers whose scores
-// float32 holds, see cpu/dense.py. `starts` gets 128 times the sum of the stored values.
+// One warp per row: writes the q `columns` of rows `x` (n, p) as stored values to `out`, with zeros up to `width`.
+// `gaps` receives the least difference of two scores of the row that rounding cannot exchange: 0 for whole numbers with
+// a norm up to `exact_length`, whose scores are exact. `starts` receives 128 times the sum of the stored values.
 template <class T, class Stored>
 __device__ __forceinline__ void gather(const T* x, int p, int n, const int* columns, int q, int width, double slope,
                                        double least, double exact_length, Stored* out, double* gaps, int* starts) {
@@ -91,16 +89,16 @@ __device__ __forceinline__ void gather(const T* x, int p, int n, const int* colu
         sum += __shfl_down_sync(EVERY_LANE, sum, step);
     }
     if (row < n && lane == 0) {
-        // Squares of numbers below 1e-23 underflow.
+        // An upper bound of the norm of the row; 1e-21 per number covers numbers below 1e-23, whose squares underflow.
         const float length = sqrtf(total) * (1.0f + 9.5367431640625e-7f * (q + 2)) + 1e-21f * q;
         gaps[row] = !fractions && length <= exact_length ? 0.0 : 2.0 * (slope * length + least);
         starts[row] = 128 * sum;
     }
 }
 
-// One warp per row: keeps the 32 best of the k scores in a falling list, entry i in lane i, equal scores by index.
-// Entries that float32 cannot order are computed again in float64. Then each clustering takes the best entry among its
-// own centroids; it gets NO_CENTROID if a centroid outside the list could be better.
+// One warp per row: finds the 32 best of the k scores of a row; lane i has the i-th best score. Scores that float32
+// cannot order are computed again in float64. Then the code of a clustering is the number, within the clustering, of
+// its best centroid among these 32; it is NO_CENTROID if another centroid could be better.
 template <class Product, class Stored>
 __device__ __forceinline__ void take(const Product* products, int stride, int n, int k, const Stored* x,
                                      const Stored* w, int q, int width, const float* scale, const float* bias,
@@ -169,9 +167,9 @@ __device__ __forceinline__ void take(const Product* products, int stride, int n,
 KERNELS(float, f32, float, float)
 KERNELS(byte, u8, signed char, int)
 
-// One thread block per row: multiplies its entries in order with the postings of their columns. The centroids of a
-// column are all different, so no two threads add to one sum, and each sum goes from left to right. Then each warp finds
-// the best centroids of some clusterings; `tops` has their scores.
+// One thread block per CSR row: adds the products of its entries and the entries of centroids in the same column. The
+// centroids of a column are all different, so no two threads add to one sum. Each sum is in the order of the columns.
+// Then each warp finds the best centroids of some clusterings; `tops` has their scores between groups of centroids.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_sparse(const float* data, const int* indices, const int* indptr, const int* start, const int* centroid,
                const float* value, int k, const double* exact, const int* numbers, int clusterings, double* tops,
@@ -215,8 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One thread per 32 numbers, clusterings along y: draws m of n numbers for each clustering, with the random numbers of
-// cpu/draws.py. A random byte below `share` selects its number. `drawn` gets how many are drawn.
+// One thread per 32 numbers, clusterings along y: marks each number in the mask of a clustering if its random byte is
+// below `share`. The random numbers are those of cpu/draws.py. `drawn` receives the count of marked numbers.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_draw(unsigned long long key0, unsigned long long key1, int layer, int first, int clusterings, long long n,
              int share, int* drawn, byte* masks) {
@@ -241,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One thread per clustering: removes random numbers from the draw of mbn_draw, or adds them, until it has m numbers.
+// One thread per clustering: marks or unmarks random numbers in the mask of mbn_draw until m of n numbers are marked.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_complete(unsigned long long key0, unsigned long long key1, int layer, int first, int clusterings, long long n,
                  long long m, const int* drawn, byte* masks) {
@@ -266,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The sum of the values of the threads before this one, and the total of the block. All threads call it.
+// Returns the sum of `value` over the threads before this one; `total` receives that over all. All threads call it.
 __device__ __forceinline__ int scan_before(int value, int& total) {
     __shared__ int sums[WARPS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -289,8 +287,9 @@ __device__ __forceinline__ int scan_before(int value, int& total) {
     return before + sum - value;
 }
 
-// One thread block per clustering below, sets along y: sorts the k centroids of a set (codes: k, clusterings) by their
-// code below, into lists (start: below + 1) of those whose unit the set uses. The order within a list is any.
+// One thread block per clustering of the layer below and (along y) clustering s of the upper layer: sorts the k
+// centroids of s by their code in the layer below, so that centroids with the same code are contiguous in `members`.
+// `start` (below + 1) has the first index of each code. Centroids whose code s does not use (`units`) are left out.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mbn_lists(const int* codes, const byte* units, int sets, int clusterings, int k, int below, int* start, int* members) {
     const int v = blockIdx.x, t = threadIdx.x;
@@ -298,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const size_t column = static_cast<size_t>(s) * clusterings + v;
         const int* code = codes + static_cast<size_t>(s) * k * clusterings + v;
         const byte* used = units + column * below;
-        int* ends = start + column * (below + 1) + 1;  // first the lengths, then the starts, then the ends of the lists
+        int* ends = start + column * (below + 1) + 1;  // counts of centroids per code, then first indices, then ends
         for (int c = t; c <= below; c += THREADS) ends[c - 1] = 0;
         __syncthreads();
         for (int j = t; j < k; j += THREADS) {
@@ -322,8 +321,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One thread block per row, sets along y: counts the members of the lists of the row's codes in shared memory, and
-// writes the centroid of the largest count to codes (rows, sets).
+// One thread block per row and (along y) clustering of the upper layer: counts, for each centroid, the codes of the
+// row that it shares, and writes the centroid with the largest count to codes (rows, sets).
 template <class Code>
 __device__ __forceinline__ void count(const int* x, int sets, int clusterings, int below, const int* start,
                                       const int* members, int k, Code* codes) {

@@ -1,16 +1,13 @@
-"""The kernels of a clustering on a GPU: Python functions that launch the CUDA kernels of ``gpu.cu``.
+"""Nearest centroids on a GPU: Python functions that launch the CUDA kernels of ``gpu.cu``.
 
-For dense rows, cuBLAS computes the products of rows and centroids into a buffer of bounded size: float32
-(never TF32), or exact int32 by tensor cores if rows and centroids are bytes. One kernel reads the buffer,
-keeps the best scores of each row in a list, and writes the code of each clustering. The rare rows whose list
-is too short are coded on the CPU. The buffer is written and read once, 8 bytes per score. CSR rows and rows
-of codes (in upper layers) take one thread block each, with sums or counts in shared memory.
+For dense rows, cuBLAS computes the products of rows and centroids into a buffer: float32 (never TF32), or
+exact int32 by tensor cores if rows and centroids are bytes. One kernel reads the buffer, keeps the 32 best
+scores of each row in a list, and takes the nearest centroid in each clustering from the list. The CPU
+computes the rare rows whose list has no centroid of a clustering. CSR rows and rows of upper layers take one
+thread block each, with sums or counts in shared memory.
 
-In upper layers, the GPU also draws the codes that a clustering uses, and makes the lists of its centroids.
-One launch computes the codes of all clusterings of a group.
-
-The codes equal those of the numba and numpy kernels. They are copied to the host: 4 bytes per code, or 2 in
-upper layers with at most 65,536 centroids. All work is queued in CuPy's current stream.
+The results equal those of the numba and numpy kernels. They are copied to the host, 4 bytes per row and
+clustering, or 2 bytes in upper layers with at most 65,536 centroids. All work is in CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -34,60 +31,53 @@ from .reference import score_terms, squared_lengths
 _kernels = Kernels(__package__)
 _launch, THREADS = _kernels.launch, _kernels.threads
 _WARPS = THREADS // 32
-# Largest number of scores in the buffer, which take 256 MiB.
-SCORES = 2**26
-# Centroids and columns of bytes are padded to multiples of this number, as tensor cores require.
+# Largest number of products of rows and centroids in GPU memory at a time; they take 256 MiB.
+MAX_SCORES = 2**26
+# Matrices of bytes get zeros up to multiples of this number of rows and columns, as tensor cores require.
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class DeviceBank:
-    """Centroids that clusterings share, on the GPU, with the terms of their scores.
+    """Centroids w that clusterings share, on the GPU; a row x has the score scale (w . x) + bias."""
 
-    Fields without a comment have the meaning of the fields of :class:`..cpu.dense.PackedCentroids`.
-    """
-
-    # float32 (k, columns); or bytes minus 128, int8, with rows and columns of zeros up to multiples of
-    # _ALIGNMENT
+    # float32 (k, columns); for bytes, int8 with the values minus 128, padded with zeros to multiples of 16
     w: cupy.ndarray
     sums: cupy.ndarray  # int32 (k,): 128 times the sum of each centroid of bytes; 0 for floats
-    scale: cupy.ndarray
-    bias: cupy.ndarray
-    exact: cupy.ndarray
-    codes: cupy.ndarray
-    exact_length: float
-    error: tuple[float, float]
-    # Packs the centroids for the CPU, which computes the codes of rows whose list of candidates is too short
+    scale: cupy.ndarray  # float32 (k,)
+    bias: cupy.ndarray  # float32 (k,)
+    exact: cupy.ndarray  # float64 (2, k): scale and bias, for scores in float64
+    codes: cupy.ndarray  # int32 (k, clusterings): number of each centroid in each clustering; NONE outside
+    exact_length: float  # largest Euclidean norm of a row of integers with exact float32 scores; -1 if none
+    error: tuple[float, float]  # a score in float32 is wrong by less than error[0] |x| + error[1]
+    # Returns the centroids for the CPU, which computes rows without a candidate in a clustering
     on_host: Callable[[], by_tiles.PackedCentroids]
 
 
 @dataclass(frozen=True)
 class Postings:
-    """Entries of the CSR centroids that clusterings share, sorted by column, on the GPU."""
+    """Entries of the k CSR centroids that clusterings share, sorted by column, on the GPU."""
 
-    start: cupy.ndarray  # int32 (p + 1,): start of the entries of each column
+    start: cupy.ndarray  # int32 (columns + 1,): start of the entries of each column
     centroid: cupy.ndarray  # int32 (entries,): centroid of each entry
     value: cupy.ndarray  # float32 (entries,): value of each entry
-    # float64 (2, k): scale and bias; a row x and a centroid w have the score scale (w . x) + bias
-    exact: cupy.ndarray
-    # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;
-    # ``candidates.NONE`` if the centroid does not belong to the clustering
-    codes: cupy.ndarray
+    exact: cupy.ndarray  # float64 (2, k): scale and bias in the score scale (w . x) + bias of a row x
+    codes: cupy.ndarray  # int32 (k, clusterings): number of each centroid in each clustering; NONE outside
 
 
 @dataclass(frozen=True)
 class DeviceLists:
-    """Lists of the centroids of an upper layer by their codes in the layer below, on the GPU.
+    """For each code of the layer below, the centroids of an upper layer that have this code, on the GPU.
 
-    The upper layer has ``sets`` clusterings of k centroids, and the layer below has V clusterings.
+    A code is the number of a nearest centroid in one of V clusterings of the layer below.
     """
 
-    start: cupy.ndarray  # int32 (sets, V, k below + 1): index at which the list of each code starts
-    members: cupy.ndarray  # int32 (sets, V, k): centroids of the lists of all codes, one after the other
+    start: cupy.ndarray  # int32 (clusterings, V, codes + 1): first index of each code in ``members``
+    members: cupy.ndarray  # int32 (clusterings, V, k): numbers of the centroids, sorted by their code
 
 
 def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> DeviceBank:
-    """Copy centroids to the GPU for :func:`nearest`; ``draws`` marks the centroids of each clustering."""
+    """Copy centroids ``w`` to the GPU; ``draws`` (clusterings, k) is true for each clustering's centroids."""
     w = np.ascontiguousarray(w, dtype=np.uint8 if by_tiles.fits_integers(w) else np.float32)
     w, codes = by_tiles.merge_rows(w, draws)
     squares, sums = squared_lengths(w), np.zeros(len(w), dtype=np.int32)
@@ -106,7 +96,7 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> De
 
 
 def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
-    """Return the code of each row's nearest centroid in each clustering, int32 (rows, clusterings)."""
+    """Return the number of each row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     w, (k, clusterings), q = bank.w, bank.codes.shape, len(columns)
     with_bytes = x.dtype == np.uint8 and w.dtype == np.int8
     x, places = _to_device(x, np.uint8 if with_bytes else np.float32), _to_device(columns, np.int32)
@@ -114,7 +104,7 @@ def nearest(x: Array, columns: np.ndarray, bank: DeviceBank) -> np.ndarray:
         w = cupy.ascontiguousarray(w[:k, :q], dtype=np.float32) + np.float32(128)
     codes = cupy.empty((len(x), clusterings), dtype=np.int32)
     stride, width = w.shape
-    tile = max(1, min(len(x), SCORES // stride))
+    tile = max(1, min(len(x), MAX_SCORES // stride))
     cut = cupy.empty((tile, width), dtype=w.dtype)
     products = cupy.empty((tile, stride), dtype=np.int32 if with_bytes else np.float32)
     gaps, starts = cupy.empty(tile, dtype=np.float64), cupy.empty(tile, dtype=np.int32)
@@ -154,7 +144,7 @@ def make_sparse_bank(
 
 
 def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
-    """Return the code of each CSR row's nearest centroid in each clustering, int32 (rows, clusterings)."""
+    """Return the number of each CSR row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     shape = (len(x), bank.codes.shape[1])
     codes, tops = cupy.empty(shape, dtype=np.int32), cupy.empty(shape, dtype=np.float64)
     rows = (_to_device(x.data, np.float32), _to_device(x.indices, np.int32), _to_device(x.indptr, np.int32))
@@ -166,7 +156,7 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
 
 
 def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m: int) -> cupy.ndarray:
-    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings, with the masks of ``.cpu.draws``."""
+    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return the masks of ``.cpu.draws``."""
     masks, drawn = cupy.empty((count, n), dtype=np.bool_), cupy.zeros(count, dtype=np.int32)
     stream = (*key, np.int32(layer), np.int32(first), np.int32(count), np.int64(n))
     if n:
@@ -177,9 +167,13 @@ def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m:
 
 
 def make_lists(codes: Array, units: Array) -> DeviceLists:
-    """Return lists of the centroids by their codes in the layer below, for :func:`nearest_codes`."""
+    """Return the centroids of an upper layer, sorted by their codes in each clustering below, on the GPU.
+
+    ``codes`` (clusterings, k, V) are the codes of the centroids in the V clusterings of the layer below;
+    ``units`` (clusterings, V, codes) is true for the codes that each clustering uses.
+    """
     (sets, k, v), below = codes.shape, units.shape[2]
-    moved = _to_device(codes, codes.dtype)  # copy uint16 codes, which are shorter than int32
+    moved = _to_device(codes, codes.dtype)  # copy uint16, which has fewer bytes than int32
     drawn = _to_device(units, np.bool_).view(np.uint8)
     start = cupy.empty((sets, v, below + 1), dtype=np.int32)
     members = cupy.empty((sets, v, k), dtype=np.int32)
@@ -189,7 +183,10 @@ def make_lists(codes: Array, units: Array) -> DeviceLists:
 
 
 def nearest_codes(x: Array, lists: DeviceLists) -> np.ndarray:
-    """Return the centroid that shares most codes with each row, uint16 if k <= 65,536, else int32."""
+    """Return the centroid that shares most codes with each row ``x``, in clusterings of an upper layer.
+
+    The result has the shape (rows, clusterings) and the type uint16, or int32 for more than 65,536 centroids.
+    """
     (sets, v, k), below = lists.members.shape, lists.start.shape[2] - 1
     short = k <= 2**16
     x, codes = _to_device(x, np.int32), cupy.empty((len(x), sets), dtype=np.uint16 if short else np.int32)

@@ -1,9 +1,9 @@
-"""The kernels of a bootstrap network in plain numpy and float64, with which tests compare the other kernels.
+"""Nearest centroids of rows in plain numpy and float64; tests compare the fast implementations with these.
 
-A clustering is a set of columns and k centroids, which are data rows. The code of a row is the index of its
-nearest centroid on these columns. A larger score means a nearer centroid, and of equal scores the lowest
-index wins. For integers, Euclidean scores are exact, so equal distances have equal scores. For floats, sums
-are rounded to float64, so any of several centroids at equal distances may win.
+A clustering has k centroids, which are data rows, and uses some columns of the data. The code of a row is the
+number of its nearest centroid. A larger score means a nearer centroid; of equal scores the lowest number
+wins. For integers, Euclidean scores are exact, so equal distances have equal scores. For floats, sums are
+rounded to float64, so any of several centroids at equal distances may win.
 """
 
 from __future__ import annotations
@@ -19,32 +19,31 @@ METRICS = ("euclidean", "cosine")
 
 @dataclass(frozen=True)
 class ScoredCentroids:
-    """Centroids w that clusterings share; for a row x, centroid j has the score scale_j (w_j . x) + bias_j.
+    """Centroids w that clusterings share, with the terms of the score scale (w . x) + bias of a row x.
 
     The nearest centroid has the largest score.
     """
 
     w: np.ndarray  # float64 (k, columns): centroids
-    # float64 (k,): 1 and -|w|^2 / 2 for the Euclidean distance; 1 / |w| and 0 for the cosine
-    scale: np.ndarray
-    bias: np.ndarray
+    scale: np.ndarray  # float64 (k,): 1 for the Euclidean distance, 1 / |w| for the cosine
+    bias: np.ndarray  # float64 (k,): -|w|^2 / 2 for the Euclidean distance, 0 for the cosine
     draws: np.ndarray  # bool (clusterings, k): True for the centroids of each clustering
 
 
 def score_terms(squares: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factor and the constant in the score of each centroid, from their squared lengths."""
+    """Return scale and bias of each centroid from its squared length; a score is scale (w . x) + bias."""
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     if metric == "euclidean":
         return np.ones(len(squares)), -0.5 * squares
-    # Centroids of length 0 get the scale 0. Short documents often have no entry in a clustering's columns.
+    # Centroids of length 0 get the scale 0; they occur, because a clustering uses only some of the columns.
     return 1.0 / np.sqrt(np.where(squares > 0, squares, np.inf)), np.zeros(len(squares))
 
 
 def squared_lengths(w: np.ndarray) -> np.ndarray:
-    """Return the squared lengths of rows in float64, summed from left to right.
+    """Return the squared Euclidean lengths of the rows ``w`` in float64.
 
-    With this order of the sum, dense rows, CSR rows and all backends give equal bits.
+    The sum is from left to right, so that dense rows, CSR rows and all backends give equal bits.
     """
     out = np.zeros(len(w))
     for first in range(0, len(w) if w.shape[1] else 0, 1024):
@@ -65,10 +64,9 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> Sc
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, centroids: ScoredCentroids) -> np.ndarray:
-    """Return the code of each row in each clustering, int32 (rows, clusterings).
+    """Return the number of each row's nearest centroid in each clustering, int32 (rows, clusterings).
 
-    The code is the number of the nearest centroid among those of the clustering; of equally near centroids
-    the lowest number.
+    A clustering numbers its own centroids from 0; of equally near centroids the lowest number wins.
     """
     scores = x[:, columns].astype(np.float64) @ centroids.w.T * centroids.scale + centroids.bias
     return np.stack([scores[:, own].argmax(axis=1) for own in centroids.draws], axis=1).astype(np.int32)
@@ -82,35 +80,33 @@ def make_sparse_bank(
 
 
 def nearest_sparse(x: CsrRows, centroids: ScoredCentroids) -> np.ndarray:
-    """Return the code of each CSR row in each clustering, int32 (rows, clusterings)."""
+    """Return the number of each CSR row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     return nearest(x.to_dense(), np.arange(x.shape[1]), centroids)
 
 
 @dataclass(frozen=True)
 class UnitLists:
-    """Centroids of some clusterings of an upper layer, as codes of the layer below.
+    """Centroids of clusterings of an upper layer, whose columns are the V clusterings of the layer below.
 
-    The layer below has V clusterings of "k below" centroids; a code of one of them is a one-hot unit.
+    The value of a centroid in such a column is a code: the number of a nearest centroid in the layer below.
     """
 
-    # int (clusterings, k, V): codes of the k centroids of each clustering in the V clusterings below
-    codes: np.ndarray
-    # bool (clusterings, V, k below): True for the codes of the layer below that each clustering uses
+    codes: np.ndarray  # int (clusterings, k, V): values of the k centroids of each clustering
+    # bool (clusterings, V, centroids of a clustering below): True for the codes that each clustering uses
     units: np.ndarray
 
 
 def make_lists(codes: np.ndarray, units: np.ndarray) -> UnitLists:
-    """Prepare the centroids of some clusterings of an upper layer for :func:`nearest_codes`."""
+    """Prepare the centroids of clusterings of an upper layer; the arguments are the fields of `UnitLists`."""
     return UnitLists(codes, units)
 
 
 def nearest_codes(x: np.ndarray, lists: UnitLists) -> np.ndarray:
-    """Return the centroid that shares most codes (one-hot units) with each row, in each clustering.
+    """Return the centroid that shares most codes with each row ``x``, int32 (rows, clusterings).
 
-    The first of several such centroids is chosen. In upper layers, the paper chooses the centroid w with the
-    largest product w.x (section 2.2). The product of two one-hot rows is the number of units that they share.
-    If a clustering used all units, all rows would have the same length, so this centroid would be the
-    nearest.
+    A code of a row is the number of its nearest centroid in one clustering below. Of several centroids with
+    the same number of shared codes, the first is chosen. In the paper (section 2.2), it is the centroid with
+    the largest product with the one-hot row; this product is the number of shared codes.
     """
     found = np.empty((len(x), len(lists.codes)), dtype=np.int32)
     for s, (codes, units) in enumerate(zip(lists.codes, lists.units, strict=True)):

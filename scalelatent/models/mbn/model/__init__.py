@@ -1,1 +1,1 @@
-"""Bootstrap networks as mathematics: layers, sampling, the output, the compressive network."""
+"""The mathematics of bootstrap networks: random draws, layers of clusterings, principal components."""

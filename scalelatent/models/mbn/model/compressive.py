@@ -1,4 +1,4 @@
-"""A feed-forward network of rectified linear units that replaces a bootstrap network (section 5.6)."""
+"""Feed-forward network that replaces a bootstrap network in predictions (section 5.6 of the paper)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.kernels.arrays import Array
 
 
 class DeviceNetwork(NamedTuple):
-    """(Weights, biases) of each layer as arrays of the backend, which computes on a CPU or a GPU."""
+    """Weights and biases of each layer, as arrays of the backend on the CPU or the GPU."""
 
     backend: Backend
     layers: list[tuple[Array, Array]]
@@ -23,15 +23,13 @@ class DeviceNetwork(NamedTuple):
 class NetworkRows:
     """A :class:`~scalelatent.contract.learners.RowMap` that applies a feed-forward network to rows.
 
-    A layer computes max(0, h W + b); the last layer is linear.
+    A layer with weights W and biases b maps h to max(0, h W + b); the last layer maps h to h W + b.
     """
 
     requirements = BlockRequirements()
 
-    # tuple of ndarray of float32, shape (inputs, outputs) each
-    weights: tuple[np.ndarray, ...]
-    # tuple of ndarray of float32, shape (outputs,) each
-    biases: tuple[np.ndarray, ...]
+    weights: tuple[np.ndarray, ...]  # one array per layer, float32 (inputs, outputs)
+    biases: tuple[np.ndarray, ...]  # one array per layer, float32 (outputs,)
     output_name: str = "output"
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -45,7 +43,7 @@ class NetworkRows:
         return DeviceNetwork(backend, layers)
 
     def apply(self, prepared: DeviceNetwork, block: Block) -> np.ndarray:
-        """Return the outputs of a block, float32 (rows, outputs)."""
+        """Return the outputs of the rows of a block, float32 (rows, outputs)."""
         backend, layers = prepared
         h = backend.asarray(block.x, np.float32, "x")
         for layer, (w, b) in enumerate(layers):
@@ -63,10 +61,11 @@ class NetworkRows:
 def draw_weights(sizes: list[int], streams: list[np.random.Generator]) -> list[np.ndarray]:
     """Return random weights of each layer, normal with variance 2 / inputs (He et al., 2015).
 
-    ``sizes`` are the numbers of inputs and of the units of each layer.
+    ``sizes`` are the number of inputs and the number of units of each layer; ``streams`` has one random
+    generator per layer.
     """
-    pairs = zip(sizes[:-1], sizes[1:], streams, strict=True)
-    return [(rng.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b, rng in pairs]
+    shapes = zip(sizes[:-1], sizes[1:], streams, strict=True)
+    return [(rng.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b, rng in shapes]
 
 
 def remove_scales(
@@ -77,8 +76,8 @@ def remove_scales(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Convert weights and biases for scaled rows and outputs to weights and biases for unscaled ones.
 
-    Scaled rows are (x - shift) / scale with ``row_scale`` = (shift, scale); outputs likewise, but their shift
-    has one number per column.
+    Scaled rows are (x - shift) / scale with ``row_scale`` = (shift, scale). Scaled outputs are (z - mean) /
+    size with ``output_scale`` = (mean, size), where the mean has one number per column.
     """
     (shift, scale), (mean, size) = row_scale, output_scale
     weights, biases = [w.astype(np.float64) for w in weights], [b.astype(np.float64) for b in biases]

@@ -1,13 +1,13 @@
 """Layers of random clusterings: number of centroids, random draws and codes.
 
-A layer has V clusterings of k centroids, which are random rows of its input. The input is the data in the
-first layer, and the codes of the layer below in upper layers. The output of a row is V codes: the number of
-its nearest centroid in each clustering. The one-hot form of the output would have V k columns (one-hot
-units); it is never computed.
+A layer has V clusterings of k centroids, which are random rows of its input. The input of the first layer is
+the data; the input of an upper layer is the output of the layer below. The output of a row is V codes. A code
+is the number of the nearest centroid in one clustering. One-hot codes would have V k columns (one-hot units);
+they are never computed.
 
 Clusterings of the first layer can share a pool: one draw of columns and of up to 2 k rows. Each clustering
-takes k of these rows at random as centroids. The scores of a row with a pool give the codes of all
-clusterings of the pool. With G pools, the first layer therefore costs 2 G / V of the first layer in the
+takes k of these rows at random as centroids. The distances of a row to all rows of a pool give its codes in
+all clusterings of the pool. With G pools, the first layer therefore costs 2 G / V of the first layer in the
 paper. Upper layers have no pools, because shared columns worsen the clusters there.
 """
 
@@ -28,22 +28,22 @@ from scalelatent.kernels.sparse_rows import CsrRows
 
 from .sampling import choose_masks, choose_numbers
 
-# Number of centroids whose codes fit into 16 bits.
-SHORT_CODES = 65_536
+# Largest number of centroids per clustering for which the number of a centroid fits into 16 bits.
+MAX_UINT16_CENTROIDS = 65_536
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-# Messages round the least allowed fraction up, so that the number in the message is allowed.
+# An error message rounds the least allowed fraction up with this context, so that users can type the number.
 _ROUNDED_UP = Context(prec=6, rounding=ROUND_CEILING)
-# At most _GROUP clusterings of an upper layer are computed together, and fewer if the numbers of all their
-# centroids do not fit _GROUP_BITS bits, or the masks of the codes that they use exceed _GROUP_BYTES bytes.
-_GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
+# Upper bounds for the clusterings of an upper layer that are computed together: number of clusterings; bits
+# of the numbers of all their centroids; bytes of their masks, which select one-hot units of the layer below.
+_MAX_GROUP, _GROUP_BITS, _GROUP_BYTES = 32, 16, 2**26
 # Upper bound on the bytes of the codes of a layer from which the centroids of the next layer are read.
-_CODES_BYTES = 2**27
-# Number of pools (draws of rows and columns that clusterings share) by default, and the fewest rows and
-# columns of data for which there are pools by default (benchmarks/mbn_pools.py).
-POOLS, POOLED_ROWS, POOLED_FEATURES = 40, 1000, 32
-# Time to look up the list of the centroids that have a code, in floating point operations; time to add one
-# code of a centroid to these lists, as a multiple of the time of a look-up.
-_LOOKUP_FLOPS, _LIST_LOOKUPS = 90.0, 8.0
+_MAX_CODE_BYTES = 2**27
+# Default number of pools (draws of rows and columns that clusterings share). Data with fewer rows or columns
+# than the other two numbers have no pools by default (measured by benchmarks/mbn_pools.py).
+DEFAULT_POOLS, MIN_POOLED_ROWS, MIN_POOLED_FEATURES = 40, 1000, 32
+# An upper layer keeps lists of the centroids that have the same code in the layer below. Time to look up one
+# list, in floating point operations; time to add a centroid to a list, as a multiple of the first time.
+_LOOKUP_FLOPS, _LOOKUPS_PER_LISTED_CODE = 90.0, 8.0
 
 
 def floor_share(fraction: float, n: int) -> int:
@@ -54,7 +54,10 @@ def floor_share(fraction: float, n: int) -> int:
 def make_schedule(
     n: int, k1: int | None, decay: float, k_last: int | None, n_classes: int | None
 ) -> list[int]:
-    """Return the number k_l of centroids per clustering of each layer l, k_{l+1} = floor(decay k_l)."""
+    """Return the number of centroids per clustering of each layer, for ``n`` training rows.
+
+    It is ``k1`` in the first layer (n / 2 if this is None), and falls by the factor ``decay`` to ``k_last``.
+    """
     if not 0 < decay < 1:
         raise ValueError(f"decay={decay!r}: give a number between 0 and 1 (0.5 is the paper's), or 'auto'")
     k = n // 2 if k1 is None else int(k1)
@@ -78,7 +81,7 @@ def make_schedule(
             f"{'k_last' if k_last is not None else 'n_classes'}"
         )
     ks = [k]
-    # Each layer has fewer centroids, even if decay is nearly 1.
+    # Subtract at least 1, so that each layer has fewer centroids even if ``decay`` is nearly 1.
     while (following := min(floor_share(decay, ks[-1]), ks[-1] - 1)) >= least:
         ks.append(following)
     return ks
@@ -87,20 +90,19 @@ def make_schedule(
 def choose_pools(n_pools: int | str, n_rows: int, n_features: int, n_clusterings: int) -> int | None:
     """Return the number of pools of the first layer; None if each clustering draws its own centroids.
 
-    A pool is one draw of rows and columns that several clusterings share. "auto" makes no pools for datasets
-    of few rows, whose first layer is a small part of the fit, and none for few columns, because the columns
-    that a pool happens to draw would decide the result.
+    A pool is one draw of rows and columns that several clusterings share. "auto" makes no pools for few rows,
+    because their first layer is fast, and none for few columns, because a pool may miss the decisive column.
     """
     if n_pools == "auto":
-        n_pools = "paper" if n_rows < POOLED_ROWS or n_features < POOLED_FEATURES else POOLS
+        n_pools = "paper" if n_rows < MIN_POOLED_ROWS or n_features < MIN_POOLED_FEATURES else DEFAULT_POOLS
     return None if n_pools == "paper" else min(n_clusterings, int(n_pools))
 
 
 class CentroidSets(Protocol):
-    """Rows that are the centroids of a layer, in memory or on disk, in one set per pool or clustering."""
+    """Centroids of a layer, in memory or on disk, in one set per pool (draw of rows) or per clustering."""
 
     def read(self, which: int, count: int = 1) -> Array | CsrRows:
-        """Return the rows of ``count`` sets, starting with set ``which``."""
+        """Return the centroids of ``count`` sets, one set after the other, starting with set ``which``."""
 
     def source_rows(self) -> HostRows | None:
         """Return the rows from which each read takes those of its sets; None if the sets are copies."""
@@ -108,10 +110,9 @@ class CentroidSets(Protocol):
 
 @dataclass(frozen=True)
 class ArraySets:
-    """Centroids of a layer in memory, in sets of ``rows_per_set`` rows."""
+    """Centroids of a layer in memory, in sets of ``rows_per_set``, which one or several clusterings use."""
 
-    # (sets x rows_per_set, columns): the rows of one set after those of another
-    rows: HostRows
+    rows: HostRows  # (sets x rows_per_set, columns): the centroids of all sets, one set after the other
     rows_per_set: int
 
     def source_rows(self) -> None:
@@ -140,42 +141,40 @@ class CodesBelow:
 
 @dataclass(frozen=True)
 class Layer:
-    """Parameters of a layer, which determine all its random draws; its centroids are not included."""
+    """Parameters that determine the random draws of one layer; its centroids are stored elsewhere."""
 
     number: int  # number of the layer; the first layer has the number 1
     seed: int
-    n_rows: int  # rows that centroids are drawn from
-    n_clusterings: int  # V, number of clusterings of the layer
-    k: int  # centroids of a clustering
-    width: int  # columns of the input: features, or clusterings of the layer below
-    k_below: int  # centroids of the layer below; 0 in the first layer
-    fraction: float  # share of the columns (in upper layers: of the codes below) that a clustering uses
-    metric: str  # distance of the first layer; upper layers count the codes that two rows share
-    csr: bool  # whether the input of the first layer is CSR
+    n_rows: int  # number of training rows, from which centroids are drawn
+    n_clusterings: int  # number of clusterings of the layer
+    k: int  # number of centroids of a clustering
+    width: int  # number of columns of the input: features, or clusterings of the layer below
+    k_below: int  # number of centroids of a clustering of the layer below; 0 in the first layer
+    fraction: float  # share of the columns (upper layers: of one-hot units) that a clustering uses
+    metric: str  # distance of the first layer; upper layers count the equal codes of a row and a centroid
+    csr: bool  # True if the input is CSR, which is possible only in the first layer
     dtype: str  # type of the input
-    share: int = 1  # clusterings of the first layer that share a pool of rows and its columns
-    pool_rows: int | None = None  # rows of a pool, of which each clustering takes k; None: k
+    share: int = 1  # number of clusterings of the first layer that share one draw of rows and columns
+    pool_rows: int | None = None  # rows of a shared draw, of which each clustering takes k; None if it has k
 
     @property
     def n_columns(self) -> int:
-        """Number of columns of a clustering of the first layer."""
+        """Number of columns of the data that a clustering of the first layer uses."""
         return floor_share(self.fraction, self.width)
 
     @property
     def code_dtype(self) -> str:
-        return "uint16" if self.k <= SHORT_CODES else "uint32"
+        """Type of the output, whose values are numbers of centroids."""
+        return "uint16" if self.k <= MAX_UINT16_CENTROIDS else "uint32"
 
     def draw_columns(self, which: int) -> np.ndarray:
-        """Return the columns of pool number ``which`` of the first layer, int64 in rising order.
-
-        A pool is a draw of rows and columns that several clusterings share.
-        """
+        """Return the columns that the first-layer clusterings of set ``which`` share, in rising order."""
         return choose_numbers(self.seed, "columns", 1, which, n=self.width, m=self.n_columns)
 
     def draw_units(self, first: int, count: int = 1, backend: Backend | None = None) -> Array:
-        """Return masks of the codes below that upper-layer clusterings use, bool (count, width, k_below).
+        """Return the one-hot units that each of ``count`` clusterings uses, bool (count, width, k_below).
 
-        The masks are on the device of ``backend``, or in the memory of the host by default.
+        A one-hot unit is a centroid of a clustering of the layer below. The device is that of ``backend``.
         """
         n = self.width * self.k_below
         m = floor_share(self.fraction, n)
@@ -183,9 +182,9 @@ class Layer:
         return units.reshape(count, self.width, self.k_below)
 
     def draw_centroids(self, first: int, stop: int) -> np.ndarray:
-        """Return masks of the rows in a pool (draw) that first-layer clusterings use as centroids, bool.
+        """Return the rows of a shared draw that clusterings first to stop - 1 use as centroids.
 
-        The shape is (clusterings first to stop - 1, rows of their pool).
+        The result is a mask, bool (clusterings, rows of the draw).
         """
         if self.rows_per_set == self.k:
             return np.ones((stop - first, self.k), dtype=bool)
@@ -193,28 +192,28 @@ class Layer:
 
     @property
     def reads_codes_below(self) -> bool:
-        """Whether centroids stay among the codes of the layer below, because a copy of them would be larger.
+        """Whether centroids are read from the codes of the layer below, because a copy of them is larger.
 
         A process keeps the codes of one layer in memory, so there is an upper bound on their size.
         """
         nbytes = self.n_rows * self.width * np.dtype(self.dtype).itemsize
-        return self.number > 1 and self.n_clusterings * self.k >= self.n_rows and nbytes <= _CODES_BYTES
+        return self.number > 1 and self.n_clusterings * self.k >= self.n_rows and nbytes <= _MAX_CODE_BYTES
 
-    # -- rows that become centroids: the methods of scalelatent.contract.learners.RowSets
+    # -- methods of scalelatent.contract.learners.RowSets: the rows that the engine copies as centroids
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Form in which rows are read: CSR if the input is CSR, else dense."""
+        """Format in which rows are read: CSR if the input is CSR, else dense."""
         return BlockRequirements(csr=self.csr)
 
     @property
     def n_sets(self) -> int:
-        """Number of draws of rows (pools): one per ``share`` clusterings."""
+        """Number of draws of rows: one per ``share`` clusterings."""
         return -(-self.n_clusterings // self.share)
 
     @property
     def rows_per_set(self) -> int:
-        """Number of rows of each draw (pool), from which its clusterings take their centroids."""
+        """Number of rows of each draw, from which its clusterings take their centroids."""
         return self.pool_rows or self.k
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -222,24 +221,21 @@ class Layer:
         return (self.n_columns if self.number == 1 and not self.csr else self.width,), self.dtype
 
     def rows(self, which: int) -> np.ndarray:
-        """Return the numbers of the rows in pool number ``which`` (a draw of rows), in rising order."""
+        """Return the numbers of the training rows in draw number ``which``, in rising order."""
         return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.rows_per_set)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
-        """Return some rows of ``x`` in the form in which centroids are stored.
+        """Return the rows ``rows`` of ``x`` in the format of set ``which``: centroids that clusterings share.
 
-        In the first layer, dense rows have only the columns of the pool number ``which`` (a draw of rows and
-        columns that clusterings share); CSR rows have only entries in these columns, but keep their width. In
-        upper layers, rows of codes are returned unchanged.
+        In the first layer, only the columns of the set are kept; CSR rows keep their width. In upper layers,
+        the rows are returned unchanged.
         """
         if not isinstance(x, CsrRows):
             return x[rows] if self.number > 1 else np.take(x[rows], self.draw_columns(which), axis=1)
         return x.take(rows).keep_columns(self.draw_columns(which))
 
-    # -- codes ----------------------------------------------------------------------------------------------
-
     def flops_per_row(self) -> float:
-        """Return the time to compute one code of one row, in floating point operations."""
+        """Return the time to assign one row to a centroid of one clustering, in floating point operations."""
         if self.number > 1:
             return _LOOKUP_FLOPS * self.width
         return 2.0 * self.rows_per_set * self.n_columns / self.share
@@ -247,23 +243,23 @@ class Layer:
     def preparation_flops(self) -> float:
         """Return the time to prepare the centroids of one clustering, in floating point operations."""
         if self.number > 1:
-            return _LOOKUP_FLOPS * _LIST_LOOKUPS * self.width * self.k
+            return _LOOKUP_FLOPS * _LOOKUPS_PER_LISTED_CODE * self.width * self.k
         return 60.0 * self.rows_per_set * self.n_columns / self.share
 
     @property
     def group_size(self) -> int:
-        """Number of clusterings that :meth:`compute_codes` computes together."""
+        """Number of clusterings that :meth:`compute_codes` computes together, because this is faster."""
         if self.number == 1:
             return self.share
         most = min(2**_GROUP_BITS >> (self.k - 1).bit_length(), _GROUP_BYTES // (self.width * self.k_below))
-        return max(1, min(_GROUP, most))
+        return max(1, min(_MAX_GROUP, most))
 
     def compute_codes(
         self, backend: Backend, x: Array | CsrRows, centroids: CentroidSets, first: int, stop: int
     ) -> np.ndarray:
-        """Return the codes of rows in the clusterings first to stop - 1, (rows, clusterings).
+        """Return the number of the nearest centroid of each row ``x`` in clusterings first to stop - 1.
 
-        These clusterings must be in one group: at most :attr:`group_size` clusterings.
+        The result has the shape (rows, clusterings), with at most :attr:`group_size` clusterings.
         """
         kernel = backend.kernel
         if self.number > 1:
@@ -282,7 +278,10 @@ class Layer:
         return np.asarray(kernel("mbn_nearest")(x, columns, packed))
 
     def check(self, x: HostRows, start: int) -> None:
-        """Refuse rows with NaN, infinite or huge values, and rows of zeros under the cosine."""
+        """Raise ValueError for rows with NaN, infinity or huge values; for the cosine, also for zero rows.
+
+        ``start`` is the number of the first row of ``x`` in its dataset, for the message.
+        """
         if self.number > 1:
             return
         values = x.data if isinstance(x, CsrRows) else x
@@ -304,7 +303,6 @@ class Layer:
 
 
 def _count_nonzeros(x: HostRows) -> np.ndarray:
-    """Return the number of nonzero entries of each row."""
     if not isinstance(x, CsrRows):
         return np.count_nonzero(x, axis=1)
     before = np.concatenate([[0], np.cumsum(x.data != 0)])
@@ -329,9 +327,9 @@ def make_layers(
     seed: int,
     n_pools: int | None = None,
 ) -> tuple[Layer, ...]:
-    """Return the layers of a network from the numbers ``ks`` of centroids and the parameters of the fit.
+    """Return the layers of a network that has ``ks`` centroids per clustering, for each layer.
 
-    Without ``n_pools``, each clustering of the first layer draws its own rows and columns.
+    The clusterings of the first layer share ``n_pools`` draws of rows and columns; if None, they share none.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"feature_fraction={fraction!r}: give a number above 0 and up to 1")

@@ -1,7 +1,4 @@
-"""Maps from rows to the codes of a layer, and from rows to the output of a network.
-
-The code of a row in a clustering is the number of its nearest centroid.
-"""
+"""Maps from rows to codes (numbers of nearest centroids) of a layer, and to the output of a network."""
 
 from __future__ import annotations
 
@@ -23,13 +20,12 @@ from .pca import CodeProjection, GatherSum
 
 @dataclass(frozen=True)
 class LayerCoder:
-    """Map rows to codes of some clusterings of a layer, a :class:`~scalelatent.contract.learners.RowMap`."""
+    """A :class:`~scalelatent.contract.learners.RowMap` from rows to numbers of their nearest centroids."""
 
     layer: Layer
     centroids: CentroidSets
-    # Range of the clusterings whose codes are computed: first to stop - 1
-    first: int
-    stop: int
+    first: int  # number of the first clustering of the layer that is computed
+    stop: int  # number of the last clustering that is computed, plus 1
 
     last = None
 
@@ -38,7 +34,7 @@ class LayerCoder:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Form in which rows are read, CSR or dense: the form that the layer needs."""
+        """Format in which rows are read, CSR or dense: the format of the layer's centroids."""
         return self.layer.requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -48,16 +44,16 @@ class LayerCoder:
         return replace(self, first=self.first + first, stop=self.first + stop)
 
     def row_bytes(self) -> int:
-        """Return the bytes of one code."""
+        """Return the bytes of the result for one row and one clustering."""
         return np.dtype(self.layer.code_dtype).itemsize
 
     def flops_per_row(self) -> float:
-        """Return the time to compute one code of one row, in floating point operations."""
+        """Return the time to assign one row to a centroid of one clustering, in floating point operations."""
         return self.layer.flops_per_row()
 
     @property
     def column_group(self) -> int:
-        """Number of clusterings that share a pool (one draw of rows and columns)."""
+        """Number of clusterings that share one draw of rows and columns; one task computes all of them."""
         return self.layer.share
 
     def column_flops(self) -> float:
@@ -65,11 +61,14 @@ class LayerCoder:
         return self.layer.preparation_flops()
 
     def prepare(self, backend: Backend) -> Backend:
-        """Return the backend; :meth:`fill` prepares the centroids of each clustering."""
+        """Return the backend; :meth:`fill` prepares the centroids, so that few are in memory at a time."""
         return backend
 
     def fill(self, prepared: Backend, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the codes of the block to ``out``; yield after each group of clusterings."""
+        """Write the numbers of the nearest centroids of the block's rows to ``out``, (rows, clusterings).
+
+        Yield after some clusterings, so that the caller can stop.
+        """
         self.layer.check(block.x, block.start)
         x = convert_rows(self.layer, prepared, block.x)
         centroids, source = self.centroids, self.centroids.source_rows()
@@ -88,7 +87,7 @@ class LayerCoder:
             first = stop
 
     def apply(self, prepared: Backend, block: Block) -> np.ndarray:
-        """Return the codes of the block, (rows, clusterings)."""
+        """Return the numbers of the nearest centroids of the block's rows, (rows, clusterings)."""
         out = np.empty((len(block.x), self.stop - self.first), dtype=self.layer.code_dtype)
         for _ in self.fill(prepared, block, out):
             pass
@@ -100,7 +99,7 @@ def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows
     check_same_width(x.shape[1], layer.width)
     on_host = backend.xp is np
     if layer.csr:
-        x = x if isinstance(x, CsrRows) else _to_csr(x)
+        x = x if isinstance(x, CsrRows) else _convert_to_csr(x)
         if backend.name == "reference":  # the reference kernel accepts any types
             return x
         return CsrRows(
@@ -111,32 +110,35 @@ def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows
         )
     assert not isinstance(x, CsrRows)
     if layer.number > 1:
-        return x if on_host else _move(backend, x, np.int32)
-    return _move(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
+        return x if on_host else _copy_to_device(backend, x, np.int32)
+    return _copy_to_device(backend, x, np.uint8 if x.dtype == np.uint8 else np.float32)
 
 
-def _move(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Array:
-    """Copy rows to the device in their own type, and convert them there, so that fewer bytes are copied."""
+def _copy_to_device(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Array:
+    """Copy rows to the device and convert them to ``dtype`` there, because their own type has fewer bytes."""
     return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
 
-def _to_csr(x: np.ndarray) -> CsrRows:
-    """Return dense rows as CSR rows, because the centroids of the layer are CSR rows."""
+def _convert_to_csr(x: np.ndarray) -> CsrRows:
+    """Convert dense rows to CSR, because the kernels of a layer with CSR centroids accept only CSR rows."""
     row, column = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(x)), dtype=np.int64)])
     return CsrRows(x[row, column], column, pointers, (len(x), x.shape[1]))
 
 
 class PreparedNetwork(NamedTuple):
-    """Backend, and the kernel that computes components from codes (None without a projection)."""
+    """The functions that the layers and the projection of a network need on one device."""
 
     backend: Backend
-    gather: GatherSum | None
+    gather: GatherSum | None  # kernel that computes components of the output; None without a projection
 
 
 @dataclass(frozen=True)
 class Network:
-    """Map rows to the codes of the last layer, or to their principal components with ``projection``."""
+    """Map rows to the codes of the last layer (numbers of nearest centroids), or to components of the codes.
+
+    ``projection`` computes the components; without it, the codes are the output.
+    """
 
     layers: tuple[Layer, ...]
     centroids: tuple[CentroidSets, ...]
@@ -159,7 +161,7 @@ class Network:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Form in which rows are read, CSR or dense: the form that the first layer needs."""
+        """Format in which rows are read, CSR or dense: the format of the first layer's centroids."""
         return self.layers[0].requirements
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -168,7 +170,7 @@ class Network:
         return (self.layers[-1].n_clusterings,), self.layers[-1].code_dtype
 
     def row_bytes(self) -> int:
-        """Return the bytes of the codes of one row in two layers, because a layer reads and writes codes."""
+        """Return the bytes of the input and output of one row in the largest layer, to estimate memory."""
         return 2 * max(layer.n_clusterings * np.dtype(layer.code_dtype).itemsize for layer in self.layers)
 
     def flops_per_row(self) -> float:
@@ -178,7 +180,7 @@ class Network:
         return PreparedNetwork(backend, None if self.projection is None else self.projection.prepare(backend))
 
     def fill(self, prepared: PreparedNetwork, block: Block, out: np.ndarray) -> Iterator[None]:
-        """Write the output of the block to ``out``; yield after each group of clusterings."""
+        """Write the output of the block's rows to ``out``; yield often, so that the caller can stop."""
         backend, gather = prepared
         for coder in self.stages():
             last = coder.layer is self.layers[-1] and self.projection is None

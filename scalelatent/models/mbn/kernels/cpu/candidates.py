@@ -1,15 +1,14 @@
-"""Lists of the nearest centroids of a row, from which several clusterings take their codes.
+"""Search for the nearest centroid of a row in several clusterings that share centroids.
 
-The clusterings share a pool of centroids, and each clustering consists of some centroids of the pool. The
-score of a row and a centroid is larger if the centroid is nearer. The steps for a row:
+All clusterings have the same candidates for centroids, and each clustering uses some of them. The score of a
+row and a centroid is larger if the centroid is nearer. The steps for a row:
 
-1. Keep the best scores in float32 in a list in falling order (:func:`insert_score`). The list is so long that
-   the probability that it contains no centroid of a clustering is below 1e-7.
+1. Keep the centroids with the best float32 scores in a list, the best first (:func:`insert_score`). The list
+   is so long that the probability that it contains no centroid of a clustering is below 1e-7.
 2. If rounding can have exchanged two neighbours in the list, compute their scores again in float64. Then sort
    the list (:func:`sort_list`); of equal scores the lower index comes first.
-3. Give each clustering its first centroid in the list (:func:`assign_codes`), unless a centroid outside the
-   list could have a larger score. If a clustering gets no code, the caller computes all scores of the row in
-   float64.
+3. Assign the row to the first centroid of each clustering in the list (:func:`assign_codes`). If a centroid
+   outside the list could be nearer, the caller computes all scores of the row in float64.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ import numpy as np
 
 from scalelatent.kernels.jit import subkernel
 
-# Largest probability that the list of a row has no centroid of a clustering, and least length of the list.
-# With a shorter list, rows with several nearly equal scores would need all scores in float64.
+# Largest probability that the list of the nearest centroids of a row has no centroid of a clustering; least
+# length of the list. With a shorter list, more rows with nearly equal scores would need float64 scores.
 _MISS_PROBABILITY, _LEAST_LENGTH = 1e-7, 4
-# Code of a centroid that does not belong to a clustering.
+# Placeholder for the number of a centroid within a clustering to which it does not belong.
 NONE = np.iinfo(np.int32).max
 
 
 def number_centroids(draws: np.ndarray | None, k: int) -> np.ndarray:
-    """Return the code of each of k centroids in each clustering, int32 (centroids, clusterings).
+    """Return the number of each of k centroids within each clustering, int32 (centroids, clusterings).
 
-    ``draws``, bool (clusterings, centroids), is true for the centroids of each clustering; None: one
-    clustering has all centroids. Each clustering numbers its centroids from 0. A centroid that does not
-    belong to a clustering has the code NONE in it.
+    Each clustering numbers its centroids from 0; other centroids have the number NONE. ``draws``, bool
+    (clusterings, centroids), is true for the centroids of each clustering; if it is None, one clustering has
+    all centroids.
     """
     draws = np.ones((1, k), dtype=bool) if draws is None else draws
     return np.where(draws, np.cumsum(draws, axis=1, dtype=np.int32) - 1, NONE).T.astype(np.int32, order="C")
@@ -42,9 +41,9 @@ def number_centroids(draws: np.ndarray | None, k: int) -> np.ndarray:
 def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge equal centroids, because their equal scores would fill a row's list of nearest centroids.
 
-    ``rows`` are the contents of the centroids, and ``codes`` (centroids, clusterings) are their codes. Return
-    the first index of each distinct centroid, and its code in each clustering: the lowest code of all
-    centroids that are equal to it.
+    ``rows`` are the contents of the centroids, and ``codes`` (centroids, clusterings) are their numbers
+    within each clustering. Return the first index of each distinct centroid, and the lowest number of all
+    centroids that are equal to it in each clustering.
     """
     first: dict[Hashable, int] = {}
     kept, group = np.unique([first.setdefault(row, i) for i, row in enumerate(rows)], return_inverse=True)
@@ -56,15 +55,21 @@ def merge_equal(rows: Iterable[Hashable], codes: np.ndarray) -> tuple[np.ndarray
 
 
 def list_length(codes: np.ndarray) -> int:
-    """Return the number of centroids in the list of each row, from their ``codes`` in each clustering."""
-    taken = float((codes != NONE).mean(axis=0).min())
-    needed = math.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-taken)) if 0 < taken < 1 else 1
+    """Return how many of its nearest centroids a row keeps, so that each clustering has one of them.
+
+    ``codes`` (centroids, clusterings) is NONE if a centroid does not belong to a clustering.
+    """
+    share = float((codes != NONE).mean(axis=0).min())
+    needed = math.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-share)) if 0 < share < 1 else 1
     return min(max(needed, _LEAST_LENGTH), len(codes))
 
 
 @subkernel
 def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int) -> None:
-    """Insert the score of centroid j into the falling list ``best``, behind equal scores; drop the last."""
+    """Insert the score of centroid j into the scores ``best``, which fall; drop the last score.
+
+    ``index`` has the centroids of the scores. The new score is placed after equal scores.
+    """
     t = len(best) - 1
     while t > 0 and best[t - 1] < score:
         best[t], index[t] = best[t - 1], index[t - 1]
@@ -74,7 +79,7 @@ def insert_score(best: np.ndarray, index: np.ndarray, score: np.float32, j: int)
 
 @subkernel
 def is_close(best: np.ndarray, t: int, gap: float) -> np.bool_ | bool:
-    """Return True if rounding can have exchanged score t of a list and the score before or after it.
+    """Return True if rounding can have exchanged the falling scores t and t - 1, or t and t + 1, of ``best``.
 
     Rounding cannot exchange scores that differ by ``gap`` or more.
     """
@@ -84,7 +89,7 @@ def is_close(best: np.ndarray, t: int, gap: float) -> np.bool_ | bool:
 
 @subkernel
 def sort_list(scores: np.ndarray, index: np.ndarray) -> None:
-    """Sort a list of centroids by falling scores, and centroids of equal scores by rising index."""
+    """Sort ``scores`` and their centroids ``index`` by falling score; of equal scores, by rising index."""
     for t in range(1, len(scores)):
         score, j, at = scores[t], index[t], t
         while at > 0 and (scores[at - 1] < score or (scores[at - 1] == score and index[at - 1] > j)):
@@ -98,10 +103,11 @@ def assign_codes(
     scores: np.ndarray, index: np.ndarray, least: float, codes: np.ndarray, before: np.ndarray,
     out: np.ndarray,
 ) -> bool:  # fmt: skip
-    """Write the code of a row in each clustering to ``out``, from its sorted list of candidate centroids.
+    """Write the number of a row's nearest centroid in each clustering to ``out``.
 
-    Only scores of at least ``least`` count; return False if a clustering gets no code from them. Of equal
-    scores the lowest code wins. ``before`` is scratch space for the codes from larger scores.
+    ``scores`` and ``index`` are the row's candidates, the best first; ``codes`` are the numbers of all
+    centroids within each clustering. Only scores of at least ``least`` count; return False if a clustering
+    has no candidate with such a score. Of equal scores the lowest number wins. ``before`` is scratch space.
     """
     for p in range(len(out)):
         out[p] = NONE
@@ -122,9 +128,9 @@ def assign_codes(
 
 @subkernel
 def assign_best_codes(scores: np.ndarray, codes: np.ndarray, best: np.ndarray, out: np.ndarray) -> None:
-    """Write the code of a row in each clustering to ``out``, from the scores of all centroids.
+    """Write the number of a row's nearest centroid in each clustering to ``out``, from all ``scores``.
 
-    ``best`` is scratch space for the largest score of each clustering.
+    ``codes`` are the numbers of the centroids within each clustering. ``best`` is scratch space.
     """
     for p in range(len(out)):
         best[p], out[p] = -np.inf, NONE

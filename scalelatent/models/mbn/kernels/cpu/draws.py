@@ -1,9 +1,9 @@
 """Random draws of m of n numbers without replacement, one draw for each of many clusterings.
 
-Each draw has its own random stream (Philox). numpy takes microseconds to create a stream, so the streams are
-computed in numba. To draw many of the n numbers, one random byte for each number decides whether the draw
-contains it. Then random numbers are added to the draw, or removed from it, until it has m numbers. To draw
-few numbers, random numbers are taken one after the other until m of them are different.
+Each draw has its own random stream (Philox). The streams are computed by numba, because numpy takes
+microseconds to create a stream. To draw many of the n numbers, one random byte for each number decides
+whether the draw contains it. Then random numbers are added to the draw, or removed from it, until it has m
+numbers. To draw few numbers, random numbers are taken one after the other until m of them are different.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from numba import types
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.philox import philox
 
-# Number of random uint64 numbers in the scratch space of a draw, 8 KiB.
+# Number of random 64-bit numbers that are generated at a time; their 8 KiB fit the first-level cache.
 _WORDS = 1024
 
 
 def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m: int) -> np.ndarray:
     """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return masks, bool (count, n).
 
-    Draw i uses the random numbers that ``random_raw`` of ``numpy.random.Philox(key=key, counter=[0, 0, first
-    + i, layer])`` returns.
+    The random numbers of the clustering ``first + i`` of the layer number ``layer`` are those of
+    ``numpy.random.Philox(key=key, counter=[0, 0, first + i, layer]).random_raw``.
     """
     out, words = np.empty((count, n), dtype=np.bool_), np.empty(_WORDS, dtype=np.uint64)
     _choose(key, layer, first, n, m, round(256 * m / n), words, words.view(np.uint8), out)
@@ -39,9 +39,10 @@ def choose_few(key: np.ndarray, layer: int, which: int, n: int, m: int) -> np.nd
 
 @subkernel
 def _fill(key: np.ndarray, layer: int, which: int, first: int, words: np.ndarray) -> None:
-    """Fill ``words`` with the numbers first, first + 1, … of the random stream of the clustering ``which``.
+    """Fill ``words`` with numbers of the random stream of a clustering, from number ``first`` of the stream.
 
-    ``first`` is a multiple of four, because one counter of Philox gives four numbers.
+    ``first`` is a multiple of four, because Philox computes four numbers at a time. ``layer`` and ``which``
+    are the numbers of the layer and of the clustering.
     """
     for i in range(0, len(words), 4):
         counter = np.uint64((first + i) // 4 + 1), np.uint64(0), np.uint64(which), np.uint64(layer)
@@ -52,10 +53,10 @@ def _choose(
     key: np.ndarray, layer: int, first: int, n: int, m: int, share: int, words: np.ndarray,
     numbers: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write a mask of m numbers for each clustering to ``out``, bool (clusterings, n).
+    """Write a mask of m of n numbers for each clustering to ``out``, bool (clusterings, n).
 
-    A random byte below ``share`` selects its number. ``words`` is scratch space for random numbers, and
-    ``numbers`` is a view of the bytes of ``words``.
+    Number i is selected if its random byte is below ``share``. ``words`` is scratch space for random 64-bit
+    numbers, and ``numbers`` is a view of the bytes of ``words``.
     """
     for s in range(len(out)):
         mask, surplus = out[s], -m

@@ -1,19 +1,19 @@
 """Nearest centroids of CSR rows, such as word counts of documents.
 
 The score of a row and a centroid needs their product, a sum over the columns in which the row has entries.
-Few columns have most entries of the data (Zipf's law), so there are two forms of columns:
+Few columns have most entries of the data (Zipf's law), so there are two sorts of columns:
 
 - A column in which at least 1/16 of the centroids have an entry is stored dense. For each entry of a row, its
-  product with the column is added to the sums of 64 centroids at a time, in eight vectors.
+  product with the column is added to the sums of 64 centroids at a time (a panel), in eight vectors.
 - The entries of the centroids in other columns (postings) are added one by one.
 
-The scores are computed in float32, and a list has the best scores of a row (see :mod:`.candidates`). Scores
-that rounding can have exchanged are computed again in float64, from left to right over the entries of the
-row. So the same data have the same codes as dense rows.
+The scores are computed in float32, and the best ones are kept (see :mod:`.candidates`). Scores that rounding
+can have exchanged are computed again in float64, in the order of the columns. So the nearest centroids are
+the same as those of dense rows.
 
-Counts are added in int16 without rounding, 128 centroids at a time. Then a column is stored dense if at least
-1/32 of the centroids have an entry in it. If sums of a row may exceed int16, the row is coded in float64. The
-centroids are rows of the same data, so they show whether the rows are counts.
+If all values are counts, they are added in int16 without rounding, 128 centroids at a time. Then 1/32 of the
+centroids suffices for a dense column. Rows whose sums may exceed int16 are computed in float64. Centroids are
+rows of the same data, so their values show whether rows are counts.
 """
 
 from __future__ import annotations
@@ -51,61 +51,53 @@ if TYPE_CHECKING:
     from numba.core.base import BaseContext
     from numba.core.typing.templates import Signature
 
-# Number of float32 in a vector, and of vectors for the sums of a panel (a group of centroids), which stay in
-# eight registers. Loads limit the speed, so wider vectors are not faster.
-_LANES, _VECS = 8, 8
-# Bytes of one column of a panel (a group of centroids).
-_PANEL_BYTES = _VECS * _LANES * BYTES
+# Number of float32 in a vector; number of vectors (registers) with the sums of a row and a panel (a group of
+# centroids). Loads limit the speed, so wider vectors are not faster.
+_LANES, _SUM_VECTORS = 8, 8
+# Bytes of one column of a panel, which has 64 centroids with float32 values, or 128 with int16 values.
+_PANEL_BYTES = _SUM_VECTORS * _LANES * BYTES
 # A column is stored dense if at least 1/16 (float32) or 1/32 (int16) of the centroids have an entry in it. An
-# entry of a row in a dense column costs about k / 10 steps for k centroids (k / 30 for counts). In another
-# column, it costs about two steps per centroid with an entry in the column.
+# entry of a row in a dense column takes about k / 10 steps for k centroids (k / 30 for counts). In another
+# column, it takes about two steps per centroid with an entry in the column.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
-# Upper bound of the bytes of the sums of a strip (rows that are processed together), so that the sums and a
-# panel stay in the nearest caches.
+# Upper bound of the bytes of the sums of the rows that are processed together, so that they stay in the
+# nearest caches, with the values of 64 or 128 centroids.
 _SUM_BYTES = 2**19
 # Value of ``slot`` for a column in which no centroid has an entry; largest count that int16 represents.
 _ABSENT, _COUNT_MAX = -1, 2**15 - 1
-# Centroids of counts are stored as int16 if sums may exceed int16 for at most 1/64 of the centroids. A row
-# whose sums may exceed int16 takes about seven times as long as another row.
+# Counts are stored as int16 if, for at most 1/64 of the centroids, the score with some row may exceed int16.
+# A row whose sums may exceed int16 takes about seven times as long as another row.
 _OVERFLOW_SHARE = 64
 
 
 @dataclass(frozen=True)
 class PackedSparseCentroids:
-    """CSR centroids that clusterings share, sorted by columns.
+    """CSR centroids that clusterings share, sorted by columns; some columns are stored dense.
 
-    Columns with many entries are stored dense, in panels (groups of 64 centroids, or 128 for int16). In other
-    columns each entry of a centroid is stored as a posting: the number of the centroid and the value.
+    A dense column has a value for each centroid. In the other (thin) columns, only entries are stored.
     """
 
-    # int32 (p,): for a dense column its index i in a panel; for the column i with postings -2 - i; for a
-    # column in which no centroid has an entry -1
+    # int32 (columns,): i for dense column number i; -2 - i for thin column number i; -1 for a column in which
+    # no centroid has an entry
     slot: np.ndarray
-    # float32 or int16, flat: (panels, dense columns, centroids of a panel); zeros pad the last panel
+    # float32 or int16, flat: (panels, dense columns, centroids of a panel). A panel has 64 centroids, or 128
+    # for int16; zeros fill the last panel.
     panels: np.ndarray
-    # int64 (columns with postings + 1,): first posting (entry of a centroid) of each column with postings
-    start: np.ndarray
-    # int32 (postings,): centroid of each posting (entry of a centroid in a sparse column)
-    centroid: np.ndarray
-    # float32 or int16 (postings,): value of each posting (entry of a centroid in a sparse column)
-    value: np.ndarray
-    # int32 (p,): largest absolute value of the centroids in each column, if all values are counts that int16
-    # represents; else empty
-    most: np.ndarray
-    # float32 (k rounded up to whole panels,): a row x and a centroid w have the score scale (w . x) + bias;
-    # the bias of the padding is -inf
+    start: np.ndarray  # int64 (thin columns + 1,): index of the first entry of each thin column
+    centroid: np.ndarray  # int32 (entries in thin columns,): number of the centroid of each entry
+    value: np.ndarray  # float32 or int16 (entries in thin columns,): value of each entry
+    maxima: np.ndarray  # int32 (columns,): largest absolute value of a column for int16; empty for float32
+    # float32, k rounded up to whole panels: a row x and a centroid w have the score scale (w . x) + bias; the
+    # bias of the additional centroids is -inf
     scale: np.ndarray
     bias: np.ndarray
     exact: np.ndarray  # float64 (2, k): scale and bias, with which scores are computed in float64
-    # int32 (k, clusterings): number of each centroid within each clustering, counted from 0;
-    # ``candidates.NONE`` if the centroid does not belong to the clustering
-    codes: np.ndarray
-    length: int  # number of candidates for the nearest centroid that the list of a row holds
-    # The centroids as CSR rows, with only the columns of the clustering: values (float32), columns (int32)
-    # and row pointers (int64)
+    codes: np.ndarray  # int32 (k, clusterings): number of each centroid in each clustering; NONE outside
+    length: int  # number of best scores that are kept for a row
+    # The centroids as CSR rows with the columns of the clusterings: values, column numbers and row pointers
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]
-    # The score of a row x with e entries is wrong by less than ``(e + 4) 2^-24 error[0] |x| + error[1]``; for
-    # counts, 4 replaces e + 4
+    # The score of a row x with e entries is wrong by less than (e + 4) 2^-24 error[0] |x| + error[1], where
+    # |x| is the Euclidean norm. If all values are counts, 4 replaces e + 4.
     error: tuple[float, float]
 
 
@@ -128,8 +120,8 @@ def make_sparse_bank(
     centroid = np.repeat(np.arange(k, dtype=np.int32), np.diff(w.indptr))
     squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
     exact = np.stack(score_terms(squares, metric))
-    most = _largest_counts(column, value, centroid, k, p)
-    dtype = np.dtype(np.int16 if len(most) else np.float32)
+    maxima = _largest_counts(column, value, centroid, k, p)
+    dtype = np.dtype(np.int16 if len(maxima) else np.float32)
     width = _PANEL_BYTES // dtype.itemsize
     full = -(-k // width) * width
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
@@ -151,11 +143,11 @@ def make_sparse_bank(
     # Sums of counts are computed exactly in int16. A Euclidean score of counts is a multiple of a half, which
     # float32 represents exactly up to 2^23. So scores are rounded only for other values than counts, for the
     # cosine, and if the largest |bias| is near 2^23 or above.
-    rounds = not len(most) or metric == "cosine" or largest > 2**23 - 2**16
+    rounds = not len(maxima) or metric == "cosine" or largest > 2**23 - 2**16
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
     return PackedSparseCentroids(
-        slot, panels.reshape(-1), *postings, most, scale, bias, exact, codes, list_length(codes),
+        slot, panels.reshape(-1), *postings, maxima, scale, bias, exact, codes, list_length(codes),
         (value, column, w.indptr), error,
     )  # fmt: skip
 
@@ -163,32 +155,33 @@ def make_sparse_bank(
 def _largest_counts(
     column: np.ndarray, value: np.ndarray, centroid: np.ndarray, k: int, p: int
 ) -> np.ndarray:
-    """Return the largest count of each column, int32 (p,); an empty array if int16 does not suit the values.
+    """Return the largest absolute value of each column, int32 (p,), if sums can be computed in int16.
 
-    Int16 suits values that are all whole numbers, if few sums of products exceed int16.
+    Return an empty array if some values are not whole numbers, or if too many sums may exceed int16. The
+    entries of k centroids in p columns are given by their ``column``, ``value`` and ``centroid``.
     """
     none = np.empty(0, dtype=np.int32)
     sizes = np.abs(value)
     if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
         return none
-    most = np.zeros(p, dtype=np.int32)
-    np.maximum.at(most, column, sizes.astype(np.int32))
-    # The centroids are a sample of the rows, which are not known here.
-    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * most[column], minlength=k)
-    return most if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
+    maxima = np.zeros(p, dtype=np.int32)
+    np.maximum.at(maxima, column, sizes.astype(np.int32))
+    # The rows are not known here, so this estimate takes the centroids, which are a sample of the rows.
+    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * maxima[column], minlength=k)
+    return maxima if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
 
 
 def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
-    """Return the code of each CSR row's nearest centroid in each clustering, int32 (rows, clusterings)."""
+    """Return the number of each CSR row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
     data = np.ascontiguousarray(x.data, dtype=np.float32)
     indices = np.ascontiguousarray(x.indices, dtype=np.int32)
     indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
     postings = (centroids.start, centroids.centroid, centroids.value)
     terms = (centroids.scale, centroids.bias, centroids.exact, centroids.codes, centroids.length)
-    nearest = _nearest_counts if len(centroids.most) else _nearest_floats
+    nearest = _nearest_counts if len(centroids.maxima) else _nearest_floats
     nearest(
-        *(data, indices, indptr, centroids.slot, centroids.panels, *postings, centroids.most),
+        *(data, indices, indptr, centroids.slot, centroids.panels, *postings, centroids.maxima),
         *(*terms, *centroids.rows, *centroids.error, out),
     )
     return out
@@ -196,14 +189,14 @@ def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
 
 @subkernel
 def _split_entries(
-    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, most: np.ndarray, size: int, i: np.uint64,
+    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, maxima: np.ndarray, size: int, i: np.uint64,
     places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
     """Split the entries of row i into entries in dense columns and entries in columns with few centroids.
 
     Return the number of entries of the first and of the second sort, and an upper bound of the Euclidean norm
-    of all these entries. If the centroids are int16 counts, and an entry of the row is not a count or sums
-    may exceed int16, return -1 as the norm.
+    of all these entries. The norm is -1 if sums are computed in int16, but an entry is not a whole number or
+    a sum may exceed int16.
     """
     dense, posted, total = np.uint64(0), np.uint64(0), np.float32(0.0)
     one, sign, beyond = np.uint64(1), np.uint64(63), np.float32(_COUNT_MAX + 1)
@@ -211,14 +204,14 @@ def _split_entries(
     for e in range(np.uint64(len(data))):
         value, column = data[e], np.uint64(indices[e])
         place = np.int64(slot[column])
-        # Use sign bits, because comparisons would compile to branches that the processor cannot predict.
+        # Take sign bits as 0 or 1, because comparisons would become branches that are often mispredicted.
         seen = one - (np.uint64(place) >> sign)
         low = np.uint64(place - _ABSENT) >> sign
-        if len(most):
+        if len(maxima):
             count = np.int32(min(max(value, -beyond), beyond))
-            # Ignore entries in columns in which no centroid has an entry.
+            # Ignore fractions in columns in which no centroid has an entry, because they do not change sums.
             fractions |= ((seen | low) != 0) & (np.float32(count) != value)
-            bound += abs(np.int64(count)) * most[column]
+            bound += abs(np.int64(count)) * maxima[column]
             values[i, dense], weights[posted] = count, count
         else:
             values[i, dense], weights[posted] = value, value
@@ -231,15 +224,14 @@ def _split_entries(
 
 
 @intrinsic
-def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
-    """Add products of a row's entries in dense columns to its sums for a panel; mark good scores.
+def _add_dense_products(typingctx, places, values, count, panel, sums, scale, bias, least, hits, kind):  # type: ignore[no-untyped-def]
+    """Add the products of a row and 64 or 128 centroids in dense columns to ``sums``; mark good scores.
 
-    A panel is a group of centroids. Columns with many entries are dense: the panel has their values for all
-    its centroids. Postings are the single entries of centroids in the other columns. All arguments except
-    ``kind`` are int64: ``count``, the number of these entries, and addresses. ``places`` are the byte offsets
-    of the columns in the panel. ``sums`` already contains the products in columns with postings. ``hits``
-    receives a bit for each centroid whose score is above ``least``, in words of 64 bits. ``kind`` is not
-    read: the type of this array, float32 or int16, selects the instructions for the sums.
+    The arguments are addresses, except ``count``, the number of the row's entries in dense columns.
+    ``values`` are these entries, and ``places`` are the byte offsets of their columns in ``panel``, which has
+    the values of the centroids. ``sums`` already contains the products in other columns. ``hits`` receives a
+    bit for each centroid whose score is above ``least``, in words of 64 bits. ``kind`` is not read: the type
+    of this array, float32 or int16, selects the instructions.
     """
     whole = isinstance(kind.dtype, types.Integer)
 
@@ -254,15 +246,15 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hi
         def load_operands(e: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
             column = builder.add(panel, v.load(places, builder.mul(e, I64(8)), I64))
             value = v.load(values, builder.mul(e, I64(size)), scalar)
-            parts = [v.load(column, v.wide * k, vector) for k in range(_VECS)]
+            parts = [v.load(column, v.wide * k, vector) for k in range(_SUM_VECTORS)]
             return [v.spread(value, vector.count)], parts, ()
 
-        begun = [v.load(sums, v.wide * k, vector) for k in range(_VECS)]
+        begun = [v.load(sums, v.wide * k, vector) for k in range(_SUM_VECTORS)]
         (totals,) = sum_products(v, [begun], count, load_operands, may_be_empty=True)
         for k, total in enumerate(totals):
             v.store(total, sums, v.wide * k)
         if whole:
-            totals = [part for total in totals for part in _as_floats(v, total)]
+            totals = [part for total in totals for part in _convert_to_floats(v, total)]
         bound, word = v.spread(v.load(least, 0, F32)), 64 // _LANES
         for first in range(0, len(totals), word):
             found = I64(0)
@@ -277,8 +269,8 @@ def _score(typingctx, places, values, count, panel, sums, scale, bias, least, hi
     return types.void(*[types.int64] * 9, kind), generate
 
 
-def _as_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
-    """Return a vector of int16 as two vectors of float32."""
+def _convert_to_floats(v: Vectors, total: ir.Value) -> list[ir.Value]:
+    """Convert a vector of int16 to two vectors of float32, one for each half."""
     parts = (v.shuffle(total, total, range(n, n + _LANES)) for n in (0, _LANES))
     return [v.b.sitofp(v.b.sext(part, v.ints), v.vec) for part in parts]
 
@@ -289,14 +281,18 @@ def _find_best_scores(
     sums: np.ndarray, scale: np.ndarray, bias: np.ndarray, hits: np.ndarray, best: np.ndarray,
     index: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the best scores of each of ``rows`` rows to ``best``, and their centroids to ``index``."""
+    """Write the best scores of ``rows`` rows and all centroids to ``best``, and the centroids to ``index``.
+
+    ``sums`` contains the products in sparse columns; ``hits`` is scratch space. The other arguments are the
+    rows' entries in ``dense`` columns and fields of :class:`PackedSparseCentroids`.
+    """
     full, last = len(scale), best.shape[1] - 1
     width = np.int64(_PANEL_BYTES // sums.itemsize)
     panel_bytes = panels.itemsize * len(panels) // (full // width)
     for first in range(0, full, width):
         panel = panels.ctypes.data + first // width * panel_bytes
         for i in range(rows):
-            _score(  # type: ignore[call-arg]
+            _add_dense_products(  # type: ignore[call-arg]
                 places.ctypes.data + i * places.strides[0],
                 values.ctypes.data + i * values.strides[0],
                 dense[i],
@@ -323,7 +319,10 @@ def _add_postings(
     thin: np.ndarray, weights: np.ndarray, count: np.uint64, start: np.ndarray, centroid: np.ndarray,
     value: np.ndarray, i: np.uint64, sums: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the products of row i and the centroids in columns with postings to the sums of the row."""
+    """Add the products of row i and the centroids in sparse columns to ``sums`` of the row.
+
+    The row has ``count`` entries in such columns: numbers ``thin`` of the columns and values ``weights``.
+    """
     for c in range(np.uint64(count)):
         weight, place = weights[c], np.uint64(thin[c])
         for e in range(np.uint64(start[place]), np.uint64(start[place + np.uint64(1)])):
@@ -348,7 +347,7 @@ def _exact_score(
     data: np.ndarray, indices: np.ndarray, exact: np.ndarray, values: np.ndarray, columns: np.ndarray,
     pointers: np.ndarray, j: int,
 ) -> float:  # fmt: skip
-    """Return the score of a row and a centroid in float64."""
+    """Return the score of a CSR row and the CSR centroid j in float64; ``exact`` is its scale and bias."""
     a, b = pointers[j], pointers[j + 1]
     return _multiply_rows(data, indices, values[a:b], columns[a:b]) * exact[0, j] + exact[1, j]
 
@@ -360,7 +359,7 @@ def _exact_scores(
 ) -> None:  # fmt: skip
     """Write the scores of a row and all centroids in float64 to ``sums``.
 
-    Products are added in the order of the entries of the row, so the scores equal those of _exact_score.
+    Products are added in the order of the columns, as in _exact_score, so both functions give equal bits.
     """
     full, k = len(sums), exact.shape[1]
     width = _PANEL_BYTES // panels.itemsize
@@ -383,7 +382,7 @@ def _exact_scores(
 
 def _nearest(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, slot: np.ndarray, panels: np.ndarray,
-    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, most: np.ndarray, scale: np.ndarray,
+    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, maxima: np.ndarray, scale: np.ndarray,
     bias: np.ndarray, exact: np.ndarray, codes: np.ndarray, length: int, values_w: np.ndarray,
     columns_w: np.ndarray, pointers_w: np.ndarray, slope: float, floor: float, out: np.ndarray,
 ) -> None:  # fmt: skip
@@ -406,11 +405,11 @@ def _nearest(
             a, b = indptr[first + i], indptr[first + i + 1]
             at = np.uint64(i)
             count, posted, norm = _split_entries(
-                data[a:b], indices[a:b], slot, most, _PANEL_BYTES, at, places, values, thin, weights
+                data[a:b], indices[a:b], slot, maxima, _PANEL_BYTES, at, places, values, thin, weights
             )
             dense[i], gaps[i] = count, -1.0
             if norm >= 0.0:
-                roundings = 4 if len(most) else b - a + 4
+                roundings = 4 if len(maxima) else b - a + 4
                 gaps[i] = 2.0 * (roundings * 2.0**-24 * slope * norm + floor)
                 _add_postings(thin, weights, posted, start, centroid, value, at, sums)
         _find_best_scores(rows, places, values, dense, panels, sums, scale, bias, hits, best, index)
@@ -423,7 +422,7 @@ def _nearest(
                     if is_close(best[i], t, gaps[i]):
                         rest = (exact, values_w, columns_w, pointers_w, index[i, t])
                         keys[t] = _exact_score(data[a:b], indices[a:b], *rest)
-                # Upper bound of the scores of the centroids outside the list.
+                # Upper bound of the scores of the centroids that are not in ``best``.
                 least = best[i, length - 1] + gaps[i] if length < len(codes) else -np.inf
                 sort_list(keys, index[i])
                 done = assign_codes(keys, index[i], least, codes, before, out[first + i])
@@ -433,8 +432,8 @@ def _nearest(
                 assign_best_codes(wide, codes, tops, out[first + i])
 
 
-def _types(values: str) -> list[types.Type]:
-    """Return the argument types of :func:`_nearest` for centroids of type ``values``, "f4" or "i2"."""
+def _argument_types(values: str) -> list[types.Type]:
+    """Return the types of the arguments of :func:`_nearest`, for centroids of type float32 or int16."""
     vectors = ("f4", "i4", "i8", "i4", values, "i8", "i4", values, "i4", "f4", "f4")
     rows = (in_array("f4", 1), in_array("i4", 1), in_array("i8", 1))
     return [
@@ -444,5 +443,5 @@ def _types(values: str) -> list[types.Type]:
     ]
 
 
-_nearest_floats = entry(*_types("f4"))(_nearest)
-_nearest_counts = entry(*_types("i2"))(_nearest)
+_nearest_floats = entry(*_argument_types("f4"))(_nearest)
+_nearest_counts = entry(*_argument_types("i2"))(_nearest)
