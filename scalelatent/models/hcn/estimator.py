@@ -44,17 +44,17 @@ from .fit import (
     Network,
     NetworkState,
     UniformWeightsWarning,
+    check_feature_sizes,
     check_images,
     check_rows,
-    check_windows,
     choose_image_shape,
+    find_last_state,
     fit_steps,
-    last_state,
-    log_layers,
     make_feature_layers,
     pack_mask,
     replace_nan,
     to_image_shape,
+    warn_small_features,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
 from .object_finder import ObjectFinder
@@ -246,7 +246,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     weights_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
     beliefs_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
     pools_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("pools_").pools)
-    classes_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("classes_").predicted)
+    classes_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("classes_").prediction_labels)
     template_classes_ = FittedAttribute(
         FIT_AGAIN, lambda model: model.classes_[model._multi_layer("template_classes_").template_classes]
     )
@@ -410,13 +410,13 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
         """Return the network that the parameters describe, for the images of the training rows."""
         image = choose_image_shape(self, train, "X")
-        check_windows(self, image, train)
-        log_layers(self, image, train)
+        check_feature_sizes(self, image, train)
+        warn_small_features(self, image, train)
         if not has_templates(self):
             return SingleLayer(make_feature_layers(self, image)[0])
         network = make_multi_layer(self, image, train)
         held_classes = known_classes(validation) if validation is not None and validation.has_y else None
-        return replace(network, validated=held_classes)
+        return replace(network, validation_classes=held_classes)
 
     def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         check_images(train, "X")
@@ -518,7 +518,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 network = SingleLayer(make_feature_layers(self, self._network.layer.image)[0])
             size = choose_batch_size(self)  # not reduced to the rows of this call, because more rows follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
-            state = learner.start() if first else last_state(self, network)
+            state = learner.start() if first else find_last_state(self, network)
             chains: OnlineLearner = learner  # accepts states of networks of one and of several layers
             state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
             self._keep(network, state, [] if first else None)

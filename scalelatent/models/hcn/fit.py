@@ -71,7 +71,7 @@ MIN_LEAF_ROWS = 5
 WRITE_SECONDS = 30.0
 # Assumed speed of one thread in batch learning: updates per second of the two messages of a pixel to a
 # feature position and a weight (a pair).
-PAIRS_WITH_MESSAGES = 1e9
+STORED_PAIR_RATE = 1e9
 
 
 Network: TypeAlias = "SingleLayer | MultiLayer"
@@ -168,9 +168,9 @@ def check_rows(
     if streamed:
         return
     if continues_last_fit(model):
-        last_state(model, network)
+        find_last_state(model, network)
     n, online = len(train), is_online(model, network.has_labels)
-    rows = step_rows(model, n)
+    rows = count_step_rows(model, n)
     if online and rows > n:
         raise DataError(
             f"{where}: a step of n_chains={choose_n_chains(model, n)} x "
@@ -181,7 +181,7 @@ def check_rows(
         raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower warmup_rows")
 
 
-def check_windows(
+def check_feature_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
     """Raise a DataError if features or filters are larger than images, or if the image shape is unknown."""
@@ -211,7 +211,9 @@ def check_windows(
         height, width = height - h + 1, width - w + 1
 
 
-def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
+def warn_small_features(
+    model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
+) -> None:
     """Notify the user once if the default features are smaller because the images are small."""
     [(n, window)] = default_layers(model, image)
     whole = LAYERED_FEATURE_SIZE if has_templates(model) else FEATURE_SIZE
@@ -247,7 +249,7 @@ def continues_last_fit(model: HierarchicalCompositionalNetwork) -> bool:
     return bool(model.warm_start) and model.__sklearn_is_fitted__()
 
 
-def last_state(model: HierarchicalCompositionalNetwork, network: Network) -> NetworkState:
+def find_last_state(model: HierarchicalCompositionalNetwork, network: Network) -> NetworkState:
     """Return the state at the end of the last fit, from which a warm start or `partial_fit` continues.
 
     Raise a ValueError if the layers or classes of the last fit differ from those of ``network``.
@@ -325,7 +327,7 @@ def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
 # -- steps ------------------------------------------------------------------------------------------------
 
 
-def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+def count_step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
     """Return the number of images in all minibatches of one step of online learning."""
     return (
         choose_batch_size(model, n_rows)
@@ -372,7 +374,7 @@ def count_passes_per_write(pairs: int, n_rows: int) -> int:
     so that writing is a small part of the time. ``pairs`` is the number of pairs (feature position, weight)
     per image.
     """
-    return max(1, int(WRITE_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
+    return max(1, int(WRITE_SECONDS * STORED_PAIR_RATE / (pairs * n_rows)))
 
 
 def make_fit_order(
@@ -385,7 +387,7 @@ def make_fit_order(
 ) -> RowOrder:
     """Return the order in which a fit reads images: shuffled if online, in fixed ranges in batch learning."""
     if is_online(model, network.has_labels):
-        size, chains = step_rows(model, n_rows), choose_n_chains(model, n_rows)
+        size, chains = count_step_rows(model, n_rows), choose_n_chains(model, n_rows)
         return RowOrder.choose(n_rows, seed, size, chains, options)
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
@@ -417,7 +419,7 @@ def fit_steps(
     yield from network.fit_steps(model, rows, counts)
 
 
-def first_state(
+def choose_first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
     """Return the state from which the fit starts: ``state``, or for a warm start the state of the last fit.
@@ -427,7 +429,7 @@ def first_state(
     """
     if restart or not continues_last_fit(model):
         return state
-    before = last_state(model, network)
+    before = find_last_state(model, network)
     given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
     if not is_online(model, network.has_labels):

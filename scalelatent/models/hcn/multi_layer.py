@@ -37,10 +37,16 @@ from scalelatent.models.hcn.model.templates import (
     TemplateEvidence,
     assign_classes,
     choose_first_images,
-    class_layer,
+    list_template_classes,
 )
 
-from .fit import continues_last_fit, count_passes_per_write, first_state, learn_epochs, make_feature_layers
+from .fit import (
+    choose_first_state,
+    continues_last_fit,
+    count_passes_per_write,
+    learn_epochs,
+    make_feature_layers,
+)
 from .parameters import (
     check_batch_parameters,
     choose_batch_size,
@@ -121,7 +127,7 @@ def build_multi_layer(
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
-    coded = None if classes is None else class_layer(len(classes), per_class)
+    coded = None if classes is None else list_template_classes(len(classes), per_class)
     top = replace(
         below[-1],
         image=(channels, high, wide),
@@ -130,12 +136,7 @@ def build_multi_layer(
         window=(high, wide),
         p_weight=choose_weight_priors(model, online)[-1],
     )
-    net = Hierarchy(
-        (*below, top),
-        coded,
-        choose_pools(model, online)[0],
-        damping=choose_damping(model),
-    )
+    net = Hierarchy((*below, top), coded, choose_pools(model, online)[0], damping=choose_damping(model))
     return MultiLayer(net, classes, per_class)
 
 
@@ -159,7 +160,7 @@ class MultiLayer:
         Labels of the classes; None if templates are clusters.
     per_class : int
         Number of templates per class; without classes, number of clusters.
-    validated : ndarray or None
+    validation_classes : ndarray or None
         Labels of the classes of the validation rows, which measure the error of clusters.
     all_labelled : bool
         True if it is known that each training row has a label.
@@ -168,13 +169,13 @@ class MultiLayer:
     net: Hierarchy
     labels: np.ndarray | None
     per_class: int
-    validated: np.ndarray | None = None
+    validation_classes: np.ndarray | None = None
     all_labelled: bool = False
 
     @property
     def classes(self) -> np.ndarray | None:
         """Sorted labels of the training rows, or of the validation rows if templates are clusters."""
-        return self.validated if self.labels is None else self.labels
+        return self.validation_classes if self.labels is None else self.labels
 
     @property
     def has_labels(self) -> bool:
@@ -182,13 +183,13 @@ class MultiLayer:
         return self.labels is not None
 
     @property
-    def predicted(self) -> np.ndarray:
+    def prediction_labels(self) -> np.ndarray:
         """Labels that `predict` can return: classes, or numbers of clusters."""
         return np.arange(self.net.n_templates) if self.labels is None else self.labels
 
     @property
     def template_classes(self) -> np.ndarray:
-        """Class of each template, as an index into ``predicted``."""
+        """Class of each template, as an index into ``prediction_labels``."""
         return np.arange(self.net.n_templates) if self.net.classes is None else np.array(self.net.classes)
 
     @property
@@ -253,7 +254,7 @@ class MultiLayer:
         return [to_features(part) for part in self.net.split(values)]
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
-        """Return for each label ``y`` its index into ``predicted``, or -1 for the label -1.
+        """Return for each label ``y`` its index into ``prediction_labels``, or -1 for the label -1.
 
         One label stands for ``n_rows`` equal labels. Raise a DataError for labels that the network does not
         know, and for a wrong number of labels.
@@ -265,7 +266,7 @@ class MultiLayer:
             raise DataError(
                 f"y has shape {labels.shape}: give a class for each of the {n_rows} images, or one for all"
             )
-        return encode_labels(labels, self.predicted, 0, "y", True)
+        return encode_labels(labels, self.prediction_labels, 0, "y", True)
 
     @property
     def labelled_net(self) -> Hierarchy:
@@ -320,19 +321,19 @@ class MultiLayer:
         model: HierarchicalCompositionalNetwork,
         rows: Mapping[str, MappedRows],
         counts: Stats,
-        number: int,
-        measures: bool,
+        fit_number: int,
+        measures_error: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``number``, in which all pools have one size; return its result.
+        """Yield the steps of fit ``fit_number``, in which all pools have one size; return its result.
 
-        If ``measures``, the result has the share of rows in a wrong class.
+        If ``measures_error``, the result has the share of rows in a wrong class.
         """
-        online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
+        online, end = is_online(model, self.has_labels), f"-{fit_number}" if fit_number else ""
         # If fewer than half of the rows have labels, first learn templates as clusters. Then assign to each
         # template the class of most of its rows, and learn with these classes.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         network = replace(self, net=replace(self.net, classes=None)) if few else self
-        network, result, history = yield from network._fit_until_settled(model, rows, number)
+        network, result, history = yield from network._fit_until_settled(model, rows, fit_number)
         if few:
             assert self.labels is not None
             found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
@@ -349,7 +350,7 @@ class MultiLayer:
         beliefs, first, error = result.state.beliefs, result.state.first, float("nan")
         if passes := choose_template_passes(model, online):
             beliefs = yield from network._learn_templates_again(beliefs, first, rows["train"], passes, end)
-        if measures or (passes and "validation" in rows):
+        if measures_error or (passes and "validation" in rows):
             measured = rows.get("validation", rows["train"])
             errors, classes = network.make_error_counts(measured.dataset, beliefs)
             error = errors.error((yield SumStatistic(f"templates-validated{end}", errors, measured, classes)))
@@ -399,7 +400,7 @@ class MultiLayer:
             seed = model._multi_layer("net").net.seed if is_warm else model.seed_ + restart
             network = replace(self, net=replace(self.net, seed=seed))
             learner = network.learner(model, n, seed)
-            state = yield from first_state(model, network, learner.start(), restart)
+            state = yield from choose_first_state(model, network, learner.start(), restart)
             name = f"learn-{restart}" if restart else "learn"
             result = yield from learn_epochs(model, network, learner, state, rows, seed, name)
             history += [{**record, "restart": restart} for record in result.history]

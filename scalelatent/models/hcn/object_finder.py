@@ -71,12 +71,7 @@ class ObjectFinder:
 
     @classmethod
     def from_network(
-        cls,
-        network: MultiLayer,
-        beliefs: np.ndarray,
-        image_shape: Sequence[int],
-        n_objects: int,
-        device: str,
+        cls, network: MultiLayer, beliefs: np.ndarray, image_shape: Sequence[int], n_objects: int, device: str
     ) -> ObjectFinder:
         """Return the finder for a fitted network and images of ``image_shape``.
 
@@ -97,7 +92,7 @@ class ObjectFinder:
         if n_objects < 1:
             raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
         fixed = FixedNetwork(enlarge(network.labelled_net, *sides), beliefs)
-        return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, fixed, device)
+        return cls(network.prediction_labels, int(n_objects), (sides[0], sides[1]), own, fixed, device)
 
     @property
     def places(self) -> tuple[int, int]:

@@ -87,7 +87,7 @@ def is_layer(value: Any) -> bool:
     return is_whole(size) or (is_list(size) and len(size) == 2 and all(map(is_whole, size)))
 
 
-def is_layers(value: Any) -> bool:
+def is_layer_list(value: Any) -> bool:
     """Return True for None or a list of layers, each (number of features, size of a feature in pixels)."""
     return value is None or (is_list(value) and len(value) > 0 and all(map(is_layer, value)))
 
@@ -97,17 +97,17 @@ def is_shape(value: Any) -> bool:
     return value is None or (is_list(value) and len(value) in (2, 3) and all(map(is_whole, value)))
 
 
-def is_pixel(value: Any) -> bool:
+def is_missing_value(value: Any) -> bool:
     """Return True for None or a number, also NaN: a valid value of the parameter ``missing``."""
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
-def is_pool(value: Any) -> bool:
+def is_odd_side(value: Any) -> bool:
     """Return True for the side of a pool or filter: an odd number, so that one pixel is in the middle."""
     return is_whole(value) and value % 2 == 1
 
 
-def is_filters(value: Any) -> bool:
+def is_filter_count(value: Any) -> bool:
     """Return True for None or an even number of filters: filters are pairs of opposite directions."""
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
 
@@ -343,7 +343,7 @@ PARAMETERS = Parameters(
             "layers",
             None,
             Satisfies(
-                is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"
+                is_layer_list, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"
             ),
             "features and their size for each layer, from the image up; None: 32 of 8 x 6, with templates 8 "
             "of 3 x 3, or smaller",
@@ -355,7 +355,7 @@ PARAMETERS = Parameters(
         ),
         Parameter(
             "pool", None,
-            Satisfies(lambda v: v is None or is_pool(v), "give an odd number of at least 1, or None"),
+            Satisfies(lambda v: v is None or is_odd_side(v), "give an odd number of at least 1, or None"),
             "side of the pools between layers in pixels, odd; None: 3, online without filters 3 or 1, "
             "whichever has fewer errors", later=True,
         ),
@@ -432,14 +432,15 @@ PARAMETERS = Parameters(
             "pixels above it are 1; with filters: smallest step in grey levels, None: 64",
         ),
         Parameter(
-            "missing", None, Satisfies(is_pixel, "give a number, NaN or None"), "value of unknown pixels"
+            "missing", None, Satisfies(is_missing_value, "give a number, NaN or None"),
+            "value of unknown pixels",
         ),
         Parameter(
-            "filters", None, Satisfies(is_filters, "give an even number of directions, or None"),
+            "filters", None, Satisfies(is_filter_count, "give an even number of directions, or None"),
             "number of oriented filters, which make channels of grey images", later=True,
         ),
         Parameter(
-            "filter_size", 3, Satisfies(is_pool, "give an odd number: a filter has a middle"),
+            "filter_size", 3, Satisfies(is_odd_side, "give an odd number: a filter has a middle"),
             "side of a filter in pixels, odd", later=True,
         ),
         Parameter(

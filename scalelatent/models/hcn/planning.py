@@ -25,7 +25,7 @@ from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearne
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner
 from scalelatent.models.hcn.model.templates import TemplateCounts, TemplateEvidence
 
-from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, make_fit_order
+from .fit import MIN_LEAF_ROWS, STORED_PAIR_RATE, Network, NetworkLearner, make_fit_order
 from .multi_layer import MultiLayer
 from .parameters import (
     choose_n_epochs,
@@ -45,10 +45,10 @@ PROBE_SHARE_OF_ONES = 0.15
 # Number of updates of the messages of all pixels with which a plan measures the speed of batch learning.
 PROBE_SWEEPS = 4
 # Bytes of the names and shapes of arrays in the file that stores the messages of a range of images (a leaf).
-LEAF_HEAD = 2**14
+LEAF_HEADER_BYTES = 2**14
 # Speed of online learning in one thread that a plan assumes before it measures the speed: updates per second
 # of the two messages of a pixel to a feature position and a weight (a pair).
-PAIRS_PER_SECOND = 2e9
+ONLINE_PAIR_RATE = 2e9
 
 
 def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Forecast) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     # the kernels of online learning.
     sweep = net.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
     decoding = decoding_sweeps * sweep
-    decoding *= 1 if online else PAIRS_WITH_MESSAGES / PAIRS_PER_SECOND
+    decoding *= 1 if online else STORED_PAIR_RATE / ONLINE_PAIR_RATE
     one, each = forecast.epoch_seconds(order, row, 0.0), decoding / forecast.resources.slots
     restarts, warm = int(model.n_restarts) * len(choose_pools(model, online)), warmup_rows * row
     fewest = min(epochs, int(model.patience or epochs) + 1)
@@ -110,7 +110,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         return forecast.finish_plan(shorter, checkpoint=state, predicting=decoding)
     # The file of a range of images (leaf) also stores the last change of the log odds of weights. The files
     # of an old checkpoint are deleted one epoch later, when the next checkpoint is written.
-    leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEAD)
+    leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEADER_BYTES)
     leaves *= min(epochs, KEEP_STATES + 2)
     # Networks of several layers do not store messages of 0. A plan does not know how many messages are 0, so
     # the bytes on disk are an upper bound.
@@ -150,5 +150,5 @@ def _row_seconds(
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.describe()} {size} {labelled}"
-    nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
+    nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (ONLINE_PAIR_RATE if online else STORED_PAIR_RATE)
     return forecast.probe(what, make_probe, nominal, rows=size * sweeps, threads=forecast.count_slots(order))

@@ -23,15 +23,15 @@ from scalelatent.report.style import percent
 
 from .parameters import has_templates, is_online
 from .report_figures import plot_parts
-from .report_multi_layer import layers_section
+from .report_multi_layer import make_layers_section
 from .report_shared import (
     N_COMPLETED,
     FilledImages,
     count_shown_images,
     count_warmup_images,
-    features_picture,
-    filled_picture,
-    learning_pictures,
+    make_completion_picture,
+    make_features_picture,
+    make_learning_pictures,
     make_mask,
     read_last_restart,
     read_spaced_rows,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # of updates: a few seconds on one core. An update computes the messages of a pair (feature position, weight).
 MAX_PAIR_UPDATES = 4e9
 # Smallest and largest number of images that a report decodes.
-LEAST_ROWS, MOST_ROWS = 20, 1000
+MIN_DECODED, MAX_DECODED = 20, 1000
 # Explanations of numbers in the report: (name of the number, text).
 EXPLANATIONS = [
     (
@@ -75,10 +75,10 @@ def section(
     ``progress`` is called with the numbers of decoded images and of all images to decode.
     """
     if has_templates(model):
-        return layers_section(model, data, run, rows)
+        return make_layers_section(model, data, run, rows)
     collect = partial(collect_parts, model, progress=progress)
     evidence = run.collect(data, "the figure of images and their features is missing", collect, "images")
-    head, table = parts_numbers(run, model, evidence, rows)
+    head, table = collect_part_numbers(run, model, evidence, rows)
     snippet = usage_snippet(run, model, verb="transform", gives="places of the features, uint8")
     pictures = _make_pictures(run, model, evidence, rows)
     return Section(_make_subtitle(model), head, table, pictures, EXPLANATIONS, snippet)
@@ -131,7 +131,7 @@ def collect_parts(
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
     if sample_rows is None:
-        sample_rows = int(np.clip(MAX_PAIR_UPDATES / (10 * layer.pairs), LEAST_ROWS, MOST_ROWS))
+        sample_rows = int(np.clip(MAX_PAIR_UPDATES / (10 * layer.pairs), MIN_DECODED, MAX_DECODED))
     numbers, x = read_spaced_rows(model, data, sample_rows)
     stats = Stats.zeros(length.layout())
     with single_threaded():
@@ -170,7 +170,7 @@ def _make_subtitle(model: HierarchicalCompositionalNetwork) -> str:
     )
 
 
-def parts_numbers(
+def collect_part_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return two lists of (name, value) pairs: the numbers of the headline, and the numbers of the table."""
@@ -221,16 +221,18 @@ def _make_pictures(
     """Return all figures of the section, in the order of the page."""
     found = []
     if evidence is not None:
-        found.append(_parts_picture(model, evidence, rows))
+        found.append(_make_parts_picture(model, evidence, rows))
     often = None if evidence is None else evidence.stats["placed"] / evidence.sampled
-    found.append(features_picture(model.weights_[0], model.used_[0], often))
-    found += learning_pictures(run)
+    found.append(make_features_picture(model.weights_[0], model.used_[0], often))
+    found += make_learning_pictures(run)
     if evidence is not None and evidence.filled.has_hidden_pixels:
-        found.append(filled_picture(evidence.filled, rows, "the features"))
+        found.append(make_completion_picture(evidence.filled, rows, "the features"))
     return found
 
 
-def _parts_picture(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
+def _make_parts_picture(
+    model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str
+) -> Picture:
     words = (
         f"Evenly spaced {rows} images; their features, each in its colour; the places of the features, as "
         "numbers or dots; and the reconstructions (Figures 1, 3 and 5 of the paper). In a reconstruction "

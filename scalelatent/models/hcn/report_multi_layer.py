@@ -14,14 +14,14 @@ from scalelatent.report.page import Picture, Section, count
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .report_figures import MOST_CLASSES, direction_colors, plot_edges, plot_samples, plot_templates
+from .report_figures import MAX_CLASSES, make_direction_colors, plot_edges, plot_samples, plot_templates
 from .report_shared import (
     N_COMPLETED,
     FilledImages,
     count_shown_images,
-    features_picture,
-    filled_picture,
-    learning_pictures,
+    make_completion_picture,
+    make_features_picture,
+    make_learning_pictures,
     make_mask,
     read_spaced_rows,
 )
@@ -42,7 +42,7 @@ EXPLANATIONS = [
 ]
 
 
-def layers_section(
+def make_layers_section(
     model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
 ) -> Section:
     """Return the section of a report about a network with templates: numbers, figures, explanations.
@@ -51,7 +51,7 @@ def layers_section(
     """
     filled = edges = None
     if model.filters is None:
-        fill = partial(fill_halves, model)
+        fill = partial(complete_images, model)
         filled = run.collect(data, "the figure of completed images is missing", fill, "images")
     else:
         edges = run.collect(data, "the figure of edges is missing", partial(find_edges, model), "images")
@@ -62,7 +62,7 @@ def layers_section(
     return Section(subtitle, head, table, pictures, EXPLANATIONS, snippet)
 
 
-def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
+def complete_images(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
     """Hide pixels of evenly spaced images of a dataset, and complete the images by the fitted network."""
     layer, (_, x) = model._network.layer, read_spaced_rows(model, data, N_COMPLETED)
     whole = layer.compute_evidence(x)
@@ -110,7 +110,7 @@ def _collect_numbers(
         head.append(("test error", percent(error)))
     if filled is not None and filled.has_hidden_pixels:
         of = count(len(filled.images), "image")
-        table.append((f"wrong among the hidden pixels of {of}", percent(filled.wrong[0])))
+        table.append((f"wrong among the hidden pixels of {of}", percent(filled.error_shares[0])))
     return head, table
 
 
@@ -122,17 +122,17 @@ def _make_pictures(
     rows: str,
 ) -> list[Picture]:
     """Return all figures of the section, in the order of the page."""
-    found = [] if edges is None else [_edges_picture(model, edges, rows)]
+    found = [] if edges is None else [_make_edges_picture(model, edges, rows)]
     of_edges = model.filters is not None
     for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
-        found.append(features_picture(*one, layer=level, of_edges=of_edges and level == 1))
-    found += [_templates_picture(model), _samples_picture(model)]
+        found.append(make_features_picture(*one, layer=level, of_edges=of_edges and level == 1))
+    found += [_make_templates_picture(model), _make_samples_picture(model)]
     if filled is not None and filled.has_hidden_pixels:
-        found.append(filled_picture(filled, rows, "the best template of each image"))
-    return found + learning_pictures(run)
+        found.append(make_completion_picture(filled, rows, "the best template of each image"))
+    return found + make_learning_pictures(run)
 
 
-def _edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
+def _make_edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
     words = (
         f"Evenly spaced {rows} images; their edges, coloured by the strongest of {model.filters} directions; "
         "and the edges of the best template of each image. The bright disc is the key to the colours of "
@@ -152,7 +152,7 @@ def _class_word(model: HierarchicalCompositionalNetwork) -> str:
     return "cluster" if model._multi_layer("net").labels is None else "class"
 
 
-def _templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
+def _make_templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     weights, kind = model.weights_[-1], _class_word(model)
     figure, drawn = plot_templates(weights, [f"{kind} {label}" for label in model.template_classes_])
     words = (
@@ -168,8 +168,8 @@ def _templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     return Picture("templates", "Templates by features", words, alt, figure, wide=True)
 
 
-def _samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
-    classes, kind = model.classes_[:MOST_CLASSES], _class_word(model)
+def _make_samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
+    classes, kind = model.classes_[:MAX_CLASSES], _class_word(model)
     n, y = len(classes), np.repeat(classes, SAMPLES_PER_CLASS)
     made = model.sample(len(y), y, noise=False, random_state=model.seed_) > 0
     words = f"Images of each {kind} (lines), drawn from the model without noise; pools shift their parts."
@@ -177,7 +177,7 @@ def _samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
         words += f" The figure shows the first {n} of {len(model.classes_)}."
     share = percent(float(made.mean()))
     alt = f"{SAMPLES_PER_CLASS} images per line, {count(n, 'line')}; {share} of the pixels are on."
-    colors = None if model.filters is None else direction_colors(made.shape[1])
+    colors = None if model.filters is None else make_direction_colors(made.shape[1])
     names = [f"{kind} {label}" for label in classes]
     figure = plot_samples(made.reshape(n, SAMPLES_PER_CLASS, *made.shape[1:]), names, colors)
     return Picture("samples", "Samples", words, alt, figure, wide=True)

@@ -13,7 +13,7 @@ from scalelatent.report.page import Picture, count, join_words
 from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
-from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
+from .report_figures import make_direction_colors, plot_features, plot_filled, plot_weight_counts
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
@@ -51,7 +51,7 @@ class FilledImages:
         return not bool(self.given.all())
 
     @property
-    def wrong(self) -> tuple[float, float]:
+    def error_shares(self) -> tuple[float, float]:
         """Share of hidden pixels with a wrong value in the completed images, and in images that are all 0."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
@@ -105,7 +105,7 @@ def count_warmup_images(run: RunFiles) -> int:
     return int(stages[-1].get("rows_seen") or 0) if stages else 0
 
 
-def features_picture(
+def make_features_picture(
     weights: np.ndarray,
     used: np.ndarray,
     often: np.ndarray | None = None,
@@ -131,11 +131,13 @@ def features_picture(
     name, title = "features", "Features"
     if layer > 1:
         name, title = f"{name}-{layer}", f"{title} of layer {layer}"
-    figure = plot_features(weights, used, often, direction_colors(weights.shape[1]) if of_edges else None)
+    figure = plot_features(
+        weights, used, often, make_direction_colors(weights.shape[1]) if of_edges else None
+    )
     return Picture(name, title, words, f"{alt}.", figure, wide=True)
 
 
-def learning_pictures(run: RunFiles) -> list[Picture]:
+def make_learning_pictures(run: RunFiles) -> list[Picture]:
     """Return the figure of weights against images seen, or no figure for fewer than two records."""
     history, before = read_last_restart(run), count_warmup_images(run)
     if len(history) < 2:
@@ -149,17 +151,17 @@ def learning_pictures(run: RunFiles) -> list[Picture]:
         words += " Below: compression of the validation images."
         facts.append(f"compression {percent(compressed[-1])} at the end")
     alt = f"Curves over {count(len(history), 'record')}: {join_words(facts)}."
-    figure = plot_evidence(history, before)
+    figure = plot_weight_counts(history, before)
     return [Picture("learning", "Weights against images seen", words, alt, figure)]
 
 
-def filled_picture(filled: FilledImages, rows: str, by: str) -> Picture:
+def make_completion_picture(filled: FilledImages, rows: str, by: str) -> Picture:
     """Return the figure of images, their given pixels, and the completed images.
 
     ``rows`` names the data split, such as "test", and ``by`` names the part of the model that fills in
     pixels.
     """
-    wrong, base = filled.wrong
+    wrong, base = filled.error_shares
     n = len(filled.images)
     some = np.linspace(0, n - 1, min(count_shown_images(filled.images.shape[1:]), n)).astype(int)
     words = (

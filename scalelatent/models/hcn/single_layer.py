@@ -17,7 +17,7 @@ from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineF
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner, LeafState, leaf_bytes
 
-from .fit import count_passes_per_write, first_state, learn_epochs
+from .fit import choose_first_state, count_passes_per_write, learn_epochs
 from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_online
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class SingleLayer:
         end, layer = f"-{restart}" if restart else "", self.layer
         learner = self.learner(model, n, seed)
         start = replace(learner, seed=model.seed_).start(restart)
-        state = yield from first_state(model, self, start, restart)
+        state = yield from choose_first_state(model, self, start, restart)
         result = yield from learn_epochs(model, self, learner, state, rows, seed, f"learn{end}")
         measured = rows.get("validation", rows["train"])
         every = 1 if "validation" in rows else max(1, n // MEASURED_ROWS)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from .units import FIXED_WEIGHT, OFF_IMAGE, POOL_FLOOR
-from .windows import message_starts, shifts, window
+from .windows import find_window, list_shifts, message_starts
 
 
 def pass_and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
@@ -42,7 +42,7 @@ def pass_or_down(t: np.ndarray) -> float:
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
 
-def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
+def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
     ``s`` and ``w`` (M,) are the log odds of positions and weights, and ``below`` is the log odds of the
@@ -52,7 +52,7 @@ def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.nda
     return pass_and_up(w, g), pass_and_up(s, g)
 
 
-def windows(
+def find_pairs(
     index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """Return the log odds of a pixel, and views of the log odds of its pairs: positions, and weights.
@@ -61,7 +61,7 @@ def windows(
     """
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
-        window(int(y), w.shape[1], s.shape[1]), window(int(x), w.shape[2], s.shape[2]), strict=True
+        find_window(int(y), w.shape[1], s.shape[1]), find_window(int(x), w.shape[2], s.shape[2]), strict=True
     )
     return evidence[image, channel, y, x], s[(image, *of_s)], w[(channel, *of_w)]
 
@@ -84,9 +84,9 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     """
     for k in range(len(order)):
         for index in order[k]:
-            below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
+            below, of_s, of_w = find_pairs(index, evidence[k], s[k], w[k])
             if below:
-                to_s, to_w = tree(of_s.ravel(), of_w.ravel(), below)
+                to_s, to_w = pass_tree_up(of_s.ravel(), of_w.ravel(), below)
                 of_s[...] = of_s + to_s.reshape(of_s.shape)
                 of_w[...] = of_w + to_w.reshape(of_w.shape)
 
@@ -122,14 +122,16 @@ def sweep_messages(
     moved = np.zeros(n_chains, np.int64)
     for k in range(n_chains):
         for index in order[k]:
-            below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
+            below, of_s, of_w = find_pairs(index, evidence[k], s[k], w[k])
             pixel = index % (image[0] * image[1])
             run = slice(begins[pixel], begins[pixel + 1])
             n, a = np.divmod(index // (image[0] * image[1]), n_channels)
             olds = [m[k, n, a, run] for m in (to_s, to_w)]
             beliefs = [of_s, of_w]
             without = [b - old.reshape(b.shape) for b, old in zip(beliefs, olds, strict=True)]
-            news = tree(without[0].ravel(), without[1].ravel(), below) if below else (0 * olds[0],) * 2
+            news = (
+                pass_tree_up(without[0].ravel(), without[1].ravel(), below) if below else (0 * olds[0],) * 2
+            )
             changed = False
             for belief, rest, old, new in zip(beliefs, without, olds, news, strict=True):
                 new = damp(old, new, damping)
@@ -178,10 +180,10 @@ def decode_images(
         for _ in range(n_sweeps):
             moved[n] = 0
             for index in order[n]:
-                below, of_s, of_w = windows(index, evidence[None, n], s[n : n + 1], hard)
+                below, of_s, of_w = find_pairs(index, evidence[None, n], s[n : n + 1], hard)
                 if below:
                     old = messages.get(int(index), np.zeros(of_s.shape))
-                    new = tree((of_s - old).ravel(), of_w.ravel(), below)[0].reshape(of_s.shape)
+                    new = pass_tree_up((of_s - old).ravel(), of_w.ravel(), below)[0].reshape(of_s.shape)
                     of_s[...] = of_s + (new - old)
                     messages[int(index)] = new
                     moved[n] += bool((new != old).any())
@@ -246,7 +248,7 @@ def move_to_targets(messages: np.ndarray) -> np.ndarray:
     H, W). A pixel that no pool reaches by a shift gets the value ``OFF_IMAGE``.
     """
     out, (height, width) = np.full(messages.shape, OFF_IMAGE, np.int64), messages.shape[-2:]
-    for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
+    for d, (dy, dx) in enumerate(list_shifts(messages.shape[-3])):
         to, of = (
             (slice(max(0, y), height + min(0, y)), slice(max(0, x), width + min(0, x)))
             for y, x in ((dy, dx), (-dy, -dx))
@@ -362,7 +364,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
     out = np.empty((len(s), n_channels, *image), np.int32)
     for index in np.ndindex(out.shape):
         n, a, y, x = index
-        of_s, of_w = window(y, h, s.shape[1]), window(x, width, s.shape[2])
+        of_s, of_w = find_window(y, h, s.shape[1]), find_window(x, width, s.shape[2])
         run = slice(begins[y * image[1] + x], begins[y * image[1] + x + 1])
         places, weights = s[(n, of_s[0], of_w[0])], w[(a, of_s[1], of_w[1])]
         t = pass_and_down(places.ravel() - to_s[n, a, run], weights.ravel() - to_w[n, a, run])

@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 
-def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
+def find_window(at: int, feature: int, places: int) -> tuple[slice, slice]:
     """Return the slices of the feature positions and of the weights that can turn on pixel ``at`` of an axis.
 
     ``feature`` is the length of a feature in pixels, and ``places`` the number of positions along the axis.
@@ -22,7 +22,7 @@ def window(at: int, feature: int, places: int) -> tuple[slice, slice]:
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)
 
 
-def shifts(n: int) -> list[tuple[int, int]]:
+def list_shifts(n: int) -> list[tuple[int, int]]:
     """Return the offsets (rows, columns) of the ``n`` shifts by which a square pool can move a pixel."""
     reach = round(n**0.5) // 2
     return [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)]
@@ -35,7 +35,7 @@ def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features:
     The last entry is the number of messages. ``image`` and ``feature`` are (height, width) in pixels.
     """
     counts = [
-        [at.stop - at.start for at, _ in (window(i, f, n - f + 1) for i in range(n))]
+        [at.stop - at.start for at, _ in (find_window(i, f, n - f + 1) for i in range(n))]
         for n, f in zip(image, feature, strict=True)
     ]
     sizes = np.multiply.outer(*map(np.array, counts)).ravel() * n_features
@@ -58,7 +58,7 @@ def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_featur
     (height, width), (h, w) = image, feature
     begins, out = message_starts(image, feature, n_features), np.empty((height, width, 5), np.int64)
     for y, x in np.ndindex(height, width):
-        (r, i), (c, j) = window(y, h, height - h + 1), window(x, w, width - w + 1)
+        (r, i), (c, j) = find_window(y, h, height - h + 1), find_window(x, w, width - w + 1)
         s = (r.start * (width - w + 1) + c.start) * n_features
         weights = (i.start * w + j.start) * n_features
         begin = begins[y * width + x]

@@ -73,7 +73,7 @@ class LearnerState:
     rows: int = 0
     stale: int = 0
 
-    def after_step(self, beliefs: np.ndarray, n_rows: int) -> Self:
+    def complete_step(self, beliefs: np.ndarray, n_rows: int) -> Self:
         """Return the state after a step over ``n_rows`` images that gave the log odds ``beliefs``."""
         changed = self.changed + int(((beliefs > 0) != (self.beliefs > 0)).sum())
         return replace(self, beliefs=beliefs, changed=changed, steps=self.steps + 1, rows=self.rows + n_rows)
@@ -120,7 +120,7 @@ class EvidenceLearner(Generic[State]):
         decay = self.forgetting ** int(stats["minibatches"])
         scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
         beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
-        return state.after_step(beliefs, n_rows)
+        return state.complete_step(beliefs, n_rows)
 
     def end_epoch(self, state: State) -> State:
         """Return the state at the end of an epoch, whose counts become those of the last complete epoch."""
@@ -238,7 +238,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
             largest = xp.maximum(abs(w), largest)
             beliefs = forget(beliefs + (w - before) / UNITS_PER_NAT, first, self.forgetting)
         remedy = f"forgetting (now {self.forgetting}) or batch_size (now {self.batch_rows})"
-        layer.check_exact(backend.to_host(largest).max(axis=0), 1, f"{remedy}, or raise p01 and p10")
+        layer.check_overflow(backend.to_host(largest).max(axis=0), 1, f"{remedy}, or raise p01 and p10")
         return backend.to_host(beliefs)
 
     def _shuffle_pixels(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:

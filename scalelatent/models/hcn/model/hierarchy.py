@@ -27,7 +27,7 @@ from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import CLASS_FLOOR, OFF_IMAGE, POOL_FLOOR, UNITS_PER_NAT
-from scalelatent.models.hcn.kernels.windows import message_room, shifts
+from scalelatent.models.hcn.kernels.windows import list_shifts, message_room
 
 from .layer import FeatureLayer, convolve
 
@@ -51,7 +51,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
     is_inside = np.array(
         [
             (rows + dy >= 0) & (rows + dy < image[0]) & (columns + dx >= 0) & (columns + dx < image[1])
-            for dy, dx in shifts(side * side)
+            for dy, dx in list_shifts(side * side)
         ]
     )
     weights = weights[:, None, None] * is_inside
@@ -429,7 +429,7 @@ class Hierarchy:
             places = np.zeros((self.n_templates, 1, 1), bool)
             places[rng.choice(used.get(label, of_class[label]))] = True
             for w, prior in zip(reversed(weights), reversed(self.priors), strict=True):
-                places = shift_pixels(place_features(places, w), prior, rng)
+                places = shift_pixels_randomly(place_features(places, w), prior, rng)
             out[row] = places
         return out
 
@@ -447,12 +447,12 @@ def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
     return out
 
 
-def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def shift_pixels_randomly(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return ``pixels``, bool (channels, height, width), after each pixel that is on moved by a random shift.
 
     ``prior`` has the log prior of each shift of each pixel, (shifts, height, width), in units of 1/256 nat.
     """
-    out, ways = np.zeros_like(pixels), shifts(len(prior))
+    out, ways = np.zeros_like(pixels), list_shifts(len(prior))
     for channel, y, x in np.argwhere(pixels):
         chances = np.where(prior[:, y, x] == OFF_IMAGE, 0, np.exp(prior[:, y, x] / UNITS_PER_NAT))
         dy, dx = ways[rng.choice(len(ways), p=chances / chances.sum())]

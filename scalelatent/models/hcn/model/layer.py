@@ -194,7 +194,7 @@ class FeatureLayer:
         drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
-    def check_exact(self, w: np.ndarray, level: int, remedy: str) -> None:
+    def check_overflow(self, w: np.ndarray, level: int, remedy: str) -> None:
         """Raise a DivergenceError if int32 sums of log odds ``w`` of weights could overflow.
 
         ``w`` has the shape `weights_shape`, in units of 1/256 nat. The message names the layer by its number

@@ -137,7 +137,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         """Learn the minibatches of a block one after another; add their evidence for weights to ``stats``."""
         state, backend = prepared
         beliefs, rows = state.beliefs, row_numbers(block)
-        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
+        pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
         for a in range(0, len(rows), self.batch_rows):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
@@ -152,7 +152,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
                 units = units + update_images(
                     self.net, kept, units, x, y, int(rows[a]), number, backend, key=key
                 )
-            check_exact(self.net, units)
+            check_network_overflow(self.net, units)
             beliefs = forget(beliefs + from_units(units - to_units(beliefs)), state.first, self.forgetting)
         self.add_chain(state, beliefs, len(rows), stats)
 
@@ -255,7 +255,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         visit.
         """
         (state, backend), n = prepared, len(block.x)
-        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
+        pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
         if kept is None:
             messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
             done, before = 0, np.full(n, -1)
@@ -301,12 +301,12 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
         """Return the state after a step: add the changes from all visited leaves to the log odds."""
         beliefs = state.beliefs + stats["evidence"]
-        check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
+        check_network_overflow(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         passes, moved = round(float(stats["passes"]) / n_rows), state.moved + int(stats["moved"])
-        return replace(state, passes=passes, moved=moved).after_step(beliefs, n_rows)
+        return replace(state, passes=passes, moved=moved).complete_step(beliefs, n_rows)
 
 
-def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
+def read_labels(net: Hierarchy, block: Block) -> np.ndarray | None:
     """Return the class of each row of a block, below 0 if unknown; None if templates are clusters."""
     return None if net.classes is None else block.y
 
@@ -358,10 +358,10 @@ def _list_arrays(net: Hierarchy, own_class_only: bool) -> list[tuple[str, int, i
     return [(name, math.prod(value.shape[1:]), value.itemsize) for name, value in arrays]
 
 
-def check_exact(net: Hierarchy, units: np.ndarray) -> None:
+def check_network_overflow(net: Hierarchy, units: np.ndarray) -> None:
     """Raise a DivergenceError if log odds of weights are too large for exact int32 sums.
 
     ``units`` are the log odds of the weights of all layers, in units of 1/256 nat.
     """
     for level, (layer, w) in enumerate(zip(net.layers, net.split(units), strict=True), 1):
-        layer.check_exact(w, level, "damping, or raise p01 and p10")
+        layer.check_overflow(w, level, "damping, or raise p01 and p10")

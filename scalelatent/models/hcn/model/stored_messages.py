@@ -260,9 +260,9 @@ class BatchFeatureLearner(OnlineFeatureLearner):
         assert isinstance(state, LeafState)
         beliefs = state.beliefs + stats["evidence"]
         units = np.clip(beliefs, -(2.0**22), 2.0**22) * UNITS_PER_NAT
-        self.layer.check_exact(units, 1, "damping, raise p01 and p10, or set online=True")
+        self.layer.check_overflow(units, 1, "damping, raise p01 and p10, or set online=True")
         moved, left = state.moved + int(stats["moved"]), state.left + int(stats["left"])
-        return replace(state, moved=moved, left=left).after_step(beliefs, n_rows)
+        return replace(state, moved=moved, left=left).complete_step(beliefs, n_rows)
 
     def end_epoch(self, state: EvidenceState) -> EvidenceState:
         assert isinstance(state, LeafState)

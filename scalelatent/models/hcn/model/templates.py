@@ -38,7 +38,7 @@ FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
 """Weights of each layer, bool (channels, h, w, F), and the backend of the kernels."""
 
 
-def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
+def list_template_classes(n_classes: int, per_class: int) -> tuple[int, ...]:
     """Return the class of each template; the ``per_class`` templates of a class have consecutive numbers."""
     return tuple(code for code in range(n_classes) for _ in range(per_class))
 

@@ -14,7 +14,7 @@ from .trees import make_passes
 
 _summarize_off, _summarize_on, _, _ = make_passes(2, wide=True)
 
-_0, _OFF_IMAGE, _MOST, _ALL = (
+_0, _OFF_IMAGE, _POOL_FLOOR, _NO_DAMPING = (
     np.int32(0),
     np.int32(OFF_IMAGE),
     np.int32(POOL_FLOOR),
@@ -24,7 +24,7 @@ _0, _OFF_IMAGE, _MOST, _ALL = (
 
 @subkernel
 def _clip(x: np.int32) -> np.int32:
-    return min(max(x, -_MOST), _MOST)
+    return min(max(x, -_POOL_FLOOR), _POOL_FLOOR)
 
 
 @subkernel
@@ -132,7 +132,7 @@ def _pass_down(
                         for x in range(len(row)):
                             best = second[x] if arrived[x] + chance[x] == first[x] else first[x]
                             new = _clip(chance[x] + min(top[x], -best))
-                            row[x] = -_MOST if chance[x] == _OFF_IMAGE else new
+                            row[x] = -_POOL_FLOOR if chance[x] == _OFF_IMAGE else new
             for y in range(down.shape[3]):
                 _sum_messages(down[n, a], side, y, total, first, second)
                 for x in range(down.shape[4]):
@@ -161,11 +161,11 @@ def _pass_trees_down(
                     rows, run, s_step, w_step, s[n].ctypes.data + of_s, w[a].ctypes.data + of_w,
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
-                total = _summarize_off(tree, (_MOST,), _ALL)
+                total = _summarize_off(tree, (_POOL_FLOOR,), _NO_DAMPING)
                 # The sum of positive messages is 0 if no pair (position, weight) is
                 # on; the result is then the largest message.
                 if total == _0:
-                    total = _summarize_on(tree, (_MOST,), _ALL)[0]
+                    total = _summarize_on(tree, (_POOL_FLOOR,), _NO_DAMPING)[0]
                 flat[pixel] = _clip(total)
 
 
@@ -182,7 +182,7 @@ def _pass_features_down(
                 ones, sums = first[n, a, i + y, j:], total[n, a, i + y, j:]
                 for x in range(wide):
                     t = row[x] - sent[x]
-                    sums[x] = min(sums[x] + min(max(t, _0), _MOST), _MOST)
+                    sums[x] = min(sums[x] + min(max(t, _0), _POOL_FLOOR), _POOL_FLOOR)
                     ones[x] = max(ones[x], t)
 
 
@@ -223,5 +223,5 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
     """Return the messages of features down to pixels, for fixed weights and after one pass up."""
     first, total = np.full(evidence.shape, _OFF_IMAGE), np.zeros(evidence.shape, np.int32)
     _pass_features_down(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
-    made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))
+    made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_POOL_FLOOR))
     return made

@@ -17,7 +17,7 @@ from .trees import make_passes, prefetch
 _summarize_off, _summarize_on, _send_off, _send_on = make_passes(0)
 _summarize_off_1, _summarize_on_1, _send_off_1, _send_on_1 = make_passes(1)
 
-_0, _ALL = np.int32(0), np.float32(1)
+_0, _NO_DAMPING = np.int32(0), np.float32(1)
 # Smallest number of pairs (feature position, weight) of a pixel for which its stored messages are prefetched
 # into the CPU cache.
 LARGE_TREE_PAIRS = 512
@@ -52,14 +52,14 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
             spots = s[k, n].ctypes.data + of_s, w[k, a].ctypes.data + of_w
             tree = (rows, run, s_step, w_step, *spots, live.ctypes.data)
             if b < _0:
-                total = _summarize_off(tree, (-b,), _ALL)
+                total = _summarize_off(tree, (-b,), _NO_DAMPING)
                 if total < -b - b:
-                    _send_off(tree, (-b - total, -b, _0), _ALL)
+                    _send_off(tree, (-b - total, -b, _0), _NO_DAMPING)
             elif b > _0:
-                first, second = _summarize_on(tree, (b,), _ALL)
+                first, second = _summarize_on(tree, (b,), _NO_DAMPING)
                 rest, top = _find_messages(first, second, b)
                 if top > _0:
-                    _send_on(tree, (rest, top, first), _ALL)
+                    _send_on(tree, (rest, top, first), _NO_DAMPING)
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
@@ -102,10 +102,10 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
                 # An unknown pixel (log odds b of 0) sends messages of 0, which replace its stored messages.
                 if b <= _0:
-                    total = summarize_off(tree, (-b,), _ALL)
+                    total = summarize_off(tree, (-b,), _NO_DAMPING)
                     change = send_off(tree, (-b - total, -b, _0), damping)
                 else:
-                    first, second = summarize_on(tree, (b,), _ALL)
+                    first, second = summarize_on(tree, (b,), _NO_DAMPING)
                     rest, top = _find_messages(first, second, b)
                     change = send_on(tree, (rest, top, first), damping)
                 moved[k] += change
@@ -183,12 +183,12 @@ def _decode(
                 tree = (rows, run, s_step, w_step, *spots, live.ctypes.data)
                 change = False
                 if b < _0:
-                    total = _summarize_off_1(tree, (-b,), _ALL)
-                    change = _send_off_1(tree, (-b - total, -b, _0), _ALL)
+                    total = _summarize_off_1(tree, (-b,), _NO_DAMPING)
+                    change = _send_off_1(tree, (-b - total, -b, _0), _NO_DAMPING)
                 elif b > _0:
-                    first, second = _summarize_on_1(tree, (b,), _ALL)
+                    first, second = _summarize_on_1(tree, (b,), _NO_DAMPING)
                     rest, top = _find_messages(first, second, b)
-                    change = _send_on_1(tree, (rest, top, first), _ALL)
+                    change = _send_on_1(tree, (rest, top, first), _NO_DAMPING)
                 moved[n] += change
             if moved[n] == 0:
                 break

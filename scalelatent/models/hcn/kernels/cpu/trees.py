@@ -301,11 +301,7 @@ def _inline(
     int32 numbers, and the damping (float32). ``n_stored`` is the number of stored messages per pair.
     """
     n_tree = 7 + n_stored
-    arguments = (
-        types.UniTuple(types.int64, n_tree),
-        types.UniTuple(types.int32, n_numbers),
-        types.float32,
-    )
+    arguments = (types.UniTuple(types.int64, n_tree), types.UniTuple(types.int32, n_numbers), types.float32)
 
     def codegen(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, args: Sequence[ir.Value]
