@@ -45,7 +45,7 @@ def test_the_page_of_several_layers_has_all_sections(page_of: PageOf, labelled: 
     page, names = page_of(tmp_path, model, data)
     assert [name for name in names if name != "learning"] == PICTURES
     assert "4 features of 1 x 5 x 5 under 3 features of 4 x 2 x 2" in page
-    assert f"Images of each {'class' if labelled else 'cluster'} (lines)" in page
+    assert f"Images of each {'class' if labelled else 'cluster'} (rows)" in page
     assert f"{100 * complete_images(model, data).error_shares[0]:.2f} %" in page
     assert "lower half was hidden" in page
 

@@ -60,17 +60,17 @@ if TYPE_CHECKING:
 MASK_ROWS = 4096
 # Largest number of records in the history per epoch of an online fit.
 REPORTS_PER_EPOCH = 20
-# Batch learning updates the messages of one range of images (a leaf) at a time. This is the target size of
-# the messages of a range, in bytes, if [engine] leaf_rows is not set.
+# Batch learning stores belief-propagation messages, and updates those of one range of images (leaf) at a
+# time. This is the target size of a range in bytes, if the job option [engine] leaf_rows is not set.
 LEAF_BYTES = 2**28
-# Smallest number of images in a range (leaf) in batch learning. Smaller ranges would learn different features
-# independently of each other.
+# Smallest number of images in a range (leaf) in batch learning, because smaller ranges would learn different
+# features independently of each other.
 MIN_LEAF_ROWS = 5
-# If all images are in one range (leaf), batch learning updates their messages in memory for about this many
-# seconds before it writes the messages to disk.
+# If all images are in one range (leaf), batch learning updates their belief-propagation messages in memory
+# for about this many seconds before it writes the messages to disk.
 WRITE_SECONDS = 30.0
-# Assumed speed of one thread in batch learning: updates per second of the two messages of a pixel to a
-# feature position and a weight (a pair).
+# Assumed speed of one thread in batch learning, in pairs (feature position, weight) per second. A pixel
+# updates two belief-propagation messages per pair, and batch learning stores both.
 STORED_PAIR_RATE = 1e9
 
 
@@ -79,9 +79,6 @@ Network: TypeAlias = "SingleLayer | MultiLayer"
 NetworkLearner: TypeAlias = OnlineFeatureLearner | OnlineNetworkLearner
 NetworkState: TypeAlias = EvidenceState | LayeredState
 State = TypeVar("State", EvidenceState, LayeredState)
-
-
-# -- checks -----------------------------------------------------------------------------------------------
 
 
 def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -287,7 +284,7 @@ def check_counts(network: Network, train: Dataset, counts: Stats) -> None:
 
 
 def replace_nan(x: Any) -> Any:
-    """Replace NaN by the number `UNKNOWN` in rows; the result is a lazy array unless ``x`` is in memory."""
+    """Replace NaN in rows by the finite number `UNKNOWN`; return a lazy array if ``x`` is not in memory."""
     if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
         return x
     if is_in_memory(x):
@@ -324,11 +321,8 @@ def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
     return out
 
 
-# -- steps ------------------------------------------------------------------------------------------------
-
-
 def count_step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of images in all minibatches of one step of online learning."""
+    """Return the number of images of one step (update of the weights) of online learning."""
     return (
         choose_batch_size(model, n_rows)
         * choose_chain_batches(model, n_rows)
@@ -341,8 +335,9 @@ def make_leaf_order(
 ) -> RowOrder:
     """Return the ranges of images (leaves) that the steps of batch learning update, as a `RowOrder`.
 
-    ``image_bytes`` are the bytes of the messages of one image. If the messages of all images need at most
-    ``LEAF_BYTES``, there is one range. Otherwise a step updates up to ``n_chains`` ranges in parallel.
+    ``image_bytes`` are the bytes of the belief-propagation messages of one image. If the messages of all
+    images need at most ``LEAF_BYTES``, there is one range. Otherwise a step updates up to ``n_chains`` ranges
+    in parallel.
     """
     given = options.get("leaf_rows")
     if given is None:
@@ -368,11 +363,11 @@ def make_leaf_order(
 
 
 def count_passes_per_write(pairs: int, n_rows: int) -> int:
-    """Return the number of passes over ``n_rows`` images before their messages are written to disk.
+    """Return the number of passes over ``n_rows`` images between two writes of their messages to disk.
 
-    The number applies if the messages of all images are in memory. The passes take about ``WRITE_SECONDS``,
-    so that writing is a small part of the time. ``pairs`` is the number of pairs (feature position, weight)
-    per image.
+    The number applies if the belief-propagation messages of all images are in memory. The passes take about
+    ``WRITE_SECONDS``, so that writing is a small part of the time. ``pairs`` is the number of pairs (feature
+    position, weight) per image.
     """
     return max(1, int(WRITE_SECONDS * STORED_PAIR_RATE / (pairs * n_rows)))
 
@@ -473,7 +468,7 @@ def learn_epochs(
 class UniformWeightsWarning(Callback):
     """Callback that warns once in a fit if all weights are off, or if all weights are on.
 
-    It checks the weights after each epoch of online learning, or at the end of batch learning.
+    The callback checks the weights after each epoch of online learning, or at the end of batch learning.
     """
 
     def __init__(self, model: HierarchicalCompositionalNetwork) -> None:

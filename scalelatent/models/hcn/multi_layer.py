@@ -1,8 +1,8 @@
-"""Fits of networks of several layers with templates on top.
+"""Fits of networks of several layers; the features of the top layer are called templates.
 
-With labels, each class has a number of templates; without labels, each template is a cluster. A fit may try
-several seeds, learn clusters first if few rows have labels, and at the end learn the templates again from
-images.
+Each image has one template. With labels, each class has a number of templates; without labels, each template
+is a cluster. A fit may try several seeds, learn clusters first if few rows have labels, and at the end learn
+the templates again from images.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], f
 """Result of one fit: network, state, history, and share of rows in a wrong class (NaN if not measured)."""
 
 UNLABELLED = -1
-# Largest number of random images among which a fit chooses the images from which templates start.
+# Templates (features of the top layer) start as images. This is the largest number of random images among
+# which a fit chooses the images for this start.
 MAX_CANDIDATES = 2**16
-# Largest number of passes over all images in memory before batch learning writes the messages to disk and
-# adds a record to the history.
+# Largest number of passes over all images in memory before batch learning writes the belief-propagation
+# messages to disk and adds a record to the history.
 MAX_PASSES_PER_WRITE = 10
 
 
@@ -119,10 +120,10 @@ def build_multi_layer(
     classes: np.ndarray | None,
     per_class: int,
 ) -> MultiLayer:
-    """Return a network with templates on top of the layers ``below``.
+    """Return a network that has the layers ``below``, and on top of them a layer of templates.
 
-    The lowest layer has the noise probabilities of images after learning (``read_noise``). ``classes`` are
-    the labels; None: each of the ``per_class`` templates is a cluster.
+    The lowest layer has the noise probabilities of images after learning (``read_noise``). If ``classes``,
+    the labels, are None, each of the ``per_class`` templates is a cluster.
     """
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
@@ -150,12 +151,12 @@ def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) 
 
 @dataclass(frozen=True, eq=False)
 class MultiLayer:
-    """Network of several layers of features and pools; the features of the last layer are templates.
+    """Network of several layers of features, and of pools, which shift the pixels of features.
 
     Attributes
     ----------
     net : Hierarchy
-        Layers, pools and classes of templates.
+        Layers, pools, and classes of the templates, which are the features of the last layer.
     labels : ndarray, shape (classes,), or None
         Labels of the classes; None if templates are clusters.
     per_class : int
@@ -179,7 +180,7 @@ class MultiLayer:
 
     @property
     def has_labels(self) -> bool:
-        """True if templates are learned with labels."""
+        """True if the training rows have labels, which are the classes of the templates."""
         return self.labels is not None
 
     @property
@@ -189,7 +190,7 @@ class MultiLayer:
 
     @property
     def template_classes(self) -> np.ndarray:
-        """Class of each template, as an index into ``prediction_labels``."""
+        """Class of each template (feature of the top layer), as an index into ``prediction_labels``."""
         return np.arange(self.net.n_templates) if self.net.classes is None else np.array(self.net.classes)
 
     @property
@@ -199,12 +200,12 @@ class MultiLayer:
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
-        """Layers of features, from the image up, without the templates."""
+        """Layers of features, from the image up, without the top layer, whose features are the templates."""
         return self.net.layers[:-1]
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of memory of the messages of one image."""
+        """Bytes of memory of the belief-propagation messages of one image."""
         return row_bytes(self.net)
 
     @property
@@ -217,8 +218,7 @@ class MultiLayer:
     ) -> OnlineNetworkLearner:
         """Return the learner for ``n_rows`` training images; ``seed`` decides all its random numbers."""
         low, *above = self.net.layers
-        # This layer has the noise probabilities for images after learning (`read_noise`). Learning uses p01
-        # and p10.
+        # The network has the noise probabilities after learning (`read_noise`). Learning uses p01 and p10.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
@@ -274,9 +274,10 @@ class MultiLayer:
         return replace(self.net, classes=tuple(self.template_classes.tolist()))
 
     def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """Return the reduction that counts rows by class and best template, and the labels of the classes.
+        """Return a reduction that counts rows by class and best template, and the labels of the classes.
 
-        ``beliefs`` are the log odds of the weights. Raise a DataError if the rows have no labels.
+        ``beliefs`` are the log odds of the weights. A row of class c whose template of the largest score is t
+        counts in the cell (c, t). Raise a DataError if the rows have no labels.
         """
         if not ds.has_y:
             raise DataError(
@@ -324,13 +325,13 @@ class MultiLayer:
         fit_number: int,
         measures_error: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``fit_number``, in which all pools have one size; return its result.
+        """Yield the steps of fit ``fit_number``, whose pools all have one size; return the result of the fit.
 
         If ``measures_error``, the result has the share of rows in a wrong class.
         """
         online, end = is_online(model, self.has_labels), f"-{fit_number}" if fit_number else ""
-        # If fewer than half of the rows have labels, first learn templates as clusters. Then assign to each
-        # template the class of most of its rows, and learn with these classes.
+        # If fewer than half of the rows have labels, first learn templates (features of the top layer) as
+        # clusters. Then assign to each template the class of most of its rows, and learn with these classes.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         network = replace(self, net=replace(self.net, classes=None)) if few else self
         network, result, history = yield from network._fit_until_settled(model, rows, fit_number)
@@ -361,7 +362,7 @@ class MultiLayer:
     def _learn_templates_again(
         self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, end: str
     ) -> Generator[Step, Any, np.ndarray]:
-        """Yield the passes that learn the templates again; return the log odds of weights of all layers.
+        """Yield the passes that learn the templates again; return the log odds of the weights of all layers.
 
         `.model.templates` describes the algorithm. ``beliefs`` and ``first`` are the present and the initial
         log odds, and ``end`` is the suffix of the names of the passes.
@@ -373,7 +374,8 @@ class MultiLayer:
             order = np.argsort(numbers)
             stats = yield SumStatistic(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
-        # Start from the initial log odds of the templates; the first pass assigns one image to each template.
+        # Start from the initial log odds of the templates (features of the top layer). The first pass assigns
+        # one image to each template.
         size = self.net.layers[-1].n_weights
         learned = np.concatenate([beliefs[:-size], first[-size:]])
         images = choose_first_images(self.net, numbers, codes)

@@ -30,57 +30,57 @@ N_FEATURES = 32
 FEATURE_SIZE = (8, 6)
 # Default number of images per minibatch.
 BATCH_SIZE = 5
-# By default, an online fit of at least this number of training images learns several chains in parallel in
-# each step. A chain is a sequence of minibatches that one task learns.
+# By default, an online fit of at least this number of training images learns several chains in parallel. A
+# chain is a sequence of minibatches that one task learns.
 MANY_ROWS = 10_000
 # Default number of chains (sequences of minibatches) that a step learns in parallel, for MANY_ROWS or more
 # images.
 CHAINS = 8
 # Default number of minibatches that one task learns in sequence (a chain), for MANY_ROWS or more images.
 CHAIN_BATCHES = 10
-# Default number of images of the warm-up: a fit learns these images one minibatch after the other, before it
-# learns several chains of minibatches in parallel.
+# Default number of images of the warm-up, in which a fit learns one minibatch after the other, before it
+# learns several minibatches in parallel.
 WARMUP_ROWS = 4_000
-# Smallest number of images, summed over all epochs, in an online fit without templates if n_epochs is None.
+# Smallest number of images, summed over all epochs, in an online fit of one layer if n_epochs is None.
 MIN_ROWS_SEEN = 3_000
-# Smallest number of images, summed over all epochs, in an online fit with templates if n_epochs is None.
+# Smallest number of images, summed over all epochs, in an online fit of several layers if n_epochs is None.
 MIN_LAYERED_ROWS_SEEN = 1_000
-# Largest number of sweeps of a fit of one layer with stored messages (online=False), if n_epochs is None. A
-# sweep updates the messages of all pixels once.
+# Largest number of sweeps of a fit of one layer that stores messages (online=False), if n_epochs is None. A
+# sweep updates the belief-propagation messages of all pixels once.
 MAX_SWEEPS = 60
-# Largest number of passes over the images in one attempt of a fit of templates with stored messages
+# Largest number of passes over the images in one attempt of a fit of several layers that stores messages
 # (online=False), if n_epochs is None.
 MAX_PASSES = 300
-# Largest number of attempts of a fit of templates with stored messages (online=False). After an attempt
+# Largest number of attempts of a fit of several layers that stores messages (online=False). After an attempt
 # that has not converged, the fit starts again from another seed.
 MAX_ATTEMPTS = 5
 # Prior probability that a weight of a single layer is on, if p_weight is None.
 P_WEIGHT = 0.3
-# Prior probability that a weight is on in networks with templates, if p_weight is None.
+# Prior probability that a weight is on in networks of several layers, if p_weight is None.
 LAYERED_P_WEIGHT = 0.25
-# Prior probability that a weight of a template is on in fits with stored messages (online=False), if p_weight
-# is None.
+# Prior probability that a weight of a template (a feature of the top layer) is on, if p_weight is None and
+# the fit stores messages (online=False).
 STORED_TEMPLATES_P_WEIGHT = 1e-20
-# Default number of features of the layer below templates. More or larger features did not lower the
-# classification error on images of binary digits.
+# Default number of features of the layer below the templates, which are the features of the top layer. More
+# or larger features did not lower the classification error on images of binary digits.
 LAYERED_FEATURES = 8
-# Default (height, width) of a feature of the layer below templates, in pixels.
+# Default (height, width), in pixels, of a feature of the layer below the templates (top layer).
 LAYERED_FEATURE_SIZE = (3, 3)
-# Number of passes at the end of an online fit that learn the templates again, if template_passes is None.
-# More passes did not lower the classification error on images of binary digits.
+# Number of passes at the end of an online fit that learn the templates (features of the top layer) again, if
+# template_passes is None. More passes did not lower the classification error on images of binary digits.
 TEMPLATE_PASSES = 3
 # Sides of pools, in pixels, that a fit tries if pool is None; the fit with the smaller error is the result. A
 # pool shifts pixels of templates: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
 # parts of an object vary in position, but make the classes of very small images (digits of 8 x 8 pixels) too
 # similar.
 POOL_SIDES = (3, 1)
-# Weight of a new message in the average of the new and the old message, in a network with templates, if
-# damping is None; 1 means no damping.
+# Damping of belief propagation in a network of several layers, if damping is None: the weight of a new
+# message in the average of the new and the old message. 1 means no damping.
 LAYERED_DAMPING = 0.2
 
 
 def is_layer(value: Any) -> bool:
-    """Return True for the size of a layer: (number of features, (height, width) or side of a feature)."""
+    """Return True if ``value`` is (number of features, (height, width) or side of a feature in pixels)."""
     if not is_list(value) or len(value) != 2 or not is_whole(value[0]):
         return False
     size = value[1]
@@ -88,32 +88,32 @@ def is_layer(value: Any) -> bool:
 
 
 def is_layer_list(value: Any) -> bool:
-    """Return True for None or a list of layers, each (number of features, size of a feature in pixels)."""
+    """Return True if ``value`` is None, or has for each layer (number of features, size of a feature)."""
     return value is None or (is_list(value) and len(value) > 0 and all(map(is_layer, value)))
 
 
 def is_shape(value: Any) -> bool:
-    """Return True for None or the shape of an image: (height, width) or (channels, height, width)."""
+    """Return True if ``value`` is None, (height, width) or (channels, height, width)."""
     return value is None or (is_list(value) and len(value) in (2, 3) and all(map(is_whole, value)))
 
 
 def is_missing_value(value: Any) -> bool:
-    """Return True for None or a number, also NaN: a valid value of the parameter ``missing``."""
+    """Return True if the parameter ``missing`` may have this value: None, a number, or NaN."""
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
 def is_odd_side(value: Any) -> bool:
-    """Return True for the side of a pool or filter: an odd number, so that one pixel is in the middle."""
+    """Return True if ``value`` is an odd whole number: pools and filters have a pixel in the middle."""
     return is_whole(value) and value % 2 == 1
 
 
 def is_filter_count(value: Any) -> bool:
-    """Return True for None or an even number of filters: filters are pairs of opposite directions."""
+    """Return True if ``value`` is None or a positive even number: each filter has an opposite filter."""
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
 
 
 def is_noise_pair(value: Any) -> bool:
-    """Return True for None or a pair of noise probabilities (p01, p10), both above 0 and below 0.5."""
+    """Return True if ``value`` is None, or two noise probabilities (p01, p10) above 0 and below 0.5."""
     return value is None or (
         is_list(value) and len(value) == 2 and all(is_number(p) and 0 < p < 0.5 for p in value)
     )
@@ -139,7 +139,7 @@ def default_layers(
 def choose_layer_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return (number of features, their (height, width)) of each layer: ``layers``, or its default."""
+    """Return (number of features, (height, width)) of each layer from ``layers``, or the default sizes."""
     if model.layers is None:
         return default_layers(model, image)
     size: Any  # (height, width), or one number if height and width are equal
@@ -151,15 +151,15 @@ def choose_layer_sizes(
 
 
 def has_templates(model: HierarchicalCompositionalNetwork) -> bool:
-    """Return True for a network with templates and a class layer."""
+    """Return True for a network of several layers; each feature of its top layer is a template of a class."""
     return model.templates is not None
 
 
 def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False) -> bool:
-    """Return True if learning is online: the parameter ``online``, or its default.
+    """Return the parameter ``online``, or its default: True if learning is online.
 
-    By default learning is online, except if there are templates but no labels: then templates are clusters,
-    which are learned from stored messages.
+    By default learning is online, except if a network of several layers has no labels: then its templates are
+    clusters, which are learned from stored messages.
     """
     return has_labels or not has_templates(model) if model.online is None else bool(model.online)
 
@@ -175,26 +175,26 @@ def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the number of passes at the end that learn templates again: ``template_passes``, or 3 or 0."""
+    """Return the number of passes at the end that learn templates again, by default 3 online, and else 0."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
 
 
 def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of a new message in the average of the new and the old message, from ``damping``."""
+    """Return the weight of new messages in averages of new and old messages: ``damping``, or its default."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
 
 
 def count_layers(model: HierarchicalCompositionalNetwork) -> int:
-    """Return the number of layers of features, without the templates."""
+    """Return the number of layers of features, without the top layer of templates."""
     return 1 if model.layers is None else len(model.layers)
 
 
 def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool = True) -> tuple[float, ...]:
-    """Return for each layer the prior probability that a weight is on; the templates are last."""
+    """Return for each layer the prior probability that a weight is on; the top layer is last."""
     given: Any = model.p_weight
     n = count_layers(model) + has_templates(model)
     if given is None:
@@ -205,9 +205,9 @@ def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool =
 
 
 def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of chains (sequences of minibatches) that a step learns in parallel: ``n_chains``.
+    """Return ``n_chains``, the number of chains (sequences of minibatches) that a step learns in parallel.
 
-    By default it is 1, or 8 for many images. In batch learning a chain is a range of images.
+    The default is 1, or 8 from ``MANY_ROWS`` images on. In batch learning a chain is a range of images.
     """
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
@@ -234,7 +234,7 @@ def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | Non
 def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
     """Return the number of images that are learned one minibatch at a time before parallel learning.
 
-    It is the parameter ``warmup_rows``, or 4,000 if a step learns several minibatches.
+    The number is the parameter ``warmup_rows``, or 4,000 if a step learns several minibatches.
     """
     if not online:
         return 0
@@ -258,8 +258,8 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
     """Return the largest number of fits from different seeds.
 
-    It is ``n_restarts``, or the largest number of attempts if templates are learned from stored messages:
-    such a fit starts again from another seed until it converges.
+    The number is ``n_restarts``, or ``MAX_ATTEMPTS`` for networks of several layers that store messages: such
+    a fit starts again from another seed until the fit converges.
     """
     if has_templates(model) and not online and model.n_epochs is None:
         return MAX_ATTEMPTS

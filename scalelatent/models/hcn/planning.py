@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 
 # Share of the pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of updates of the messages of all pixels with which a plan measures the speed of batch learning.
+# Number of sweeps with which a plan measures the speed of batch learning. A sweep updates the
+# belief-propagation messages of all pixels once.
 PROBE_SWEEPS = 4
-# Bytes of the names and shapes of arrays in the file that stores the messages of a range of images (a leaf).
+# Bytes of the names and shapes of arrays in the file of the stored messages of a range of images (leaf).
 LEAF_HEADER_BYTES = 2**14
-# Speed of online learning in one thread that a plan assumes before it measures the speed: updates per second
-# of the two messages of a pixel to a feature position and a weight (a pair).
+# Speed of online learning that a plan assumes before it measures the speed, in pairs (feature position,
+# weight) per second and thread. A pixel updates two belief-propagation messages per pair.
 ONLINE_PAIR_RATE = 2e9
 
 
@@ -67,7 +68,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         n_classes = 1 if network.classes is None else len(network.classes)
         name, reduction = "templates", cast("Reduction", TemplateCounts(network.net, n_classes))
         image_bytes = network.image_bytes if online else stored_bytes(network.net, network.all_labelled)
-        decoding_sweeps = 1  # a forward pass takes about the time of one update of all messages
+        decoding_sweeps = 1  # the scores need one forward pass, which takes the time of a sweep
     else:
         net, nothing = network.layer, np.zeros(network.layer.weights_shape, bool)
         name, reduction = "compression", DescriptionLength(Decoder(network.layer, nothing))
@@ -83,8 +84,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
             "templates-from-images", {"train": evidence}, state, f"{smaller}, templates or n_jobs"
         )
     row = _row_seconds(network, forecast, learner, order, online)
-    # Seconds of one sweep, which updates the messages of all pixels of an image once. Decoding an image runs
-    # the kernels of online learning.
+    # Seconds of one sweep, which updates the messages of all pixels of an image once. Decoding an image
+    # (inference of feature positions) runs the kernels of online learning.
     sweep = net.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
     decoding = decoding_sweeps * sweep
     decoding *= 1 if online else STORED_PAIR_RATE / ONLINE_PAIR_RATE
@@ -131,7 +132,8 @@ def _row_seconds(
         drawn = np.random.default_rng(0).random((size, math.prod(layer.input_shape)))
         x = (drawn < PROBE_SHARE_OF_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
-        # A labelled image has fewer messages, because only the templates of its class get messages.
+        # A labelled image has fewer messages: in the top layer only the templates (features) of its class get
+        # messages.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
         # The type of the state differs between networks of one and of several layers. `OnlineLearner` and

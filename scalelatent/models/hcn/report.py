@@ -40,12 +40,12 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# A report decodes images, which means that it infers the positions of their features, with about this number
-# of updates: a few seconds on one core. An update computes the messages of a pair (feature position, weight).
+# A report decodes images (infers the positions of their features) with about this number of updates, which
+# take a few seconds on one core. An update computes the messages of a pair (feature position, weight).
 MAX_PAIR_UPDATES = 4e9
-# Smallest and largest number of images that a report decodes.
+# Smallest and largest number of images that a report decodes (infers the positions of their features).
 MIN_DECODED, MAX_DECODED = 20, 1000
-# Explanations of numbers in the report: (name of the number, text).
+# Texts that explain numbers of the report, each as (name of the number, text).
 EXPLANATIONS = [
     (
         "Bits sent",
@@ -93,7 +93,7 @@ class PartsEvidence:
     n_rows : int
         Number of rows of the dataset.
     stats : Stats
-        Counts of a `DescriptionLength` for a sample of the images.
+        Counts of pixels and features in a sample of the images, from which compression is computed.
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
         True for pixels of 1, for reconstructed pixels of 1, and for unknown pixels of n images.
     places : ndarray of uint8, shape (n, HS, WS, F)
@@ -112,7 +112,6 @@ class PartsEvidence:
 
     @property
     def sampled(self) -> int:
-        """Number of sampled images."""
         return int(self.stats["rows"])
 
 
@@ -123,10 +122,10 @@ def collect_parts(
     sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartsEvidence:
-    """Decode evenly spaced images of a dataset with a fitted network; return the data of the report.
+    """Infer the features of (decode) evenly spaced images of a dataset; return the data of the report.
 
-    ``sample_rows`` is the number of decoded images; None: as many images as take a few seconds. ``progress``
-    is called with the numbers of decoded images and of all images to decode.
+    ``sample_rows`` is the number of decoded images, by default as many as take a few seconds. ``progress`` is
+    called with the numbers of decoded images and of all images to decode.
     """
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
@@ -159,7 +158,7 @@ def collect_parts(
 
 
 def _make_subtitle(model: HierarchicalCompositionalNetwork) -> str:
-    """Return the subtitle of the section: sizes of features and images, and the way of learning."""
+    """Return the subtitle of the section: sizes of features and images, and online or batch learning."""
     layer = model._network.layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]
@@ -173,7 +172,7 @@ def _make_subtitle(model: HierarchicalCompositionalNetwork) -> str:
 def collect_part_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return two lists of (name, value) pairs: the numbers of the headline, and the numbers of the table."""
+    """Return the numbers of the headline and the numbers of the table, both as (name, value)."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     weights, used = model.weights_[0], model.used_[0]
@@ -240,7 +239,7 @@ def _make_parts_picture(
     )
     wrong = ((evidence.made != evidence.images) & ~evidence.unknown).mean()
     alt = (
-        f"{count(len(evidence.images), 'image')} in four lines, with {int(evidence.places.sum())} features; "
+        f"{count(len(evidence.images), 'image')} in four rows, with {int(evidence.places.sum())} features; "
         f"{percent(float(wrong))} of the pixels differ from the reconstructions."
     )
     drawn = evidence.images, evidence.places, model.weights_[0], evidence.made, evidence.unknown

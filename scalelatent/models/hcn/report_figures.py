@@ -1,7 +1,7 @@
 """Figures in reports of compositional networks: features, templates, learning curves, completed images.
 
-They follow Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning"
-(2016).
+The figures follow Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature
+learning" (2016).
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Largest number of features in the figure of features, and in one line of this figure.
+# Largest number of features in the figure of all features, and in one row of this figure.
 MAX_FEATURES, MAX_COLUMNS = 144, 16
-# Largest number of lines and of columns in the figure of templates.
+# Largest number of rows (templates) and of columns (features) in the figure of templates.
 MAX_GRID_SIDE = 12
 # Largest number of classes in the figure of samples.
 MAX_CLASSES = 10
-# A figure marks the positions of features by numbers if an image has at most this number of features; else by
-# dots.
+# A figure shows features as numbers if an image has at most this number of features, else as dots.
 MAX_NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
 _HIDDEN = np.array(to_rgb("#e9dcc3"))
@@ -64,29 +63,29 @@ def plot_parts(
             ("reconstruction", [_mark_differences(*one) for one in pairs]),
         ]
     )
-    for panel, found in zip(axes[2], places_of, strict=True):
-        _draw_places(panel, found, weights.shape, shape)
+    for place_axes, found in zip(axes[2], places_of, strict=True):
+        _draw_places(place_axes, found, weights.shape, shape)
     return figure
 
 
 def _plot_image_rows(
-    lines: Sequence[tuple[str, Sequence[np.ndarray]]], room: float = 0.1
+    rows: Sequence[tuple[str, Sequence[np.ndarray]]], title_inches: float = 0.1
 ) -> tuple[Figure, np.ndarray]:
-    """Plot lines of colour images (height, width, 3) of equal size; return the figure and its axes.
+    """Plot rows of colour images (height, width, 3) of equal size; return the figure and its axes.
 
-    ``lines`` are (name, images), and ``room`` is the height of titles in inches.
+    ``rows`` has (name, images) of each row, and ``title_inches`` is the height of titles.
     """
-    n = len(lines[0][1])
+    n = len(rows[0][1])
     if not n:
         raise DataError("there are no images to draw: give at least one row")
-    height, width = lines[0][1][0].shape[:2]
+    height, width = rows[0][1][0].shape[:2]
     side = float(np.clip(max(height, width) / 24, 1.25, max(1.25, 10.5 / n)))
-    figure = new_figure(n * side + 0.5, len(lines) * side * height / width + room)
-    axes = figure.subplots(len(lines), n, squeeze=False)
-    for panels, (name, images) in zip(axes, lines, strict=True):
-        panels[0].set_ylabel(name, fontsize=9, color=INK)
-        for panel, image in zip(panels, images, strict=True):
-            _draw_image(panel, image)
+    figure = new_figure(n * side + 0.5, len(rows) * side * height / width + title_inches)
+    axes = figure.subplots(len(rows), n, squeeze=False)
+    for row_axes, (name, images) in zip(axes, rows, strict=True):
+        row_axes[0].set_ylabel(name, fontsize=9, color=INK)
+        for image_axes, image in zip(row_axes, images, strict=True):
+            _draw_image(image_axes, image)
     return figure, axes
 
 
@@ -168,9 +167,9 @@ def plot_features(
 ) -> Figure:
     """Plot all features with their numbers; the features that the model uses are dark.
 
-    ``weights`` are the features, bool (F, channels, h, w), and ``used`` (F,) is True for features that the
+    ``weights`` are F features, bool (F, channels, h, w), and ``used`` (F,) is True for features that the
     model uses. ``often`` (F,) is the mean number of positions of each feature per image, which is written
-    below the feature. ``colors`` (channels, 3) are the colours of the channels; None: the colours of the
+    below the feature. ``colors`` (channels, 3) are the colours of the channels; by default those of the
     features of the layer below.
     """
     shown = np.arange(len(weights))
@@ -272,8 +271,9 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
 def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, tuple[int, int]]:
     """Plot the positions of features (columns) in templates (rows); both numbers are at most `MAX_GRID_SIDE`.
 
-    ``weights`` is bool (templates, F, HS, WS), True if a template has one of the F features at a position.
-    ``names`` are the names of the templates. Return the figure and its numbers of lines and columns.
+    ``weights`` is bool (templates, F, HS, WS), True if a template (feature of the top layer) has one of the F
+    features of the layer below at a position. ``names`` are the names of the templates. Return the figure and
+    its numbers of rows and columns.
     """
     counts = weights.sum(axis=(2, 3))
     lines, columns = (_find_largest(counts.sum(axis=1 - axis), MAX_GRID_SIDE) for axis in (0, 1))
@@ -300,9 +300,9 @@ def _find_largest(counts: np.ndarray, n: int) -> np.ndarray:
 
 
 def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
-    """Plot lines of images, bool (lines, n, channels, height, width), with the name of each line.
+    """Plot rows of images, bool (rows, n, channels, height, width), with the name of each row.
 
-    ``colors`` (channels, 3) are the colours of the channels; None: the colours of the features.
+    ``colors`` (channels, 3) are the colours of the channels; by default those of features.
     """
     found = ([_color_image(image, colors=colors) for image in line] for line in images)
     return _plot_image_rows(list(zip(names, found, strict=True)))[0]

@@ -1,4 +1,4 @@
-"""Section of a report on a network with templates: features, templates, samples, completed images."""
+"""Section of a report on a network of several layers: features, templates, samples, completed images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Number of random images per class that the report draws from the model.
 SAMPLES_PER_CLASS = 6
-# Explanations of numbers in the report: (name of the number, text).
+# Texts that explain numbers of the report, each as (name of the number, text).
 EXPLANATIONS = [
     (
         "Templates",
@@ -45,7 +45,7 @@ EXPLANATIONS = [
 def make_layers_section(
     model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
 ) -> Section:
-    """Return the section of a report about a network with templates: numbers, figures, explanations.
+    """Return the section of a report about a network of several layers: numbers, figures, explanations.
 
     ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test".
     """
@@ -71,16 +71,16 @@ def complete_images(model: HierarchicalCompositionalNetwork, data: Dataset) -> F
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
 
 
-# Arrays that `find_edges` returns: grey images, edges of the images, and edges of their best templates.
+# Grey images, their edges, and the edges of their best templates (features of the top layer).
 EdgeImages: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
     """Return evenly spaced images of a dataset, their edges, and the edges of their best templates.
 
-    The first image is not from the dataset: it is a bright disc, which has edges of all directions and no
-    template. The images are uint8 (n, height, width). Edges are bool (images, filters, height, width), True
-    for the filter that is on at a pixel.
+    The first image is not from the dataset, but a bright disc, which has edges of all directions and no
+    template (feature of the top layer). The images are uint8 (n, height, width). Edges are bool (images,
+    filters, height, width), True for the filter that is on at a pixel.
     """
     layer = model._network.layer
     assert layer.filters is not None
@@ -97,7 +97,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
 def _collect_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return two lists of (name, value) pairs: the numbers of the headline, and the numbers of the table."""
+    """Return the numbers of the headline and the numbers of the table, both as (name, value)."""
     head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
     table = [("records of passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
     for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
@@ -140,7 +140,7 @@ def _make_edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImag
     )
     found, made = (percent(float(part.any(axis=1).mean())) for part in (edges[1][1:], edges[2]))
     alt = (
-        f"{count(len(edges[2]), 'image')} in three lines; {found} of their pixels are on an edge, and "
+        f"{count(len(edges[2]), 'image')} in three rows; {found} of their pixels are on an edge, and "
         f"{made} of the pixels of the templates."
     )
     figure = plot_edges(*edges)
@@ -148,7 +148,7 @@ def _make_edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImag
 
 
 def _class_word(model: HierarchicalCompositionalNetwork) -> str:
-    """Return the word for a group of templates: "class", or "cluster" without labels."""
+    """Return the word for the templates of one label: "class", or "cluster" if there are no labels."""
     return "cluster" if model._multi_layer("net").labels is None else "class"
 
 
@@ -156,7 +156,7 @@ def _make_templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     weights, kind = model.weights_[-1], _class_word(model)
     figure, drawn = plot_templates(weights, [f"{kind} {label}" for label in model.template_classes_])
     words = (
-        "Places of the features of the layer below (columns) in each template (lines), as in Figure 7 of the "
+        "Places of the features of the layer below (columns) in each template (rows), as in Figure 7 of the "
         "paper. Features have the colours of the figures above."
     )
     if drawn != weights.shape[:2]:
@@ -172,11 +172,11 @@ def _make_samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     classes, kind = model.classes_[:MAX_CLASSES], _class_word(model)
     n, y = len(classes), np.repeat(classes, SAMPLES_PER_CLASS)
     made = model.sample(len(y), y, noise=False, random_state=model.seed_) > 0
-    words = f"Images of each {kind} (lines), drawn from the model without noise; pools shift their parts."
+    words = f"Images of each {kind} (rows), drawn from the model without noise; pools shift their parts."
     if n < len(model.classes_):
         words += f" The figure shows the first {n} of {len(model.classes_)}."
     share = percent(float(made.mean()))
-    alt = f"{SAMPLES_PER_CLASS} images per line, {count(n, 'line')}; {share} of the pixels are on."
+    alt = f"{SAMPLES_PER_CLASS} images per row, {count(n, 'row')}; {share} of the pixels are on."
     colors = None if model.filters is None else make_direction_colors(made.shape[1])
     names = [f"{kind} {label}" for label in classes]
     figure = plot_samples(made.reshape(n, SAMPLES_PER_CLASS, *made.shape[1:]), names, colors)

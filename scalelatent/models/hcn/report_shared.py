@@ -1,4 +1,4 @@
-"""Rows and figures of reports on networks with and without templates."""
+"""Contents of reports that networks of one layer and of several layers share: images, masks, figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FilledImages:
     Attributes
     ----------
     images, given, made : ndarray of bool, shape (n, channels, height, width)
-        Images; True for pixels that were not hidden; completed images.
+        The images, the masks of the pixels that were not hidden, and the completed images.
     hidden : str
         Words that describe the hidden pixels, for the caption.
     """
@@ -169,6 +169,6 @@ def make_completion_picture(filled: FilledImages, rows: str, by: str) -> Picture
         f"In {count(n, 'image')} {percent(wrong)} of the hidden pixels are wrong; with 0 everywhere it would "
         f"be {percent(base)}. A part that is hidden entirely cannot be known."
     )
-    alt = f"{count(len(some), 'image')} in three lines; {percent(wrong)} of the hidden pixels are wrong."
+    alt = f"{count(len(some), 'image')} in three rows; {percent(wrong)} of the hidden pixels are wrong."
     figure = plot_filled(filled.images[some], filled.given[some], filled.made[some])
     return Picture("filled", "Unknown pixels", words, alt, figure, wide=True)

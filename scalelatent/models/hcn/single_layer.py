@@ -23,10 +23,11 @@ from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_o
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# A fit warns if the messages of more than this share of the pixels changed in the last sweep, which updates
-# the messages of all pixels once.
+# A fit warns if the belief-propagation messages of more than this share of the pixels changed in the last
+# sweep, which updates the messages of all pixels once.
 MAX_MOVED_SHARE = 0.9
-# A fit warns that no image converged only if it decoded at least this many images.
+# A fit decodes images (infers the positions of their features) at its end. The fit warns that no image
+# converged only if it decoded at least this number of images.
 MIN_ROWS_TO_WARN = 20
 # Approximate number of training images on which a fit without validation images measures compression.
 MEASURED_ROWS = 1_000
@@ -40,12 +41,12 @@ class SingleLayerFit(NamedTuple):
     used: np.ndarray  # bool (F,), True for features that save more bits than they cost
     compression: float
     rows: int  # number of images on which compression was measured
-    at_rest: int  # number of images, among these rows, whose messages converged
+    at_rest: int  # number of these images whose belief-propagation messages converged
 
 
 @dataclass(frozen=True)
 class SingleLayer:
-    """Network of one layer; `.multi_layer.MultiLayer` documents its properties and methods."""
+    """Network of one layer; it has the properties and methods of `.multi_layer.MultiLayer`."""
 
     layer: FeatureLayer
     classes: None = None
@@ -124,7 +125,7 @@ class SingleLayer:
 
 
 def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> None:
-    """Warn the user if most messages still changed at the end of learning, or if no image converged."""
+    """Warn if most belief-propagation messages changed in the last sweep, or if no image converged."""
     state = found.state
     moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
     if moved > MAX_MOVED_SHARE:

@@ -1,9 +1,9 @@
 """Message updates of all pixels in CuPy: launches of the CUDA kernels in ``gpu.cu``.
 
-One thread block updates the messages of one chain (a sequence of minibatches that one task learns), or
-decodes one image. Arrays stay on the device; only the numbers of changed pixels return to the host. A thread
-block holds its log odds in shared memory if they fit there. It updates one pixel after another, so the time
-of a memory access adds to each update.
+One thread block updates the belief-propagation messages of one chain (a sequence of minibatches that one task
+learns), or decodes one image (infers its feature positions). Arrays stay on the device; only the numbers of
+changed pixels return to the host. A thread block holds its log odds in shared memory if they fit there. The
+block updates one pixel after another, so the time of a memory access adds to each update.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _to_int32(*numbers: int) -> tuple[np.int32, ...]:
 
 
 def _find_message_starts(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> cupy.ndarray:
-    """Return the index of the first message of each pixel in a message array, int32, on the device."""
+    """Return the index of the first message of each pixel in an array of messages, int32, on the device."""
     # The CUDA stream is part of the cache key, because CuPy may reuse memory only in the stream that used the
     # memory before.
     return _copy_message_starts(
@@ -85,8 +85,8 @@ def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.
     """
     images = evidence.shape[1:]
     sizes = _to_int32(order.shape[1], *images, *w.shape[2:])
-    held, size = _choose_shared(len(order), s[0].size, w[0].size)
-    _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w, held, shared_bytes=size)
+    shared, size = _choose_shared(len(order), s[0].size, w[0].size)
+    _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w, shared, shared_bytes=size)
 
 
 def sweep_messages(

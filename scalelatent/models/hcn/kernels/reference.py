@@ -18,7 +18,7 @@ from .windows import find_window, list_shifts, message_starts
 
 
 def pass_and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
-    """Return the message to an input of an AND, from the messages of the other input and of the output."""
+    """Return the message to an input of an AND from ``other``, the other input, and ``below``, the output."""
     return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
@@ -28,7 +28,7 @@ def pass_and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """Return the messages to the inputs of an OR, from the messages ``t`` of the inputs and of the output."""
+    """Return the messages to the inputs of an OR, from ``t``, the inputs, and ``below``, the output."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     best = np.full(len(t), t[top])
@@ -45,8 +45,8 @@ def pass_or_down(t: np.ndarray) -> float:
 def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
-    ``s`` and ``w`` (M,) are the log odds of positions and weights, and ``below`` is the log odds of the
-    pixel.
+    A pair is a feature position and a weight that together turn on the pixel. ``s`` and ``w`` (M,) are the
+    log odds of these positions and weights, and ``below`` is the log odds of the pixel.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
@@ -55,9 +55,10 @@ def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray
 def find_pairs(
     index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the log odds of a pixel, and views of the log odds of its pairs: positions, and weights.
+    """Return the log odds of a pixel, and views of the log odds of positions and weights of its pairs.
 
-    ``index`` is the index of the pixel in the flattened ``evidence``.
+    A pair is a feature position and a weight that together turn on the pixel. ``index`` is the index of the
+    pixel in the flattened ``evidence``; ``s`` and ``w`` are the log odds of all positions and weights.
     """
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
@@ -67,7 +68,7 @@ def find_pairs(
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the messages of each pixel once, in the given order, without storing them.
+    """Update the belief-propagation messages of each pixel once, in the given order, without storing them.
 
     Parameters
     ----------
@@ -105,9 +106,9 @@ def sweep_messages(
         Messages of pixels to positions and to weights in units of 1/256 nat, changed in place. The messages
         of a pixel are contiguous and start at the index that :func:`~.windows.message_starts` returns.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
-        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
-        nonzero message of the pixel in ``to_w``, else 0; changed in place. Few lines have such a message, and
-        kernels skip the other lines.
+        Flags of the h rows of a feature whose weights can turn on a pixel: 1 for a row with a nonzero message
+        of the pixel in ``to_w``, else 0; changed in place. Few rows have such a message, and kernels skip the
+        other rows.
     damping : float
         Weight of a new message in the average of the new and the old message.
 
@@ -138,14 +139,14 @@ def sweep_messages(
                 changed |= bool((new != old).any())
                 old[...] = new
                 belief[...] = rest + new.reshape(rest.shape)
-            lines = len(of_s)
-            held[k, n, a, pixel, :lines] = (olds[1].reshape(lines, -1) != 0).any(axis=1)
+            n_rows = len(of_s)
+            held[k, n, a, pixel, :n_rows] = (olds[1].reshape(n_rows, -1) != 0).any(axis=1)
             moved[k] += changed
     return moved
 
 
 def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
-    """Return ``old`` + ``damping`` (``new`` - ``old``); the product is float32, rounded to whole numbers."""
+    """Return messages ``old`` + ``damping`` (``new`` - ``old``); the product is float32, rounded."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
@@ -343,7 +344,7 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees down to their pixels, for weights that a fit still learns.
+    """Return the messages of features down to pixels, for weights that a fit still learns.
 
     Parameters
     ----------
@@ -351,7 +352,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
     w : ndarray of int32, shape (channels, h, w, F)
         Log odds of positions and of weights in units of 1/256 nat; the axes h and w are reversed.
     to_s, to_w : ndarray of int32, shape (images, channels, messages)
-        Messages of the trees to positions and to weights, in units of 1/256 nat.
+        Messages of the pixels to positions and to weights, in units of 1/256 nat.
 
     Returns
     -------
@@ -373,10 +374,10 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
 
 
 def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees down to their pixels, for fixed weights and after one pass up.
+    """Return the messages of features down to pixels, for fixed weights and after one pass up.
 
-    In a pass up, the tree of a pixel sends the log odds of the pixel to each feature position whose weight at
-    this pixel is on. It sends 0 to the other feature positions.
+    In a pass up, a pixel sends its log odds to each feature position whose weight at this pixel is on. The
+    pixel sends 0 to the other feature positions.
 
     Parameters
     ----------
@@ -415,7 +416,7 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.
         Filters of the first half of the directions. The filter of the opposite direction has the
         same weights with the opposite sign.
     least : int
-        Smallest response that turns a filter on.
+        Smallest response, a sum of weights times grey levels, that turns a filter on.
     out : ndarray of uint8, shape (images, filters, H, W)
         Result: 1 for the filter that is on, else 0. Among equal responses the first filter is on.
     """

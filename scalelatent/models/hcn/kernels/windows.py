@@ -1,7 +1,7 @@
 """Positions and weights of features that can turn on a pixel, and the memory layout of their messages.
 
 A pair of a pixel is a feature position and a weight of the feature that together turn on the pixel. The pixel
-sends a message to the position and a message to the weight.
+sends a belief-propagation message to the position and another message to the weight.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def list_shifts(n: int) -> list[tuple[int, int]]:
 
 
 def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
-    """Return the index of the first message of each pixel in a message array, int64 (pixels + 1,).
+    """Return the index of the first message of each pixel in an array of messages, int64 (pixels + 1,).
 
-    The array has all messages of the pixels of one channel of an image to positions, or all to weights.
-    The last entry is the number of messages. ``image`` and ``feature`` are (height, width) in pixels.
+    A pixel sends a message to each feature position and to each weight that can turn on the pixel. The array
+    has the messages of the pixels of one channel of an image to positions, or to weights. The last entry is
+    the number of messages. ``image`` and ``feature`` are (height, width) in pixels.
     """
     counts = [
         [at.stop - at.start for at, _ in (find_window(i, f, n - f + 1) for i in range(n))]
@@ -47,10 +48,10 @@ def make_tree_layouts(image: tuple[int, ...], feature: tuple[int, ...], n_featur
     """Return where kernels find the pairs of each pixel in memory: int64 (pixels, 5), read-only.
 
     A pair is a feature position (array S) and a weight (array W) that together turn on the pixel. The pairs
-    of a pixel are a few lines of equal length; each line is contiguous in S and in W. The columns are:
+    of a pixel are in a few rows of equal length; each row is contiguous in S and in W. The columns are:
 
-    - 0: number of lines of pairs,
-    - 1: number of pairs per line,
+    - 0: number of rows of pairs,
+    - 1: number of pairs per row,
     - 2: byte offset of the first position in the int32 array S of an image,
     - 3: byte offset of the first weight in the int32 array W of a channel,
     - 4: byte offset of the first message in an int16 message array of one channel of an image.
@@ -78,5 +79,5 @@ MESSAGE_ROOM = 32
 
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the length of the message array of one channel of an image, with the unused `MESSAGE_ROOM`."""
+    """Return the length of the message array of a channel of an image, including unused `MESSAGE_ROOM`."""
     return count_pairs(image, feature, n_features) + MESSAGE_ROOM

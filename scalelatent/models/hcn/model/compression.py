@@ -42,9 +42,10 @@ def count_bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DescriptionLength:
-    """Counts for the description length of images (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts of pixels and features in images, from which `compression` computes a ratio (a Reduction).
 
-    The features are from the learner's state, or from the decoder if there is no learner.
+    A Reduction adds up counts over all rows. During learning, the weights of the features are those of the
+    learner's state; otherwise they are those of the decoder.
     """
 
     decoder: Decoder
@@ -84,9 +85,9 @@ class DescriptionLength:
 
 @dataclass(frozen=True)
 class PixelCounts:
-    """Counts of known pixels and of pixels of 1 (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts of known pixels and of pixels of 1, summed over all rows (a Reduction).
 
-    If ``n_classes`` is above 0, the reduction also counts all rows, and the labelled rows of each class.
+    If ``n_classes`` is above 0, all rows and the labelled rows of each class are also counted.
     """
 
     layer: FeatureLayer
@@ -143,7 +144,7 @@ def count_total_bits(
     """Return the bits of a description of images: positions, features, and wrongly reconstructed pixels.
 
     ``stats`` are the counts of a `DescriptionLength`. The description has the features for which ``used`` is
-    True; None: the features that have a position in an image.
+    True; by default these are the features that have a position in an image.
     """
     used = stats["placed"] > 0 if used is None else used
     if not used.any():

@@ -1,6 +1,6 @@
 """Oriented edge filters, which convert grey images to binary channels.
 
-They follow appendix B of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+The filters follow appendix B of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class OrientedFilters:
     Attributes
     ----------
     n : int
-        Number of directions over a full turn. It is even, because the response of a filter is minus the
-        response of the filter of the opposite direction.
+        Number of directions over a full turn; even, because the response of a filter is minus the response of
+        the filter of the opposite direction.
     size : int
         Side of a filter in pixels, odd.
     threshold : float

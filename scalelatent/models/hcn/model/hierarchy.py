@@ -31,9 +31,9 @@ from scalelatent.models.hcn.kernels.windows import list_shifts, message_room
 
 from .layer import FeatureLayer, convolve
 
-# Number of times that the pools of a layer and the pixels into which they shift exchange messages in a pass
-# down. One exchange is not enough, because a pixel is the OR of several pools, and each pool can shift into
-# several pixels.
+# Pools shift pixels. This is the number of times that the pools of a layer and the pixels into which they
+# shift exchange messages in a pass down. One exchange is not enough, because a pixel is the OR of several
+# pools, and each pool can shift into several pixels.
 INNER_ROUNDS = 5
 
 
@@ -43,7 +43,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
     The shift by 0 pixels has weight 1. Each other shift has weight 1 - ``spread`` times a random number
     between 0 and 1, because messages cannot choose between shifts of equal weights. The prior is the weight
     divided by the sum of the weights of all shifts that stay in the image. Shifts that leave the image have
-    the log prior ``OFF_IMAGE``.
+    the log prior ``OFF_IMAGE``. Random numbers depend on ``seed`` and ``level``, the number of the layer.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
     weights[side * side // 2] = 1
@@ -64,7 +64,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
 
 @dataclass(frozen=True)
 class LayerMessages:
-    """Messages and log odds of one layer for some images: int32 in units of 1/256 nat, except ``held``.
+    """Belief-propagation messages and log odds of one layer for some images: int32 in units of 1/256 nat.
 
     Attributes
     ----------
@@ -75,8 +75,8 @@ class LayerMessages:
     to_s, to_w : ndarray, shape (images, channels, messages)
         Messages of the pixels to positions and to weights W. The last `MESSAGE_ROOM` entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
-        nonzero message of the pixel, else 0.
+        Flags of the h rows of a feature whose weights can turn on a pixel: 1 for a row with a nonzero message
+        of the pixel in ``to_w``, else 0.
     evidence : ndarray, shape (images, channels, height, width)
         Log odds of the pixels of this layer: messages of their pools, which lead up from the layer below.
     down : ndarray, shape (images, channels, shifts, height, width)
@@ -103,7 +103,7 @@ class LayerMessages:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Network of several layers, with a pool for each pixel of each layer, under a class layer.
+    """Network of several layers under a class layer; each pixel of each layer has a pool, which shifts it.
 
     Attributes
     ----------
@@ -145,22 +145,21 @@ class Hierarchy:
 
     @property
     def n_templates(self) -> int:
-        """Number of templates of all classes."""
+        """Number of templates of all classes; templates are the features of the last layer."""
         return self.layers[-1].n_features
 
     @property
     def per_class(self) -> int:
-        """Number of templates of each class; without classes, number of all templates."""
+        """Number of templates (features of the last layer) of a class; without classes, of all templates."""
         return self.n_templates if self.classes is None else self.classes.count(0)
 
     def templates_of(self, code: int) -> np.ndarray:
-        """Return the numbers of the templates of class ``code``."""
+        """Return the numbers of the templates (features of the last layer) of class ``code``."""
         assert self.classes is not None
         return np.flatnonzero(np.array(self.classes) == code)
 
     @property
     def n_weights(self) -> int:
-        """Number of weights of all layers."""
         return sum(layer.n_weights for layer in self.layers)
 
     @property
@@ -179,9 +178,9 @@ class Hierarchy:
         return np.concatenate([one.first_beliefs(self.seed, restart, level).ravel() for level, one in layers])
 
     def start(self, n_rows: int, own_class_only: bool = False) -> list[LayerMessages]:
-        """Return the initial messages of ``n_rows`` images for each layer.
+        """Return the initial belief-propagation messages of ``n_rows`` images for each layer.
 
-        If ``own_class_only``, the top layer has messages only for the templates of the class of each image.
+        If ``own_class_only``, an image has no messages for templates of other classes in the top layer.
         """
         *below, top = self.layers
         if own_class_only:
@@ -222,7 +221,7 @@ class Hierarchy:
         Parameters
         ----------
         messages : list of LayerMessages
-            Messages of each layer for these images.
+            Belief-propagation messages of each layer for these images.
         weights : list of ndarray of int32, shape (channels, h, w, F)
             Log odds of the weights of each layer, in units of 1/256 nat.
         pixels : ndarray of int32, shape (images, channels, height, width)
@@ -267,7 +266,7 @@ class Hierarchy:
         messages[-1] = top.with_above(above.reshape(top.s.shape))
 
     def is_own_class_only(self, top: LayerMessages) -> bool:
-        """Return True if ``top`` has messages only for the templates of the class of each image."""
+        """Return True if ``top``, the top layer, has messages only for templates of an image's class."""
         return top.s.shape[-1] < self.n_templates
 
     def _groups(
@@ -330,7 +329,7 @@ class Hierarchy:
         return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
     def template_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return the template scores of a forward pass in units of 1/256 nat, int32 (images, templates)."""
+        """Return the score of each template (top feature) in 1/256 nat, int32 (images, templates)."""
         return self.forward(weights, pixels, backend)[-1][1].reshape(len(pixels), -1)
 
     def forward(
@@ -403,8 +402,8 @@ class Hierarchy:
     ) -> np.ndarray:
         """Draw random images from the model, without noise: bool (images, channels, height, width).
 
-        A template whose weights are all off is drawn only if its class has no other template; the image is
-        then empty.
+        A template (feature of the top layer) whose weights are all off is drawn only if its class has no
+        other template; the image is then empty.
 
         Parameters
         ----------
@@ -494,7 +493,7 @@ def update_images(
     Parameters
     ----------
     messages : list of LayerMessages
-        Messages of each layer, changed in place.
+        Belief-propagation messages of each layer, changed in place.
     beliefs : ndarray of int32, shape (weights,)
         Log odds of the weights of all layers, in units of 1/256 nat.
     pixels, labels, ranks

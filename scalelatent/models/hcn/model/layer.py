@@ -20,7 +20,7 @@ from scalelatent.models.hcn.kernels.windows import count_pairs
 from .filters import GREY_LEVELS, OrientedFilters
 
 FLOPS_PER_PAIR = 27.0
-"""Number of floating-point operations that update the two messages of a pixel to a position and a weight."""
+"""Number of floating-point operations that update the messages of a pixel to a position and to a weight."""
 
 # Upper bound, in bytes, of the image windows that :func:`convolve` copies at a time.
 WINDOW_BYTES = 2**26
@@ -88,7 +88,6 @@ class FeatureLayer:
 
     @property
     def n_weights(self) -> int:
-        """Number of weights of all features."""
         return math.prod(self.weights_shape)
 
     @property

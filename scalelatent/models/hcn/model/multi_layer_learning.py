@@ -23,8 +23,8 @@ from .hierarchy import Hierarchy, LayerMessages, update_images
 from .layer import FLOPS_PER_PAIR, row_numbers
 from .templates import TemplateCounts
 
-# A fit has converged if no weight changed the sign of its log odds in this number of consecutive passes. The
-# error often oscillates and then drops suddenly, so a few passes without a change are not enough.
+# A fit has converged if no weight changed the sign of its log odds in this number of consecutive passes over
+# all images. The error often oscillates and then drops suddenly, so a few passes are not enough.
 SETTLED_PASSES = 20
 # Fields of `LayerMessages` that are stored without zeros. Most entries of these fields are 0: messages of
 # unknown pixels, and messages to weights that are off.
@@ -38,8 +38,8 @@ class LayeredState(LearnerState):
     Attributes
     ----------
     moved, last_moved : int
-        Number of images that changed their best template: in this epoch so far, and in the last complete
-        epoch; -1 before the first epoch ends.
+        Number of images that changed their best template (feature of the top layer): in this epoch so far,
+        and in the last complete epoch; -1 before the first epoch ends.
     error : float
         Share of the rows of the last validation in a wrong class; NaN before the first validation.
     passes, passed : int
@@ -58,7 +58,7 @@ class LayeredState(LearnerState):
 
 
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
-"""State at the start of a step, and the backend. Each task of the step copies the log odds of the state."""
+"""State at the start of a step, and the backend (CPU or GPU). Each task copies the log odds of the state."""
 Sparse: TypeAlias = dict[str, np.ndarray]
 """Result of :func:`to_sparse`: the shape of an array, its nonzero numbers, and where they are."""
 StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
@@ -125,24 +125,23 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return make_evidence_layout((self.net.n_weights,))
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per image, in all passes over a minibatch."""
         return FLOPS_PER_PAIR * self.inner_iterations * self.net.pairs
 
     def start(self, restart: int = 0) -> LayeredState:
-        """Return the state before the first step, with random log odds that depend on ``restart``."""
+        """Return the state before the first step; its random log odds depend on seed and ``restart``."""
         first = self.net.first_beliefs(restart)
         return LayeredState(first, first)
 
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
-        """Learn the minibatches of a block one after another; add their evidence for weights to ``stats``."""
+        """Learn the minibatches of a block in sequence; add the changes of log odds to ``stats``."""
         state, backend = prepared
         beliefs, rows = state.beliefs, row_numbers(block)
         pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
         for a in range(0, len(rows), self.batch_rows):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
-            # Templates of other classes cannot be on, so labelled images need no messages for these
-            # templates.
+            # A template (feature of the top layer) of another class cannot be on, so a labelled image needs
+            # no messages for it.
             if own_class_only := y is not None and bool((y >= 0).all()):
                 by_class = np.argsort(y, kind="stable")
                 x, y = x[by_class], y[by_class]
@@ -157,7 +156,6 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         self.add_chain(state, beliefs, len(rows), stats)
 
     def end_epoch(self, state: LayeredState) -> LayeredState:
-        """Return the state at the end of an epoch, whose counts become those of the last complete epoch."""
         is_quiet = not state.changed and bool((state.beliefs > 0).any())
         quiet = state.quiet + state.passes if is_quiet else 0
         passed = state.passed + state.passes
@@ -165,7 +163,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return super().end_epoch(ended)
 
     def validation(self) -> TemplateCounts:
-        """Return the reduction that counts the validation rows by class and best template."""
+        """Return a reduction that counts the validation rows by class and best template (top feature)."""
         return TemplateCounts(self.net, self.n_classes)
 
     def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
@@ -226,9 +224,9 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk,
-        # before and after the update, and twice as bytes to write. The arrays that include zeros are released
-        # before the write.
+        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk, before
+        # and after the update, and twice as bytes to write. The arrays that include zeros are released before
+        # the write.
         each = 5 * stored_bytes(self.net, self.all_labelled)
         return BlockRequirements(scratch=(48 * self.net.n_weights, each), unlabelled=True)
 
@@ -236,7 +234,6 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return Layout((("evidence", (self.net.n_weights,)), ("moved", ()), ("passes", ())))
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per image and pass."""
         return FLOPS_PER_PAIR * self.net.pairs
 
     def start(self, restart: int = 0) -> LayeredState:
@@ -249,7 +246,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return LayeredState(from_units(to_units(first)), first)
 
     def visit(self, prepared: PreparedLayers, block: Block, kept: StoredLeaf | None) -> StoredLeaf:
-        """Update the messages of one leaf (a fixed range of images), and return the data to store.
+        """Update the belief-propagation messages of one leaf (range of images); return the data to store.
 
         ``block`` has the images, and ``kept`` is the data that the last visit stored; None in the first
         visit.
@@ -290,7 +287,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         stats["passes"][...] += len(new["templates"]) * new["visited"]
 
     def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
-        """Return the record of an epoch, including the number of images that changed their best template."""
+        """Return the record of an epoch, with the number of images whose best template changed."""
         moved = state.moved if state.rows else max(0, state.last_moved)
         return super().summary(state) | {"rows_moved": moved}
 
@@ -327,20 +324,20 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
 
 
 def pack_messages(messages: LayerMessages) -> StoredLayer:
-    """Return the fields of the messages of a layer, by name; the fields in `_SPARSE` are without zeros."""
+    """Return the fields of `LayerMessages` of a layer, by name; the fields in `_SPARSE` are without zeros."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
 def unpack_messages(kept: StoredLeaf) -> list[LayerMessages]:
-    """Return copies of the stored messages of each layer."""
+    """Return copies of the stored belief-propagation messages of each layer, as dense arrays."""
     layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
     return [LayerMessages(**{name: to_dense(value) for name, value in part.items()}) for part in layers]
 
 
 def row_bytes(net: Hierarchy, own_class_only: bool = False) -> int:
-    """Return the bytes of the messages of an image in memory.
+    """Return the bytes of the belief-propagation messages of an image in memory.
 
-    If ``own_class_only``, the top layer has messages only for the templates of the image's class.
+    If ``own_class_only``, an image has no messages for templates of other classes in the top layer.
     """
     return sum(entries * size for _, entries, size in _list_arrays(net, own_class_only))
 
@@ -353,7 +350,7 @@ def stored_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
 
 
 def _list_arrays(net: Hierarchy, own_class_only: bool) -> list[tuple[str, int, int]]:
-    """Return for each array of messages its name, number of entries per image, and bytes per entry."""
+    """Return for each array of `LayerMessages` its name, number of entries per image, and bytes per entry."""
     arrays = (item for messages in net.start(0, own_class_only) for item in vars(messages).items())
     return [(name, math.prod(value.shape[1:]), value.itemsize) for name, value in arrays]
 

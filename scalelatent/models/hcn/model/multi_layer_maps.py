@@ -1,4 +1,4 @@
-"""Row maps of a network of several layers: template scores, class scores, and reconstructed images."""
+"""Outputs of a network of several layers for each row: template scores, class scores, reconstructions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from .hierarchy import Hierarchy
 from .layer import hide_unknown, row_numbers
 
-# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over one block of rows.
 PART_BYTES = 2**25
 
 
@@ -46,14 +46,14 @@ class FixedNetwork:
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block, and bytes of scratch memory, of maps with forward passes."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
         return BlockRequirements(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
         """Return the score of each template at each position, float64 (rows, templates, HS, WS), in nats.
 
-        In images of the size of the fit, a template has one position: HS = WS = 1.
+        Templates are the features of the last layer. In images of the size of the fit they have one position:
+        HS = WS = 1.
         """
         pixels = self.net.layers[0].read_evidence(block)
         return self.net.forward(self.weights, pixels, backend)[-1][1] / UNITS_PER_NAT
@@ -67,7 +67,7 @@ class FixedNetwork:
 
 @dataclass(frozen=True, eq=False)
 class NetworkMap:
-    """Base class of functions from rows to outputs that use a trained network of several layers."""
+    """Base class of maps, which compute an output for each row with a trained network of several layers."""
 
     network: FixedNetwork
 
@@ -81,7 +81,7 @@ class NetworkMap:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMap(NetworkMap):
-    """Scores of the templates by a forward pass (a :class:`~scalelatent.contract.learners.RowMap`)."""
+    """Scores of the templates, which are the features of the last layer, for each row (a RowMap)."""
 
     output_name: str = "scores"
 
@@ -94,7 +94,7 @@ class ScoreMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class ClassMap(NetworkMap):
-    """Class scores of each row (a LabelMap): the score of a class is the score of its best template.
+    """Class scores of each row (a LabelMap): the score of a class is the largest score of its templates.
 
     If ``labelled``, the map also returns the class of each row, which is the class with the largest score.
     """
@@ -118,16 +118,16 @@ class ClassMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class CompletionMap(NetworkMap):
-    """Images reconstructed by a pass up and a pass down (a :class:`~scalelatent.contract.learners.RowMap`).
+    """Images reconstructed by messages up to the classes and down to the pixels, for each row (a RowMap).
 
     Attributes
     ----------
     fills : bool
-        True: reconstruct only unknown pixels; known pixels stay as observed. False: reconstruct all pixels.
+        If True, reconstruct only unknown pixels; known pixels stay as observed. If False, reconstruct all.
     known : ndarray of uint8, shape (rows, bytes), or None
-        One bit per pixel, 1 if the pixel is known; None: only pixels with the value ``missing`` are unknown.
+        One bit per pixel, 1 if the pixel is known; if None, only pixels of the value ``missing`` are unknown.
     codes : ndarray of int, shape (rows,), or None
-        Class of each row; below 0 for an unknown class. None: all classes are unknown.
+        Class of each row, below 0 if unknown; if None, all classes are unknown.
     """
 
     fills: bool = False

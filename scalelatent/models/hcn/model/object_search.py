@@ -2,9 +2,9 @@
 
 See section 2.4 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 
-The frame of an object is the rectangle that its template covers. In an image that is larger than the images
-of the fit, a frame has several possible positions. The search chooses several frames that do not overlap; the
-network of the fit, in contrast, has exactly one template per image.
+The frame of an object is the rectangle that its template (a feature of the top layer) covers. In an image
+that is larger than the images of the fit, a frame has several possible positions. The search chooses several
+frames that do not overlap; the network of the fit, in contrast, has exactly one template per image.
 """
 
 from __future__ import annotations

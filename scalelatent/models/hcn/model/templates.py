@@ -29,7 +29,7 @@ from .layer import row_numbers
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over one block of rows.
 BLOCK_BYTES = 2**25
 # Score of a template to which an image must not be assigned, below the scores of all other templates.
 NO_SCORE = np.int32(-(2**31))
@@ -39,16 +39,16 @@ FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
 
 
 def list_template_classes(n_classes: int, per_class: int) -> tuple[int, ...]:
-    """Return the class of each template; the ``per_class`` templates of a class have consecutive numbers."""
+    """Return the class of each template (top feature); templates of a class have consecutive numbers."""
     return tuple(code for code in range(n_classes) for _ in range(per_class))
 
 
 def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
     """Return the class of each template, so that each class has at most ``per_class`` templates.
 
-    ``counts`` (classes, templates) has the number of rows of each class whose best template is this one.
-    Pairs of class and template are tried from the largest count to the smallest. A pair assigns its class to
-    its template if the template has no class yet and the class has room for one more template.
+    ``counts`` (classes, templates) has the number of rows of each class whose best template is this one. The
+    numbers are visited from the largest to the smallest. A number assigns its class to its template if the
+    template has no class yet and the class has room for one more template.
     """
     classes, room = np.full(counts.shape[1], -1), np.full(len(counts), per_class)
     for at in np.argsort(-counts, axis=None, kind="stable"):
@@ -61,7 +61,7 @@ def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ForwardReduction:
-    """Base class of the reductions that run a forward pass over each block of rows."""
+    """Base class of sums over all rows that run a forward pass (from pixels to templates) over each block."""
 
     net: Hierarchy
 
@@ -77,10 +77,10 @@ class ForwardReduction:
 
 @dataclass(frozen=True)
 class TemplateCounts(ForwardReduction):
-    """Counts of rows by class and best template (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts of rows by class and best template, which is the one with the largest score (a Reduction).
 
-    Rows without a class are not counted. The weights that are on have positive log odds in the learner's
-    state, or in ``beliefs`` if there is no learner.
+    Rows without a class are not counted. A weight is on if its log odds are positive: those of the learner's
+    state during learning, otherwise ``beliefs``.
     """
 
     n_classes: int
@@ -102,7 +102,7 @@ class TemplateCounts(ForwardReduction):
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
 
     def error(self, stats: Stats) -> float:
-        """Return the share of rows whose best template has another class, from the counts ``stats``.
+        """Return the share of rows whose best template (top feature) has another class, from the counts.
 
         Without classes, each template gets the class of most of its rows.
         """
@@ -113,10 +113,10 @@ class TemplateCounts(ForwardReduction):
 
 @dataclass(frozen=True, eq=False)
 class RowCodes:
-    """Class codes of the rows ``numbers`` (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Class of each of the rows ``numbers``, read in one pass over the dataset (a Reduction).
 
-    ``numbers`` are sorted row numbers. The statistic has for each of these rows the index of its class plus
-    1, or 0 for a row without a class.
+    ``numbers`` are sorted row numbers. The result has for each of these rows the index of its class plus 1,
+    or 0 for a row without a class.
     """
 
     numbers: np.ndarray
@@ -139,7 +139,7 @@ class RowCodes:
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence(ForwardReduction):
-    """Sums over the images of each template of the log odds of the pixels of the top layer (a Reduction).
+    """Sums, over the images of each template, of the log odds of the pixels of the top layer (a Reduction).
 
     The sums are multiples of 1/256 nat, so they are identical in any order of the rows.
 
@@ -149,8 +149,8 @@ class TemplateEvidence(ForwardReduction):
         Log odds of the weights of all layers, in nats.
     numbers, templates : ndarray of int, shape (images,), or None
         Sorted row numbers, and the template to which each of these rows is assigned; other rows are not used.
-        None: each row is assigned to its best template that has a weight, among the templates of its
-        class if the class is known.
+        If None, each row is assigned to its best template that has a weight, among the templates of its class
+        if the class is known.
     """
 
     beliefs: np.ndarray
@@ -164,7 +164,7 @@ class TemplateEvidence(ForwardReduction):
         return [part > 0 for part in self.net.split(self.beliefs)], backend
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
-        """Assign the images of the block to templates; add the log odds of the images to their templates."""
+        """Assign the images of the block to templates (top features); add their log odds to the templates."""
         pixels, (weights, backend) = self.net.layers[0].read_evidence(block), prepared
         templates: np.ndarray | None = None
         if self.numbers is None or self.templates is None:
@@ -181,7 +181,7 @@ class TemplateEvidence(ForwardReduction):
             stats["evidence"][template] += one / UNITS_PER_NAT
 
     def _find_allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the templates to which each row of a block may be assigned.
+        """Return the templates (top features) to which each row of a block may be assigned.
 
         A template is allowed if it has a weight and, for a labelled row, if its class is the class of the
         row. The first result has the indices of the rows with at least one allowed template. The second

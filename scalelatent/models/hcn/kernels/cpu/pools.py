@@ -61,7 +61,7 @@ def _sum_messages(
 
 @subkernel
 def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
-    """Write to ``up`` the messages from the OR of each pixel to the pools that can shift into the pixel."""
+    """Write to ``up`` the messages of pixels, each an OR of pools, to the pools that can shift into them."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
         _sum_messages(down, side, y, total, first, second)
@@ -80,7 +80,7 @@ def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray,
 def _find_best_shifts(
     up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write for each pool of row ``y`` the two largest sums of message and log prior among all shifts."""
+    """Write for each pool of row ``y`` the two largest sums of message and log prior among its shifts."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -162,8 +162,8 @@ def _pass_trees_down(
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
                 total = _summarize_off(tree, (_POOL_FLOOR,), _NO_DAMPING)
-                # The sum of positive messages is 0 if no pair (position, weight) is
-                # on; the result is then the largest message.
+                # The sum of positive messages is 0 if no pair (position, weight) is on; the result is then
+                # the largest message.
                 if total == _0:
                     total = _summarize_on(tree, (_POOL_FLOOR,), _NO_DAMPING)[0]
                 flat[pixel] = _clip(total)
@@ -193,7 +193,7 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Update the messages ``evidence`` of pools to pixels of features, from log odds ``below`` of pixels."""
+    """Update ``evidence``, messages of pools to pixels; `reference.pass_pools_up` describes the arrays."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
@@ -203,7 +203,7 @@ def pass_pools_down(
     """Return the messages down to the pixels; update ``down``, the messages of pools to pixels.
 
     A pixel is the OR of the pools that can shift into it. Pools and pixels exchange messages once, and then
-    ``rounds`` more times.
+    ``rounds`` more times. `reference.pass_pools_down` describes the other arrays.
     """
     out = np.empty_like(below)
     _pass_down(below, prior, above, down, rounds, *_scratch(down), out)

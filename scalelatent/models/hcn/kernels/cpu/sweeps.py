@@ -1,4 +1,4 @@
-"""Message updates of all pixels of images in numba; `kernels/reference.py` defines the results."""
+"""Belief-propagation messages of all pixels of images in numba; `kernels/reference.py` defines results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _0, _NO_DAMPING = np.int32(0), np.float32(1)
 # Smallest number of pairs (feature position, weight) of a pixel for which its stored messages are prefetched
 # into the CPU cache.
 LARGE_TREE_PAIRS = 512
-# Number of bytes of the stored messages of a pixel to prefetch; the processor prefetches the rest by itself.
+# Number of bytes of the stored messages of a pixel that are prefetched into the CPU cache; the processor
+# prefetches the rest by itself.
 PREFETCH_BYTES = 1024
 
 
@@ -63,7 +64,7 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the log odds of positions and weights by new messages of each pixel, which are not stored."""
+    """Update log odds of positions ``s`` and weights ``w`` by new messages of each pixel, without storing."""
     _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
@@ -95,7 +96,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                # Prefetch the first messages of the next pixel.
+                # Prefetch the first messages of the next pixel into the CPU cache.
                 if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
