@@ -121,7 +121,7 @@ def test_figures_show_the_given_data() -> None:
         for p, seen, changed in ((1, 100, 8), (1, 200, 12), (2, 400, 6))
     ]
     assert count_sign_changes(records).tolist() == [8, 4, 3]
-    upper, lower = plot_weight_counts(records, before=50).axes
+    upper, lower = plot_weight_counts(records, warmup_images=50).axes
     assert upper.lines[0].get_xydata().tolist() == [[150, 3], [250, 3], [450, 3]]
     assert lower.lines[0].get_ydata().tolist() == [50, 50, 50]
     known = np.ones_like(image)

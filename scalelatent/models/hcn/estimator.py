@@ -518,7 +518,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 self.seed_ = resolve_seed(self.random_state)
             elif not has_templates(self):
                 network = SingleLayer(make_feature_layers(self, self._network.layer.image)[0])
-            size = choose_batch_size(self)  # not reduced to the rows of this call, because more rows follow
+            size = choose_batch_size(self)  # not smaller in a call with few images, because more calls follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else find_last_state(self, network)
             chains: OnlineLearner = learner  # a type that accepts both types of states

@@ -299,10 +299,7 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
 
 
 def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
-    """Return a mask of known pixels as bits, uint8 (rows, bytes): one bit per pixel, 1 if it is known.
-
-    ``known`` is an array or a Dataset with a bool per pixel. Raise a DataError if its shape is wrong.
-    """
+    """Return the mask ``known``, an array or Dataset with a bool per pixel, as bits: uint8 (rows, bytes)."""
     if is_in_memory(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:

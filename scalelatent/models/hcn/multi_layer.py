@@ -66,8 +66,8 @@ LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], f
 """Result of one fit: network, state, history, and share of rows in a wrong class (NaN if not measured)."""
 
 UNLABELLED = -1
-# Templates (features of the top layer) start as images. This is the largest number of random images among
-# which a fit chooses the images for this start.
+# Largest number of random images among which a fit chooses the images with which its templates (features of
+# the top layer) start.
 MAX_CANDIDATES = 2**16
 # Largest number of passes over all images in memory before batch learning writes the belief-propagation
 # messages to disk and adds a record to the history.
@@ -122,8 +122,8 @@ def build_multi_layer(
 ) -> MultiLayer:
     """Return a network that has the layers ``below``, and on top of them a layer of templates.
 
-    The lowest layer has the noise probabilities of images after learning (``read_noise``). If ``classes``,
-    the labels, are None, each of the ``per_class`` templates is a cluster.
+    A template is a feature that represents a class, or one of ``per_class`` clusters if ``classes``, the
+    labels, are None. The lowest layer has the noise probabilities of images after learning (``read_noise``).
     """
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
@@ -175,12 +175,12 @@ class MultiLayer:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Sorted labels of the training rows, or of the validation rows if templates are clusters."""
+        """Sorted labels of the training rows; without labels, those of the validation rows."""
         return self.validation_classes if self.labels is None else self.labels
 
     @property
     def has_labels(self) -> bool:
-        """True if the training rows have labels, which are the classes of the templates."""
+        """True if the training rows have labels, which are the classes of the templates (top features)."""
         return self.labels is not None
 
     @property
@@ -250,7 +250,7 @@ class MultiLayer:
         return " under ".join(parts) + of
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Return the weights, or their log odds, of each layer as an array (features, channels, h, w)."""
+        """Return the weights, or their log odds, of each layer: (features, channels, height, width)."""
         return [to_features(part) for part in self.net.split(values)]
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
@@ -270,14 +270,14 @@ class MultiLayer:
 
     @property
     def labelled_net(self) -> Hierarchy:
-        """Network with a class for each template; without labels, each template is a separate class."""
+        """Network with a class for each template; without labels, a template (top feature) is a class."""
         return replace(self.net, classes=tuple(self.template_classes.tolist()))
 
     def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """Return a reduction that counts rows by class and best template, and the labels of the classes.
+        """Return a reduction (sum over rows) that counts rows by class and template, and the classes.
 
-        ``beliefs`` are the log odds of the weights. A row of class c whose template of the largest score is t
-        counts in the cell (c, t). Raise a DataError if the rows have no labels.
+        ``beliefs`` are the log odds of the weights. A row counts for the template (top feature) with the
+        largest score. Raise a DataError if the rows have no labels.
         """
         if not ds.has_y:
             raise DataError(
@@ -325,11 +325,12 @@ class MultiLayer:
         fit_number: int,
         measures_error: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``fit_number``, whose pools all have one size; return the result of the fit.
+        """Yield the steps of a fit whose pools (which shift pixels) have one size; return the result.
 
-        If ``measures_error``, the result has the share of rows in a wrong class.
+        ``fit_number`` counts these fits. If ``measures_error``, the result has the share of rows in a wrong
+        class.
         """
-        online, end = is_online(model, self.has_labels), f"-{fit_number}" if fit_number else ""
+        online, suffix = is_online(model, self.has_labels), f"-{fit_number}" if fit_number else ""
         # If fewer than half of the rows have labels, first learn templates (features of the top layer) as
         # clusters. Then assign to each template the class of most of its rows, and learn with these classes.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
@@ -350,29 +351,31 @@ class MultiLayer:
             ]
         beliefs, first, error = result.state.beliefs, result.state.first, float("nan")
         if passes := choose_template_passes(model, online):
-            beliefs = yield from network._learn_templates_again(beliefs, first, rows["train"], passes, end)
+            beliefs = yield from network._learn_templates_again(beliefs, first, rows["train"], passes, suffix)
         if measures_error or (passes and "validation" in rows):
             measured = rows.get("validation", rows["train"])
             errors, classes = network.make_error_counts(measured.dataset, beliefs)
-            error = errors.error((yield SumStatistic(f"templates-validated{end}", errors, measured, classes)))
+            error = errors.error(
+                (yield SumStatistic(f"templates-validated{suffix}", errors, measured, classes))
+            )
         if passes and "validation" in rows:
             history = [*history[:-1], {**history[-1], "validation_error": error}]
         return network, LayeredState(beliefs, first, iteration=result.state.iteration), history, error
 
     def _learn_templates_again(
-        self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, end: str
+        self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, suffix: str
     ) -> Generator[Step, Any, np.ndarray]:
-        """Yield the passes that learn the templates again; return the log odds of the weights of all layers.
+        """Yield passes that learn the templates (top layer) again; return the log odds of all weights.
 
         `.model.templates` describes the algorithm. ``beliefs`` and ``first`` are the present and the initial
-        log odds, and ``end`` is the suffix of the names of the passes.
+        log odds, and ``suffix`` ends the names of the passes.
         """
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
         numbers = rng.choice(n, min(n, MAX_CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
         if self.net.classes is not None:
             order = np.argsort(numbers)
-            stats = yield SumStatistic(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
+            stats = yield SumStatistic(f"first-images{suffix}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
         # Start from the initial log odds of the templates (features of the top layer). The first pass assigns
         # one image to each template.
@@ -381,7 +384,7 @@ class MultiLayer:
         images = choose_first_images(self.net, numbers, codes)
         for number in range(passes):
             evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
-            stats = yield SumStatistic(f"templates-from-images-{number}{end}", evidence, rows, self.labels)
+            stats = yield SumStatistic(f"templates-from-images-{number}{suffix}", evidence, rows, self.labels)
             learned = evidence.update_beliefs(first, stats)
         return learned
 

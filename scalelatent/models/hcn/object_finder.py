@@ -100,7 +100,7 @@ class ObjectFinder:
         return self.network.net.layers[-1].places[:2]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return the score of each class at each position, which is the largest score of its templates.
+        """Return the score of each class at each position: the best of its templates (top features).
 
         Parameters
         ----------

@@ -48,18 +48,18 @@ MIN_LAYERED_ROWS_SEEN = 1_000
 # Largest number of sweeps of a fit of one layer that stores messages (online=False), if n_epochs is None. A
 # sweep updates the belief-propagation messages of all pixels once.
 MAX_SWEEPS = 60
-# Largest number of passes over the images in one attempt of a fit of several layers that stores messages
-# (online=False), if n_epochs is None.
+# Largest number of passes over the images in one attempt of a fit of several layers that stores
+# belief-propagation messages (online=False), if n_epochs is None.
 MAX_PASSES = 300
-# Largest number of attempts of a fit of several layers that stores messages (online=False). After an attempt
-# that has not converged, the fit starts again from another seed.
+# Largest number of attempts of a fit of several layers that stores belief-propagation messages
+# (online=False). After an attempt that has not converged, the fit starts again from another seed.
 MAX_ATTEMPTS = 5
 # Prior probability that a weight of a single layer is on, if p_weight is None.
 P_WEIGHT = 0.3
 # Prior probability that a weight is on in networks of several layers, if p_weight is None.
 LAYERED_P_WEIGHT = 0.25
 # Prior probability that a weight of a template (a feature of the top layer) is on, if p_weight is None and
-# the fit stores messages (online=False).
+# online is False.
 STORED_TEMPLATES_P_WEIGHT = 1e-20
 # Default number of features of the layer below the templates, which are the features of the top layer. More
 # or larger features did not lower the classification error on images of binary digits.
@@ -70,12 +70,12 @@ LAYERED_FEATURE_SIZE = (3, 3)
 # template_passes is None. More passes did not lower the classification error on images of binary digits.
 TEMPLATE_PASSES = 3
 # Sides of pools, in pixels, that a fit tries if pool is None; the fit with the smaller error is the result. A
-# pool shifts pixels of templates: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
+# pool shifts pixels of features: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
 # parts of an object vary in position, but make the classes of very small images (digits of 8 x 8 pixels) too
 # similar.
 POOL_SIDES = (3, 1)
 # Damping of belief propagation in a network of several layers, if damping is None: the weight of a new
-# message in the average of the new and the old message. 1 means no damping.
+# message in the average of the new and the old message. With 1 there is no damping.
 LAYERED_DAMPING = 0.2
 
 
@@ -122,11 +122,11 @@ def is_noise_pair(value: Any) -> bool:
 def default_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return the default of ``layers``, a list of one layer, for images (channels, height, width).
+    """Return the default of ``layers``, which is one layer, for images (channels, height, width).
 
-    With templates, features have 3 x 3 pixels, or fewer in smaller images. Without templates, features have
-    8 x 6 pixels. In images that are less than 8 pixels high, features are as high as the image, and wider, so
-    that a feature has up to 48 pixels.
+    Under a top layer of templates, features have 3 x 3 pixels, or fewer in smaller images. Otherwise,
+    features have 8 x 6 pixels. In images that are less than 8 pixels high, features are as high as the image,
+    and wider, so that a feature has up to 48 pixels.
     """
     _, height, width = image
     if has_templates(model):
@@ -158,31 +158,28 @@ def has_templates(model: HierarchicalCompositionalNetwork) -> bool:
 def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False) -> bool:
     """Return the parameter ``online``, or its default: True if learning is online.
 
-    By default learning is online, except if a network of several layers has no labels: then its templates are
-    clusters, which are learned from stored messages.
+    By default learning is online, except if a network of several layers has no labels: then it learns
+    clusters from stored belief-propagation messages.
     """
     return has_labels or not has_templates(model) if model.online is None else bool(model.online)
 
 
 def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple[int, ...]:
-    """Return the sides of pools, in pixels, that a fit tries: the parameter ``pool``, or its default.
-
-    A pool of side 3 can shift a pixel of a template by one pixel.
-    """
+    """Return the sides, in pixels, of pools (which shift pixels) that a fit tries: ``pool``, or a default."""
     if model.pool is not None:
         return (int(model.pool),)
     return POOL_SIDES if has_templates(model) and online and model.filters is None else POOL_SIDES[:1]
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the number of passes at the end that learn templates again, by default 3 online, and else 0."""
+    """Return the number of passes at the end that learn the top layer again: by default 3 online, else 0."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
 
 
 def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of new messages in averages of new and old messages: ``damping``, or its default."""
+    """Return the damping of belief propagation, the weight of new messages: ``damping``, or its default."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
@@ -205,10 +202,7 @@ def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool =
 
 
 def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return ``n_chains``, the number of chains (sequences of minibatches) that a step learns in parallel.
-
-    The default is 1, or 8 from ``MANY_ROWS`` images on. In batch learning a chain is a range of images.
-    """
+    """Return the number of chains (sequences of minibatches, or ranges of images) per step: ``n_chains``."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
@@ -232,10 +226,7 @@ def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | Non
 
 
 def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the number of images that are learned one minibatch at a time before parallel learning.
-
-    The number is the parameter ``warmup_rows``, or 4,000 if a step learns several minibatches.
-    """
+    """Return ``warmup_rows`` or its default: first images that are learned one minibatch at a time."""
     if not online:
         return 0
     if model.warmup_rows is not None:
@@ -258,8 +249,8 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
     """Return the largest number of fits from different seeds.
 
-    The number is ``n_restarts``, or ``MAX_ATTEMPTS`` for networks of several layers that store messages: such
-    a fit starts again from another seed until the fit converges.
+    The number is ``n_restarts``, or ``MAX_ATTEMPTS`` in batch learning of several layers, where a fit starts
+    again from another seed until the fit converges.
     """
     if has_templates(model) and not online and model.n_epochs is None:
         return MAX_ATTEMPTS
@@ -322,7 +313,7 @@ def _check_combinations(model: HierarchicalCompositionalNetwork) -> None:
 
 
 def check_batch_parameters(model: HierarchicalCompositionalNetwork) -> None:
-    """Raise a ValueError for a parameter that has no effect in batch learning, which stores messages."""
+    """Raise a ValueError for a set parameter that has an effect in online learning only (online=True)."""
     for name in ("chain_batches", "warmup_rows", "inner_iterations"):
         if getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(f"{name} is set, but belongs to online=True: remove it, or set online=True")

@@ -45,7 +45,8 @@ PROBE_SHARE_OF_ONES = 0.15
 # Number of sweeps with which a plan measures the speed of batch learning. A sweep updates the
 # belief-propagation messages of all pixels once.
 PROBE_SWEEPS = 4
-# Bytes of the names and shapes of arrays in the file of the stored messages of a range of images (leaf).
+# Bytes of the names and shapes of arrays in the file with the stored belief-propagation messages of a range
+# of images (leaf).
 LEAF_HEADER_BYTES = 2**14
 # Speed of online learning that a plan assumes before it measures the speed, in pairs (feature position,
 # weight) per second and thread. A pixel updates two belief-propagation messages per pair.
@@ -68,7 +69,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         n_classes = 1 if network.classes is None else len(network.classes)
         name, reduction = "templates", cast("Reduction", TemplateCounts(network.net, n_classes))
         image_bytes = network.image_bytes if online else stored_bytes(network.net, network.all_labelled)
-        decoding_sweeps = 1  # the scores need one forward pass, which takes the time of a sweep
+        decoding_sweeps = 1  # scores need one pass up to the classes, as long as one update of all messages
     else:
         net, nothing = network.layer, np.zeros(network.layer.weights_shape, bool)
         name, reduction = "compression", DescriptionLength(Decoder(network.layer, nothing))
@@ -84,8 +85,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
             "templates-from-images", {"train": evidence}, state, f"{smaller}, templates or n_jobs"
         )
     row = _row_seconds(network, forecast, learner, order, online)
-    # Seconds of one sweep, which updates the messages of all pixels of an image once. Decoding an image
-    # (inference of feature positions) runs the kernels of online learning.
+    # Seconds of one sweep, which updates the belief-propagation messages of all pixels of an image once.
+    # Decoding an image (inference of feature positions) runs the kernels of online learning.
     sweep = net.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
     decoding = decoding_sweeps * sweep
     decoding *= 1 if online else STORED_PAIR_RATE / ONLINE_PAIR_RATE
@@ -113,8 +114,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     # of an old checkpoint are deleted one epoch later, when the next checkpoint is written.
     leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEADER_BYTES)
     leaves *= min(epochs, KEEP_STATES + 2)
-    # Networks of several layers do not store messages of 0. A plan does not know how many messages are 0, so
-    # the bytes on disk are an upper bound.
+    # Networks of several layers do not store belief-propagation messages of 0. A plan does not know how many
+    # messages are 0, so the bytes on disk are an upper bound.
     bound = isinstance(network, MultiLayer)
     return forecast.finish_plan(
         shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding
@@ -124,7 +125,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
 def _row_seconds(
     network: Network, forecast: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
 ) -> float:
-    """Return the seconds of one thread per image: in one epoch, or in one update of all stored messages."""
+    """Return the seconds of one thread per image: for one epoch, or for one update of stored messages."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBE_SWEEPS
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
@@ -132,8 +133,7 @@ def _row_seconds(
         drawn = np.random.default_rng(0).random((size, math.prod(layer.input_shape)))
         x = (drawn < PROBE_SHARE_OF_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
-        # A labelled image has fewer messages: in the top layer only the templates (features) of its class get
-        # messages.
+        # A labelled image has no belief-propagation messages for templates (top features) of other classes.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
         # The type of the state differs between networks of one and of several layers. `OnlineLearner` and

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
 # A report decodes images (infers the positions of their features) with about this number of updates, which
-# take a few seconds on one core. An update computes the messages of a pair (feature position, weight).
+# take a few seconds on one core. An update computes the belief-propagation messages of one pair (feature
+# position, weight).
 MAX_PAIR_UPDATES = 4e9
 # Smallest and largest number of images that a report decodes (infers the positions of their features).
 MIN_DECODED, MAX_DECODED = 20, 1000
@@ -72,7 +73,7 @@ def section(
     """Return the section of a report about a network: numbers, figures, explanations.
 
     ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test".
-    ``progress`` is called with the numbers of decoded images and of all images to decode.
+    ``progress`` is called with the numbers of finished images and of all images.
     """
     if has_templates(model):
         return make_layers_section(model, data, run, rows)
@@ -97,7 +98,7 @@ class PartsEvidence:
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
         True for pixels of 1, for reconstructed pixels of 1, and for unknown pixels of n images.
     places : ndarray of uint8, shape (n, HS, WS, F)
-        1 if one of the F features is at a position in these images, else 0.
+        1 if one of the F features is at one of HS x WS positions of these images, else 0.
     filled : FilledImages
         Images with hidden pixels, and their completions.
     """
@@ -122,10 +123,10 @@ def collect_parts(
     sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartsEvidence:
-    """Infer the features of (decode) evenly spaced images of a dataset; return the data of the report.
+    """Infer the features of evenly spaced images of a dataset; return the data of the report.
 
-    ``sample_rows`` is the number of decoded images, by default as many as take a few seconds. ``progress`` is
-    called with the numbers of decoded images and of all images to decode.
+    ``sample_rows`` is the number of images, by default as many as take a few seconds. ``progress`` is called
+    with the numbers of finished images and of all images.
     """
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)

@@ -51,7 +51,8 @@ def plot_parts(
 
     The figure follows Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016). ``images``, reconstructions
     ``made`` and the masks ``unknown`` are bool (n, channels, height, width). ``places`` (n, HS, WS, F) is 1
-    if one of the F features is at a position, else 0. ``weights`` are the features, bool (F, channels, h, w).
+    if one of F features is at one of HS x WS positions. ``weights`` are the features of h x w pixels, bool
+    (F, channels, h, w).
     """
     shape, places_of = images.shape[1:], [np.argwhere(found) for found in places]
     pairs = list(zip(images, made, unknown, strict=True))
@@ -163,18 +164,18 @@ def _mark_differences(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) 
 
 
 def plot_features(
-    weights: np.ndarray, used: np.ndarray, often: np.ndarray | None = None, colors: np.ndarray | None = None
+    weights: np.ndarray, used: np.ndarray, rates: np.ndarray | None = None, colors: np.ndarray | None = None
 ) -> Figure:
     """Plot all features with their numbers; the features that the model uses are dark.
 
-    ``weights`` are F features, bool (F, channels, h, w), and ``used`` (F,) is True for features that the
-    model uses. ``often`` (F,) is the mean number of positions of each feature per image, which is written
-    below the feature. ``colors`` (channels, 3) are the colours of the channels; by default those of the
-    features of the layer below.
+    ``weights`` are F features of h x w pixels, bool (F, channels, h, w), and ``used`` (F,) is True for
+    features that the model uses. ``rates`` (F,) is the mean number of positions of each feature per image,
+    which is written below the feature. ``colors`` (channels, 3) are the colours of the channels; by default
+    those of the features of the layer below.
     """
     shown = np.arange(len(weights))
     if len(weights) > MAX_FEATURES:  # show the most frequent features
-        frequency = used.astype(float) if often is None else often
+        frequency = used.astype(float) if rates is None else rates
         shown = _find_largest(frequency, MAX_FEATURES)
     across = min(len(shown), max(8, min(MAX_COLUMNS, math.ceil(math.sqrt(2 * len(shown))))))
     lines = -(-len(shown) // across)
@@ -189,18 +190,18 @@ def plot_features(
             _color_image(weights[f], None, _INK if used[f] else _PALE, colors), interpolation="nearest"
         )
         _draw_frame(axes, choose_color(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
-        label = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
+        label = "not used" if not used[f] else "" if rates is None else f"{rates[f]:.2g}"
         color = choose_color(f) if used[f] else MUTED
         axes.set_title(f"{f}", fontsize=8, color=color, pad=2, fontweight="bold" if used[f] else None)
         axes.set_xlabel(label, fontsize=8, color=INK if used[f] else MUTED, labelpad=1)
     return figure
 
 
-def plot_weight_counts(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figure:
+def plot_weight_counts(records: Sequence[Mapping[str, Any]], warmup_images: int = 0) -> Figure:
     """Plot weights that are on, weights that change sign, and compression against the images seen.
 
-    See Figure 6 of Lázaro-Gredilla et al. (2016). ``records`` are the records of a history, and ``before`` is
-    the number of images that the fit saw before the first record, in the warm-up.
+    See Figure 6 of Lázaro-Gredilla et al. (2016). ``records`` are the records of a history, and
+    ``warmup_images`` is the number of images that the fit saw in the warm-up, before the first record.
     """
     known = [record for record in records if record.get("weights_on") is not None]
     if not known:
@@ -208,7 +209,7 @@ def plot_weight_counts(records: Sequence[Mapping[str, Any]], before: int = 0) ->
     compressed = any(record.get("compression") is not None for record in known)
     figure = new_figure(8, 5.2 if compressed else 3.2)
     panels = figure.subplots(1 + compressed, 1, sharex=True, squeeze=False)[:, 0]
-    seen, point = before + read_column(known, "rows_seen"), marker_style(known)
+    seen, point = warmup_images + read_column(known, "rows_seen"), marker_style(known)
     on, changed = read_column(known, "weights_on"), count_sign_changes(known)
     panels[0].plot(seen, on, color=INK, linewidth=1.6, label="on", **point)
     panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign per 100 images", **point)
@@ -272,8 +273,8 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
     """Plot the positions of features (columns) in templates (rows); both numbers are at most `MAX_GRID_SIDE`.
 
     ``weights`` is bool (templates, F, HS, WS), True if a template (feature of the top layer) has one of the F
-    features of the layer below at a position. ``names`` are the names of the templates. Return the figure and
-    its numbers of rows and columns.
+    features of the layer below at one of HS x WS positions. ``names`` are the names of the templates. Return
+    the figure and its numbers of rows and columns.
     """
     counts = weights.sum(axis=(2, 3))
     lines, columns = (_find_largest(counts.sum(axis=1 - axis), MAX_GRID_SIDE) for axis in (0, 1))

@@ -123,9 +123,9 @@ def _make_pictures(
 ) -> list[Picture]:
     """Return all figures of the section, in the order of the page."""
     found = [] if edges is None else [_make_edges_picture(model, edges, rows)]
-    of_edges = model.filters is not None
+    are_edges = model.filters is not None
     for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
-        found.append(make_features_picture(*one, layer=level, of_edges=of_edges and level == 1))
+        found.append(make_features_picture(*one, layer=level, are_edges=are_edges and level == 1))
     found += [_make_templates_picture(model), _make_samples_picture(model)]
     if filled is not None and filled.has_hidden_pixels:
         found.append(make_completion_picture(filled, rows, "the best template of each image"))
@@ -148,7 +148,7 @@ def _make_edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImag
 
 
 def _class_word(model: HierarchicalCompositionalNetwork) -> str:
-    """Return the word for the templates of one label: "class", or "cluster" if there are no labels."""
+    """Return what a template (top feature) stands for: "class", or "cluster" if there are no labels."""
     return "cluster" if model._multi_layer("net").labels is None else "class"
 
 

@@ -108,31 +108,31 @@ def count_warmup_images(run: RunFiles) -> int:
 def make_features_picture(
     weights: np.ndarray,
     used: np.ndarray,
-    often: np.ndarray | None = None,
+    rates: np.ndarray | None = None,
     layer: int = 1,
-    of_edges: bool = False,
+    are_edges: bool = False,
 ) -> Picture:
     """Return the figure of the features of a layer.
 
-    ``used`` is True for features that the model uses, ``often`` the mean number of positions of each feature
-    per image, and ``layer`` the number of the layer from the image up. ``of_edges`` is True if the channels
+    ``used`` is True for features that the model uses, ``rates`` the mean number of positions of each feature
+    per image, and ``layer`` the number of the layer from the image up. ``are_edges`` is True if the channels
     of the features are the directions of edges.
     """
     words = "All features with their numbers; used features are dark with a frame in their colour."
-    words += "" if often is None else " The number below a feature is its mean number of places per image."
+    words += "" if rates is None else " The number below a feature is its mean number of places per image."
     if len(weights[0]) > 1:
         below = "features of the layer below" if layer > 1 else "channels"
-        what = "directions of edges" if of_edges else below
+        what = "directions of edges" if are_edges else below
         words += f" The colour of a pixel is the mean colour of its {what}."
     alt = f"{int(used.sum())} of {count(len(used), 'feature')} are used"
-    if often is not None and used.any():
-        most = int(np.argmax(often))
-        alt += f"; feature {most} is the most frequent with {often[most]:.2g} places per image"
+    if rates is not None and used.any():
+        most = int(np.argmax(rates))
+        alt += f"; feature {most} is the most frequent with {rates[most]:.2g} places per image"
     name, title = "features", "Features"
     if layer > 1:
         name, title = f"{name}-{layer}", f"{title} of layer {layer}"
     figure = plot_features(
-        weights, used, often, make_direction_colors(weights.shape[1]) if of_edges else None
+        weights, used, rates, make_direction_colors(weights.shape[1]) if are_edges else None
     )
     return Picture(name, title, words, f"{alt}.", figure, wide=True)
 

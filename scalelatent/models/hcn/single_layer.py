@@ -38,7 +38,7 @@ class SingleLayerFit(NamedTuple):
 
     state: EvidenceState
     history: list[dict[str, Any]]
-    used: np.ndarray  # bool (F,), True for features that save more bits than they cost
+    used: np.ndarray  # bool (features,), True for features that save more bits than they cost
     compression: float
     rows: int  # number of images on which compression was measured
     at_rest: int  # number of these images whose belief-propagation messages converged
@@ -125,7 +125,7 @@ class SingleLayer:
 
 
 def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> None:
-    """Warn if most belief-propagation messages changed in the last sweep, or if no image converged."""
+    """Warn if most messages changed in the last update of all pixels, or if no image converged."""
     state = found.state
     moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
     if moved > MAX_MOVED_SHARE:

@@ -18,17 +18,17 @@ from .windows import find_window, list_shifts, message_starts
 
 
 def pass_and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
-    """Return the message to an input of an AND from ``other``, the other input, and ``below``, the output."""
+    """Return the belief-propagation message to one input of an AND, from ``other`` and output ``below``."""
     return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
 def pass_and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the message to the output of an AND, from the messages ``a`` and ``b`` of the two inputs."""
+    """Return the belief-propagation message to the output of an AND, from its inputs ``a`` and ``b``."""
     return np.minimum(a + b, np.minimum(a, b))
 
 
 def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """Return the messages to the inputs of an OR, from ``t``, the inputs, and ``below``, the output."""
+    """Return belief-propagation messages to the inputs of an OR, from inputs ``t`` and output ``below``."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     best = np.full(len(t), t[top])
@@ -37,7 +37,7 @@ def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
 
 
 def pass_or_down(t: np.ndarray) -> float:
-    """Return the message to the output of an OR, from the messages ``t`` of the inputs."""
+    """Return the belief-propagation message to the output of an OR, from the messages ``t`` of the inputs."""
     top = int(t.argmax())
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
@@ -45,8 +45,9 @@ def pass_or_down(t: np.ndarray) -> float:
 def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
-    A pair is a feature position and a weight that together turn on the pixel. ``s`` and ``w`` (M,) are the
-    log odds of these positions and weights, and ``below`` is the log odds of the pixel.
+    Messages are those of belief propagation. A pair is a feature position and a weight that together turn on
+    the pixel. ``s`` and ``w`` (M,) are the log odds of these positions and weights, and ``below`` is the log
+    odds of the pixel.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
@@ -96,12 +97,13 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update the stored messages of each pixel once, in the given order.
+    """Update the stored belief-propagation messages of each pixel once, in the given order.
 
     Parameters
     ----------
     evidence, order, s, w
-        Log odds of pixels, orders of pixels, and log odds of positions and of weights, as in :func:`sweep`.
+        Log odds of pixels, orders of pixels, and log odds of positions and of weights: the arrays that
+        :func:`sweep` describes. A chain is a sequence of images that one task learns.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, messages)
         Messages of pixels to positions and to weights in units of 1/256 nat, changed in place. The messages
         of a pixel are contiguous and start at the index that :func:`~.windows.message_starts` returns.
@@ -146,7 +148,7 @@ def sweep_messages(
 
 
 def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
-    """Return messages ``old`` + ``damping`` (``new`` - ``old``); the product is float32, rounded."""
+    """Return damped messages: ``old`` + ``damping`` (``new`` - ``old``), with a rounded float32 product."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
@@ -154,7 +156,7 @@ def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
 def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute the log odds of feature positions for fixed weights: sweep until no message changes.
+    """Compute log odds of feature positions for fixed weights by belief propagation, until nothing changes.
 
     Parameters
     ----------
@@ -163,9 +165,10 @@ def decode_images(
     order : ndarray of int32, shape (rows, pixels)
         Order in which each sweep updates the pixels of a row: indices into the flattened row.
     s : array of int32, shape (rows, HS, WS, F)
-        Prior log odds of positions in units of 1/256 nat, to which the messages are added in place.
+        Prior log odds of F features at HS x WS positions in units of 1/256 nat, to which the messages are
+        added in place.
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the axes h and w are reversed.
+        Weights of F features of h x w pixels; the axes h and w are reversed.
     n_sweeps : int
         Upper bound of the number of sweeps; a sweep updates the messages of all pixels once.
 
@@ -196,8 +199,8 @@ def decode_images(
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return the number of features that cover each pixel, int32 (rows, channels, height, width).
 
-    ``s`` is uint8 (rows, HS, WS, F), 1 if a feature is at a position, else 0. ``w`` are the weights, bool
-    (channels, h, w, F); the axes h and w are reversed.
+    ``s`` is uint8 (rows, HS, WS, F), 1 if one of F features is at one of HS x WS positions, else 0. ``w`` are
+    the weights of features of h x w pixels, bool (channels, h, w, F); the axes h and w are reversed.
     """
     rows, high, wide, _ = s.shape
     n_channels, h, width, _ = w.shape
@@ -219,7 +222,8 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in whole units of 1/256 nat.
     s, w
-        Positions at the start, and weights, as in :func:`cover`. The result is a changed copy of ``s``.
+        Positions at the start, and weights, both described in :func:`cover`. The result is a changed copy of
+        ``s``.
     cost : float
         Cost of a feature at a position in units of 1/256 nat: minus the prior log odds.
     """
@@ -264,7 +268,7 @@ def move_to_sources(messages: np.ndarray) -> np.ndarray:
 
 
 def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the messages from the OR of each pixel up to the pools that can shift into the pixel.
+    """Return belief-propagation messages from the OR of each pixel up to pools that can shift into it.
 
     The result is int64 (…, shifts, H, W), a message for each shift of each pool; the message is
     ``OFF_IMAGE`` for a shift that leaves the image. ``down`` are the messages of the pools to the ORs, and
@@ -284,7 +288,7 @@ def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages from shifted pixels up through the pools of a layer to the pixels of its features.
+    """Pass belief-propagation messages from shifted pixels up through pools to the pixels of features.
 
     Parameters
     ----------
@@ -308,7 +312,7 @@ def pass_pools_up(
 def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Pass messages from the pixels of features down through the pools of a layer to the shifted pixels.
+    """Pass belief-propagation messages from pixels of features down through pools to shifted pixels.
 
     Pools and the ORs of shifted pixels exchange messages ``rounds`` times after the first messages of the
     pools; then the ORs send messages to the shifted pixels.
@@ -316,7 +320,7 @@ def pass_pools_down(
     Parameters
     ----------
     below, prior
-        Log odds of the shifted pixels, and log priors of shifts, as in :func:`pass_pools_up`.
+        Log odds of the shifted pixels, and log priors of shifts: see :func:`pass_pools_up`.
     above : ndarray of int32, shape (images, channels, H, W)
         Messages of features to the pixels that they cover.
     down : array of int32, shape (images, channels, shifts, H, W)
@@ -344,20 +348,21 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of features down to pixels, for weights that a fit still learns.
+    """Return belief-propagation messages of features down to pixels, for weights that a fit still learns.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
     w : ndarray of int32, shape (channels, h, w, F)
-        Log odds of positions and of weights in units of 1/256 nat; the axes h and w are reversed.
+        Log odds of HS x WS positions and of weights of F features of h x w pixels, in units of 1/256 nat; the
+        axes h and w are reversed.
     to_s, to_w : ndarray of int32, shape (images, channels, messages)
         Messages of the pixels to positions and to weights, in units of 1/256 nat.
 
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
-        Messages in units of 1/256 nat.
+        Messages to H x W pixels, in units of 1/256 nat.
     """
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
@@ -374,7 +379,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
 
 
 def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of features down to pixels, for fixed weights and after one pass up.
+    """Return belief-propagation messages of features down to pixels, for fixed weights after one pass up.
 
     In a pass up, a pixel sends its log odds to each feature position whose weight at this pixel is on. The
     pixel sends 0 to the other feature positions.
@@ -382,16 +387,16 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
     Parameters
     ----------
     s : ndarray of int32, shape (images, F, HS, WS)
-        Log odds of positions in units of 1/256 nat.
+        Log odds of F features at HS x WS positions, in units of 1/256 nat.
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the axes h and w are reversed.
+        Weights of F features of h x w pixels; the axes h and w are reversed.
     evidence : ndarray of int32, shape (images, channels, H, W)
         Log odds of the pixels in the pass up, in units of 1/256 nat.
 
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
-        Messages in units of 1/256 nat.
+        Messages to H x W pixels, in units of 1/256 nat.
     """
     first = np.full(evidence.shape, OFF_IMAGE, np.int64)
     total = np.zeros(evidence.shape, np.int64)
@@ -405,7 +410,7 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
     return np.clip(made, -POOL_FLOOR, POOL_FLOOR).astype(np.int32)
 
 
-def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.ndarray) -> None:
+def oriented_edges(images: np.ndarray, weights: np.ndarray, min_response: int, out: np.ndarray) -> None:
     """Mark in ``out`` the filter that is on at each pixel, which is the filter with the largest response.
 
     Parameters
@@ -415,7 +420,7 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.
     weights : ndarray of int32, shape (filters / 2, side, side)
         Filters of the first half of the directions. The filter of the opposite direction has the
         same weights with the opposite sign.
-    least : int
+    min_response : int
         Smallest response, a sum of weights times grey levels, that turns a filter on.
     out : ndarray of uint8, shape (images, filters, H, W)
         Result: 1 for the filter that is on, else 0. Among equal responses the first filter is on.
@@ -427,4 +432,4 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.
     best = np.abs(answers).argmax(axis=1)[:, None]
     answer = np.take_along_axis(answers, best, axis=1)
     on = np.where(answer > 0, best, best + half)
-    out[...] = (np.arange(2 * half)[:, None, None] == on) & (np.abs(answer) >= least)
+    out[...] = (np.arange(2 * half)[:, None, None] == on) & (np.abs(answer) >= min_response)

@@ -31,9 +31,9 @@ def list_shifts(n: int) -> list[tuple[int, int]]:
 def message_starts(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> np.ndarray:
     """Return the index of the first message of each pixel in an array of messages, int64 (pixels + 1,).
 
-    A pixel sends a message to each feature position and to each weight that can turn on the pixel. The array
-    has the messages of the pixels of one channel of an image to positions, or to weights. The last entry is
-    the number of messages. ``image`` and ``feature`` are (height, width) in pixels.
+    A pixel sends belief-propagation messages to each feature position and to each weight that can turn on the
+    pixel. The array has the messages of the pixels of one channel of an image to positions, or to weights.
+    The last entry is the number of messages. ``image`` and ``feature`` are (height, width) in pixels.
     """
     counts = [
         [at.stop - at.start for at, _ in (find_window(i, f, n - f + 1) for i in range(n))]
@@ -79,5 +79,5 @@ MESSAGE_ROOM = 32
 
 
 def message_room(image: tuple[int, ...], feature: tuple[int, ...], n_features: int) -> int:
-    """Return the length of the message array of a channel of an image, including unused `MESSAGE_ROOM`."""
+    """Return the number of messages of a channel of an image, plus the unused entries `MESSAGE_ROOM`."""
     return count_pairs(image, feature, n_features) + MESSAGE_ROOM

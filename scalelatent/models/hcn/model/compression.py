@@ -58,9 +58,9 @@ class DescriptionLength:
     def layout(self) -> Layout:
         """Return the names and shapes of the counts.
 
-        The counts are: rows, rows whose messages converged, known pixels, pixels that are 1, and pixels that
-        differ from the reconstruction. Two more counts for each feature are its positions in the images, and
-        the pixels of 1 minus the pixels of 0 among those that only this feature covers.
+        The counts are: rows, rows whose belief propagation converged, known pixels, pixels that are 1, and
+        pixels that differ from the reconstruction. Two more counts for each feature are its positions in the
+        images, and the pixels of 1 minus the pixels of 0 among those that only this feature covers.
         """
         n = (self.decoder.layer.n_features,)
         names = ("rows", "at_rest", "known", "ones", "errors")
@@ -169,7 +169,7 @@ def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float
 
 
 def find_paying_features(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray:
-    """Return True for each feature that shortens the description of the images, bool (F,).
+    """Return True for each feature that shortens the description of the images, bool (features,).
 
     Features that cost more bits than they save are removed one by one, the worst first. The positions of
     features in ``stats`` were inferred with all features, so the caller must infer the positions again with

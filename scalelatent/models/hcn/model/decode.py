@@ -28,7 +28,7 @@ class Decoder:
     ----------
     layer : FeatureLayer
     weights : ndarray of bool, shape (channels, h, w, F)
-        Weights of the F features; the axes h and w are reversed, as kernels expect.
+        Weights of the F features of h x w pixels; the axes h and w are reversed, as kernels expect.
     seed : int
         Seed of the random orders in which pixels are updated.
     n_sweeps : int
@@ -47,7 +47,7 @@ class Decoder:
 
     @property
     def block_rows(self) -> int:
-        """Number of images per kernel call, from 1 to 256."""
+        """Number of images per kernel call, at most 256, so that they need up to `PART_BYTES` of memory."""
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
 
     @property
@@ -75,9 +75,10 @@ class Decoder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of features, and the number of pixels per row that did not converge.
 
-        The positions are uint8 (rows, HS, WS, F): 1 if feature f is at this position, else 0. First, features
-        are at all positions with positive log odds. Then features are added or removed one by one as long as
-        the posterior probability of the image increases. :meth:`beliefs` describes the parameters.
+        The positions are uint8 (rows, HS, WS, F): 1 if one of F features is at one of HS x WS positions.
+        First, features are at all positions with positive log odds. Then features are added or removed one by
+        one as long as the posterior probability of the image increases. :meth:`beliefs` describes the
+        parameters.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
@@ -149,8 +150,7 @@ class ReconstructionMap(DecoderMap):
 class BeliefMap(DecoderMap):
     """Log odds of the feature positions of each row, in nats, and last the share of converged pixels.
 
-    A pixel has converged if none of its belief-propagation messages changed in the last sweep over all
-    pixels.
+    A pixel has converged if no belief-propagation message of it changed in the last update of all pixels.
     """
 
     output_name: str = "beliefs"

@@ -88,7 +88,7 @@ class EvidenceLearner(Generic[State]):
     Attributes
     ----------
     forgetting : float
-        Share of the earlier evidence that remains after a minibatch.
+        Share of earlier changes of the log odds that remains after a minibatch.
     batch_rows : int
         Number of images of a minibatch.
     patience : int
@@ -115,7 +115,7 @@ class EvidenceLearner(Generic[State]):
         stats["weight"][...] += 1 - share
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
-        """Return the state after a step: log odds move towards ``first``, plus the evidence of all chains."""
+        """Return the state after a step: log odds move to ``first``, plus the evidence of all minibatches."""
         decay = self.forgetting ** int(stats["minibatches"])
         scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
         beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
@@ -175,8 +175,8 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
     @property
     def requirements(self) -> BlockRequirements:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
-        # Bytes per image of a chain (block of rows): log odds and random orders of the pixels, and
-        # intermediate arrays.
+        # Bytes per image of a block of rows: log odds and random orders of the pixels, and intermediate
+        # arrays.
         each = 20 * self.layer.n_pixels
         return BlockRequirements(scratch=(images + 64 * self.layer.n_weights, each))
 
@@ -269,11 +269,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Return the state with the compression of the validation rows, from their pixel counts ``stats``.
-
-        The compression is the bits of a description by features, divided by the bits of the images; a smaller
-        compression is better.
-        """
+        """Return the state with the compression of the validation rows; ``stats`` are their pixel counts."""
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state

@@ -1,8 +1,9 @@
 """Learning of networks of several layers: online, or in batches with stored messages.
 
-Both ways use Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016). It
-updates belief-propagation messages by a pass down from the class layer to the pixels and a pass up from the
-pixels to the class layer. The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list the steps.
+Both ways use Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016). The
+algorithm updates belief-propagation messages by a pass down from the class layer to the pixels and a pass up
+from the pixels to the class layer. The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list
+the steps.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .templates import TemplateCounts
 # A fit has converged if no weight changed the sign of its log odds in this number of consecutive passes over
 # all images. The error often oscillates and then drops suddenly, so a few passes are not enough.
 SETTLED_PASSES = 20
-# Fields of `LayerMessages` that are stored without zeros. Most entries of these fields are 0: messages of
-# unknown pixels, and messages to weights that are off.
+# Fields of `LayerMessages` that are stored without zeros, because most of their entries are 0:
+# belief-propagation messages of unknown pixels, and messages to weights that are off.
 _SPARSE = ("to_s", "to_w", "held")
 
 
@@ -68,10 +69,11 @@ StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
 class StoredLeaf(TypedDict):
     """Data of a leaf (a fixed range of images) that is stored after each visit (update of its messages).
 
-    ``layers`` has the messages of each layer, by the number of the layer. ``passes`` and ``visited`` are the
-    numbers of passes of all visits and of the last visit. ``templates`` has the best template of each image,
-    and ``moved`` is the number of images whose best template changed in the last visit. ``change`` is the
-    change of the log odds of weights by the last visit, in units of 1/256 nat.
+    ``layers`` has the belief-propagation messages of each layer, by the number of the layer. ``passes`` and
+    ``visited`` are the numbers of passes of all visits and of the last visit. ``templates`` has the best
+    template (top feature) of each image, and ``moved`` is the number of images whose best template changed in
+    the last visit. ``change`` is the change of the log odds of weights by the last visit, in units of 1/256
+    nat.
     """
 
     layers: dict[str, StoredLayer]
@@ -89,8 +91,8 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
     A task learns a sequence of minibatches (a chain), one after another. The algorithm is from section 4.2 of
     Lázaro-Gredilla et al. (2016):
 
-    1. Create the initial messages for the images of the minibatch. If all images are labelled, only the
-       templates of each image's class get messages.
+    1. Create the initial belief-propagation messages for the images of the minibatch. If all images are
+       labelled, only the templates (features of the top layer) of each image's class get messages.
     2. Update the messages by ``inner_iterations`` passes down and up over the minibatch. Each pass changes
        the log odds of the weights.
     3. Discard the messages. Their changes of the log odds remain.
@@ -141,7 +143,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
             # A template (feature of the top layer) of another class cannot be on, so a labelled image needs
-            # no messages for it.
+            # no belief-propagation messages for it.
             if own_class_only := y is not None and bool((y >= 0).all()):
                 by_class = np.argsort(y, kind="stable")
                 x, y = x[by_class], y[by_class]
@@ -190,13 +192,14 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
 class BatchNetworkLearner(OnlineNetworkLearner):
     """Batch learning of several layers (a `scalelatent.contract.learners.StoredRangeLearner`).
 
-    The algorithm is Algorithm 1 of Lázaro-Gredilla et al. (2016). The run folder stores the messages of all
-    images. A leaf is a fixed range of images, and a visit updates the messages of one leaf:
+    The algorithm is Algorithm 1 of Lázaro-Gredilla et al. (2016). The run folder stores the
+    belief-propagation messages of all images. A leaf is a fixed range of images, and a visit updates the
+    messages of one leaf:
 
     1. Load the messages of the leaf, or create the initial messages. If all images of the leaf are labelled,
-       sort them by class; the templates of other classes then need no messages.
+       sort them by class; the templates (top features) of other classes then need no messages.
     2. Run a pass down from the class layer to the pixels. This pass changes messages, but not the log odds of
-       weights. The first visit skips it.
+       weights. The first visit has no pass down.
     3. Run a pass up from the pixels to the class layer. This pass changes messages and log odds of weights.
     4. Store the messages without their zeros, the best template of each image, and the change of the log
        odds.
@@ -224,9 +227,9 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk, before
-        # and after the update, and twice as bytes to write. The arrays that include zeros are released before
-        # the write.
+        # A visit (update of the messages of a range of images, a leaf) holds these messages up to five times:
+        # as read from disk, before and after the update, and twice as bytes to write. The arrays that include
+        # zeros are released before the write.
         each = 5 * stored_bytes(self.net, self.all_labelled)
         return BlockRequirements(scratch=(48 * self.net.n_weights, each), unlabelled=True)
 
@@ -239,8 +242,8 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     def start(self, restart: int = 0) -> LayeredState:
         """Return the state before the first step.
 
-        The log odds are rounded to multiples of 1/256 nat. All changes by messages are also multiples of
-        1/256 nat, so the sums are exact.
+        The log odds are rounded to multiples of 1/256 nat. All changes by belief-propagation messages are
+        also such multiples, so the sums are exact.
         """
         first = self.net.first_beliefs(restart)
         return LayeredState(from_units(to_units(first)), first)
@@ -287,7 +290,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         stats["passes"][...] += len(new["templates"]) * new["visited"]
 
     def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
-        """Return the record of an epoch, with the number of images whose best template changed."""
+        """Return the record of an epoch, with the number of images that changed their best top feature."""
         moved = state.moved if state.rows else max(0, state.last_moved)
         return super().summary(state) | {"rows_moved": moved}
 
@@ -296,7 +299,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: add the changes from all visited leaves to the log odds."""
+        """Return the state after a step: log odds get the changes by all leaves (ranges of images)."""
         beliefs = state.beliefs + stats["evidence"]
         check_network_overflow(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         passes, moved = round(float(stats["passes"]) / n_rows), state.moved + int(stats["moved"])
@@ -304,7 +307,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
 
 def read_labels(net: Hierarchy, block: Block) -> np.ndarray | None:
-    """Return the class of each row of a block, below 0 if unknown; None if templates are clusters."""
+    """Return the class of each row of a block, below 0 if unknown; None if the network has no classes."""
     return None if net.classes is None else block.y
 
 
@@ -343,7 +346,7 @@ def row_bytes(net: Hierarchy, own_class_only: bool = False) -> int:
 
 
 def stored_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
-    """Return the bytes of the stored messages of an image: an upper bound, exact if no message is 0."""
+    """Return the bytes of an image's stored belief-propagation messages, an upper bound if some are 0."""
     own_class_only = all_labelled and net.classes is not None
     bits = sum(entries for name, entries, _ in _list_arrays(net, own_class_only) if name in _SPARSE)
     return row_bytes(net, own_class_only) + bits // 8 + 1
@@ -356,9 +359,6 @@ def _list_arrays(net: Hierarchy, own_class_only: bool) -> list[tuple[str, int, i
 
 
 def check_network_overflow(net: Hierarchy, units: np.ndarray) -> None:
-    """Raise a DivergenceError if log odds of weights are too large for exact int32 sums.
-
-    ``units`` are the log odds of the weights of all layers, in units of 1/256 nat.
-    """
+    """Raise a DivergenceError if log odds ``units`` of weights (1/256 nat) could overflow int32 sums."""
     for level, (layer, w) in enumerate(zip(net.layers, net.split(units), strict=True), 1):
         layer.check_overflow(w, level, "damping, or raise p01 and p10")

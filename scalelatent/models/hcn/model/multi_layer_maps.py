@@ -1,4 +1,4 @@
-"""Outputs of a network of several layers for each row: template scores, class scores, reconstructions."""
+"""Outputs of a network of several layers for each row: scores of top features and classes, images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class FixedNetwork:
     Attributes
     ----------
     net : Hierarchy
-        Network with a class for each template. If templates are clusters, each cluster is a class.
+        Network with a class for each template (top feature). If templates are clusters, each cluster is a
+        class.
     beliefs : ndarray of float64, shape (weights,)
         Log odds of the weights of all layers.
     """
@@ -35,12 +36,12 @@ class FixedNetwork:
 
     @cached_property
     def weights(self) -> list[np.ndarray]:
-        """Weights of each layer, bool (channels, h, w, F)."""
+        """Weights of each layer, bool (channels, height, width of a feature, features)."""
         return [part > 0 for part in self.net.split(self.beliefs)]
 
     @property
     def n_classes(self) -> int:
-        """Number of classes, or of clusters."""
+        """Number of classes, or of clusters if there are no labels."""
         assert self.net.classes is not None
         return max(self.net.classes) + 1
 
@@ -50,7 +51,7 @@ class FixedNetwork:
         return BlockRequirements(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
-        """Return the score of each template at each position, float64 (rows, templates, HS, WS), in nats.
+        """Return the score of each template at each of HS x WS positions, (rows, templates, HS, WS), in nats.
 
         Templates are the features of the last layer. In images of the size of the fit they have one position:
         HS = WS = 1.
@@ -59,7 +60,7 @@ class FixedNetwork:
         return self.net.forward(self.weights, pixels, backend)[-1][1] / UNITS_PER_NAT
 
     def class_scores(self, backend: Backend, block: Block) -> np.ndarray:
-        """Return the score of the best template of each class at each position, (rows, HS, WS, classes)."""
+        """Return the best score of each class's templates at HS x WS positions, (rows, HS, WS, classes)."""
         scores = self.scores(backend, block)
         best = [scores[:, self.net.templates_of(code)].max(axis=1) for code in range(self.n_classes)]
         return np.stack(best, axis=-1)
@@ -118,7 +119,7 @@ class ClassMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class CompletionMap(NetworkMap):
-    """Images reconstructed by messages up to the classes and down to the pixels, for each row (a RowMap).
+    """Images reconstructed by belief propagation up to the classes and down to the pixels (a RowMap).
 
     Attributes
     ----------

@@ -4,9 +4,9 @@ The algorithm is Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositi
 
 A leaf is a fixed, contiguous range of images. One file per leaf stores the last belief-propagation messages
 of the pixels of its images. A visit loads the messages of one leaf, updates them once or a few times, and
-stores the new messages. It starts from the log odds of the weights W at the end of the last step, and returns
-by how much the messages of the leaf change these log odds. A step visits several leaves in parallel, and adds
-their changes to the log odds.
+stores the new messages. The visit starts from the log odds of the weights W at the end of the last step, and
+returns by how much the messages of the leaf change these log odds. A step visits several leaves in parallel,
+and adds their changes to the log odds.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def visit_leaves(
 ) -> list[tuple[LeafMessages, np.ndarray]]:
     """Return updated messages of several leaves (ranges of images), after at most ``n_sweeps`` sweeps.
 
-    A sweep updates the messages of all pixels once; the sweeps end early if no message changes. The leaves
-    share the kernel calls, and each leaf gets the same result as in a call for this leaf alone.
+    A sweep updates the belief-propagation messages of all pixels once; the sweeps end early if no message
+    changes. The leaves share the kernel calls, and each leaf gets the same result as in a call for this leaf
+    alone.
 
     Parameters
     ----------
@@ -102,7 +103,8 @@ def visit_leaves(
     evidence : ndarray of int32, shape (leaves, images, channels, height, width)
         Log odds of the pixels, in units of 1/256 nat.
     beliefs : ndarray of int32, shape (channels, h, w, F)
-        Log odds of the weights W in units of 1/256 nat, including the messages of these leaves.
+        Log odds of the weights W of F features of h x w pixels, in units of 1/256 nat, including the messages
+        of these leaves.
     first_rows : sequence of int
         Row number of the first image of each leaf. The order of the pixels is a function of the seed, the
         number of the sweep and this row number.
@@ -112,7 +114,8 @@ def visit_leaves(
     Returns
     -------
     list of (LeafMessages, ndarray of int32)
-        For each leaf the new messages, and the change of the log odds of the weights, (channels, h, w, F).
+        For each leaf the new messages, and the change of the log odds of the weights in the shape of
+        ``beliefs``.
     """
     xp, before, rows = backend.xp, leaves[0].sweeps, np.array(first_rows)
     evidence, w = xp.asarray(evidence), xp.asarray(np.stack([beliefs] * len(leaves)))
@@ -159,7 +162,7 @@ class LeafState(EvidenceState):
 class StoredFeatureLeaf(TypedDict):
     """Stored data of a leaf (range of images): fields of `LeafMessages`, and change of the log odds of W.
 
-    The last update of the messages of the leaf caused the change, int32 (channels, h, w, F), in 1/256 nat.
+    The last update of the belief-propagation messages of the leaf caused the change, in units of 1/256 nat.
     """
 
     messages: dict[str, Any]
@@ -171,8 +174,8 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     """Batch learning of one layer (a :class:`~scalelatent.contract.learners.StoredRangeLearner`).
 
     The algorithm is Algorithm 1 of Lázaro-Gredilla et al. (2016). A leaf is a fixed range of images. A sweep
-    updates the messages of all pixels of a leaf once. A visit loads the stored messages of a leaf, runs one
-    or several sweeps, and stores the new messages.
+    updates the belief-propagation messages of all pixels of a leaf once. A visit loads the stored messages of
+    a leaf, runs one or several sweeps, and stores the new messages.
 
     Attributes
     ----------
@@ -194,8 +197,9 @@ class BatchFeatureLearner(OnlineFeatureLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk, before
-        # and after the update, and twice as bytes to write. It also holds random orders of the pixels.
+        # A visit (update of the messages of a range of images, a leaf) holds these messages up to five times:
+        # as read from disk, before and after the update, and twice as bytes to write. A visit also holds
+        # random orders of the pixels.
         each = 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels
         return BlockRequirements(scratch=(48 * self.layer.n_weights, each))
 
@@ -221,8 +225,8 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     ) -> list[StoredFeatureLeaf]:
         """Update the belief-propagation messages of leaves (ranges of images); return the data to store.
 
-        Leaves with equal numbers of images and of earlier sweeps share kernel calls. The messages of a leaf
-        stay unchanged after ``max_sweeps`` sweeps.
+        Leaves with equal numbers of images and of earlier sweeps (updates of all pixels) share kernel calls.
+        The messages of a leaf stay unchanged after ``max_sweeps`` sweeps.
         """
         state, backend = prepared
         beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over one block of rows.
 BLOCK_BYTES = 2**25
-# Score of a template to which an image must not be assigned, below the scores of all other templates.
+# Score of a template (top feature) to which an image must not be assigned; all other scores are larger.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
@@ -46,8 +46,8 @@ def list_template_classes(n_classes: int, per_class: int) -> tuple[int, ...]:
 def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
     """Return the class of each template, so that each class has at most ``per_class`` templates.
 
-    ``counts`` (classes, templates) has the number of rows of each class whose best template is this one. The
-    numbers are visited from the largest to the smallest. A number assigns its class to its template if the
+    ``counts`` (classes, templates) has the number of rows of each class whose best template (top feature) is
+    this one. Going from the largest number to the smallest, a number assigns its class to its template if the
     template has no class yet and the class has room for one more template.
     """
     classes, room = np.full(counts.shape[1], -1), np.full(len(counts), per_class)
@@ -77,7 +77,7 @@ class ForwardReduction:
 
 @dataclass(frozen=True)
 class TemplateCounts(ForwardReduction):
-    """Counts of rows by class and best template, which is the one with the largest score (a Reduction).
+    """Counts of rows by class and best template (top feature with the largest score), a Reduction.
 
     Rows without a class are not counted. A weight is on if its log odds are positive: those of the learner's
     state during learning, otherwise ``beliefs``.
@@ -196,7 +196,7 @@ class TemplateEvidence(ForwardReduction):
         return among, allowed[among]
 
     def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the log odds of the weights of all layers in nats, after the templates have changed.
+        """Return the log odds of the weights of all layers in nats, with new values for the top layer.
 
         The new log odds of a template are its initial log odds in ``first`` plus its sums in ``stats``. A
         template without any positive log odds would be unused, so it keeps its earlier log odds.
@@ -210,10 +210,7 @@ class TemplateEvidence(ForwardReduction):
 
 
 def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices in ``numbers``, and in ``rows``, of the row numbers that are in both arrays.
-
-    ``numbers`` are sorted.
-    """
+    """Return the indices in sorted ``numbers``, and in ``rows``, of row numbers that are in both arrays."""
     if not len(numbers):
         return np.empty(0, int), np.empty(0, int)
     where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
@@ -224,11 +221,11 @@ def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def choose_first_images(
     net: Hierarchy, numbers: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted row numbers of the images from which templates start, and the template of each image.
+    """Return the sorted row numbers of the images with which templates start, and each image's template.
 
-    ``numbers`` are row numbers in random order, and ``codes`` are the classes of these rows, below 0 for no
-    class. The first rows of each class are chosen, one for each template of the class. Without classes, the
-    first rows are chosen, one for each template.
+    Templates are the features of the top layer. ``numbers`` are row numbers in random order, and ``codes``
+    are the classes of these rows, below 0 for no class. The first rows of each class are chosen, one for each
+    template of the class. Without classes, the first rows are chosen, one for each template.
     """
     if net.classes is None:
         chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))

@@ -59,8 +59,8 @@ def _toggle(
 ) -> None:  # fmt: skip
     """Add feature ``f`` at the position (r, c) if ``count`` is 1, or remove it if ``count`` is -1.
 
-    ``layers`` is the number of features that cover each pixel, and ``gains`` the sum of the log odds of the
-    pixels that only a new feature would cover. Both are updated.
+    ``layers`` is the number of features that cover each pixel. Update ``layers``, and update ``gains``, the
+    sum of log odds of pixels that only a new feature would cover.
     """
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):

@@ -43,10 +43,10 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
 def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Summarize the messages ``down`` that pools send to each pixel of row ``y``.
+    """Summarize ``down``, the belief-propagation messages of pools to the pixels of row ``y``.
 
-    For each pixel, write the sum of the positive messages to ``total``, and the two largest messages to
-    ``first`` and ``second``.
+    A pool can shift into several pixels. For each pixel, write the sum of the positive messages to ``total``,
+    and the two largest messages to ``first`` and ``second``.
     """
     total[:], first[:], second[:] = _0, _OFF_IMAGE, _OFF_IMAGE
     for d in range(down.shape[0]):
@@ -61,7 +61,7 @@ def _sum_messages(
 
 @subkernel
 def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
-    """Write to ``up`` the messages of pixels, each an OR of pools, to the pools that can shift into them."""
+    """Write to ``up`` the belief-propagation messages of pixels to the pools that can shift into them."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
         _sum_messages(down, side, y, total, first, second)
@@ -80,7 +80,7 @@ def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray,
 def _find_best_shifts(
     up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write for each pool of row ``y`` the two largest sums of message and log prior among its shifts."""
+    """Write for each pool of row ``y`` the two largest sums of message ``up`` and log prior of its shifts."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -162,8 +162,8 @@ def _pass_trees_down(
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
                 total = _summarize_off(tree, (_POOL_FLOOR,), _NO_DAMPING)
-                # The sum of positive messages is 0 if no pair (position, weight) is on; the result is then
-                # the largest message.
+                # The sum of positive messages of the pairs (position, weight) is 0 if no pair is on; the
+                # result is then the largest message.
                 if total == _0:
                     total = _summarize_on(tree, (_POOL_FLOOR,), _NO_DAMPING)[0]
                 flat[pixel] = _clip(total)
@@ -193,14 +193,14 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Update ``evidence``, messages of pools to pixels; `reference.pass_pools_up` describes the arrays."""
+    """Update ``evidence``, messages of pools to the pixels that they shift; see `reference.pass_pools_up`."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
 def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Return the messages down to the pixels; update ``down``, the messages of pools to pixels.
+    """Return the belief-propagation messages to shifted pixels; update ``down``, those of the pools.
 
     A pixel is the OR of the pools that can shift into it. Pools and pixels exchange messages once, and then
     ``rounds`` more times. `reference.pass_pools_down` describes the other arrays.
@@ -211,7 +211,7 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of features down to pixels, for weights that a fit still learns."""
+    """Return belief-propagation messages of features down to pixels, for weights that a fit still learns."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
@@ -220,7 +220,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
 
 
 def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of features down to pixels, for fixed weights and after one pass up."""
+    """Return belief-propagation messages of features down to pixels, for fixed weights after one pass up."""
     first, total = np.full(evidence.shape, _OFF_IMAGE), np.zeros(evidence.shape, np.int32)
     _pass_features_down(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
     made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_POOL_FLOOR))

@@ -1,9 +1,9 @@
 """Message updates of the AND-OR tree of one pixel, as LLVM vector instructions.
 
 A pixel is the OR of its pairs, and a pair is the AND of a feature position (array S) and a weight (array W).
-The pairs of a pixel are in a few contiguous rows of equal length. Each pair sends a message to the OR, which
-is called the value of the pair, and the OR sends the message g back to the pair. The sign of the log odds b
-of the pixel decides which of two simple formulas gives g:
+The pairs of a pixel are in a few contiguous rows of equal length. In belief propagation, each pair sends a
+message, its value, to the OR, and the OR sends a message g back to the pair. The sign of the log odds b of
+the pixel decides which of two simple formulas gives g:
 
 - b < 0: g = min(0, b + sum of the positive values of the other pairs). A value adds at most |b| to the sum,
   so the int32 sum is exact for trees of any size.
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 _BITS = ir.IntType(LANES)  # type of an integer with one bit per SIMD lane
 # Log odds of SIMD lanes beyond the last pair of a row, in units of 1/256 nat; the sum of two fits int32.
 BELIEF_OUTSIDE = -(2**29)
-# Flags of a row of pairs (feature position, weight) that are contiguous in memory. A row with the flag HELD
-# has nonzero messages to weights. A row with the flag LIVE has a position whose log odds are large enough to
-# change the result.
+# Flags of a row of pairs (feature position, weight). A row with the flag HELD has nonzero messages to
+# weights. A row with the flag LIVE has a position whose log odds are large enough to change the result.
 HELD, LIVE = 1, 2
 
 Values = list[ir.Value]
@@ -50,8 +49,8 @@ Values = list[ir.Value]
 class _VectorCode(Vectors):
     """Emitter of the vector instructions for the two passes over the pairs of a pixel.
 
-    A pair is a feature position and a weight that together turn on the pixel. Stored messages are int16, or
-    int32 if ``wide``.
+    A pair is a feature position and a weight that together turn on the pixel. Stored belief-propagation
+    messages are int16, or int32 if ``wide``.
     """
 
     def __init__(self, builder: ir.IRBuilder, wide: bool) -> None:
@@ -60,11 +59,11 @@ class _VectorCode(Vectors):
         self.stored_bytes = 4 if wide else 2
 
     def widen(self, raw: ir.Value) -> ir.Value:
-        """Convert stored messages (int16 or int32) to int32."""
+        """Convert stored belief-propagation messages (int16 or int32) to int32."""
         return raw if self.wide else self.b.sext(raw, self.ints)
 
     def narrow(self, messages: ir.Value) -> ir.Value:
-        """Convert int32 messages to the type of stored messages (int16 or int32)."""
+        """Convert int32 belief-propagation messages to the type of stored messages (int16 or int32)."""
         return messages if self.wide else self.b.trunc(messages, self.stored_type)
 
     def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -76,7 +75,7 @@ class _VectorCode(Vectors):
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
     def pair_message(self, s: ir.Value, w: ir.Value) -> ir.Value:
-        """Return the messages of pairs to the OR, from log odds ``s`` of positions and ``w`` of weights."""
+        """Return the messages of pairs (position AND weight) to their OR, from log odds ``s`` and ``w``."""
         return self.min(self.b.add(s, w), self.min(s, w))
 
     def to_bits(self, mask: ir.Value) -> ir.Value:
@@ -118,7 +117,7 @@ class _VectorCode(Vectors):
 
 
 class _Pairs:
-    """One SIMD vector of pairs (feature position, weight): their log odds and stored messages.
+    """One SIMD vector of pairs (feature position, weight): log odds and belief-propagation messages.
 
     In all methods, ``which`` is 0 for the positions of the pairs, and 1 for the weights. A row is a
     contiguous group of pairs; ``spots`` are the addresses of its positions, of its weights, and of the stored
@@ -154,7 +153,7 @@ class _Pairs:
         return self._found[which]
 
     def old_messages(self, which: int) -> ir.Value | None:
-        """Load the messages of the last update of the pixel; return None if messages are not stored."""
+        """Load the belief-propagation messages that the pixel sent last; return None if none are stored."""
         if 2 + which >= len(self._spots):
             return None
         return self.code.widen(self._load_stored(which))
@@ -165,12 +164,12 @@ class _Pairs:
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Return log odds of positions or weights minus the stored messages that this pixel sent to them."""
+        """Return log odds minus the message of this pixel, the cavity log odds of belief propagation."""
         belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
     def send(self, new: dict[int, ir.Value]) -> Values:
-        """Replace the messages of the pixel to the pairs by ``new``, and update the log odds of the pairs.
+        """Replace the belief-propagation messages of the pixel by ``new``, and update the log odds of pairs.
 
         Key 0 of ``new`` has the messages to the positions, and key 1 the messages to the weights.
 
@@ -196,7 +195,8 @@ class _Pairs:
                 moved = b.or_(moved, self._find_nonzero(change))
             return [moved, find_held()]
 
-        # After some updates of all pixels few messages change, so most vectors need no writes to memory.
+        # After some updates of all pixels few belief-propagation messages change, so most vectors need no
+        # writes to memory.
         bits = functools.reduce(b.or_, (self._find_nonzero(change) for change in changes.values()))
         return code.branch(code.any(bits), write_changes, before=[_BITS(0), find_held()])
 
@@ -229,9 +229,9 @@ class _Pairs:
 class _Tree:
     """Emitter of loops over the rows of one pixel: contiguous groups of pairs (feature position, weight).
 
-    ``tree`` has LLVM values: the number of rows, the pairs per row, the bytes from one row to the next in
-    S and in W, and the addresses of the first position, the first weight, the first stored messages, and the
-    flag byte of the first row.
+    ``tree`` has LLVM values: the number of rows, the pairs per row, the bytes from one row to the next in S
+    and in W, and the addresses of the first position, the first weight, the first stored belief-propagation
+    messages, and the flag byte of the first row.
     """
 
     def __init__(self, code: _VectorCode, tree: Values) -> None:
@@ -250,8 +250,8 @@ class _Tree:
     def loop_rows(self, start: Values, body: Callable[[Values, ir.Value, Values], Values]) -> Values:
         """Emit a loop over the rows (contiguous groups of pairs); return the values after the last row.
 
-        Each row sets values = body(addresses of the first position, weight and stored messages of the row,
-        address of the flags of the row, values). The values before the first row are ``start``.
+        Each row sets values = body(addresses of the first position, weight and belief-propagation messages of
+        the row, address of the flags of the row, values). The values before the first row are ``start``.
         """
         code, b, n = self.code, self.code.b, len(self.spots)
 
@@ -272,7 +272,7 @@ class _Tree:
         """Emit a loop over the SIMD vectors of pairs of a row; return the values after the last vector.
 
         Each vector sets values = body(pairs, values); the values before the first vector are ``start``.
-        ``spots`` are the addresses of the first position, weight and stored messages of the row.
+        ``spots`` are the addresses of the first position, weight and belief-propagation messages of the row.
         """
         code = self.code
 
@@ -299,7 +299,8 @@ def _make_function(
     """Return a numba function whose body is the LLVM code that ``emit`` emits.
 
     The arguments of the function are a tuple of addresses and sizes (see `_Tree`), a tuple of ``n_numbers``
-    int32 numbers, and the damping (float32). ``n_stored`` is the number of stored messages per pair.
+    int32 numbers, and the damping (float32). ``n_stored`` is the number of stored belief-propagation messages
+    per pair (feature position, weight).
     """
     n_tree = 7 + n_stored
     arguments = (types.UniTuple(types.int64, n_tree), types.UniTuple(types.int32, n_numbers), types.float32)
@@ -328,9 +329,9 @@ def _make_function(
 def _make_first_pass(on: bool, n_stored: int) -> PassEmitter:
     """Return the function that emits the first pass, which skips pairs that cannot change the result.
 
-    A pair is a feature position and a weight that together turn on the pixel. The pass returns the sum of the
-    positive values of the pairs, or if ``on`` (log odds of the pixel above 0) the two largest values.
-    ``n_stored`` is the number of stored messages per pair.
+    A pair is a feature position and a weight that together turn on the pixel; its value is its message to the
+    pixel. The pass returns the sum of the positive values, or if ``on`` (log odds of the pixel above 0) the
+    two largest values. ``n_stored`` is the number of stored messages per pair.
     """
 
     def emit(code: _VectorCode, tree: _Tree, numbers: Values, _: ir.Value) -> ir.Value:
@@ -368,7 +369,7 @@ def _make_first_pass(on: bool, n_stored: int) -> PassEmitter:
 
 
 def _make_second_pass(on: bool, n_stored: int) -> PassEmitter:
-    """Return the function that emits the second pass, which sends messages to all pairs of a pixel.
+    """Return the function that emits the second pass, which sends a pixel's messages to all its pairs.
 
     A pair is a feature position and a weight that together turn on the pixel. The pass returns true if a
     stored message changed. ``n_stored`` is the number of stored messages per pair. If ``n_stored`` is 1, the
@@ -378,9 +379,10 @@ def _make_second_pass(on: bool, n_stored: int) -> PassEmitter:
     def emit(code: _VectorCode, tree: _Tree, numbers: Values, damping: ir.Value) -> ir.Value:
         b, zero = code.b, code.integer(0)
         x, y, z = (code.spread(number) for number in numbers)
-        # The three numbers give the message g of the OR to a pair (see the module docstring). If ``on``, g is
-        # y for the pairs with the largest value z, and x for all other pairs. If not ``on``, x is -(b + sum
-        # of the positive values of all pairs) and y is -b; then g is -max(0, x + min(max(value, 0), y)).
+        # The three numbers give the message g of the OR to a pair (position, weight): see the module
+        # docstring. If ``on``, g is y for the pairs with the largest value z, and x for all other pairs. If
+        # not ``on``, x is -(b + sum of the positive values of all pairs) and y is -b; then g is -max(0, x +
+        # min(max(value, 0), y)).
         most = x if on else code.max(x, zero)
         damping = code.spread(damping) if n_stored == 2 else None
 
