@@ -351,8 +351,8 @@ def make_leaf_order(
             return order
         if given is not None:
             raise DataError(
-                f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {smallest}: leaves "
-                f"of fewer than {MIN_LEAF_ROWS} images learn independently of each other; set another "
+                f"{n_rows} images would be {count_leaves(order)} ranges (leaves), one of only {smallest}: "
+                f"ranges of fewer than {MIN_LEAF_ROWS} images learn independently of each other; set another "
                 "[engine] leaf_rows, or online=True"
             )
         rows += 1

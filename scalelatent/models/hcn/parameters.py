@@ -308,7 +308,7 @@ def _check_combinations(model: HierarchicalCompositionalNetwork) -> None:
     if several and model.n_restarts != 1:
         raise ValueError(
             f"n_restarts={model.n_restarts} is set, but restarts are compared by compression, which networks "
-            "with templates do not have: remove n_restarts (a fit that does not settle starts again anyway)"
+            "with templates do not have: remove n_restarts (a fit that does not converge starts again anyway)"
         )
 
 

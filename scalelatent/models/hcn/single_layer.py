@@ -130,11 +130,11 @@ def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> N
     moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
     if moved > MAX_MOVED_SHARE:
         warn_user(
-            f"messages of {moved:.0%} of the pixels still moved in the last sweep: give more sweeps "
+            f"messages of {moved:.0%} of the pixels still changed in the last sweep: give more sweeps "
             "(n_epochs), or a damping below 1"
         )
     elif found.rows >= MIN_ROWS_TO_WARN and not found.at_rest:
         warn_user(
-            f"none of {found.rows} images came to rest in {DECODE_SWEEPS} sweeps under the learned features: "
+            f"none of {found.rows} images converged in {DECODE_SWEEPS} sweeps with the learned features: "
             "raise p01 and p10 (the images are noisier than these values), or give more features"
         )

@@ -203,7 +203,7 @@ class FeatureLayer:
         feature = int(largest.argmax())
         if largest[feature] >= BELIEF_LIMIT:
             raise DivergenceError(
-                f"layer {level}: beliefs in the weights of feature {feature} have reached "
+                f"layer {level}: log odds of the weights of feature {feature} have reached "
                 f"{largest[feature] / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is "
                 f"{BELIEF_LIMIT / UNITS_PER_NAT:,.0f}: lower {remedy}"
             )
