@@ -737,7 +737,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         PlaceBeliefs
-            Log odds, and convergence of the messages of each image, as arrays in memory.
+            Log odds, and convergence of belief propagation for each image, as arrays in memory.
         """
         check_is_fitted(self)
         found = self._map(X, "beliefs")

@@ -125,7 +125,7 @@ class SingleLayer:
 
 
 def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> None:
-    """Warn if most messages changed in the last update of all pixels, or if no image converged."""
+    """Warn if most belief-propagation messages changed in the last update, or if no image converged."""
     state = found.state
     moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
     if moved > MAX_MOVED_SHARE:

@@ -249,8 +249,8 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 def move_to_targets(messages: np.ndarray) -> np.ndarray:
     """Move the messages of pools, one for each shift, to the indices of the pixels into which they shift.
 
-    Each pixel has a pool, which can shift the pixel. ``messages`` and the result have the shape (…, shifts,
-    H, W). A pixel that no pool reaches by a shift gets the value ``OFF_IMAGE``.
+    Each of H x W pixels has a pool, which can shift the pixel. ``messages`` and the result have the shape (…,
+    shifts, H, W). A pixel that no pool reaches by a shift gets the value ``OFF_IMAGE``.
     """
     out, (height, width) = np.full(messages.shape, OFF_IMAGE, np.int64), messages.shape[-2:]
     for d, (dy, dx) in enumerate(list_shifts(messages.shape[-3])):
@@ -270,9 +270,9 @@ def move_to_sources(messages: np.ndarray) -> np.ndarray:
 def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Return belief-propagation messages from the OR of each pixel up to pools that can shift into it.
 
-    The result is int64 (…, shifts, H, W), a message for each shift of each pool; the message is
-    ``OFF_IMAGE`` for a shift that leaves the image. ``down`` are the messages of the pools to the ORs, and
-    ``below`` (…, H, W) are the log odds of the pixels.
+    The result is int64 (…, shifts, H, W), a message for each shift of each pool; the message is ``OFF_IMAGE``
+    for a shift that leaves the image. ``down`` are the messages of the pools to the ORs, and ``below`` (…, H,
+    W) are the log odds of H x W pixels.
     """
     t = move_to_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
@@ -293,8 +293,8 @@ def pass_pools_up(
     Parameters
     ----------
     below : ndarray of int32, shape (images, channels, H, W)
-        Log odds of the shifted pixels, in units of 1/256 nat: the pixels of the image, or the messages to the
-        positions of the layer below.
+        Log odds of H x W shifted pixels, in units of 1/256 nat: the pixels of the image, or the messages to
+        the positions of the layer below.
     prior : ndarray of int32, shape (shifts, H, W)
         Log prior of each shift in units of 1/256 nat; OFF_IMAGE for a shift that leaves the image.
     down : ndarray of int32, shape (images, channels, shifts, H, W)
@@ -320,7 +320,7 @@ def pass_pools_down(
     Parameters
     ----------
     below, prior
-        Log odds of the shifted pixels, and log priors of shifts: see :func:`pass_pools_up`.
+        Log odds of H x W shifted pixels, and log priors of shifts: see :func:`pass_pools_up`.
     above : ndarray of int32, shape (images, channels, H, W)
         Messages of features to the pixels that they cover.
     down : array of int32, shape (images, channels, shifts, H, W)

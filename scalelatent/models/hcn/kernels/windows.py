@@ -15,8 +15,8 @@ def find_window(at: int, feature: int, places: int) -> tuple[slice, slice]:
     """Return the slices of the feature positions and of the weights that can turn on pixel ``at`` of an axis.
 
     ``feature`` is the length of a feature in pixels, and ``places`` the number of positions along the axis.
-    The weights of a feature are stored in reverse order, so that position i of the first slice and weight i
-    of the second slice are a pair.
+    The weights of a feature are stored in reverse order, so that position i of the first slice belongs to
+    weight i of the second slice.
     """
     first, last = max(0, at - feature + 1), min(places - 1, at)
     return slice(first, last + 1), slice(first - at + feature - 1, last - at + feature)

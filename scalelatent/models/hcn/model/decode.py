@@ -47,7 +47,7 @@ class Decoder:
 
     @property
     def block_rows(self) -> int:
-        """Number of images per kernel call, at most 256, so that they need up to `PART_BYTES` of memory."""
+        """Number of images per kernel call, at most 256, so that the images need up to `PART_BYTES`."""
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
 
     @property
@@ -150,7 +150,7 @@ class ReconstructionMap(DecoderMap):
 class BeliefMap(DecoderMap):
     """Log odds of the feature positions of each row, in nats, and last the share of converged pixels.
 
-    A pixel has converged if no belief-propagation message of it changed in the last update of all pixels.
+    A pixel has converged if none of its belief-propagation messages changed in the last update.
     """
 
     output_name: str = "beliefs"

@@ -74,7 +74,7 @@ class LearnerState:
     stale: int = 0
 
     def complete_step(self, beliefs: np.ndarray, n_rows: int) -> Self:
-        """Return the state after a step over ``n_rows`` images, whose result are the log odds ``beliefs``."""
+        """Return the state after a step over ``n_rows`` images that changed the log odds to ``beliefs``."""
         changed = self.changed + int(((beliefs > 0) != (self.beliefs > 0)).sum())
         return replace(self, beliefs=beliefs, changed=changed, steps=self.steps + 1, rows=self.rows + n_rows)
 

@@ -98,7 +98,7 @@ class LayerMessages:
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
-        """Return a copy with new messages ``above`` from the layer above, and with new log odds ``s``."""
+        """Return a copy with new belief-propagation messages ``above``, and with log odds ``s`` to match."""
         return replace(self, s=self.s + (above - self.above), above=above)
 
 
@@ -365,7 +365,7 @@ class Hierarchy:
         return found
 
     def _start_pools(self, below: np.ndarray) -> np.ndarray:
-        """Return first messages of pools (which shift) to pixels ``below``: their bound -``POOL_FLOOR``."""
+        """Return first messages of pools to pixels into which they can shift: the bound -``POOL_FLOOR``."""
         shape = *below.shape[:2], self.side**2, *below.shape[2:]
         return np.full(shape, -POOL_FLOOR, np.int32)
 

@@ -83,7 +83,7 @@ class FeatureLayer:
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the weights in kernels: (channels, h, w, features); the axes h and w are reversed."""
+        """Shape of weights in kernels: (channels, height, width, features), height and width reversed."""
         return self.image[0], *self.window, self.n_features
 
     @property

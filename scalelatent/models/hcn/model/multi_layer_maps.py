@@ -1,4 +1,4 @@
-"""Outputs of a network of several layers for each row: scores of top features and classes, images."""
+"""Outputs of a multi-layer network for each row: scores of templates (top layer) and classes, images."""
 
 from __future__ import annotations
 

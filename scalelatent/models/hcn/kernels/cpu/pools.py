@@ -1,4 +1,4 @@
-"""Messages through pools, which shift pixels, in numba; `kernels/reference.py` defines the results."""
+"""Belief-propagation messages through pools, which shift pixels, in numba; see `kernels/reference.py`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray,
 def _find_best_shifts(
     up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write for each pool of row ``y`` the two largest sums of message ``up`` and log prior of its shifts."""
+    """Write for each pool of row ``y`` the two largest sums of message ``up`` and log prior of a shift."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]

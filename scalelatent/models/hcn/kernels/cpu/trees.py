@@ -164,7 +164,7 @@ class _Pairs:
         return self._found[2 + which]
 
     def cavity(self, which: int) -> ir.Value:
-        """Return log odds minus the message of this pixel, the cavity log odds of belief propagation."""
+        """Return log odds minus the message that this pixel sent to them, as belief propagation needs."""
         belief, old = self.belief(which), self.old_messages(which)
         return belief if old is None else self.code.b.sub(belief, old)
 
