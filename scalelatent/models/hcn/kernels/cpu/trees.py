@@ -387,7 +387,7 @@ def _make_second_pass(on: bool, n_stored: int) -> PassEmitter:
         damping = code.spread(damping) if n_stored == 2 else None
 
         def compute_message(other: ir.Value, size: ir.Value) -> ir.Value:
-            """Return the message to the position from the weight, or the reverse; ``size`` is |g|."""
+            """Return the message to one input of a pair from the ``other`` input; ``size`` is |g|."""
             if on:
                 return code.min(code.max(b.add(other, size), zero), size)
             return b.sub(zero, code.min(code.max(other, zero), size))
