@@ -9,7 +9,7 @@ import numpy as np
 from common import write_png
 
 from scalelatent.generators.images import ImageSet
-from scalelatent.models.hcn.model.compression import bits
+from scalelatent.models.hcn.model.compression import count_bits
 
 FOUND = 0.9
 """A building block counts as found if its overlap with a feature is at least this."""
@@ -53,8 +53,10 @@ def compute_true_compression(images: ImageSet, n: int) -> float:
         places += n * (height - h + 1) * (width - w + 1)
     x, sent = images.rows(0, n)[0], images.features[kinds]
     errors = int((x != images.clean(0, n)).sum())
-    reported = bits(counts.sum(), places) + bits(sent.sum(), sent.size) + bits(errors, x.size)
-    return float(reported / bits(x.sum(), x.size))
+    reported = (
+        count_bits(counts.sum(), places) + count_bits(sent.sum(), sent.size) + count_bits(errors, x.size)
+    )
+    return float(reported / count_bits(x.sum(), x.size))
 
 
 def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:

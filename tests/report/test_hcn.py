@@ -13,13 +13,13 @@ from matplotlib.colors import to_rgb
 from scalelatent import Dataset, HierarchicalCompositionalNetwork
 from scalelatent.errors import DataError
 from scalelatent.generators.images import image_set
-from scalelatent.models.hcn.report import collect_parts, parts_numbers
+from scalelatent.models.hcn.report import collect_part_numbers, collect_parts
 from scalelatent.models.hcn.report_figures import (
     count_sign_changes,
-    plot_evidence,
     plot_features,
     plot_filled,
     plot_parts,
+    plot_weight_counts,
 )
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import ACCENT, COLORS, LINE, WARN
@@ -54,10 +54,10 @@ def test_page_names_the_sample_size_and_prefers_the_exact_score(tmp_path: Path) 
     evidence = collect_parts(model, data, sample_rows=50)
     assert evidence.sampled == 50
     run = RunFiles(locate(tmp_path), history=[])
-    assert "bits sent of 50 images" in dict(parts_numbers(run, model, evidence, "test")[0])
+    assert "bits sent of 50 images" in dict(collect_part_numbers(run, model, evidence, "test")[0])
     run.events = [{"event": "scored", "test_compression": 0.4321}]
-    assert dict(parts_numbers(run, model, evidence, "test")[0])["bits sent"] == "43.21 %"
-    assert "bits sent of 50 images" in dict(parts_numbers(run, model, evidence, "training")[0])
+    assert dict(collect_part_numbers(run, model, evidence, "test")[0])["bits sent"] == "43.21 %"
+    assert "bits sent of 50 images" in dict(collect_part_numbers(run, model, evidence, "training")[0])
 
 
 def test_images_are_decoded_as_the_model_does() -> None:
@@ -72,7 +72,7 @@ def test_images_are_decoded_as_the_model_does() -> None:
     half = np.linspace(0, 199, 100).astype(int)
     np.testing.assert_array_equal(evidence.filled.made, model.inpaint(X[:200], known)[half])
     wrong = (model.inpaint(X[:200], known)[half][:, 0] != X[half])[:, 12:].mean()
-    assert evidence.filled.wrong == pytest.approx((wrong, X[half][:, 12:].mean()))
+    assert evidence.filled.error_shares == pytest.approx((wrong, X[half][:, 12:].mean()))
 
 
 def test_pages_without_rows_or_of_other_rows(page_of: PageOf, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_figures_show_the_given_data() -> None:
         for p, seen, changed in ((1, 100, 8), (1, 200, 12), (2, 400, 6))
     ]
     assert count_sign_changes(records).tolist() == [8, 4, 3]
-    upper, lower = plot_evidence(records, before=50).axes
+    upper, lower = plot_weight_counts(records, warmup_images=50).axes
     assert upper.lines[0].get_xydata().tolist() == [[150, 3], [250, 3], [450, 3]]
     assert lower.lines[0].get_ydata().tolist() == [50, 50, 50]
     known = np.ones_like(image)
@@ -132,7 +132,7 @@ def test_figures_show_the_given_data() -> None:
     for wrong, words in (
         (lambda: plot_parts(empty, places[:0], weights, empty, empty), "no images"),
         (lambda: plot_filled(empty, empty, empty), "no images"),
-        (lambda: plot_evidence([{"pass": 1}]), "no record"),
+        (lambda: plot_weight_counts([{"pass": 1}]), "no record"),
     ):
         with pytest.raises(DataError, match=words):
             wrong()

@@ -13,13 +13,13 @@ from matplotlib.colors import to_rgb
 from scalelatent import Dataset, HierarchicalCompositionalNetwork
 from scalelatent.generators.images import image_set
 from scalelatent.models.hcn.report_figures import (
-    MOST_LINES,
-    direction_colors,
+    MAX_GRID_SIDE,
+    make_direction_colors,
     plot_edges,
     plot_samples,
     plot_templates,
 )
-from scalelatent.models.hcn.report_multi_layer import fill_halves, find_edges
+from scalelatent.models.hcn.report_multi_layer import complete_images, find_edges
 from scalelatent.report.style import COLORS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
@@ -45,21 +45,21 @@ def test_the_page_of_several_layers_has_all_sections(page_of: PageOf, labelled: 
     page, names = page_of(tmp_path, model, data)
     assert [name for name in names if name != "learning"] == PICTURES
     assert "4 features of 1 x 5 x 5 under 3 features of 4 x 2 x 2" in page
-    assert f"Images of each {'class' if labelled else 'cluster'} (lines)" in page
-    assert f"{100 * fill_halves(model, data).wrong[0]:.2f} %" in page
+    assert f"Images of each {'class' if labelled else 'cluster'} (rows)" in page
+    assert f"{100 * complete_images(model, data).error_shares[0]:.2f} %" in page
     assert "lower half was hidden" in page
 
 
 def test_hidden_halves_are_completed_by_the_model() -> None:
     model = fitted()
-    filled = fill_halves(model, Dataset.from_arrays(X[60:].reshape(100, -1)))
+    filled = complete_images(model, Dataset.from_arrays(X[60:].reshape(100, -1)))
     known = np.ones(X[60:].shape, bool)
     known[:, known.shape[1] // 2 :] = False
     np.testing.assert_array_equal(filled.images[:, 0], X[60:] == 1)
     np.testing.assert_array_equal(filled.given[:, 0], known)
     np.testing.assert_array_equal(filled.made, model.inpaint(X[60:], known))
     wrong = filled.made[:, 0][~known] != X[60:][~known]
-    assert filled.wrong == pytest.approx((wrong.mean(), X[60:][~known].mean()))
+    assert filled.error_shares == pytest.approx((wrong.mean(), X[60:][~known].mean()))
     assert 0 < wrong.mean() < 1
 
 
@@ -95,7 +95,7 @@ def test_edges_are_those_that_the_filters_find() -> None:
     assert edges.sum(axis=1).max() == 1
     np.testing.assert_array_equal(made, model.reconstruct(images[1:]))
     drawn = plot_edges(images, edges, made)
-    n, colors = len(images), direction_colors(8)
+    n, colors = len(images), make_direction_colors(8)
     assert len({tuple(color) for color in colors}) == 8
     picture = drawn.axes[n + 1].images[0].get_array()
     channel, y, x = np.argwhere(edges[1])[0]
@@ -114,10 +114,10 @@ def test_figures_show_the_given_data() -> None:
     assert tuple(pictures[5][0, 1]) == to_rgb(COLORS[2])
     assert sum(int((picture != 1).any(axis=2).sum()) for picture in pictures) == 1
     assert figure.axes[3].get_ylabel() == "1: class b"
-    many = np.zeros((MOST_LINES + 3, 2, 1, 1), bool)
+    many = np.zeros((MAX_GRID_SIDE + 3, 2, 1, 1), bool)
     many[3:] = True
     figure, drawn = plot_templates(many, [str(k) for k in range(len(many))])
-    assert drawn == (MOST_LINES, 2)
+    assert drawn == (MAX_GRID_SIDE, 2)
     assert figure.axes[0].get_ylabel() == "3: 3"
     images = np.zeros((2, 3, 1, 2, 2), bool)
     images[1, 0, 0, 1, 0] = True

@@ -44,17 +44,17 @@ from .fit import (
     Network,
     NetworkState,
     UniformWeightsWarning,
+    check_feature_sizes,
     check_images,
     check_rows,
-    check_windows,
     choose_image_shape,
+    find_last_state,
     fit_steps,
-    last_state,
-    log_layers,
     make_feature_layers,
     pack_mask,
     replace_nan,
     to_image_shape,
+    warn_small_features,
 )
 from .multi_layer import MultiLayer, build_multi_layer, known_classes, make_multi_layer, with_read_noise
 from .object_finder import ObjectFinder
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Arguments of `inpaint` that the row map needs: the mask of known pixels as bits (None: no mask), and the
-# class codes of the rows (None: all classes are unknown).
+# Arguments of `inpaint`: a mask with one bit per pixel, 1 if the pixel is known (None: there is no mask), and
+# the index of the class of each row, below 0 if unknown (None: all classes are unknown).
 InpaintArguments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -89,66 +89,72 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     A part (feature) is placed at some positions of an image. Overlapping features are joined by OR, and the
     pixels are observed through noise. The weights of features are binary latent variables. Learning sums the
-    evidence of the images for each weight and uses no gradients. With ``templates``, there is a layer above
-    the features: the pixels of a template are positions of features, and a pool may shift each of these
-    pixels. Each image has one template: one of the templates of its class, or without labels its cluster.
+    evidence of the images for each weight, as log odds, and uses no gradients. With ``templates``, there is a
+    layer above the features: the pixels of a template are positions of features, and a pool may shift each of
+    these pixels. Each image has one template: one of the templates of its class, or without labels its
+    cluster.
 
     Parameters
     ----------
     layers : list of (int, (int, int)) or (int, int), or None
-        Number of features and their (height, width), or side, for each layer from the image up. None: one
-        layer of 32 features of 8 x 6, or with templates of 8 features of 3 x 3; smaller for small images.
-        Without templates, default features are as high as images of fewer than 8 lines, and wider instead;
-        for flat rows of at most 48 pixels they have the width of a row. The chosen sizes are in ``layers_``.
+        Number of features and their (height, width), or side, for each layer from the image up. The default
+        is one layer of 32 features of 8 x 6, or with templates of 8 features of 3 x 3; smaller for small
+        images. Without templates, default features are as high as images of fewer than 8 rows of pixels, and
+        wider instead; for flat rows of at most 48 pixels they have the width of a row. The chosen sizes are
+        in ``layers_``.
     templates : int or None
-        Number of templates per class; without labels, the number of clusters. None: one layer without a
-        class layer.
+        Number of templates per class; without labels, the number of clusters. By default there is one layer
+        of features, and no class layer.
     pool : int or None
-        Side of the pools between layers in pixels, odd; 1 allows no shifts. None: 3. Online learning without
-        ``filters`` runs two fits, with 3 and with 1, and keeps the fit with fewer errors on the validation
-        images, or on the training images if there are no others. :meth:`partial_fit` uses 3.
+        Side of the pools between layers in pixels, odd; 1 allows no shifts. The default is 3, except that
+        online learning without ``filters`` runs two fits, with 3 and with 1, and keeps the fit with fewer
+        errors on the validation images, or on the training images if there are no others. :meth:`partial_fit`
+        uses 3.
     p01, p10 : float, default 1e-3
         Probability that a pixel under a feature is 0, and that a pixel under no feature is 1.
     p_weight : float, list of float, or None
-        Prior probability that a weight is on, or one for each layer and the templates. None: 0.3; with
-        templates 0.25, and 1e-20 for templates that are learned from stored messages.
+        Prior probability that a weight is on, or one for each layer and the templates. The default is 0.3;
+        with templates 0.25, and 1e-20 for templates that are learned from stored messages.
     p_sparsity : float, default 1e-4
         Prior probability of a feature at a place; only without templates.
     online : bool or None
-        True: learn from each image once per epoch and forget earlier images. False: store the messages of
-        all images in the run folder. None: False for templates without labels, else True.
+        If True, learn from each image once per epoch and forget earlier images. If False, store the
+        belief-propagation messages of all images in the run folder. The default is False for templates
+        without labels, else True.
     forgetting : float, default 0.98
         Share of the evidence of earlier images that remains after a minibatch; 1 forgets nothing.
     batch_size : int or None
-        Images per minibatch. None: 5, or fewer for few images; the chosen number is ``batch_size_``.
+        Images per minibatch. The default is 5, or fewer for few images; the chosen number is ``batch_size_``.
     n_epochs : int or None
-        Passes over the images. None: online, passes that show at least 3,000 images, with templates 1,000;
-        with stored messages, at most 60 sweeps; with templates and stored messages, at most 300 passes, after
-        which a fit that has not converged starts again from another seed (5 attempts).
+        Passes over the images. By default, online learning makes passes that show at least 3,000 images, with
+        templates 1,000. With stored messages, the default is at most 60 sweeps (passes). With templates and
+        stored messages, it is at most 300 passes, after which a fit that has not converged starts again from
+        another seed (5 attempts).
     damping : float or None
         Weight of a new message in the average of the new and the old message, for stored messages and for
-        messages between layers; 1 means no damping. None: 1, with templates 0.2.
+        messages between layers; 1 means no damping. The default is 1, with templates 0.2.
     inner_iterations : int, default 5
         Passes over a minibatch in online learning with templates.
     template_passes : int or None
         Passes at the end of a fit that learn the templates again, while the features stay fixed. Each
-        template starts as an image of its class; then each image is assigned to its best template. 0: no such
-        passes. None: 3, with stored messages 0.
+        template starts as an image of its class; then each image is assigned to its best template. With 0
+        there are no such passes. The default is 3, with stored messages 0.
     read_noise : (float, float) or None
         With templates: the probabilities (p01, p10) after learning, for ``template_passes``, predictions and
-        samples. None: ``p01`` and ``p10``. May be changed after a fit.
+        samples. The default is (``p01``, ``p10``). The parameter may be changed after a fit.
     n_restarts : int, default 1
         Number of fits from different initial weights; the result is the fit with the smallest compression.
     n_chains, chain_batches : int or None
         Number of chains per step, and of minibatches per chain; both change the result. A chain is a sequence
-        of minibatches that one task learns. None: 1 and 1, or 8 and 10 from 10,000 images on. With stored
-        messages, ``n_chains`` is the number of ranges of images that a step updates in parallel.
+        of minibatches that one task learns. The defaults are 1 and 1, or 8 and 10 from 10,000 images on. With
+        stored messages, ``n_chains`` is the number of ranges of images that a step updates in parallel.
     warmup_rows : int or None
-        Number of first images of a fit that one chain learns, before several chains learn in parallel. None:
-        4,000 if ``n_chains`` or ``chain_batches`` is above 1.
+        Number of first images of a fit that one chain learns, before several chains learn in parallel. The
+        default is 4,000 if ``n_chains`` or ``chain_batches`` is above 1.
     threshold : float or None
-        Pixels with values above the threshold count as 1. None: pixels are 0 and 1. With filters: the
-        smallest step in grey levels that turns a filter on; None: 64. Blurred lines need a smaller step.
+        Pixels with values above the threshold count as 1; by default pixels are 0 and 1. With filters: the
+        smallest step in grey levels that turns a filter on, by default 64. Blurred strokes need a smaller
+        step.
     missing : float or None
         Value of unknown pixels, in training and afterwards; may be NaN.
     filters : int or None
@@ -165,7 +171,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         A fit ends after this number of epochs without a smaller compression, or with templates a smaller
         error, of the validation images.
     warm_start : bool
-        True: a fit starts from the weights of the last fit.
+        If True, a fit starts from the weights of the last fit.
     random_state : int, Generator, RandomState or None
     device : {"auto", "cpu", "gpu"}
     n_jobs : int or None
@@ -197,8 +203,8 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         With templates: class of each template.
     history_ : list of dict
         One record per epoch, and up to 20 for a long epoch. Keys: ``weights_on``; ``weights_changed``
-        (changes of the sign of a weight in this epoch); ``share_on``; ``compression`` of the validation
-        images and ``rows_at_rest`` (share of them whose messages converged). With templates:
+        (changes of the sign of the log odds of a weight in this epoch); ``share_on``; ``compression`` of the
+        validation images and ``rows_at_rest`` (share of them whose messages converged). With templates:
         ``weights_on_by_layer``, ``rows_moved`` (images that changed their template), ``validation_error`` and
         ``restart`` (number of the attempt).
     n_iter_ : int
@@ -246,7 +252,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     weights_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs > 0))
     beliefs_ = FittedAttribute(FIT_AGAIN, lambda model: model._network.features(model._stream.beliefs))
     pools_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("pools_").pools)
-    classes_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("classes_").predicted)
+    classes_ = FittedAttribute(FIT_AGAIN, lambda model: model._multi_layer("classes_").prediction_labels)
     template_classes_ = FittedAttribute(
         FIT_AGAIN, lambda model: model.classes_[model._multi_layer("template_classes_").template_classes]
     )
@@ -319,8 +325,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         self.random_state = random_state
         self.device = device
         self.n_jobs = n_jobs
-
-    # -- rows ------------------------------------------------------------------------------------------------
 
     def _given_rows(
         self,
@@ -410,19 +414,17 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
     def _make_network(self, train: Dataset, validation: Dataset | None = None) -> Network:
         """Return the network that the parameters describe, for the images of the training rows."""
         image = choose_image_shape(self, train, "X")
-        check_windows(self, image, train)
-        log_layers(self, image, train)
+        check_feature_sizes(self, image, train)
+        warn_small_features(self, image, train)
         if not has_templates(self):
             return SingleLayer(make_feature_layers(self, image)[0])
         network = make_multi_layer(self, image, train)
         held_classes = known_classes(validation) if validation is not None and validation.has_y else None
-        return replace(network, validated=held_classes)
+        return replace(network, validation_classes=held_classes)
 
     def _check_rows(self, train: Dataset, validation: Dataset | None) -> None:
         check_images(train, "X")
         check_rows(self, self._make_network(train, validation), train, validation)
-
-    # -- fit -------------------------------------------------------------------------------------------------
 
     def _deciding_parameters(self) -> dict[str, Any]:
         """Return the parameters that decide the result, with None replaced by the default value."""
@@ -459,7 +461,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         used: list[np.ndarray] | None = None,
         compression: float = float("nan"),
     ) -> None:
-        """Set the fitted attributes; if ``used`` is None, a feature with a weight that is on is used."""
+        """Set the fitted attributes; without ``used``, all features with a weight that is on are used."""
         on = network.features(state.beliefs > 0)
         self._network, self._stream, self.compression_ = network, state, compression
         self.used_ = [np.any(part, axis=(1, 2, 3)) for part in on] if used is None else used
@@ -500,7 +502,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Raises
         ------
         DataError, ValueError
-            As in :meth:`fit`, and with ``online=False``.
+            If :meth:`fit` would refuse the images or the parameters, or if ``online=False``.
         """
         self._check_params()
         if not is_online(self, has_labels=True):
@@ -516,16 +518,14 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
                 self.seed_ = resolve_seed(self.random_state)
             elif not has_templates(self):
                 network = SingleLayer(make_feature_layers(self, self._network.layer.image)[0])
-            size = choose_batch_size(self)  # not reduced to the rows of this call, because more rows follow
+            size = choose_batch_size(self)  # not smaller in a call with few images, because more calls follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
-            state = learner.start() if first else last_state(self, network)
-            chains: OnlineLearner = learner  # accepts states of networks of one and of several layers
+            state = learner.start() if first else find_last_state(self, network)
+            chains: OnlineLearner = learner  # a type that accepts both types of states
             state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
             self._keep(network, state, [] if first else None)
             self.batch_size_ = size
         return self
-
-    # -- outputs ---------------------------------------------------------------------------------------------
 
     def _decoder(self) -> Decoder:
         return Decoder(self._network.layer, (self._stream.beliefs > 0) & self.used_[0], self.seed_)
@@ -567,12 +567,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return the score of each class: the score of its best template. Only with ``templates``.
+        """Return the score of each class, the largest score of its templates; only with ``templates``.
 
         Parameters
         ----------
         X, out, client, overwrite, callbacks
-            As in :meth:`transform`.
+            Images, and options for the output, which :meth:`transform` explains.
 
         Returns
         -------
@@ -599,7 +599,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Parameters
         ----------
         X, out, client, overwrite, callbacks
-            As in :meth:`transform`.
+            Images, and options for the output, which :meth:`transform` explains.
 
         Returns
         -------
@@ -623,7 +623,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
         out, client, overwrite, callbacks
-            As in :meth:`transform`.
+            Options for the output, which :meth:`transform` explains.
 
         Returns
         -------
@@ -649,12 +649,12 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
         known : array-like of bool, shape of ``X``, or Dataset, or None
-            True for known pixels; the mask needs one bit of memory per pixel. None: only pixels with the
-            value ``missing`` are unknown.
+            True for known pixels; the mask needs one bit of memory per pixel. Without a mask, only pixels
+            with the value ``missing`` are unknown.
         y : label, or array-like, shape (n,), or None
-            With templates: classes of the images; -1 for an unknown class. None: all are unknown.
+            With templates: classes of the images; -1 for an unknown class. By default all are unknown.
         out, client, overwrite, callbacks
-            As in :meth:`transform`.
+            Options for the output, which :meth:`transform` explains.
 
         Returns
         -------
@@ -680,15 +680,15 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             codes = self._network.codes(y, n_rows)
         elif y is not None:
             raise DataError("inpaint: y is given, but without templates there are no classes: remove y")
-        output: Any = "filled", (bits, codes)  # all other outputs are a name without arguments
+        output: Any = "filled", (bits, codes)  # all other outputs are names without arguments
         return self._map(X, output, out, client, overwrite, callbacks)
 
     @available_if(has_templates)
     def with_classes(self, image_shape: tuple[int, int], *, n_objects: int = 2) -> ObjectFinder:
         """Return a finder of several objects in one image; only with ``templates``.
 
-        The finder uses this network with another class layer, and learns nothing (section 2.4 of
-        Lázaro-Gredilla et al., 2016).
+        The finder uses this network with a class layer that allows several templates per image. The finder
+        learns nothing (section 2.4 of Lázaro-Gredilla et al., 2016).
 
         Parameters
         ----------
@@ -737,7 +737,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         Returns
         -------
         PlaceBeliefs
-            Log odds, and convergence of the messages of each image, as arrays in memory.
+            Log odds, and convergence of belief propagation for each image, as arrays in memory.
         """
         check_is_fitted(self)
         found = self._map(X, "beliefs")
@@ -760,7 +760,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         y : label, or array-like, shape (n_samples,), or None
             With templates: classes of the images; the class of an image is random if it is None or -1.
         noise : bool
-            True: flip pixels with the probabilities ``p01`` and ``p10``, or with templates ``read_noise``.
+            If True, flip pixels with the probabilities ``p01`` and ``p10``, or with templates ``read_noise``.
         random_state : int, Generator, RandomState or None
 
         Returns
@@ -796,8 +796,9 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         ----------
         X : Dataset or array-like, shape (n, h, w), (n, channels, h, w) or (n, pixels)
         y : array-like, shape (n,), or None
-            With templates: classes, -1 for no label; None: the labels of the Dataset ``X``. If templates are
-            clusters, the class of a cluster is the class of most of its images. Ignored without templates.
+            With templates: classes, -1 for no label; by default the labels of the Dataset ``X``. If templates
+            are clusters, the class of a cluster is the class of most of its images. Ignored without
+            templates.
         sample_weight : None
             Must be None, because each image counts once.
         callbacks : Callback or sequence
@@ -835,8 +836,6 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         tags.input_tags.sparse = False
         tags.transformer_tags.preserves_dtype = []
         return tags
-
-    # -- saving ----------------------------------------------------------------------------------------------
 
     def _state(self) -> SavedModelState:
         network, stream = self._network, self._stream

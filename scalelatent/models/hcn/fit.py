@@ -60,18 +60,18 @@ if TYPE_CHECKING:
 MASK_ROWS = 4096
 # Largest number of records in the history per epoch of an online fit.
 REPORTS_PER_EPOCH = 20
-# Batch learning updates the messages of one range of images (a leaf) at a time. This is the target size of
-# the messages of a range, in bytes, if [engine] leaf_rows is not set.
+# Batch learning stores belief-propagation messages, and updates those of one range of images (leaf) at a
+# time. This is the target size of a range in bytes, if the job option [engine] leaf_rows is not set.
 LEAF_BYTES = 2**28
-# Smallest number of images in a range (leaf) in batch learning. Smaller ranges would learn different features
-# independently of each other.
+# Smallest number of images in a range (leaf) in batch learning, because smaller ranges would learn different
+# features independently of each other.
 MIN_LEAF_ROWS = 5
-# If all images are in one range (leaf), batch learning updates their messages in memory for about this many
-# seconds before it writes the messages to disk.
+# If all images are in one range (leaf), batch learning updates their belief-propagation messages in memory
+# for about this many seconds before it writes the messages to disk.
 WRITE_SECONDS = 30.0
-# Assumed speed of one thread in batch learning: updates per second of the two messages of a pixel to a
-# feature position and a weight (a pair).
-PAIRS_WITH_MESSAGES = 1e9
+# Assumed speed of one thread in batch learning, in pairs (feature position, weight) per second. A pixel
+# updates two belief-propagation messages per pair, and batch learning stores both.
+STORED_PAIR_RATE = 1e9
 
 
 Network: TypeAlias = "SingleLayer | MultiLayer"
@@ -79,9 +79,6 @@ Network: TypeAlias = "SingleLayer | MultiLayer"
 NetworkLearner: TypeAlias = OnlineFeatureLearner | OnlineNetworkLearner
 NetworkState: TypeAlias = EvidenceState | LayeredState
 State = TypeVar("State", EvidenceState, LayeredState)
-
-
-# -- checks -----------------------------------------------------------------------------------------------
 
 
 def to_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -168,9 +165,9 @@ def check_rows(
     if streamed:
         return
     if continues_last_fit(model):
-        last_state(model, network)
+        find_last_state(model, network)
     n, online = len(train), is_online(model, network.has_labels)
-    rows = step_rows(model, n)
+    rows = count_step_rows(model, n)
     if online and rows > n:
         raise DataError(
             f"{where}: a step of n_chains={choose_n_chains(model, n)} x "
@@ -181,7 +178,7 @@ def check_rows(
         raise DataError(f"{where}: warmup_rows={warm}, but there are {n} images: lower warmup_rows")
 
 
-def check_windows(
+def check_feature_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
     """Raise a DataError if features or filters are larger than images, or if the image shape is unknown."""
@@ -211,7 +208,9 @@ def check_windows(
         height, width = height - h + 1, width - w + 1
 
 
-def log_layers(model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset) -> None:
+def warn_small_features(
+    model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
+) -> None:
     """Notify the user once if the default features are smaller because the images are small."""
     [(n, window)] = default_layers(model, image)
     whole = LAYERED_FEATURE_SIZE if has_templates(model) else FEATURE_SIZE
@@ -247,7 +246,7 @@ def continues_last_fit(model: HierarchicalCompositionalNetwork) -> bool:
     return bool(model.warm_start) and model.__sklearn_is_fitted__()
 
 
-def last_state(model: HierarchicalCompositionalNetwork, network: Network) -> NetworkState:
+def find_last_state(model: HierarchicalCompositionalNetwork, network: Network) -> NetworkState:
     """Return the state at the end of the last fit, from which a warm start or `partial_fit` continues.
 
     Raise a ValueError if the layers or classes of the last fit differ from those of ``network``.
@@ -285,7 +284,7 @@ def check_counts(network: Network, train: Dataset, counts: Stats) -> None:
 
 
 def replace_nan(x: Any) -> Any:
-    """Replace NaN by the number `UNKNOWN` in rows; the result is a lazy array unless ``x`` is in memory."""
+    """Replace NaN in rows by the finite number `UNKNOWN`; return a lazy array if ``x`` is not in memory."""
     if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
         return x
     if is_in_memory(x):
@@ -300,10 +299,7 @@ def _replace_nan(x: np.ndarray) -> np.ndarray:
 
 
 def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
-    """Return a mask of known pixels as bits, uint8 (rows, bytes): one bit per pixel, 1 if it is known.
-
-    ``known`` is an array or a Dataset with a bool per pixel. Raise a DataError if its shape is wrong.
-    """
+    """Return the mask ``known``, an array or Dataset with a bool per pixel, as bits: uint8 (rows, bytes)."""
     if is_in_memory(known) and not isinstance(known, Dataset):
         known = np.asarray(known)
         if known.ndim < 2:
@@ -322,11 +318,8 @@ def pack_mask(known: Any, n_rows: int, layer: FeatureLayer) -> np.ndarray:
     return out
 
 
-# -- steps ------------------------------------------------------------------------------------------------
-
-
-def step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of images in all minibatches of one step of online learning."""
+def count_step_rows(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
+    """Return the number of images of one step (update of the weights) of online learning."""
     return (
         choose_batch_size(model, n_rows)
         * choose_chain_batches(model, n_rows)
@@ -339,8 +332,9 @@ def make_leaf_order(
 ) -> RowOrder:
     """Return the ranges of images (leaves) that the steps of batch learning update, as a `RowOrder`.
 
-    ``image_bytes`` are the bytes of the messages of one image. If the messages of all images need at most
-    ``LEAF_BYTES``, there is one range. Otherwise a step updates up to ``n_chains`` ranges in parallel.
+    ``image_bytes`` are the bytes of the belief-propagation messages of one image. If the messages of all
+    images need at most ``LEAF_BYTES``, there is one range. Otherwise a step updates up to ``n_chains`` ranges
+    in parallel.
     """
     given = options.get("leaf_rows")
     if given is None:
@@ -357,8 +351,8 @@ def make_leaf_order(
             return order
         if given is not None:
             raise DataError(
-                f"{n_rows} images would be {count_leaves(order)} leaves, the smallest of {smallest}: leaves "
-                f"of fewer than {MIN_LEAF_ROWS} images learn independently of each other; set another "
+                f"{n_rows} images would be {count_leaves(order)} ranges (leaves), one of only {smallest}: "
+                f"ranges of fewer than {MIN_LEAF_ROWS} images learn independently of each other; set another "
                 "[engine] leaf_rows, or online=True"
             )
         rows += 1
@@ -366,13 +360,13 @@ def make_leaf_order(
 
 
 def count_passes_per_write(pairs: int, n_rows: int) -> int:
-    """Return the number of passes over ``n_rows`` images before their messages are written to disk.
+    """Return the number of passes over ``n_rows`` images between two writes of their messages to disk.
 
-    The number applies if the messages of all images are in memory. The passes take about ``WRITE_SECONDS``,
-    so that writing is a small part of the time. ``pairs`` is the number of pairs (feature position, weight)
-    per image.
+    The number applies if the belief-propagation messages of all images are in memory. The passes take about
+    ``WRITE_SECONDS``, so that writing is a small part of the time. ``pairs`` is the number of pairs (feature
+    position, weight) per image.
     """
-    return max(1, int(WRITE_SECONDS * PAIRS_WITH_MESSAGES / (pairs * n_rows)))
+    return max(1, int(WRITE_SECONDS * STORED_PAIR_RATE / (pairs * n_rows)))
 
 
 def make_fit_order(
@@ -385,7 +379,7 @@ def make_fit_order(
 ) -> RowOrder:
     """Return the order in which a fit reads images: shuffled if online, in fixed ranges in batch learning."""
     if is_online(model, network.has_labels):
-        size, chains = step_rows(model, n_rows), choose_n_chains(model, n_rows)
+        size, chains = count_step_rows(model, n_rows), choose_n_chains(model, n_rows)
         return RowOrder.choose(n_rows, seed, size, chains, options)
     return make_leaf_order(model, network.image_bytes, n_rows, options)
 
@@ -417,7 +411,7 @@ def fit_steps(
     yield from network.fit_steps(model, rows, counts)
 
 
-def first_state(
+def choose_first_state(
     model: HierarchicalCompositionalNetwork, network: Network, state: State, restart: int
 ) -> Generator[Step, Any, State]:
     """Return the state from which the fit starts: ``state``, or for a warm start the state of the last fit.
@@ -427,7 +421,7 @@ def first_state(
     """
     if restart or not continues_last_fit(model):
         return state
-    before = last_state(model, network)
+    before = find_last_state(model, network)
     given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
     if not is_online(model, network.has_labels):
@@ -471,7 +465,7 @@ def learn_epochs(
 class UniformWeightsWarning(Callback):
     """Callback that warns once in a fit if all weights are off, or if all weights are on.
 
-    It checks the weights after each epoch of online learning, or at the end of batch learning.
+    The callback checks the weights after each epoch of online learning, or at the end of batch learning.
     """
 
     def __init__(self, model: HierarchicalCompositionalNetwork) -> None:

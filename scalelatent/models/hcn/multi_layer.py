@@ -1,8 +1,8 @@
-"""Fits of networks of several layers with templates on top.
+"""Fits of networks of several layers; the features of the top layer are called templates.
 
-With labels, each class has a number of templates; without labels, each template is a cluster. A fit may try
-several seeds, learn clusters first if few rows have labels, and at the end learn the templates again from
-images.
+Each image has one template. With labels, each class has a number of templates; without labels, each template
+is a cluster. A fit may try several seeds, learn clusters first if few rows have labels, and at the end learn
+the templates again from images.
 """
 
 from __future__ import annotations
@@ -37,10 +37,16 @@ from scalelatent.models.hcn.model.templates import (
     TemplateEvidence,
     assign_classes,
     choose_first_images,
-    class_layer,
+    list_template_classes,
 )
 
-from .fit import continues_last_fit, count_passes_per_write, first_state, learn_epochs, make_feature_layers
+from .fit import (
+    choose_first_state,
+    continues_last_fit,
+    count_passes_per_write,
+    learn_epochs,
+    make_feature_layers,
+)
 from .parameters import (
     check_batch_parameters,
     choose_batch_size,
@@ -60,10 +66,11 @@ LayeredFit: TypeAlias = "tuple[MultiLayer, LayeredState, list[dict[str, Any]], f
 """Result of one fit: network, state, history, and share of rows in a wrong class (NaN if not measured)."""
 
 UNLABELLED = -1
-# Largest number of random images among which a fit chooses the images from which templates start.
+# Largest number of random images among which a fit chooses the images with which its templates (features of
+# the top layer) start.
 MAX_CANDIDATES = 2**16
-# Largest number of passes over all images in memory before batch learning writes the messages to disk and
-# adds a record to the history.
+# Largest number of passes over all images in memory before batch learning writes the belief-propagation
+# messages to disk and adds a record to the history.
 MAX_PASSES_PER_WRITE = 10
 
 
@@ -113,15 +120,15 @@ def build_multi_layer(
     classes: np.ndarray | None,
     per_class: int,
 ) -> MultiLayer:
-    """Return a network with templates on top of the layers ``below``.
+    """Return a network that has the layers ``below``, and on top of them a layer of templates.
 
-    The lowest layer has the noise probabilities of images after learning (``read_noise``). ``classes`` are
-    the labels; None: each of the ``per_class`` templates is a cluster.
+    A template is a feature that represents a class, or one of ``per_class`` clusters if ``classes``, the
+    labels, are None. The lowest layer has the noise probabilities of images after learning (``read_noise``).
     """
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
     high, wide, channels = below[-1].places
-    coded = None if classes is None else class_layer(len(classes), per_class)
+    coded = None if classes is None else list_template_classes(len(classes), per_class)
     top = replace(
         below[-1],
         image=(channels, high, wide),
@@ -130,12 +137,7 @@ def build_multi_layer(
         window=(high, wide),
         p_weight=choose_weight_priors(model, online)[-1],
     )
-    net = Hierarchy(
-        (*below, top),
-        coded,
-        choose_pools(model, online)[0],
-        damping=choose_damping(model),
-    )
+    net = Hierarchy((*below, top), coded, choose_pools(model, online)[0], damping=choose_damping(model))
     return MultiLayer(net, classes, per_class)
 
 
@@ -149,17 +151,17 @@ def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) 
 
 @dataclass(frozen=True, eq=False)
 class MultiLayer:
-    """Network of several layers of features and pools; the features of the last layer are templates.
+    """Network of several layers of features, and of pools, which shift the pixels of features.
 
     Attributes
     ----------
     net : Hierarchy
-        Layers, pools and classes of templates.
+        Layers, pools, and classes of the templates, which are the features of the last layer.
     labels : ndarray, shape (classes,), or None
         Labels of the classes; None if templates are clusters.
     per_class : int
         Number of templates per class; without classes, number of clusters.
-    validated : ndarray or None
+    validation_classes : ndarray or None
         Labels of the classes of the validation rows, which measure the error of clusters.
     all_labelled : bool
         True if it is known that each training row has a label.
@@ -168,27 +170,27 @@ class MultiLayer:
     net: Hierarchy
     labels: np.ndarray | None
     per_class: int
-    validated: np.ndarray | None = None
+    validation_classes: np.ndarray | None = None
     all_labelled: bool = False
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Sorted labels of the training rows, or of the validation rows if templates are clusters."""
-        return self.validated if self.labels is None else self.labels
+        """Sorted labels of the training rows; without labels, those of the validation rows."""
+        return self.validation_classes if self.labels is None else self.labels
 
     @property
     def has_labels(self) -> bool:
-        """True if templates are learned with labels."""
+        """True if the training rows have labels, which are the classes of the templates (top features)."""
         return self.labels is not None
 
     @property
-    def predicted(self) -> np.ndarray:
+    def prediction_labels(self) -> np.ndarray:
         """Labels that `predict` can return: classes, or numbers of clusters."""
         return np.arange(self.net.n_templates) if self.labels is None else self.labels
 
     @property
     def template_classes(self) -> np.ndarray:
-        """Class of each template, as an index into ``predicted``."""
+        """Class of each template (feature of the top layer), as an index into ``prediction_labels``."""
         return np.arange(self.net.n_templates) if self.net.classes is None else np.array(self.net.classes)
 
     @property
@@ -198,12 +200,12 @@ class MultiLayer:
 
     @property
     def layers(self) -> tuple[FeatureLayer, ...]:
-        """Layers of features, from the image up, without the templates."""
+        """Layers of features, from the image up, without the top layer, whose features are the templates."""
         return self.net.layers[:-1]
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of memory of the messages of one image."""
+        """Bytes of memory of the belief-propagation messages of one image."""
         return row_bytes(self.net)
 
     @property
@@ -216,8 +218,7 @@ class MultiLayer:
     ) -> OnlineNetworkLearner:
         """Return the learner for ``n_rows`` training images; ``seed`` decides all its random numbers."""
         low, *above = self.net.layers
-        # This layer has the noise probabilities for images after learning (`read_noise`). Learning uses p01
-        # and p10.
+        # The network has the noise probabilities after learning (`read_noise`). Learning uses p01 and p10.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
@@ -249,11 +250,11 @@ class MultiLayer:
         return " under ".join(parts) + of
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Return the weights, or their log odds, of each layer as an array (features, channels, h, w)."""
+        """Return the weights, or their log odds, of each layer: (features, channels, height, width)."""
         return [to_features(part) for part in self.net.split(values)]
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
-        """Return for each label ``y`` its index into ``predicted``, or -1 for the label -1.
+        """Return for each label ``y`` its index into ``prediction_labels``, or -1 for the label -1.
 
         One label stands for ``n_rows`` equal labels. Raise a DataError for labels that the network does not
         know, and for a wrong number of labels.
@@ -265,17 +266,18 @@ class MultiLayer:
             raise DataError(
                 f"y has shape {labels.shape}: give a class for each of the {n_rows} images, or one for all"
             )
-        return encode_labels(labels, self.predicted, 0, "y", True)
+        return encode_labels(labels, self.prediction_labels, 0, "y", True)
 
     @property
     def labelled_net(self) -> Hierarchy:
-        """Network with a class for each template; without labels, each template is a separate class."""
+        """Network with a class for each template; without labels, a template (top feature) is a class."""
         return replace(self.net, classes=tuple(self.template_classes.tolist()))
 
     def make_error_counts(self, ds: Dataset, beliefs: np.ndarray) -> tuple[TemplateCounts, np.ndarray]:
-        """Return the reduction that counts rows by class and best template, and the labels of the classes.
+        """Return a reduction (sum over rows) that counts rows by class and template, and the classes.
 
-        ``beliefs`` are the log odds of the weights. Raise a DataError if the rows have no labels.
+        ``beliefs`` are the log odds of the weights. A row counts for the template (top feature) with the
+        largest score. Raise a DataError if the rows have no labels.
         """
         if not ds.has_y:
             raise DataError(
@@ -320,19 +322,20 @@ class MultiLayer:
         model: HierarchicalCompositionalNetwork,
         rows: Mapping[str, MappedRows],
         counts: Stats,
-        number: int,
-        measures: bool,
+        fit_number: int,
+        measures_error: bool,
     ) -> Generator[Step, Any, LayeredFit]:
-        """Yield the steps of fit ``number``, in which all pools have one size; return its result.
+        """Yield the steps of a fit whose pools (which shift pixels) have one size; return the result.
 
-        If ``measures``, the result has the share of rows in a wrong class.
+        ``fit_number`` counts these fits. If ``measures_error``, the result has the share of rows in a wrong
+        class.
         """
-        online, end = is_online(model, self.has_labels), f"-{number}" if number else ""
-        # If fewer than half of the rows have labels, first learn templates as clusters. Then assign to each
-        # template the class of most of its rows, and learn with these classes.
+        online, suffix = is_online(model, self.has_labels), f"-{fit_number}" if fit_number else ""
+        # If fewer than half of the rows have labels, first learn templates (features of the top layer) as
+        # clusters. Then assign to each template the class of most of its rows, and learn with these classes.
         few = not online and self.labels is not None and 2 * counts["labelled"].sum() < counts["rows"]
         network = replace(self, net=replace(self.net, classes=None)) if few else self
-        network, result, history = yield from network._fit_until_settled(model, rows, number)
+        network, result, history = yield from network._fit_until_settled(model, rows, fit_number)
         if few:
             assert self.labels is not None
             found = TemplateCounts(network.net, len(self.labels), result.state.beliefs)
@@ -348,37 +351,40 @@ class MultiLayer:
             ]
         beliefs, first, error = result.state.beliefs, result.state.first, float("nan")
         if passes := choose_template_passes(model, online):
-            beliefs = yield from network._learn_templates_again(beliefs, first, rows["train"], passes, end)
-        if measures or (passes and "validation" in rows):
+            beliefs = yield from network._learn_templates_again(beliefs, first, rows["train"], passes, suffix)
+        if measures_error or (passes and "validation" in rows):
             measured = rows.get("validation", rows["train"])
             errors, classes = network.make_error_counts(measured.dataset, beliefs)
-            error = errors.error((yield SumStatistic(f"templates-validated{end}", errors, measured, classes)))
+            error = errors.error(
+                (yield SumStatistic(f"templates-validated{suffix}", errors, measured, classes))
+            )
         if passes and "validation" in rows:
             history = [*history[:-1], {**history[-1], "validation_error": error}]
         return network, LayeredState(beliefs, first, iteration=result.state.iteration), history, error
 
     def _learn_templates_again(
-        self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, end: str
+        self, beliefs: np.ndarray, first: np.ndarray, rows: MappedRows, passes: int, suffix: str
     ) -> Generator[Step, Any, np.ndarray]:
-        """Yield the passes that learn the templates again; return the log odds of weights of all layers.
+        """Yield passes that learn the templates (top layer) again; return the log odds of all weights.
 
         `.model.templates` describes the algorithm. ``beliefs`` and ``first`` are the present and the initial
-        log odds, and ``end`` is the suffix of the names of the passes.
+        log odds, and ``suffix`` ends the names of the passes.
         """
         n, rng = len(rows.dataset), stream(self.net.seed, "hcn first images")
         numbers = rng.choice(n, min(n, MAX_CANDIDATES), replace=False)
         codes = np.zeros(len(numbers), int)
         if self.net.classes is not None:
             order = np.argsort(numbers)
-            stats = yield SumStatistic(f"first-images{end}", RowCodes(numbers[order]), rows, self.labels)
+            stats = yield SumStatistic(f"first-images{suffix}", RowCodes(numbers[order]), rows, self.labels)
             codes[order] = stats["codes"].astype(int) - 1
-        # Start from the initial log odds of the templates; the first pass assigns one image to each template.
+        # Start from the initial log odds of the templates (features of the top layer). The first pass assigns
+        # one image to each template.
         size = self.net.layers[-1].n_weights
         learned = np.concatenate([beliefs[:-size], first[-size:]])
         images = choose_first_images(self.net, numbers, codes)
         for number in range(passes):
             evidence = TemplateEvidence(self.net, learned, *(images if number == 0 else (None, None)))
-            stats = yield SumStatistic(f"templates-from-images-{number}{end}", evidence, rows, self.labels)
+            stats = yield SumStatistic(f"templates-from-images-{number}{suffix}", evidence, rows, self.labels)
             learned = evidence.update_beliefs(first, stats)
         return learned
 
@@ -399,7 +405,7 @@ class MultiLayer:
             seed = model._multi_layer("net").net.seed if is_warm else model.seed_ + restart
             network = replace(self, net=replace(self.net, seed=seed))
             learner = network.learner(model, n, seed)
-            state = yield from first_state(model, network, learner.start(), restart)
+            state = yield from choose_first_state(model, network, learner.start(), restart)
             name = f"learn-{restart}" if restart else "learn"
             result = yield from learn_epochs(model, network, learner, state, rows, seed, name)
             history += [{**record, "restart": restart} for record in result.history]

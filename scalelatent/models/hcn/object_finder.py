@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class ObjectFinder:
     """Finder of several objects in one image, which may be larger than the images of the fit.
 
-    :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns a finder. It uses the fitted
-    network with another class layer, and learns nothing.
+    :meth:`~scalelatent.HierarchicalCompositionalNetwork.with_classes` returns a finder. The finder uses the
+    fitted network with a class layer that allows several objects, and learns nothing.
 
     Attributes
     ----------
@@ -46,15 +46,15 @@ class ObjectFinder:
     network : FixedNetwork
         The fitted network, for images of ``image_shape``.
     device : str
-        Device of the forward pass: "auto", "cpu" or "gpu".
+        Device of the forward pass, which computes the scores: "auto", "cpu" or "gpu".
 
     Notes
     -----
-    All templates and all positions inside the image have equal prior probabilities. The frames of two objects
-    do not overlap. One forward pass gives the scores of all templates at all positions. ``predict`` returns
-    the set of objects with the largest sum of gains. The gain of an object is its score minus log(number of
-    templates x number of positions), and must be positive. The search in an image ends after 2,000 sets;
-    ``exact`` is True if it ended earlier, with a proof that no set is better.
+    A template is a feature of the last layer, which looks like a whole object. All templates and all
+    positions inside the image have equal prior probabilities. The frames of two objects do not overlap.
+    ``predict`` returns the set of objects with the largest sum of gains. The gain of an object is its score
+    minus log(number of templates x number of positions), and must be positive. The search in an image ends
+    after 2,000 sets; ``exact`` is True if the search ended earlier, with a proof that no set is better.
 
     References
     ----------
@@ -71,12 +71,7 @@ class ObjectFinder:
 
     @classmethod
     def from_network(
-        cls,
-        network: MultiLayer,
-        beliefs: np.ndarray,
-        image_shape: Sequence[int],
-        n_objects: int,
-        device: str,
+        cls, network: MultiLayer, beliefs: np.ndarray, image_shape: Sequence[int], n_objects: int, device: str
     ) -> ObjectFinder:
         """Return the finder for a fitted network and images of ``image_shape``.
 
@@ -97,7 +92,7 @@ class ObjectFinder:
         if n_objects < 1:
             raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
         fixed = FixedNetwork(enlarge(network.labelled_net, *sides), beliefs)
-        return cls(network.predicted, int(n_objects), (sides[0], sides[1]), own, fixed, device)
+        return cls(network.prediction_labels, int(n_objects), (sides[0], sides[1]), own, fixed, device)
 
     @property
     def places(self) -> tuple[int, int]:
@@ -105,7 +100,7 @@ class ObjectFinder:
         return self.network.net.layers[-1].places[:2]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return the score of each class at each position: the score of the best template of the class.
+        """Return the score of each class at each position: the best of its templates (top features).
 
         Parameters
         ----------
@@ -141,7 +136,7 @@ class ObjectFinder:
         Raises
         ------
         DataError
-            As in :meth:`decision_function`.
+            If images do not have the shape ``image_shape``, or if the fit does not accept their pixels.
         """
         cost = math.log(math.prod(self.places) * self.network.net.n_templates)
         codes, positions, scores, exact = [], [], [], []

@@ -9,15 +9,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PlaceBeliefs:
-    """Log odds of features at all positions of images, and convergence of belief propagation.
+    """Log odds of features at all positions of images, and convergence of their belief propagation.
 
     Attributes
     ----------
     places : ndarray of float32, shape (n, HS, WS, features)
         Log odds, in nats, of each feature at each of HS x WS positions.
     share_at_rest : ndarray of float32, shape (n,)
-        Share of the pixels of an image whose messages did not change in the last sweep, which updates the
-        messages of all pixels once.
+        Share of the pixels of an image whose belief-propagation messages did not change in the last sweep,
+        which updates the messages of all pixels once.
     converged : ndarray of bool, shape (n,)
         True if no message of the image changed in the last sweep.
     """
@@ -41,8 +41,7 @@ class FoundObjects:
         Row and column of the upper left corner of the frame of each object, which has the size of the images
         of the fit. The fill value is -1.
     scores : ndarray of float64, shape (n, objects)
-        Log probability ratio, in nats, of the best template of the class and no template. The fill value is
-        0.
+        Log probability ratio, in nats, of an object of this class and no object. The fill value is 0.
     exact : ndarray of bool, shape (n,)
         True if it is proved that no other set of objects is better; False if the search ended before a proof.
     """

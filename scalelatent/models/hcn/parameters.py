@@ -30,90 +30,90 @@ N_FEATURES = 32
 FEATURE_SIZE = (8, 6)
 # Default number of images per minibatch.
 BATCH_SIZE = 5
-# By default, an online fit of at least this number of training images learns several chains in parallel in
-# each step. A chain is a sequence of minibatches that one task learns.
+# By default, an online fit of at least this number of training images learns several chains in parallel. A
+# chain is a sequence of minibatches that one task learns.
 MANY_ROWS = 10_000
 # Default number of chains (sequences of minibatches) that a step learns in parallel, for MANY_ROWS or more
 # images.
 CHAINS = 8
 # Default number of minibatches that one task learns in sequence (a chain), for MANY_ROWS or more images.
 CHAIN_BATCHES = 10
-# Default number of images of the warm-up: a fit learns these images one minibatch after the other, before it
-# learns several chains of minibatches in parallel.
+# Default number of images of the warm-up, in which a fit learns one minibatch after the other, before it
+# learns several minibatches in parallel.
 WARMUP_ROWS = 4_000
-# Smallest number of images, summed over all epochs, in an online fit without templates if n_epochs is None.
+# Smallest number of images, summed over all epochs, in an online fit of one layer if n_epochs is None.
 MIN_ROWS_SEEN = 3_000
-# Smallest number of images, summed over all epochs, in an online fit with templates if n_epochs is None.
+# Smallest number of images, summed over all epochs, in an online fit of several layers if n_epochs is None.
 MIN_LAYERED_ROWS_SEEN = 1_000
-# Largest number of sweeps of a fit of one layer with stored messages (online=False), if n_epochs is None. A
-# sweep updates the messages of all pixels once.
+# Largest number of sweeps of a fit of one layer that stores messages (online=False), if n_epochs is None. A
+# sweep updates the belief-propagation messages of all pixels once.
 MAX_SWEEPS = 60
-# Largest number of passes over the images in one attempt of a fit of templates with stored messages
-# (online=False), if n_epochs is None.
+# Largest number of passes over the images in one attempt of a fit of several layers that stores
+# belief-propagation messages (online=False), if n_epochs is None.
 MAX_PASSES = 300
-# Largest number of attempts of a fit of templates with stored messages (online=False). After an attempt
-# that has not converged, the fit starts again from another seed.
+# Largest number of attempts of a fit of several layers that stores belief-propagation messages
+# (online=False). After an attempt that has not converged, the fit starts again from another seed.
 MAX_ATTEMPTS = 5
 # Prior probability that a weight of a single layer is on, if p_weight is None.
 P_WEIGHT = 0.3
-# Prior probability that a weight is on in networks with templates, if p_weight is None.
+# Prior probability that a weight is on in networks of several layers, if p_weight is None.
 LAYERED_P_WEIGHT = 0.25
-# Prior probability that a weight of a template is on in fits with stored messages (online=False), if p_weight
-# is None.
+# Prior probability that a weight of a template (a feature of the top layer) is on, if p_weight is None and
+# online is False.
 STORED_TEMPLATES_P_WEIGHT = 1e-20
-# Default number of features of the layer below templates. More or larger features did not lower the
-# classification error on images of binary digits.
+# Default number of features of the layer below the templates, which are the features of the top layer. More
+# or larger features did not lower the classification error on images of binary digits.
 LAYERED_FEATURES = 8
-# Default (height, width) of a feature of the layer below templates, in pixels.
+# Default (height, width), in pixels, of a feature of the layer below the templates (top layer).
 LAYERED_FEATURE_SIZE = (3, 3)
-# Number of passes at the end of an online fit that learn the templates again, if template_passes is None.
-# More passes did not lower the classification error on images of binary digits.
+# Number of passes at the end of an online fit that learn the templates (features of the top layer) again, if
+# template_passes is None. More passes did not lower the classification error on images of binary digits.
 TEMPLATE_PASSES = 3
 # Sides of pools, in pixels, that a fit tries if pool is None; the fit with the smaller error is the result. A
-# pool shifts pixels of templates: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
+# pool shifts pixels of features: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
 # parts of an object vary in position, but make the classes of very small images (digits of 8 x 8 pixels) too
 # similar.
 POOL_SIDES = (3, 1)
-# Weight of a new message in the average of the new and the old message, in a network with templates, if
-# damping is None; 1 means no damping.
+# Damping of belief propagation in a network of several layers, if damping is None: the weight of a new
+# message in the average of the new and the old message. With 1 there is no damping.
 LAYERED_DAMPING = 0.2
 
 
 def is_layer(value: Any) -> bool:
-    """Return True for the size of a layer: (number of features, (height, width) or side of a feature)."""
+    """Return True if ``value`` is (number of features, (height, width) or side of a feature in pixels)."""
     if not is_list(value) or len(value) != 2 or not is_whole(value[0]):
         return False
     size = value[1]
     return is_whole(size) or (is_list(size) and len(size) == 2 and all(map(is_whole, size)))
 
 
-def is_layers(value: Any) -> bool:
-    """Return True for None or a list of layers, each (number of features, size of a feature in pixels)."""
+def is_layer_list(value: Any) -> bool:
+    """Return True if ``value`` is None, or has for each layer (number of features, size of a feature)."""
     return value is None or (is_list(value) and len(value) > 0 and all(map(is_layer, value)))
 
 
 def is_shape(value: Any) -> bool:
-    """Return True for None or the shape of an image: (height, width) or (channels, height, width)."""
+    """Return True if ``value`` is None, (height, width) or (channels, height, width)."""
     return value is None or (is_list(value) and len(value) in (2, 3) and all(map(is_whole, value)))
 
 
-def is_pixel(value: Any) -> bool:
-    """Return True for None or a number, also NaN: a valid value of the parameter ``missing``."""
+def is_missing_value(value: Any) -> bool:
+    """Return True if the parameter ``missing`` may have this value: None, a number, or NaN."""
     return value is None or is_number(value) or (isinstance(value, float) and value != value)
 
 
-def is_pool(value: Any) -> bool:
-    """Return True for the side of a pool or filter: an odd number, so that one pixel is in the middle."""
+def is_odd_side(value: Any) -> bool:
+    """Return True if ``value`` is an odd whole number: pools and filters have a pixel in the middle."""
     return is_whole(value) and value % 2 == 1
 
 
-def is_filters(value: Any) -> bool:
-    """Return True for None or an even number of filters: filters are pairs of opposite directions."""
+def is_filter_count(value: Any) -> bool:
+    """Return True if ``value`` is None or a positive even number: each filter has an opposite filter."""
     return value is None or (is_whole(value) and value > 0 and value % 2 == 0)
 
 
 def is_noise_pair(value: Any) -> bool:
-    """Return True for None or a pair of noise probabilities (p01, p10), both above 0 and below 0.5."""
+    """Return True if ``value`` is None, or two noise probabilities (p01, p10) above 0 and below 0.5."""
     return value is None or (
         is_list(value) and len(value) == 2 and all(is_number(p) and 0 < p < 0.5 for p in value)
     )
@@ -122,11 +122,11 @@ def is_noise_pair(value: Any) -> bool:
 def default_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return the default of ``layers``, a list of one layer, for images (channels, height, width).
+    """Return the default of ``layers``, which is one layer, for images (channels, height, width).
 
-    With templates, features have 3 x 3 pixels, or fewer in smaller images. Without templates, features have
-    8 x 6 pixels. In images that are less than 8 pixels high, features are as high as the image, and wider, so
-    that a feature has up to 48 pixels.
+    Under a top layer of templates, features have 3 x 3 pixels, or fewer in smaller images. Otherwise,
+    features have 8 x 6 pixels. In images that are less than 8 pixels high, features are as high as the image,
+    and wider, so that a feature has up to 48 pixels.
     """
     _, height, width = image
     if has_templates(model):
@@ -139,7 +139,7 @@ def default_layers(
 def choose_layer_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return (number of features, their (height, width)) of each layer: ``layers``, or its default."""
+    """Return (number of features, (height, width)) of each layer from ``layers``, or the default sizes."""
     if model.layers is None:
         return default_layers(model, image)
     size: Any  # (height, width), or one number if height and width are equal
@@ -151,50 +151,47 @@ def choose_layer_sizes(
 
 
 def has_templates(model: HierarchicalCompositionalNetwork) -> bool:
-    """Return True for a network with templates and a class layer."""
+    """Return True for a network of several layers; each feature of its top layer is a template of a class."""
     return model.templates is not None
 
 
 def is_online(model: HierarchicalCompositionalNetwork, has_labels: bool = False) -> bool:
-    """Return True if learning is online: the parameter ``online``, or its default.
+    """Return the parameter ``online``, or its default: True if learning is online.
 
-    By default learning is online, except if there are templates but no labels: then templates are clusters,
-    which are learned from stored messages.
+    By default learning is online, except if a network of several layers has no labels: then it learns
+    clusters from stored belief-propagation messages.
     """
     return has_labels or not has_templates(model) if model.online is None else bool(model.online)
 
 
 def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple[int, ...]:
-    """Return the sides of pools, in pixels, that a fit tries: the parameter ``pool``, or its default.
-
-    A pool of side 3 can shift a pixel of a template by one pixel.
-    """
+    """Return the sides, in pixels, of pools (which shift pixels) that a fit tries: ``pool``, or a default."""
     if model.pool is not None:
         return (int(model.pool),)
     return POOL_SIDES if has_templates(model) and online and model.filters is None else POOL_SIDES[:1]
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the number of passes at the end that learn templates again: ``template_passes``, or 3 or 0."""
+    """Return the number of passes at the end that learn the top layer again: by default 3 online, else 0."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
 
 
 def choose_damping(model: HierarchicalCompositionalNetwork) -> float:
-    """Return the weight of a new message in the average of the new and the old message, from ``damping``."""
+    """Return the damping of belief propagation, the weight of new messages: ``damping``, or its default."""
     if model.damping is not None:
         return float(model.damping)
     return LAYERED_DAMPING if has_templates(model) else 1.0
 
 
 def count_layers(model: HierarchicalCompositionalNetwork) -> int:
-    """Return the number of layers of features, without the templates."""
+    """Return the number of layers of features, without the top layer of templates."""
     return 1 if model.layers is None else len(model.layers)
 
 
 def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool = True) -> tuple[float, ...]:
-    """Return for each layer the prior probability that a weight is on; the templates are last."""
+    """Return for each layer the prior probability that a weight is on; the top layer is last."""
     given: Any = model.p_weight
     n = count_layers(model) + has_templates(model)
     if given is None:
@@ -205,10 +202,7 @@ def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool =
 
 
 def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of chains (sequences of minibatches) that a step learns in parallel: ``n_chains``.
-
-    By default it is 1, or 8 for many images. In batch learning a chain is a range of images.
-    """
+    """Return the number of chains (sequences of minibatches, or ranges of images) per step: ``n_chains``."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
@@ -232,10 +226,7 @@ def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | Non
 
 
 def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the number of images that are learned one minibatch at a time before parallel learning.
-
-    It is the parameter ``warmup_rows``, or 4,000 if a step learns several minibatches.
-    """
+    """Return ``warmup_rows`` or its default: first images that are learned one minibatch at a time."""
     if not online:
         return 0
     if model.warmup_rows is not None:
@@ -258,8 +249,8 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
     """Return the largest number of fits from different seeds.
 
-    It is ``n_restarts``, or the largest number of attempts if templates are learned from stored messages:
-    such a fit starts again from another seed until it converges.
+    The number is ``n_restarts``, or ``MAX_ATTEMPTS`` in batch learning of several layers, where a fit starts
+    again from another seed until the fit converges.
     """
     if has_templates(model) and not online and model.n_epochs is None:
         return MAX_ATTEMPTS
@@ -317,12 +308,12 @@ def _check_combinations(model: HierarchicalCompositionalNetwork) -> None:
     if several and model.n_restarts != 1:
         raise ValueError(
             f"n_restarts={model.n_restarts} is set, but restarts are compared by compression, which networks "
-            "with templates do not have: remove n_restarts (a fit that does not settle starts again anyway)"
+            "with templates do not have: remove n_restarts (a fit that does not converge starts again anyway)"
         )
 
 
 def check_batch_parameters(model: HierarchicalCompositionalNetwork) -> None:
-    """Raise a ValueError for a parameter that has no effect in batch learning, which stores messages."""
+    """Raise a ValueError for a set parameter that has an effect in online learning only (online=True)."""
     for name in ("chain_batches", "warmup_rows", "inner_iterations"):
         if getattr(model, name) != PARAMETERS[name].default:
             raise ValueError(f"{name} is set, but belongs to online=True: remove it, or set online=True")
@@ -343,7 +334,7 @@ PARAMETERS = Parameters(
             "layers",
             None,
             Satisfies(
-                is_layers, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"
+                is_layer_list, "give a list of (features, (height, width)), such as [(32, (8, 6))], or None"
             ),
             "features and their size for each layer, from the image up; None: 32 of 8 x 6, with templates 8 "
             "of 3 x 3, or smaller",
@@ -355,7 +346,7 @@ PARAMETERS = Parameters(
         ),
         Parameter(
             "pool", None,
-            Satisfies(lambda v: v is None or is_pool(v), "give an odd number of at least 1, or None"),
+            Satisfies(lambda v: v is None or is_odd_side(v), "give an odd number of at least 1, or None"),
             "side of the pools between layers in pixels, odd; None: 3, online without filters 3 or 1, "
             "whichever has fewer errors", later=True,
         ),
@@ -432,14 +423,15 @@ PARAMETERS = Parameters(
             "pixels above it are 1; with filters: smallest step in grey levels, None: 64",
         ),
         Parameter(
-            "missing", None, Satisfies(is_pixel, "give a number, NaN or None"), "value of unknown pixels"
+            "missing", None, Satisfies(is_missing_value, "give a number, NaN or None"),
+            "value of unknown pixels",
         ),
         Parameter(
-            "filters", None, Satisfies(is_filters, "give an even number of directions, or None"),
+            "filters", None, Satisfies(is_filter_count, "give an even number of directions, or None"),
             "number of oriented filters, which make channels of grey images", later=True,
         ),
         Parameter(
-            "filter_size", 3, Satisfies(is_pool, "give an odd number: a filter has a middle"),
+            "filter_size", 3, Satisfies(is_odd_side, "give an odd number: a filter has a middle"),
             "side of a filter in pixels, odd", later=True,
         ),
         Parameter(

@@ -25,7 +25,7 @@ from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearne
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner
 from scalelatent.models.hcn.model.templates import TemplateCounts, TemplateEvidence
 
-from .fit import MIN_LEAF_ROWS, PAIRS_WITH_MESSAGES, Network, NetworkLearner, make_fit_order
+from .fit import MIN_LEAF_ROWS, STORED_PAIR_RATE, Network, NetworkLearner, make_fit_order
 from .multi_layer import MultiLayer
 from .parameters import (
     choose_n_epochs,
@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 
 # Share of the pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of updates of the messages of all pixels with which a plan measures the speed of batch learning.
+# Number of sweeps with which a plan measures the speed of batch learning. A sweep updates the
+# belief-propagation messages of all pixels once.
 PROBE_SWEEPS = 4
-# Bytes of the names and shapes of arrays in the file that stores the messages of a range of images (a leaf).
-LEAF_HEAD = 2**14
-# Speed of online learning in one thread that a plan assumes before it measures the speed: updates per second
-# of the two messages of a pixel to a feature position and a weight (a pair).
-PAIRS_PER_SECOND = 2e9
+# Bytes of the names and shapes of arrays in the file with the stored belief-propagation messages of a range
+# of images (leaf).
+LEAF_HEADER_BYTES = 2**14
+# Speed of online learning that a plan assumes before it measures the speed, in pairs (feature position,
+# weight) per second and thread. A pixel updates two belief-propagation messages per pair.
+ONLINE_PAIR_RATE = 2e9
 
 
 def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Forecast) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         n_classes = 1 if network.classes is None else len(network.classes)
         name, reduction = "templates", cast("Reduction", TemplateCounts(network.net, n_classes))
         image_bytes = network.image_bytes if online else stored_bytes(network.net, network.all_labelled)
-        decoding_sweeps = 1  # a forward pass takes about the time of one update of all messages
+        decoding_sweeps = 1  # scores need one pass up to the classes, as long as one update of all messages
     else:
         net, nothing = network.layer, np.zeros(network.layer.weights_shape, bool)
         name, reduction = "compression", DescriptionLength(Decoder(network.layer, nothing))
@@ -83,11 +85,11 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
             "templates-from-images", {"train": evidence}, state, f"{smaller}, templates or n_jobs"
         )
     row = _row_seconds(network, forecast, learner, order, online)
-    # Seconds of one sweep, which updates the messages of all pixels of an image once. Decoding an image runs
-    # the kernels of online learning.
+    # Seconds of one sweep, which updates the belief-propagation messages of all pixels of an image once.
+    # Decoding an image (inference of feature positions) runs the kernels of online learning.
     sweep = net.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
     decoding = decoding_sweeps * sweep
-    decoding *= 1 if online else PAIRS_WITH_MESSAGES / PAIRS_PER_SECOND
+    decoding *= 1 if online else STORED_PAIR_RATE / ONLINE_PAIR_RATE
     one, each = forecast.epoch_seconds(order, row, 0.0), decoding / forecast.resources.slots
     restarts, warm = int(model.n_restarts) * len(choose_pools(model, online)), warmup_rows * row
     fewest = min(epochs, int(model.patience or epochs) + 1)
@@ -110,10 +112,10 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         return forecast.finish_plan(shorter, checkpoint=state, predicting=decoding)
     # The file of a range of images (leaf) also stores the last change of the log odds of weights. The files
     # of an old checkpoint are deleted one epoch later, when the next checkpoint is written.
-    leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEAD)
+    leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEADER_BYTES)
     leaves *= min(epochs, KEEP_STATES + 2)
-    # Networks of several layers do not store messages of 0. A plan does not know how many messages are 0, so
-    # the bytes on disk are an upper bound.
+    # Networks of several layers do not store belief-propagation messages of 0. A plan does not know how many
+    # messages are 0, so the bytes on disk are an upper bound.
     bound = isinstance(network, MultiLayer)
     return forecast.finish_plan(
         shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding
@@ -123,7 +125,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
 def _row_seconds(
     network: Network, forecast: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
 ) -> float:
-    """Return the seconds of one thread per image: in one epoch, or in one update of all stored messages."""
+    """Return the seconds of one thread per image: for one epoch, or for one update of stored messages."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBE_SWEEPS
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
@@ -131,7 +133,7 @@ def _row_seconds(
         drawn = np.random.default_rng(0).random((size, math.prod(layer.input_shape)))
         x = (drawn < PROBE_SHARE_OF_ONES).astype(np.uint8)
         x *= 1 if layer.filters is None else GREY_LEVELS - 1
-        # A labelled image has fewer messages, because only the templates of its class get messages.
+        # A labelled image has no belief-propagation messages for templates (top features) of other classes.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
         # The type of the state differs between networks of one and of several layers. `OnlineLearner` and
@@ -150,5 +152,5 @@ def _row_seconds(
         return lambda: kept.visit(prepared, block, None)
 
     what = f"hcn {'online' if online else 'kept'} {layer.image} {network.describe()} {size} {labelled}"
-    nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (PAIRS_PER_SECOND if online else PAIRS_WITH_MESSAGES)
+    nominal = learner.flops_per_row() / FLOPS_PER_PAIR / (ONLINE_PAIR_RATE if online else STORED_PAIR_RATE)
     return forecast.probe(what, make_probe, nominal, rows=size * sweeps, threads=forecast.count_slots(order))

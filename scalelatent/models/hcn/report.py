@@ -23,15 +23,15 @@ from scalelatent.report.style import percent
 
 from .parameters import has_templates, is_online
 from .report_figures import plot_parts
-from .report_multi_layer import layers_section
+from .report_multi_layer import make_layers_section
 from .report_shared import (
     N_COMPLETED,
     FilledImages,
     count_shown_images,
     count_warmup_images,
-    features_picture,
-    filled_picture,
-    learning_pictures,
+    make_completion_picture,
+    make_features_picture,
+    make_learning_pictures,
     make_mask,
     read_last_restart,
     read_spaced_rows,
@@ -40,12 +40,13 @@ from .report_shared import (
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# A report decodes images, which means that it infers the positions of their features, with about this number
-# of updates: a few seconds on one core. An update computes the messages of a pair (feature position, weight).
+# A report decodes images (infers the positions of their features) with about this number of updates, which
+# take a few seconds on one core. An update computes the belief-propagation messages of one pair (feature
+# position, weight).
 MAX_PAIR_UPDATES = 4e9
-# Smallest and largest number of images that a report decodes.
-LEAST_ROWS, MOST_ROWS = 20, 1000
-# Explanations of numbers in the report: (name of the number, text).
+# Smallest and largest number of images that a report decodes (infers the positions of their features).
+MIN_DECODED, MAX_DECODED = 20, 1000
+# Texts that explain numbers of the report, each as (name of the number, text).
 EXPLANATIONS = [
     (
         "Bits sent",
@@ -72,13 +73,13 @@ def section(
     """Return the section of a report about a network: numbers, figures, explanations.
 
     ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test".
-    ``progress`` is called with the numbers of decoded images and of all images to decode.
+    ``progress`` is called with the numbers of finished images and of all images.
     """
     if has_templates(model):
-        return layers_section(model, data, run, rows)
+        return make_layers_section(model, data, run, rows)
     collect = partial(collect_parts, model, progress=progress)
     evidence = run.collect(data, "the figure of images and their features is missing", collect, "images")
-    head, table = parts_numbers(run, model, evidence, rows)
+    head, table = collect_part_numbers(run, model, evidence, rows)
     snippet = usage_snippet(run, model, verb="transform", gives="places of the features, uint8")
     pictures = _make_pictures(run, model, evidence, rows)
     return Section(_make_subtitle(model), head, table, pictures, EXPLANATIONS, snippet)
@@ -93,11 +94,11 @@ class PartsEvidence:
     n_rows : int
         Number of rows of the dataset.
     stats : Stats
-        Counts of a `DescriptionLength` for a sample of the images.
+        Counts of pixels and features in a sample of the images, from which compression is computed.
     images, made, unknown : ndarray of bool, shape (n, channels, height, width)
         True for pixels of 1, for reconstructed pixels of 1, and for unknown pixels of n images.
     places : ndarray of uint8, shape (n, HS, WS, F)
-        1 if one of the F features is at a position in these images, else 0.
+        1 if one of the F features is at one of HS x WS positions of these images, else 0.
     filled : FilledImages
         Images with hidden pixels, and their completions.
     """
@@ -112,7 +113,6 @@ class PartsEvidence:
 
     @property
     def sampled(self) -> int:
-        """Number of sampled images."""
         return int(self.stats["rows"])
 
 
@@ -123,15 +123,15 @@ def collect_parts(
     sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartsEvidence:
-    """Decode evenly spaced images of a dataset with a fitted network; return the data of the report.
+    """Infer the features of evenly spaced images of a dataset; return the data of the report.
 
-    ``sample_rows`` is the number of decoded images; None: as many images as take a few seconds. ``progress``
-    is called with the numbers of decoded images and of all images to decode.
+    ``sample_rows`` is the number of images, by default as many as take a few seconds. ``progress`` is called
+    with the numbers of finished images and of all images.
     """
     decoder, backend = model._decoder(), make_backend(model.device)
     layer, length = decoder.layer, DescriptionLength(decoder)
     if sample_rows is None:
-        sample_rows = int(np.clip(MAX_PAIR_UPDATES / (10 * layer.pairs), LEAST_ROWS, MOST_ROWS))
+        sample_rows = int(np.clip(MAX_PAIR_UPDATES / (10 * layer.pairs), MIN_DECODED, MAX_DECODED))
     numbers, x = read_spaced_rows(model, data, sample_rows)
     stats = Stats.zeros(length.layout())
     with single_threaded():
@@ -159,7 +159,7 @@ def collect_parts(
 
 
 def _make_subtitle(model: HierarchicalCompositionalNetwork) -> str:
-    """Return the subtitle of the section: sizes of features and images, and the way of learning."""
+    """Return the subtitle of the section: sizes of features and images, and online or batch learning."""
     layer = model._network.layer
     channels = f", {count(layer.image[0], 'channel')}" if layer.image[0] > 1 else ""
     sizes = [" x ".join(map(str, size)) for size in (layer.window, layer.image[1:])]
@@ -170,10 +170,10 @@ def _make_subtitle(model: HierarchicalCompositionalNetwork) -> str:
     )
 
 
-def parts_numbers(
+def collect_part_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, evidence: PartsEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return two lists of (name, value) pairs: the numbers of the headline, and the numbers of the table."""
+    """Return the numbers of the headline and the numbers of the table, both as (name, value)."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     weights, used = model.weights_[0], model.used_[0]
@@ -221,16 +221,18 @@ def _make_pictures(
     """Return all figures of the section, in the order of the page."""
     found = []
     if evidence is not None:
-        found.append(_parts_picture(model, evidence, rows))
+        found.append(_make_parts_picture(model, evidence, rows))
     often = None if evidence is None else evidence.stats["placed"] / evidence.sampled
-    found.append(features_picture(model.weights_[0], model.used_[0], often))
-    found += learning_pictures(run)
+    found.append(make_features_picture(model.weights_[0], model.used_[0], often))
+    found += make_learning_pictures(run)
     if evidence is not None and evidence.filled.has_hidden_pixels:
-        found.append(filled_picture(evidence.filled, rows, "the features"))
+        found.append(make_completion_picture(evidence.filled, rows, "the features"))
     return found
 
 
-def _parts_picture(model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str) -> Picture:
+def _make_parts_picture(
+    model: HierarchicalCompositionalNetwork, evidence: PartsEvidence, rows: str
+) -> Picture:
     words = (
         f"Evenly spaced {rows} images; their features, each in its colour; the places of the features, as "
         "numbers or dots; and the reconstructions (Figures 1, 3 and 5 of the paper). In a reconstruction "
@@ -238,7 +240,7 @@ def _parts_picture(model: HierarchicalCompositionalNetwork, evidence: PartsEvide
     )
     wrong = ((evidence.made != evidence.images) & ~evidence.unknown).mean()
     alt = (
-        f"{count(len(evidence.images), 'image')} in four lines, with {int(evidence.places.sum())} features; "
+        f"{count(len(evidence.images), 'image')} in four rows, with {int(evidence.places.sum())} features; "
         f"{percent(float(wrong))} of the pixels differ from the reconstructions."
     )
     drawn = evidence.images, evidence.places, model.weights_[0], evidence.made, evidence.unknown

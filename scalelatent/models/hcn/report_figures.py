@@ -1,7 +1,7 @@
 """Figures in reports of compositional networks: features, templates, learning curves, completed images.
 
-They follow Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning"
-(2016).
+The figures follow Figures 1, 3, 5, 6 and 7 of Lázaro-Gredilla et al., "Hierarchical compositional feature
+learning" (2016).
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Largest number of features in the figure of features, and in one line of this figure.
-MOST_FEATURES, ACROSS = 144, 16
-# Largest number of lines and of columns in the figure of templates.
-MOST_LINES = 12
+# Largest number of features in the figure of all features, and in one row of this figure.
+MAX_FEATURES, MAX_COLUMNS = 144, 16
+# Largest number of rows (templates) and of columns (features) in the figure of templates.
+MAX_GRID_SIDE = 12
 # Largest number of classes in the figure of samples.
-MOST_CLASSES = 10
-# A figure marks the positions of features by numbers if an image has at most this number of features; else by
-# dots.
-NUMBERED = 12
+MAX_CLASSES = 10
+# A figure shows features as numbers if an image has at most this number of features, else as dots.
+MAX_NUMBERED = 12
 _INK, _PALE, _WHITE = np.array(to_rgb(INK)), np.array(to_rgb(LINE)), np.ones(3)
 _HIDDEN = np.array(to_rgb("#e9dcc3"))
 
 
-def color_of(feature: int) -> str:
+def choose_color(feature: int) -> str:
     """Return the colour of the feature with this number; all figures of a report use this colour."""
     return COLORS[feature % len(COLORS)]
 
 
-def direction_colors(n: int) -> np.ndarray:
+def make_direction_colors(n: int) -> np.ndarray:
     """Return a colour (red, green, blue) for each of ``n`` edge directions, (n, 3)."""
     return hsv_to_rgb([(k / n, 0.85, 0.85) for k in range(n)])
 
@@ -52,11 +51,12 @@ def plot_parts(
 
     The figure follows Figures 1, 3 and 5 of Lázaro-Gredilla et al. (2016). ``images``, reconstructions
     ``made`` and the masks ``unknown`` are bool (n, channels, height, width). ``places`` (n, HS, WS, F) is 1
-    if one of the F features is at a position, else 0. ``weights`` are the features, bool (F, channels, h, w).
+    if one of F features is at one of HS x WS positions. ``weights`` are the features of h x w pixels, bool
+    (F, channels, h, w).
     """
     shape, places_of = images.shape[1:], [np.argwhere(found) for found in places]
     pairs = list(zip(images, made, unknown, strict=True))
-    figure, axes = _plot_lines(
+    figure, axes = _plot_image_rows(
         [
             ("image", [_color_image(image, missing) for image, _, missing in pairs]),
             ("features", [_paint_features(found, weights, shape) for found in places_of]),
@@ -64,29 +64,29 @@ def plot_parts(
             ("reconstruction", [_mark_differences(*one) for one in pairs]),
         ]
     )
-    for panel, found in zip(axes[2], places_of, strict=True):
-        _draw_places(panel, found, weights.shape, shape)
+    for place_axes, found in zip(axes[2], places_of, strict=True):
+        _draw_places(place_axes, found, weights.shape, shape)
     return figure
 
 
-def _plot_lines(
-    lines: Sequence[tuple[str, Sequence[np.ndarray]]], room: float = 0.1
+def _plot_image_rows(
+    rows: Sequence[tuple[str, Sequence[np.ndarray]]], title_inches: float = 0.1
 ) -> tuple[Figure, np.ndarray]:
-    """Plot lines of colour images (height, width, 3) of equal size; return the figure and its axes.
+    """Plot rows of colour images (height, width, 3) of equal size; return the figure and its axes.
 
-    ``lines`` are (name, images), and ``room`` is the height of titles in inches.
+    ``rows`` has (name, images) of each row, and ``title_inches`` is the height of titles.
     """
-    n = len(lines[0][1])
+    n = len(rows[0][1])
     if not n:
         raise DataError("there are no images to draw: give at least one row")
-    height, width = lines[0][1][0].shape[:2]
+    height, width = rows[0][1][0].shape[:2]
     side = float(np.clip(max(height, width) / 24, 1.25, max(1.25, 10.5 / n)))
-    figure = new_figure(n * side + 0.5, len(lines) * side * height / width + room)
-    axes = figure.subplots(len(lines), n, squeeze=False)
-    for panels, (name, images) in zip(axes, lines, strict=True):
-        panels[0].set_ylabel(name, fontsize=9, color=INK)
-        for panel, image in zip(panels, images, strict=True):
-            _draw_image(panel, image)
+    figure = new_figure(n * side + 0.5, len(rows) * side * height / width + title_inches)
+    axes = figure.subplots(len(rows), n, squeeze=False)
+    for row_axes, (name, images) in zip(axes, rows, strict=True):
+        row_axes[0].set_ylabel(name, fontsize=9, color=INK)
+        for image_axes, image in zip(row_axes, images, strict=True):
+            _draw_image(image_axes, image)
     return figure, axes
 
 
@@ -118,7 +118,7 @@ def _color_image(
     if len(image) == 1:
         out[on] = ink
     else:
-        tones = np.array([to_rgb(color_of(c)) for c in range(len(image))]) if colors is None else colors
+        tones = np.array([to_rgb(choose_color(c)) for c in range(len(image))]) if colors is None else colors
         out[on] = np.einsum("chw,cz->hwz", image.astype(float), tones)[on] / image.sum(axis=0)[on, None]
     if unknown is not None:
         out[unknown.all(axis=0)] = _HIDDEN
@@ -135,7 +135,7 @@ def _paint_features(places_of: np.ndarray, weights: np.ndarray, shape: Sequence[
     _, _, h, w = weights.shape
     for r, c, f in places_of:
         on = weights[f].any(axis=0)
-        total[r : r + h, c : c + w][on] += to_rgb(color_of(int(f)))
+        total[r : r + h, c : c + w][on] += to_rgb(choose_color(int(f)))
         hits[r : r + h, c : c + w] += on
     out = np.broadcast_to(_WHITE, total.shape).copy()
     out[hits > 0] = total[hits > 0] / hits[hits > 0][:, None]
@@ -147,11 +147,11 @@ def _draw_places(axes: Axes, places_of: np.ndarray, features: tuple[int, ...], s
     axes.set(xlim=(-0.5, shape[2] - 0.5), ylim=(shape[1] - 0.5, -0.5), aspect="equal")
     for r, c, f in places_of:
         x, y = c + (w - 1) / 2, r + (h - 1) / 2
-        if len(places_of) <= NUMBERED:
+        if len(places_of) <= MAX_NUMBERED:
             words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
-            axes.text(x, y, str(f), color=color_of(int(f)), **words)
+            axes.text(x, y, str(f), color=choose_color(int(f)), **words)
         else:
-            axes.plot(x, y, marker="o", markersize=4, color=color_of(int(f)), linestyle="none")
+            axes.plot(x, y, marker="o", markersize=4, color=choose_color(int(f)), linestyle="none")
     _draw_frame(axes)
 
 
@@ -164,23 +164,20 @@ def _mark_differences(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) 
 
 
 def plot_features(
-    weights: np.ndarray,
-    used: np.ndarray,
-    often: np.ndarray | None = None,
-    colors: np.ndarray | None = None,
+    weights: np.ndarray, used: np.ndarray, rates: np.ndarray | None = None, colors: np.ndarray | None = None
 ) -> Figure:
     """Plot all features with their numbers; the features that the model uses are dark.
 
-    ``weights`` are the features, bool (F, channels, h, w), and ``used`` (F,) is True for features that the
-    model uses. ``often`` (F,) is the mean number of positions of each feature per image, which is written
-    below the feature. ``colors`` (channels, 3) are the colours of the channels; None: the colours of the
-    features of the layer below.
+    ``weights`` are F features of h x w pixels, bool (F, channels, h, w), and ``used`` (F,) is True for
+    features that the model uses. ``rates`` (F,) is the mean number of positions of each feature per image,
+    which is written below the feature. ``colors`` (channels, 3) are the colours of the channels; by default
+    those of the features of the layer below.
     """
     shown = np.arange(len(weights))
-    if len(weights) > MOST_FEATURES:  # show the most frequent features
-        frequency = used.astype(float) if often is None else often
-        shown = _find_largest(frequency, MOST_FEATURES)
-    across = min(len(shown), max(8, min(ACROSS, math.ceil(math.sqrt(2 * len(shown))))))
+    if len(weights) > MAX_FEATURES:  # show the most frequent features
+        frequency = used.astype(float) if rates is None else rates
+        shown = _find_largest(frequency, MAX_FEATURES)
+    across = min(len(shown), max(8, min(MAX_COLUMNS, math.ceil(math.sqrt(2 * len(shown))))))
     lines = -(-len(shown) // across)
     ratio = weights.shape[2] / weights.shape[3]
     figure = new_figure(max(0.72 * across, 2), lines * (0.6 * min(max(ratio, 0.5), 2) + 0.42) + 0.1)
@@ -192,19 +189,19 @@ def plot_features(
         axes.imshow(
             _color_image(weights[f], None, _INK if used[f] else _PALE, colors), interpolation="nearest"
         )
-        _draw_frame(axes, color_of(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
-        label = "not used" if not used[f] else "" if often is None else f"{often[f]:.2g}"
-        color = color_of(f) if used[f] else MUTED
+        _draw_frame(axes, choose_color(f) if used[f] else LINE, 1.6 if used[f] else 0.8)
+        label = "not used" if not used[f] else "" if rates is None else f"{rates[f]:.2g}"
+        color = choose_color(f) if used[f] else MUTED
         axes.set_title(f"{f}", fontsize=8, color=color, pad=2, fontweight="bold" if used[f] else None)
         axes.set_xlabel(label, fontsize=8, color=INK if used[f] else MUTED, labelpad=1)
     return figure
 
 
-def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figure:
+def plot_weight_counts(records: Sequence[Mapping[str, Any]], warmup_images: int = 0) -> Figure:
     """Plot weights that are on, weights that change sign, and compression against the images seen.
 
-    See Figure 6 of Lázaro-Gredilla et al. (2016). ``records`` are the records of a history, and ``before`` is
-    the number of images that the fit saw before the first record, in the warm-up.
+    See Figure 6 of Lázaro-Gredilla et al. (2016). ``records`` are the records of a history, and
+    ``warmup_images`` is the number of images that the fit saw in the warm-up, before the first record.
     """
     known = [record for record in records if record.get("weights_on") is not None]
     if not known:
@@ -212,7 +209,7 @@ def plot_evidence(records: Sequence[Mapping[str, Any]], before: int = 0) -> Figu
     compressed = any(record.get("compression") is not None for record in known)
     figure = new_figure(8, 5.2 if compressed else 3.2)
     panels = figure.subplots(1 + compressed, 1, sharex=True, squeeze=False)[:, 0]
-    seen, point = before + read_column(known, "rows_seen"), marker_style(known)
+    seen, point = warmup_images + read_column(known, "rows_seen"), marker_style(known)
     on, changed = read_column(known, "weights_on"), count_sign_changes(known)
     panels[0].plot(seen, on, color=INK, linewidth=1.6, label="on", **point)
     panels[0].plot(seen, changed, color=ACCENT, linewidth=1.4, label="change sign per 100 images", **point)
@@ -243,7 +240,7 @@ def count_sign_changes(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
 
 def plot_filled(images: np.ndarray, known: np.ndarray, filled: np.ndarray) -> Figure:
     """Plot images, their ``known`` pixels, and the completed images; all are (n, channels, height, width)."""
-    return _plot_lines(
+    return _plot_image_rows(
         [
             ("image", [_color_image(image) for image in images]),
             ("given", [_color_image(*one) for one in zip(images & known, ~known, strict=True)]),
@@ -259,8 +256,8 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
     (n, filters, height, width), True for the filter that is on at a pixel. ``made`` are the reconstructed
     edges of all images but the first.
     """
-    colors = direction_colors(edges.shape[1])
-    figure, axes = _plot_lines(
+    colors = make_direction_colors(edges.shape[1])
+    figure, axes = _plot_image_rows(
         [
             ("image", [np.repeat(image[:, :, None], 3, axis=2) for image in images]),
             ("edges", [_color_image(image, colors=colors) for image in edges]),
@@ -273,13 +270,14 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
 
 
 def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, tuple[int, int]]:
-    """Plot the positions of features (columns) in templates (lines); both numbers are at most `MOST_LINES`.
+    """Plot the positions of features (columns) in templates (rows); both numbers are at most `MAX_GRID_SIDE`.
 
-    ``weights`` is bool (templates, F, HS, WS), True if a template has one of the F features at a position.
-    ``names`` are the names of the templates. Return the figure and its numbers of lines and columns.
+    ``weights`` is bool (templates, F, HS, WS), True if a template (feature of the top layer) has one of the F
+    features of the layer below at one of HS x WS positions. ``names`` are the names of the templates. Return
+    the figure and its numbers of rows and columns.
     """
     counts = weights.sum(axis=(2, 3))
-    lines, columns = (_find_largest(counts.sum(axis=1 - axis), MOST_LINES) for axis in (0, 1))
+    lines, columns = (_find_largest(counts.sum(axis=1 - axis), MAX_GRID_SIDE) for axis in (0, 1))
     wide = min(1.25, 10 / len(columns))
     high = max(0.25, wide * weights.shape[2] / weights.shape[3])
     figure = new_figure(wide * len(columns) + 1, (high + 0.08) * len(lines) + 0.3)
@@ -288,7 +286,7 @@ def plot_templates(weights: np.ndarray, names: Sequence[str]) -> tuple[Figure, t
         label_style: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center"}
         axes[r, 0].set_ylabel(f"{template}: {names[template]}", fontsize=8, color=INK, **label_style)
         for c, feature in enumerate(columns):
-            color = color_of(int(feature))
+            color = choose_color(int(feature))
             _draw_image(
                 axes[r, c], _color_image(weights[template, feature][None], None, np.array(to_rgb(color)))
             )
@@ -303,9 +301,9 @@ def _find_largest(counts: np.ndarray, n: int) -> np.ndarray:
 
 
 def plot_samples(images: np.ndarray, names: Sequence[str], colors: np.ndarray | None = None) -> Figure:
-    """Plot lines of images, bool (lines, n, channels, height, width), with the name of each line.
+    """Plot rows of images, bool (rows, n, channels, height, width), with the name of each row.
 
-    ``colors`` (channels, 3) are the colours of the channels; None: the colours of the features.
+    ``colors`` (channels, 3) are the colours of the channels; by default those of features.
     """
     found = ([_color_image(image, colors=colors) for image in line] for line in images)
-    return _plot_lines(list(zip(names, found, strict=True)))[0]
+    return _plot_image_rows(list(zip(names, found, strict=True)))[0]

@@ -1,4 +1,4 @@
-"""Section of a report on a network with templates: features, templates, samples, completed images."""
+"""Section of a report on a network of several layers: features, templates, samples, completed images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scalelatent.report.page import Picture, Section, count
 from scalelatent.report.runfiles import RunFiles
 from scalelatent.report.style import percent
 
-from .report_figures import MOST_CLASSES, direction_colors, plot_edges, plot_samples, plot_templates
+from .report_figures import MAX_CLASSES, make_direction_colors, plot_edges, plot_samples, plot_templates
 from .report_shared import (
     N_COMPLETED,
     FilledImages,
     count_shown_images,
-    features_picture,
-    filled_picture,
-    learning_pictures,
+    make_completion_picture,
+    make_features_picture,
+    make_learning_pictures,
     make_mask,
     read_spaced_rows,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Number of random images per class that the report draws from the model.
 SAMPLES_PER_CLASS = 6
-# Explanations of numbers in the report: (name of the number, text).
+# Texts that explain numbers of the report, each as (name of the number, text).
 EXPLANATIONS = [
     (
         "Templates",
@@ -42,16 +42,16 @@ EXPLANATIONS = [
 ]
 
 
-def layers_section(
+def make_layers_section(
     model: HierarchicalCompositionalNetwork, data: Dataset | None, run: RunFiles, rows: str
 ) -> Section:
-    """Return the section of a report about a network with templates: numbers, figures, explanations.
+    """Return the section of a report about a network of several layers: numbers, figures, explanations.
 
     ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test".
     """
     filled = edges = None
     if model.filters is None:
-        fill = partial(fill_halves, model)
+        fill = partial(complete_images, model)
         filled = run.collect(data, "the figure of completed images is missing", fill, "images")
     else:
         edges = run.collect(data, "the figure of edges is missing", partial(find_edges, model), "images")
@@ -62,7 +62,7 @@ def layers_section(
     return Section(subtitle, head, table, pictures, EXPLANATIONS, snippet)
 
 
-def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
+def complete_images(model: HierarchicalCompositionalNetwork, data: Dataset) -> FilledImages:
     """Hide pixels of evenly spaced images of a dataset, and complete the images by the fitted network."""
     layer, (_, x) = model._network.layer, read_spaced_rows(model, data, N_COMPLETED)
     whole = layer.compute_evidence(x)
@@ -71,16 +71,16 @@ def fill_halves(model: HierarchicalCompositionalNetwork, data: Dataset) -> Fille
     return FilledImages(whole > 0, given | (whole == 0), made > 0, hidden)
 
 
-# Arrays that `find_edges` returns: grey images, edges of the images, and edges of their best templates.
+# Grey images, their edges, and the edges of their best templates (features of the top layer).
 EdgeImages: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeImages:
     """Return evenly spaced images of a dataset, their edges, and the edges of their best templates.
 
-    The first image is not from the dataset: it is a bright disc, which has edges of all directions and no
-    template. The images are uint8 (n, height, width). Edges are bool (images, filters, height, width), True
-    for the filter that is on at a pixel.
+    The first image is not from the dataset, but a bright disc, which has edges of all directions and no
+    template (feature of the top layer). The images are uint8 (n, height, width). Edges are bool (images,
+    filters, height, width), True for the filter that is on at a pixel.
     """
     layer = model._network.layer
     assert layer.filters is not None
@@ -97,7 +97,7 @@ def find_edges(model: HierarchicalCompositionalNetwork, data: Dataset) -> EdgeIm
 def _collect_numbers(
     run: RunFiles, model: HierarchicalCompositionalNetwork, filled: FilledImages | None
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return two lists of (name, value) pairs: the numbers of the headline, and the numbers of the table."""
+    """Return the numbers of the headline and the numbers of the table, both as (name, value)."""
     head = [("layers", str(len(model.weights_))), ("templates", str(len(model.template_classes_)))]
     table = [("records of passes", f"{model.n_iter_:,}"), ("seed", str(model.seed_))]
     for level, (weights, used) in enumerate(zip(model.weights_, model.used_, strict=True), 1):
@@ -110,7 +110,7 @@ def _collect_numbers(
         head.append(("test error", percent(error)))
     if filled is not None and filled.has_hidden_pixels:
         of = count(len(filled.images), "image")
-        table.append((f"wrong among the hidden pixels of {of}", percent(filled.wrong[0])))
+        table.append((f"wrong among the hidden pixels of {of}", percent(filled.error_shares[0])))
     return head, table
 
 
@@ -122,17 +122,17 @@ def _make_pictures(
     rows: str,
 ) -> list[Picture]:
     """Return all figures of the section, in the order of the page."""
-    found = [] if edges is None else [_edges_picture(model, edges, rows)]
-    of_edges = model.filters is not None
+    found = [] if edges is None else [_make_edges_picture(model, edges, rows)]
+    are_edges = model.filters is not None
     for level, one in enumerate(zip(model.weights_[:-1], model.used_[:-1], strict=True), 1):
-        found.append(features_picture(*one, layer=level, of_edges=of_edges and level == 1))
-    found += [_templates_picture(model), _samples_picture(model)]
+        found.append(make_features_picture(*one, layer=level, are_edges=are_edges and level == 1))
+    found += [_make_templates_picture(model), _make_samples_picture(model)]
     if filled is not None and filled.has_hidden_pixels:
-        found.append(filled_picture(filled, rows, "the best template of each image"))
-    return found + learning_pictures(run)
+        found.append(make_completion_picture(filled, rows, "the best template of each image"))
+    return found + make_learning_pictures(run)
 
 
-def _edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
+def _make_edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, rows: str) -> Picture:
     words = (
         f"Evenly spaced {rows} images; their edges, coloured by the strongest of {model.filters} directions; "
         "and the edges of the best template of each image. The bright disc is the key to the colours of "
@@ -140,7 +140,7 @@ def _edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, r
     )
     found, made = (percent(float(part.any(axis=1).mean())) for part in (edges[1][1:], edges[2]))
     alt = (
-        f"{count(len(edges[2]), 'image')} in three lines; {found} of their pixels are on an edge, and "
+        f"{count(len(edges[2]), 'image')} in three rows; {found} of their pixels are on an edge, and "
         f"{made} of the pixels of the templates."
     )
     figure = plot_edges(*edges)
@@ -148,15 +148,15 @@ def _edges_picture(model: HierarchicalCompositionalNetwork, edges: EdgeImages, r
 
 
 def _class_word(model: HierarchicalCompositionalNetwork) -> str:
-    """Return the word for a group of templates: "class", or "cluster" without labels."""
+    """Return what a template (top feature) stands for: "class", or "cluster" if there are no labels."""
     return "cluster" if model._multi_layer("net").labels is None else "class"
 
 
-def _templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
+def _make_templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     weights, kind = model.weights_[-1], _class_word(model)
     figure, drawn = plot_templates(weights, [f"{kind} {label}" for label in model.template_classes_])
     words = (
-        "Places of the features of the layer below (columns) in each template (lines), as in Figure 7 of the "
+        "Places of the features of the layer below (columns) in each template (rows), as in Figure 7 of the "
         "paper. Features have the colours of the figures above."
     )
     if drawn != weights.shape[:2]:
@@ -168,16 +168,16 @@ def _templates_picture(model: HierarchicalCompositionalNetwork) -> Picture:
     return Picture("templates", "Templates by features", words, alt, figure, wide=True)
 
 
-def _samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
-    classes, kind = model.classes_[:MOST_CLASSES], _class_word(model)
+def _make_samples_picture(model: HierarchicalCompositionalNetwork) -> Picture:
+    classes, kind = model.classes_[:MAX_CLASSES], _class_word(model)
     n, y = len(classes), np.repeat(classes, SAMPLES_PER_CLASS)
     made = model.sample(len(y), y, noise=False, random_state=model.seed_) > 0
-    words = f"Images of each {kind} (lines), drawn from the model without noise; pools shift their parts."
+    words = f"Images of each {kind} (rows), drawn from the model without noise; pools shift their parts."
     if n < len(model.classes_):
         words += f" The figure shows the first {n} of {len(model.classes_)}."
     share = percent(float(made.mean()))
-    alt = f"{SAMPLES_PER_CLASS} images per line, {count(n, 'line')}; {share} of the pixels are on."
-    colors = None if model.filters is None else direction_colors(made.shape[1])
+    alt = f"{SAMPLES_PER_CLASS} images per row, {count(n, 'row')}; {share} of the pixels are on."
+    colors = None if model.filters is None else make_direction_colors(made.shape[1])
     names = [f"{kind} {label}" for label in classes]
     figure = plot_samples(made.reshape(n, SAMPLES_PER_CLASS, *made.shape[1:]), names, colors)
     return Picture("samples", "Samples", words, alt, figure, wide=True)

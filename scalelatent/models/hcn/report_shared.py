@@ -1,4 +1,4 @@
-"""Rows and figures of reports on networks with and without templates."""
+"""Contents of reports that networks of one layer and of several layers share: images, masks, figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.report.page import Picture, count, join_words
 from scalelatent.report.runfiles import RunFiles, check_features
 from scalelatent.report.style import percent
 
-from .report_figures import direction_colors, plot_evidence, plot_features, plot_filled
+from .report_figures import make_direction_colors, plot_features, plot_filled, plot_weight_counts
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
@@ -35,7 +35,7 @@ class FilledImages:
     Attributes
     ----------
     images, given, made : ndarray of bool, shape (n, channels, height, width)
-        Images; True for pixels that were not hidden; completed images.
+        The images, the masks of the pixels that were not hidden, and the completed images.
     hidden : str
         Words that describe the hidden pixels, for the caption.
     """
@@ -51,7 +51,7 @@ class FilledImages:
         return not bool(self.given.all())
 
     @property
-    def wrong(self) -> tuple[float, float]:
+    def error_shares(self) -> tuple[float, float]:
         """Share of hidden pixels with a wrong value in the completed images, and in images that are all 0."""
         hidden = ~self.given
         return float((self.made != self.images)[hidden].mean()), float(self.images[hidden].mean())
@@ -105,37 +105,39 @@ def count_warmup_images(run: RunFiles) -> int:
     return int(stages[-1].get("rows_seen") or 0) if stages else 0
 
 
-def features_picture(
+def make_features_picture(
     weights: np.ndarray,
     used: np.ndarray,
-    often: np.ndarray | None = None,
+    rates: np.ndarray | None = None,
     layer: int = 1,
-    of_edges: bool = False,
+    are_edges: bool = False,
 ) -> Picture:
     """Return the figure of the features of a layer.
 
-    ``used`` is True for features that the model uses, ``often`` the mean number of positions of each feature
-    per image, and ``layer`` the number of the layer from the image up. ``of_edges`` is True if the channels
+    ``used`` is True for features that the model uses, ``rates`` the mean number of positions of each feature
+    per image, and ``layer`` the number of the layer from the image up. ``are_edges`` is True if the channels
     of the features are the directions of edges.
     """
     words = "All features with their numbers; used features are dark with a frame in their colour."
-    words += "" if often is None else " The number below a feature is its mean number of places per image."
+    words += "" if rates is None else " The number below a feature is its mean number of places per image."
     if len(weights[0]) > 1:
         below = "features of the layer below" if layer > 1 else "channels"
-        what = "directions of edges" if of_edges else below
+        what = "directions of edges" if are_edges else below
         words += f" The colour of a pixel is the mean colour of its {what}."
     alt = f"{int(used.sum())} of {count(len(used), 'feature')} are used"
-    if often is not None and used.any():
-        most = int(np.argmax(often))
-        alt += f"; feature {most} is the most frequent with {often[most]:.2g} places per image"
+    if rates is not None and used.any():
+        most = int(np.argmax(rates))
+        alt += f"; feature {most} is the most frequent with {rates[most]:.2g} places per image"
     name, title = "features", "Features"
     if layer > 1:
         name, title = f"{name}-{layer}", f"{title} of layer {layer}"
-    figure = plot_features(weights, used, often, direction_colors(weights.shape[1]) if of_edges else None)
+    figure = plot_features(
+        weights, used, rates, make_direction_colors(weights.shape[1]) if are_edges else None
+    )
     return Picture(name, title, words, f"{alt}.", figure, wide=True)
 
 
-def learning_pictures(run: RunFiles) -> list[Picture]:
+def make_learning_pictures(run: RunFiles) -> list[Picture]:
     """Return the figure of weights against images seen, or no figure for fewer than two records."""
     history, before = read_last_restart(run), count_warmup_images(run)
     if len(history) < 2:
@@ -149,17 +151,17 @@ def learning_pictures(run: RunFiles) -> list[Picture]:
         words += " Below: compression of the validation images."
         facts.append(f"compression {percent(compressed[-1])} at the end")
     alt = f"Curves over {count(len(history), 'record')}: {join_words(facts)}."
-    figure = plot_evidence(history, before)
+    figure = plot_weight_counts(history, before)
     return [Picture("learning", "Weights against images seen", words, alt, figure)]
 
 
-def filled_picture(filled: FilledImages, rows: str, by: str) -> Picture:
+def make_completion_picture(filled: FilledImages, rows: str, by: str) -> Picture:
     """Return the figure of images, their given pixels, and the completed images.
 
     ``rows`` names the data split, such as "test", and ``by`` names the part of the model that fills in
     pixels.
     """
-    wrong, base = filled.wrong
+    wrong, base = filled.error_shares
     n = len(filled.images)
     some = np.linspace(0, n - 1, min(count_shown_images(filled.images.shape[1:]), n)).astype(int)
     words = (
@@ -167,6 +169,6 @@ def filled_picture(filled: FilledImages, rows: str, by: str) -> Picture:
         f"In {count(n, 'image')} {percent(wrong)} of the hidden pixels are wrong; with 0 everywhere it would "
         f"be {percent(base)}. A part that is hidden entirely cannot be known."
     )
-    alt = f"{count(len(some), 'image')} in three lines; {percent(wrong)} of the hidden pixels are wrong."
+    alt = f"{count(len(some), 'image')} in three rows; {percent(wrong)} of the hidden pixels are wrong."
     figure = plot_filled(filled.images[some], filled.given[some], filled.made[some])
     return Picture("filled", "Unknown pixels", words, alt, figure, wide=True)

@@ -1,4 +1,4 @@
-"""Metrics of compositional networks: compression without templates, accuracy and error with templates."""
+"""Metrics of compositional networks: compression for one layer, accuracy and error for several layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PART_METRICS, _CLASS_METRICS = ("compression", "score"), ("accuracy", "error")
 
 
 class NetworkScorer(Scorer):
-    """Scorer of networks: compression of images, or with templates the shares of right and wrong classes."""
+    """Scorer of networks: compression for one layer, shares of right and wrong classes for several layers."""
 
     metrics = (*_PART_METRICS, *_CLASS_METRICS)
     headline = ("error", "accuracy", "compression")

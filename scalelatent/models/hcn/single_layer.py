@@ -17,16 +17,17 @@ from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineF
 from scalelatent.models.hcn.model.layer import FeatureLayer, to_features
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner, LeafState, leaf_bytes
 
-from .fit import count_passes_per_write, first_state, learn_epochs
+from .fit import choose_first_state, count_passes_per_write, learn_epochs
 from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_online
 
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# A fit warns if the messages of more than this share of the pixels changed in the last sweep, which updates
-# the messages of all pixels once.
+# A fit warns if the belief-propagation messages of more than this share of the pixels changed in the last
+# sweep, which updates the messages of all pixels once.
 MAX_MOVED_SHARE = 0.9
-# A fit warns that no image converged only if it decoded at least this many images.
+# A fit decodes images (infers the positions of their features) at its end. The fit warns that no image
+# converged only if it decoded at least this number of images.
 MIN_ROWS_TO_WARN = 20
 # Approximate number of training images on which a fit without validation images measures compression.
 MEASURED_ROWS = 1_000
@@ -37,15 +38,15 @@ class SingleLayerFit(NamedTuple):
 
     state: EvidenceState
     history: list[dict[str, Any]]
-    used: np.ndarray  # bool (F,), True for features that save more bits than they cost
+    used: np.ndarray  # bool (features,), True for features that save more bits than they cost
     compression: float
     rows: int  # number of images on which compression was measured
-    at_rest: int  # number of images, among these rows, whose messages converged
+    at_rest: int  # number of these images whose belief-propagation messages converged
 
 
 @dataclass(frozen=True)
 class SingleLayer:
-    """Network of one layer; `.multi_layer.MultiLayer` documents its properties and methods."""
+    """Network of one layer; it has the properties and methods of `.multi_layer.MultiLayer`."""
 
     layer: FeatureLayer
     classes: None = None
@@ -107,7 +108,7 @@ class SingleLayer:
         end, layer = f"-{restart}" if restart else "", self.layer
         learner = self.learner(model, n, seed)
         start = replace(learner, seed=model.seed_).start(restart)
-        state = yield from first_state(model, self, start, restart)
+        state = yield from choose_first_state(model, self, start, restart)
         result = yield from learn_epochs(model, self, learner, state, rows, seed, f"learn{end}")
         measured = rows.get("validation", rows["train"])
         every = 1 if "validation" in rows else max(1, n // MEASURED_ROWS)
@@ -124,16 +125,16 @@ class SingleLayer:
 
 
 def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> None:
-    """Warn the user if most messages still changed at the end of learning, or if no image converged."""
+    """Warn if most belief-propagation messages changed in the last update, or if no image converged."""
     state = found.state
     moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
     if moved > MAX_MOVED_SHARE:
         warn_user(
-            f"messages of {moved:.0%} of the pixels still moved in the last sweep: give more sweeps "
+            f"messages of {moved:.0%} of the pixels still changed in the last sweep: give more sweeps "
             "(n_epochs), or a damping below 1"
         )
     elif found.rows >= MIN_ROWS_TO_WARN and not found.at_rest:
         warn_user(
-            f"none of {found.rows} images came to rest in {DECODE_SWEEPS} sweeps under the learned features: "
+            f"none of {found.rows} images converged in {DECODE_SWEEPS} sweeps with the learned features: "
             "raise p01 and p10 (the images are noisier than these values), or give more features"
         )

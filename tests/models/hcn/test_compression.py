@@ -13,10 +13,10 @@ from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.models.hcn.model.compression import (
     DescriptionLength,
-    bits,
     compression,
+    count_bits,
+    count_total_bits,
     find_paying_features,
-    length,
 )
 from scalelatent.models.hcn.model.decode import Decoder
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features
@@ -41,8 +41,8 @@ def counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarra
 
 
 def test_the_description_length_of_bits_is_their_entropy() -> None:
-    assert bits(2, 8) == pytest.approx(8 * entropy(0.25))
-    assert bits(0, 8) == bits(8, 8) == bits(0, 0) == 0
+    assert count_bits(2, 8) == pytest.approx(8 * entropy(0.25))
+    assert count_bits(0, 8) == count_bits(8, 8) == count_bits(0, 0) == 0
 
 
 def test_description_lengths_equal_those_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_description_lengths_equal_those_by_hand() -> None:
     assert stats["placed"].tolist() == [2, 0]
     assert stats["explained"].tolist() == [8, 0]
     want = 15 * entropy(2 / 15) + 24 * entropy(1 / 24)
-    assert length(LAYER, weights, stats) == pytest.approx(want)
+    assert count_total_bits(LAYER, weights, stats) == pytest.approx(want)
     assert compression(LAYER, weights, stats) == pytest.approx(want / (24 * entropy(9 / 24)))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
 
@@ -65,7 +65,7 @@ def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     assert stats["placed"].tolist() == [1, 0]
     # H(q) is the entropy in bits of a binary variable with probability q. The image needs 24 H(3 / 24) = 13.0
     # bits without a feature, and 15 H(1 / 15) + 4 H(3 / 4) = 8.5 bits with one feature.
-    assert length(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
+    assert count_total_bits(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
     # An image with one active pixel takes 24 H(1 / 24) = 6.0 bits without a feature.
     weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))

@@ -109,7 +109,7 @@ def test_leaves_may_have_several_images() -> None:
     assert m.n_iter_ == 5
     # All images are in a single leaf (a fixed range of images), which does all its sweeps in one pass.
     assert network(**how).fit(X).n_iter_ == 1
-    with pytest.raises(DataError, match="leaves of fewer than 5 images"):
+    with pytest.raises(DataError, match="ranges of fewer than 5 images"):
         network(**how).fit(X, engine={"leaf_rows": 4})
 
 
@@ -328,10 +328,10 @@ def test_uniform_weights_give_one_warning(params: dict[str, Any], says: str) -> 
 
 
 def test_messages_that_do_not_converge_give_a_warning() -> None:
-    with pytest.warns(UserWarning, match="messages of 97% of the pixels still moved in the last sweep"):
+    with pytest.warns(UserWarning, match="messages of 97% of the pixels still changed in the last sweep"):
         m = network(online=False, n_epochs=1).fit(X)
     found = single_layer.SingleLayerFit(m._stream, [], m.used_[0], 0.9, rows=30, at_rest=0)
-    with pytest.warns(UserWarning, match="none of 30 images came to rest in 10 sweeps"):
+    with pytest.warns(UserWarning, match="none of 30 images converged in 10 sweeps"):
         single_layer.warn_unsettled(found, m._network.layer, 60)
 
 

@@ -12,7 +12,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.errors import DataError
 from scalelatent.models.hcn.kernels import reference
 from scalelatent.models.hcn.kernels.cpu import filters as compiled
-from scalelatent.models.hcn.model.filters import MIN_STEP, STEP_ANSWER, OrientedFilters
+from scalelatent.models.hcn.model.filters import MIN_STEP, STEP_RESPONSE, OrientedFilters
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 
@@ -23,7 +23,7 @@ def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int
     images = rng.integers(0, 256, shape).astype(np.uint8)
     images[0] = 255 * (images[0] > 100)  # Some pixels are equal.
     weights = OrientedFilters(n, size).weights
-    for least in (0, MIN_STEP * STEP_ANSWER, 255 * STEP_ANSWER):
+    for least in (0, MIN_STEP * STEP_RESPONSE, 255 * STEP_RESPONSE):
         want, found = (np.full((shape[0], n, *shape[1:]), 7, np.uint8) for _ in range(2))
         reference.oriented_edges(images, weights, least, want)
         compiled.oriented_edges(images, weights, np.int32(least), found)

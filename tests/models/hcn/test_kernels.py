@@ -103,7 +103,7 @@ def test_beliefs_equal_priors_plus_messages_after_many_updates() -> None:
     sums = [prior.astype("f8") for prior in priors]
     begins = message_starts((6, 7), (3, 2), 5)
     for index in range(evidence.size):
-        of = reference.windows(index, evidence[0], sums[0][0], sums[1][0])[1:]
+        of = reference.find_pairs(index, evidence[0], sums[0][0], sums[1][0])[1:]
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
         for part, m in zip(of, messages[:2], strict=True):
             run = m[0, n, a, begins[y * 7 + x] : begins[y * 7 + x + 1]]
@@ -119,7 +119,7 @@ def test_pixels_without_evidence_send_zero() -> None:
     sweeps.sweep(0 * evidence, order, s, w)
     assert_array_equal(s, before[0])
     assert_array_equal(w, before[1])
-    to_s, to_w = reference.tree(s.ravel()[:9], w.ravel()[:9], 0.0)
+    to_s, to_w = reference.pass_tree_up(s.ravel()[:9], w.ravel()[:9], 0.0)
     assert not to_s.any()
     assert not to_w.any()
 

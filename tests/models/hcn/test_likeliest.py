@@ -21,7 +21,7 @@ from scalelatent.models.hcn.model.hierarchy import (
     Hierarchy,
     LayerMessages,
     channels_last,
-    shift_pixels,
+    shift_pixels_randomly,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, to_dense, unpack_messages
@@ -140,7 +140,7 @@ def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
     prior, rng, n = net.priors[0], np.random.default_rng(0), 20_000
     made = np.zeros((1, 1, 4), bool)
     made[0, 0, 1] = True
-    share = np.mean([shift_pixels(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
+    share = np.mean([shift_pixels_randomly(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
 
     def chance(pixel: int) -> np.ndarray:
         """Return the probabilities that a pixel is shifted by -1, 0 or 1 column."""

@@ -16,7 +16,7 @@ from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 from scalelatent.models.hcn.model import hierarchy, multi_layer_learning
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
 from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, to_sparse
-from scalelatent.models.hcn.model.templates import assign_classes, class_layer
+from scalelatent.models.hcn.model.templates import assign_classes, list_template_classes
 from scalelatent.storage.record import read_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
@@ -309,7 +309,7 @@ def test_templates_without_labels_are_clusters() -> None:
 
 
 def test_templates_have_the_classes_of_their_images() -> None:
-    assert class_layer(3, 2) == (0, 0, 1, 1, 2, 2)
+    assert list_template_classes(3, 2) == (0, 0, 1, 1, 2, 2)
     assert assign_classes(np.array([[9, 8, 7, 0], [0, 6, 6, 0]]), 2) == (0, 0, 1, 1)
     assert assign_classes(np.zeros((2, 4)), 2) == (0, 0, 1, 1)
 

@@ -105,7 +105,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
 
         below = np.full((1, 1, *shape), -10_000 * UNITS_PER_NAT, np.int32)
         down = np.full((1, 1, n, *shape), -10_000 * UNITS_PER_NAT, np.int32)
-        for d, (dy, dx) in enumerate(reference.shifts(n)):
+        for d, (dy, dx) in enumerate(reference.list_shifts(n)):
             below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * UNITS_PER_NAT)
         evidence = np.zeros((1, 1, *shape), np.int32)
         reference.pass_pools_up(below, prior, down, evidence, 1.0)

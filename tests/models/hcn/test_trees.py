@@ -70,7 +70,7 @@ def largest_for_second(t: np.ndarray, below: float) -> np.ndarray:
 
 
 def flipped_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
-    below, of_s, of_w = reference.windows(index, evidence, s, w)
+    below, of_s, of_w = reference.find_pairs(index, evidence, s, w)
     return below, of_s, of_w[:, ::-1]
 
 
@@ -83,11 +83,11 @@ def test_messages_of_or_equal_max_marginals() -> None:
 
 
 def test_messages_of_trees_equal_max_marginals() -> None:
-    check_tree(reference.tree)
+    check_tree(reference.pass_tree_up)
 
 
 def test_the_window_of_a_pixel_has_its_pairs() -> None:
-    check_windows(reference.windows)
+    check_windows(reference.find_pairs)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_no_message_is_larger_than_the_evidence() -> None:
     for _ in range(300):
         s, w = rng.normal(0, 5, size=(2, rng.integers(1, 9)))
         below = rng.normal(0, 4)
-        assert max(np.abs(m).max() for m in reference.tree(s, w, below)) <= abs(below) + 1e-12
+        assert max(np.abs(m).max() for m in reference.pass_tree_up(s, w, below)) <= abs(below) + 1e-12

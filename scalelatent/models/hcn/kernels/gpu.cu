@@ -34,7 +34,7 @@ struct Shape {
     int channels, height, width, high, wide, h, w, features;
 };
 
-// Pairs of a pixel: `rows` lines of `run` pairs each. s_step and w_step are the numbers of elements from one line to
+// Pairs of a pixel: `rows` rows of `run` pairs each. s_step and w_step are the numbers of elements from one row to
 // the next in S and in W; s and w are the indices of the first position in S and of the first weight in W.
 struct Tree {
     int rows, run, s_step, w_step, s, w;
@@ -99,12 +99,12 @@ __device__ __forceinline__ int message(int other, int g) {
 
 // Updates the messages of a tree to the pairs of this thread. KEPT is the number of stored messages per pair, and M is
 // the type of a stored message; if KEPT is 1, the weights are fixed and get no messages. b is the log odds of the
-// pixel. `held` gets 1 for each line with nonzero messages to weights. Returns true if a stored message changed.
+// pixel. `held` gets 1 for each row with nonzero messages to weights. Returns true if a stored message changed.
 template <int KEPT, class M>
 __device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, M* to_s, M* to_w,
                                        unsigned char* held, float damping) {
     const int pairs = tree.rows * tree.run;
-    if (KEPT == 2)  // lines with nonzero messages are set to 1 below, after the barrier in add_up or largest_two
+    if (KEPT == 2)  // rows with nonzero messages are set to 1 below, after the barrier in add_up or largest_two
         for (int row = threadIdx.x; row < tree.rows; row += THREADS) held[row] = 0;
     int total = 0, first = LEAST, second = LEAST;
     for (int k = threadIdx.x; k < pairs; k += THREADS) {

@@ -1,9 +1,9 @@
 """Message updates of all pixels in CuPy: launches of the CUDA kernels in ``gpu.cu``.
 
-One thread block updates the messages of one chain (a sequence of minibatches that one task learns), or
-decodes one image. Arrays stay on the device; only the numbers of changed pixels return to the host. A thread
-block holds its log odds in shared memory if they fit there. It updates one pixel after another, so the time
-of a memory access adds to each update.
+One thread block updates the belief-propagation messages of one chain (a sequence of minibatches that one task
+learns), or decodes one image (infers its feature positions). Arrays stay on the device; only the numbers of
+changed pixels return to the host. A thread block holds its log odds in shared memory if they fit there. The
+block updates one pixel after another, so the time of a memory access adds to each update.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _to_int32(*numbers: int) -> tuple[np.int32, ...]:
 
 
 def _find_message_starts(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> cupy.ndarray:
-    """Return the index of the first message of each pixel in a message array, int32, on the device."""
+    """Return the index of each pixel's first belief-propagation message in an array, int32, on the device."""
     # The CUDA stream is part of the cache key, because CuPy may reuse memory only in the stream that used the
     # memory before.
     return _copy_message_starts(
@@ -79,24 +79,21 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> c
 
 
 def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray) -> None:
-    """Update the messages of all pixels once, without storing them; `reference.sweep` describes the arrays.
-
-    The arrays are on the device.
-    """
+    """Update messages of all pixels once without storing them; `reference.sweep` describes the arrays."""
     images = evidence.shape[1:]
     sizes = _to_int32(order.shape[1], *images, *w.shape[2:])
-    held, size = _choose_shared(len(order), s[0].size, w[0].size)
-    _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w, held, shared_bytes=size)
+    shared, size = _choose_shared(len(order), s[0].size, w[0].size)
+    _launch("hcn_sweep", (len(order),), evidence, order, *sizes, s, w, shared, shared_bytes=size)
 
 
 def sweep_messages(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, to_s: cupy.ndarray,
     to_w: cupy.ndarray, held: cupy.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all stored messages once; return the number of pixels with a changed message per chain.
+    """Update all stored belief-propagation messages; return the number of changed pixels per chain.
 
-    A chain is a sequence of minibatches, or a range of images, that one task learns. The arrays are on the
-    device; `reference.sweep_messages` describes them.
+    A chain is a sequence of minibatches, or a range of images, that one task learns. A pixel has changed if
+    one of its messages has changed. `reference.sweep_messages` describes the arrays, which are on the device.
     """
     sizes = _to_int32(order.shape[1], *evidence.shape[1:], *w.shape[2:])
     begins = _find_message_starts(evidence.shape[3:], w.shape[2:4], w.shape[4])
@@ -113,7 +110,7 @@ def decode_images(
 ) -> np.ndarray:
     """Write the log odds of feature positions of each image to ``s``.
 
-    Return for each image the number of pixels whose messages changed in the last update of all pixels.
+    Return for each image the number of pixels whose belief-propagation messages changed in the last update.
     ``w`` is on the host, and the other arrays are on the device; `reference.decode_images` describes them.
     """
     layout = evidence.shape[2:], w.shape[1:3], w.shape[3]

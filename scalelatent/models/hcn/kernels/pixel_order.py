@@ -1,4 +1,4 @@
-"""Random orders in which pixels are updated, as functions of (seed, purpose, epoch, row number)."""
+"""Random orders in which pixels are updated; seed, purpose, epoch and row number determine an order."""
 
 from __future__ import annotations
 

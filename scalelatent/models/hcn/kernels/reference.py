@@ -14,21 +14,21 @@ from __future__ import annotations
 import numpy as np
 
 from .units import FIXED_WEIGHT, OFF_IMAGE, POOL_FLOOR
-from .windows import message_starts, shifts, window
+from .windows import find_window, list_shifts, message_starts
 
 
 def pass_and_up(other: np.ndarray, below: np.ndarray | float) -> np.ndarray:
-    """Return the message to an input of an AND, from the messages of the other input and of the output."""
+    """Return the belief-propagation message to one input of an AND, from ``other`` and output ``below``."""
     return np.maximum(other + below, 0) - np.maximum(other, 0)
 
 
 def pass_and_down(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the message to the output of an AND, from the messages ``a`` and ``b`` of the two inputs."""
+    """Return the belief-propagation message to the output of an AND, from its inputs ``a`` and ``b``."""
     return np.minimum(a + b, np.minimum(a, b))
 
 
 def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
-    """Return the messages to the inputs of an OR, from the messages ``t`` of the inputs and of the output."""
+    """Return belief-propagation messages to the inputs of an OR, from inputs ``t`` and output ``below``."""
     t = np.asarray(t, float)
     positive, top = np.maximum(t, 0), int(t.argmax())
     best = np.full(len(t), t[top])
@@ -37,37 +37,39 @@ def pass_or_up(t: np.ndarray, below: float) -> np.ndarray:
 
 
 def pass_or_down(t: np.ndarray) -> float:
-    """Return the message to the output of an OR, from the messages ``t`` of the inputs."""
+    """Return the belief-propagation message to the output of an OR, from the messages ``t`` of the inputs."""
     top = int(t.argmax())
     return float(t[top] + np.maximum(np.delete(t, top), 0).sum())
 
 
-def tree(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
+def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
-    ``s`` and ``w`` (M,) are the log odds of positions and weights, and ``below`` is the log odds of the
-    pixel.
+    Messages are those of belief propagation. A pair is a feature position and a weight that together turn on
+    the pixel. ``s`` and ``w`` (M,) are the log odds of these positions and weights, and ``below`` is the log
+    odds of the pixel.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
 
 
-def windows(
+def find_pairs(
     index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return the log odds of a pixel, and views of the log odds of its pairs: positions, and weights.
+    """Return the log odds of a pixel, and views of the log odds of positions and weights of its pairs.
 
-    ``index`` is the index of the pixel in the flattened ``evidence``.
+    A pair is a feature position and a weight that together turn on the pixel. ``index`` is the index of the
+    pixel in the flattened ``evidence``; ``s`` and ``w`` are the log odds of all positions and weights.
     """
     image, channel, y, x = np.unravel_index(index, evidence.shape)
     of_s, of_w = zip(
-        window(int(y), w.shape[1], s.shape[1]), window(int(x), w.shape[2], s.shape[2]), strict=True
+        find_window(int(y), w.shape[1], s.shape[1]), find_window(int(x), w.shape[2], s.shape[2]), strict=True
     )
     return evidence[image, channel, y, x], s[(image, *of_s)], w[(channel, *of_w)]
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the messages of each pixel once, in the given order, without storing them.
+    """Update the belief-propagation messages of each pixel once, in the given order, without storing them.
 
     Parameters
     ----------
@@ -84,9 +86,9 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
     """
     for k in range(len(order)):
         for index in order[k]:
-            below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
+            below, of_s, of_w = find_pairs(index, evidence[k], s[k], w[k])
             if below:
-                to_s, to_w = tree(of_s.ravel(), of_w.ravel(), below)
+                to_s, to_w = pass_tree_up(of_s.ravel(), of_w.ravel(), below)
                 of_s[...] = of_s + to_s.reshape(of_s.shape)
                 of_w[...] = of_w + to_w.reshape(of_w.shape)
 
@@ -95,19 +97,20 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update the stored messages of each pixel once, in the given order.
+    """Update the stored belief-propagation messages of each pixel once, in the given order.
 
     Parameters
     ----------
     evidence, order, s, w
-        Log odds of pixels, orders of pixels, and log odds of positions and of weights, as in :func:`sweep`.
+        Log odds of pixels, orders of pixels, and log odds of positions and of weights: the arrays that
+        :func:`sweep` describes. A chain is a sequence of images that one task learns.
     to_s, to_w : ndarray of int16 or int32, shape (chains, images, channels, messages)
         Messages of pixels to positions and to weights in units of 1/256 nat, changed in place. The messages
         of a pixel are contiguous and start at the index that :func:`~.windows.message_starts` returns.
     held : ndarray of uint8, shape (chains, images, channels, height * width, h)
-        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
-        nonzero message of the pixel in ``to_w``, else 0; changed in place. Few lines have such a message, and
-        kernels skip the other lines.
+        Flags of the h rows of a feature whose weights can turn on a pixel: 1 for a row with a nonzero message
+        of the pixel in ``to_w``, else 0; changed in place. Few rows have such a message, and kernels skip the
+        other rows.
     damping : float
         Weight of a new message in the average of the new and the old message.
 
@@ -122,28 +125,30 @@ def sweep_messages(
     moved = np.zeros(n_chains, np.int64)
     for k in range(n_chains):
         for index in order[k]:
-            below, of_s, of_w = windows(index, evidence[k], s[k], w[k])
+            below, of_s, of_w = find_pairs(index, evidence[k], s[k], w[k])
             pixel = index % (image[0] * image[1])
             run = slice(begins[pixel], begins[pixel + 1])
             n, a = np.divmod(index // (image[0] * image[1]), n_channels)
             olds = [m[k, n, a, run] for m in (to_s, to_w)]
             beliefs = [of_s, of_w]
             without = [b - old.reshape(b.shape) for b, old in zip(beliefs, olds, strict=True)]
-            news = tree(without[0].ravel(), without[1].ravel(), below) if below else (0 * olds[0],) * 2
+            news = (
+                pass_tree_up(without[0].ravel(), without[1].ravel(), below) if below else (0 * olds[0],) * 2
+            )
             changed = False
             for belief, rest, old, new in zip(beliefs, without, olds, news, strict=True):
                 new = damp(old, new, damping)
                 changed |= bool((new != old).any())
                 old[...] = new
                 belief[...] = rest + new.reshape(rest.shape)
-            lines = len(of_s)
-            held[k, n, a, pixel, :lines] = (olds[1].reshape(lines, -1) != 0).any(axis=1)
+            n_rows = len(of_s)
+            held[k, n, a, pixel, :n_rows] = (olds[1].reshape(n_rows, -1) != 0).any(axis=1)
             moved[k] += changed
     return moved
 
 
 def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
-    """Return ``old`` + ``damping`` (``new`` - ``old``); the product is float32, rounded to whole numbers."""
+    """Return damped messages: ``old`` + ``damping`` (``new`` - ``old``), with a rounded float32 product."""
     step = np.float32(damping) * (new - old).astype(np.float32)
     return old + np.rint(step).astype(np.float64)
 
@@ -151,7 +156,7 @@ def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
 def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute the log odds of feature positions for fixed weights: sweep until no message changes.
+    """Compute log odds of feature positions for fixed weights by belief propagation, until nothing changes.
 
     Parameters
     ----------
@@ -160,9 +165,10 @@ def decode_images(
     order : ndarray of int32, shape (rows, pixels)
         Order in which each sweep updates the pixels of a row: indices into the flattened row.
     s : array of int32, shape (rows, HS, WS, F)
-        Prior log odds of positions in units of 1/256 nat, to which the messages are added in place.
+        Prior log odds of F features at HS x WS positions in units of 1/256 nat, to which the messages are
+        added in place.
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the axes h and w are reversed.
+        Weights of F features of h x w pixels; the axes h and w are reversed.
     n_sweeps : int
         Upper bound of the number of sweeps; a sweep updates the messages of all pixels once.
 
@@ -178,10 +184,10 @@ def decode_images(
         for _ in range(n_sweeps):
             moved[n] = 0
             for index in order[n]:
-                below, of_s, of_w = windows(index, evidence[None, n], s[n : n + 1], hard)
+                below, of_s, of_w = find_pairs(index, evidence[None, n], s[n : n + 1], hard)
                 if below:
                     old = messages.get(int(index), np.zeros(of_s.shape))
-                    new = tree((of_s - old).ravel(), of_w.ravel(), below)[0].reshape(of_s.shape)
+                    new = pass_tree_up((of_s - old).ravel(), of_w.ravel(), below)[0].reshape(of_s.shape)
                     of_s[...] = of_s + (new - old)
                     messages[int(index)] = new
                     moved[n] += bool((new != old).any())
@@ -193,8 +199,8 @@ def decode_images(
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return the number of features that cover each pixel, int32 (rows, channels, height, width).
 
-    ``s`` is uint8 (rows, HS, WS, F), 1 if a feature is at a position, else 0. ``w`` are the weights, bool
-    (channels, h, w, F); the axes h and w are reversed.
+    ``s`` is uint8 (rows, HS, WS, F), 1 if one of F features is at one of HS x WS positions, else 0. ``w`` are
+    the weights of features of h x w pixels, bool (channels, h, w, F); the axes h and w are reversed.
     """
     rows, high, wide, _ = s.shape
     n_channels, h, width, _ = w.shape
@@ -216,7 +222,8 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in whole units of 1/256 nat.
     s, w
-        Positions at the start, and weights, as in :func:`cover`. The result is a changed copy of ``s``.
+        Positions at the start, and weights, both described in :func:`cover`. The result is a changed copy of
+        ``s``.
     cost : float
         Cost of a feature at a position in units of 1/256 nat: minus the prior log odds.
     """
@@ -242,11 +249,11 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
 def move_to_targets(messages: np.ndarray) -> np.ndarray:
     """Move the messages of pools, one for each shift, to the indices of the pixels into which they shift.
 
-    Each pixel has a pool, which can shift the pixel. ``messages`` and the result have the shape (…, shifts,
-    H, W). A pixel that no pool reaches by a shift gets the value ``OFF_IMAGE``.
+    Each of H x W pixels has a pool, which can shift the pixel. ``messages`` and the result have the shape (…,
+    shifts, H, W). A pixel that no pool reaches by a shift gets the value ``OFF_IMAGE``.
     """
     out, (height, width) = np.full(messages.shape, OFF_IMAGE, np.int64), messages.shape[-2:]
-    for d, (dy, dx) in enumerate(shifts(messages.shape[-3])):
+    for d, (dy, dx) in enumerate(list_shifts(messages.shape[-3])):
         to, of = (
             (slice(max(0, y), height + min(0, y)), slice(max(0, x), width + min(0, x)))
             for y, x in ((dy, dx), (-dy, -dx))
@@ -261,11 +268,11 @@ def move_to_sources(messages: np.ndarray) -> np.ndarray:
 
 
 def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the messages from the OR of each pixel up to the pools that can shift into the pixel.
+    """Return belief-propagation messages from the OR of each pixel up to pools that can shift into it.
 
-    The result is int64 (…, shifts, H, W), a message for each shift of each pool; the message is
-    ``OFF_IMAGE`` for a shift that leaves the image. ``down`` are the messages of the pools to the ORs, and
-    ``below`` (…, H, W) are the log odds of the pixels.
+    The result is int64 (…, shifts, H, W), a message for each shift of each pool; the message is ``OFF_IMAGE``
+    for a shift that leaves the image. ``down`` are the messages of the pools to the ORs, and ``below`` (…, H,
+    W) are the log odds of H x W pixels.
     """
     t = move_to_targets(down)
     below = np.clip(below, -POOL_FLOOR, POOL_FLOOR)[..., None, :, :]
@@ -281,13 +288,13 @@ def pass_ors_up(down: np.ndarray, below: np.ndarray) -> np.ndarray:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Pass messages from shifted pixels up through the pools of a layer to the pixels of its features.
+    """Pass belief-propagation messages from shifted pixels up through pools to the pixels of features.
 
     Parameters
     ----------
     below : ndarray of int32, shape (images, channels, H, W)
-        Log odds of the shifted pixels, in units of 1/256 nat: the pixels of the image, or the messages to the
-        positions of the layer below.
+        Log odds of H x W shifted pixels, in units of 1/256 nat: the pixels of the image, or the messages to
+        the positions of the layer below.
     prior : ndarray of int32, shape (shifts, H, W)
         Log prior of each shift in units of 1/256 nat; OFF_IMAGE for a shift that leaves the image.
     down : ndarray of int32, shape (images, channels, shifts, H, W)
@@ -305,7 +312,7 @@ def pass_pools_up(
 def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Pass messages from the pixels of features down through the pools of a layer to the shifted pixels.
+    """Pass belief-propagation messages from pixels of features down through pools to shifted pixels.
 
     Pools and the ORs of shifted pixels exchange messages ``rounds`` times after the first messages of the
     pools; then the ORs send messages to the shifted pixels.
@@ -313,7 +320,7 @@ def pass_pools_down(
     Parameters
     ----------
     below, prior
-        Log odds of the shifted pixels, and log priors of shifts, as in :func:`pass_pools_up`.
+        Log odds of H x W shifted pixels, and log priors of shifts: see :func:`pass_pools_up`.
     above : ndarray of int32, shape (images, channels, H, W)
         Messages of features to the pixels that they cover.
     down : array of int32, shape (images, channels, shifts, H, W)
@@ -341,20 +348,21 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees down to their pixels, for weights that a fit still learns.
+    """Return belief-propagation messages of features down to pixels, for weights that a fit still learns.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, HS, WS, F)
     w : ndarray of int32, shape (channels, h, w, F)
-        Log odds of positions and of weights in units of 1/256 nat; the axes h and w are reversed.
+        Log odds of HS x WS positions and of weights of F features of h x w pixels, in units of 1/256 nat; the
+        axes h and w are reversed.
     to_s, to_w : ndarray of int32, shape (images, channels, messages)
-        Messages of the trees to positions and to weights, in units of 1/256 nat.
+        Messages of the pixels to positions and to weights, in units of 1/256 nat.
 
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
-        Messages in units of 1/256 nat.
+        Messages to H x W pixels, in units of 1/256 nat.
     """
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
@@ -362,7 +370,7 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
     out = np.empty((len(s), n_channels, *image), np.int32)
     for index in np.ndindex(out.shape):
         n, a, y, x = index
-        of_s, of_w = window(y, h, s.shape[1]), window(x, width, s.shape[2])
+        of_s, of_w = find_window(y, h, s.shape[1]), find_window(x, width, s.shape[2])
         run = slice(begins[y * image[1] + x], begins[y * image[1] + x + 1])
         places, weights = s[(n, of_s[0], of_w[0])], w[(a, of_s[1], of_w[1])]
         t = pass_and_down(places.ravel() - to_s[n, a, run], weights.ravel() - to_w[n, a, run])
@@ -371,24 +379,24 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
 
 
 def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of AND-OR trees down to their pixels, for fixed weights and after one pass up.
+    """Return belief-propagation messages of features down to pixels, for fixed weights after one pass up.
 
-    In a pass up, the tree of a pixel sends the log odds of the pixel to each feature position whose weight at
-    this pixel is on. It sends 0 to the other feature positions.
+    In a pass up, a pixel sends its log odds to each feature position whose weight at this pixel is on. The
+    pixel sends 0 to the other feature positions.
 
     Parameters
     ----------
     s : ndarray of int32, shape (images, F, HS, WS)
-        Log odds of positions in units of 1/256 nat.
+        Log odds of F features at HS x WS positions, in units of 1/256 nat.
     w : ndarray of bool, shape (channels, h, w, F)
-        Weights; the axes h and w are reversed.
+        Weights of F features of h x w pixels; the axes h and w are reversed.
     evidence : ndarray of int32, shape (images, channels, H, W)
         Log odds of the pixels in the pass up, in units of 1/256 nat.
 
     Returns
     -------
     ndarray of int32, shape (images, channels, H, W)
-        Messages in units of 1/256 nat.
+        Messages to H x W pixels, in units of 1/256 nat.
     """
     first = np.full(evidence.shape, OFF_IMAGE, np.int64)
     total = np.zeros(evidence.shape, np.int64)
@@ -402,7 +410,7 @@ def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np
     return np.clip(made, -POOL_FLOOR, POOL_FLOOR).astype(np.int32)
 
 
-def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.ndarray) -> None:
+def oriented_edges(images: np.ndarray, weights: np.ndarray, min_response: int, out: np.ndarray) -> None:
     """Mark in ``out`` the filter that is on at each pixel, which is the filter with the largest response.
 
     Parameters
@@ -412,8 +420,8 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.
     weights : ndarray of int32, shape (filters / 2, side, side)
         Filters of the first half of the directions. The filter of the opposite direction has the
         same weights with the opposite sign.
-    least : int
-        Smallest response that turns a filter on.
+    min_response : int
+        Smallest response, a sum of weights times grey levels, that turns a filter on.
     out : ndarray of uint8, shape (images, filters, H, W)
         Result: 1 for the filter that is on, else 0. Among equal responses the first filter is on.
     """
@@ -424,4 +432,4 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: int, out: np.
     best = np.abs(answers).argmax(axis=1)[:, None]
     answer = np.take_along_axis(answers, best, axis=1)
     on = np.where(answer > 0, best, best + half)
-    out[...] = (np.arange(2 * half)[:, None, None] == on) & (np.abs(answer) >= least)
+    out[...] = (np.arange(2 * half)[:, None, None] == on) & (np.abs(answer) >= min_response)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .evidence_learner import EvidenceState
 
 
-def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
+def count_bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
     """Return the entropy in bits of ``n`` binary numbers of which ``ones`` are 1."""
     ones, n = np.asarray(ones, np.float64), np.asarray(n, np.float64)
     rest = n - ones
@@ -42,9 +42,10 @@ def bits(ones: npt.ArrayLike, n: npt.ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DescriptionLength:
-    """Counts for the description length of images (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts of pixels and features in images, from which `compression` computes a ratio (a Reduction).
 
-    The features are from the learner's state, or from the decoder if there is no learner.
+    A Reduction adds up counts over all rows. During learning, the weights of the features are those of the
+    learner's state; otherwise they are those of the decoder.
     """
 
     decoder: Decoder
@@ -57,9 +58,9 @@ class DescriptionLength:
     def layout(self) -> Layout:
         """Return the names and shapes of the counts.
 
-        The counts are: rows, rows whose messages converged, known pixels, pixels that are 1, and pixels that
-        differ from the reconstruction. Two more counts for each feature are its positions in the images, and
-        the pixels of 1 minus the pixels of 0 among those that only this feature covers.
+        The counts are: rows, rows whose belief propagation converged, known pixels, pixels that are 1, and
+        pixels that differ from the reconstruction. Two more counts for each feature are its positions in the
+        images, and the pixels of 1 minus the pixels of 0 among those that only this feature covers.
         """
         n = (self.decoder.layer.n_features,)
         names = ("rows", "at_rest", "known", "ones", "errors")
@@ -84,9 +85,9 @@ class DescriptionLength:
 
 @dataclass(frozen=True)
 class PixelCounts:
-    """Counts of known pixels and of pixels of 1 (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts of known pixels and of pixels of 1, summed over all rows (a Reduction).
 
-    If ``n_classes`` is above 0, the reduction also counts all rows, and the labelled rows of each class.
+    If ``n_classes`` is above 0, all rows and the labelled rows of each class are also counted.
     """
 
     layer: FeatureLayer
@@ -137,48 +138,56 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
         stats["explained"][f] += gains[n, :, r : r + h, c : c + width][w[..., f]].sum()
 
 
-def length(layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None) -> float:
+def count_total_bits(
+    layer: FeatureLayer, weights: np.ndarray, stats: Stats, used: np.ndarray | None = None
+) -> float:
     """Return the bits of a description of images: positions, features, and wrongly reconstructed pixels.
 
     ``stats`` are the counts of a `DescriptionLength`. The description has the features for which ``used`` is
-    True; None: the features that have a position in an image.
+    True; by default these are the features that have a position in an image.
     """
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
-        return float(bits(stats["ones"], stats["known"]))
+        return float(count_bits(stats["ones"], stats["known"]))
     sent, high, wide = weights[..., used], *layer.places[:2]
     n_places = float(stats["rows"]) * high * wide * int(used.sum())
     errors = stats["errors"] + stats["explained"][~used].sum()
     errors = np.clip(errors, 0, stats["known"])
     placed = stats["placed"][used].sum()
-    parts = bits(placed, n_places), bits(sent.sum(), sent.size), bits(errors, stats["known"])
+    parts = (
+        count_bits(placed, n_places),
+        count_bits(sent.sum(), sent.size),
+        count_bits(errors, stats["known"]),
+    )
     return float(parts[0]) + float(parts[1]) + float(parts[2])
 
 
 def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float:
     """Return the bits of the description divided by the bits of the images; NaN if all pixels are equal."""
-    whole = float(bits(stats["ones"], stats["known"]))
-    return length(layer, weights, stats) / whole if whole else float("nan")
+    whole = float(count_bits(stats["ones"], stats["known"]))
+    return count_total_bits(layer, weights, stats) / whole if whole else float("nan")
 
 
 def find_paying_features(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> np.ndarray:
-    """Return True for each feature that shortens the description of the images, bool (F,).
+    """Return True for each feature that shortens the description of the images, bool (features,).
 
     Features that cost more bits than they save are removed one by one, the worst first. The positions of
     features in ``stats`` were inferred with all features, so the caller must infer the positions again with
     the remaining features.
     """
     used = stats["placed"] > 0
-    best = length(layer, weights, stats, used)
+    best = count_total_bits(layer, weights, stats, used)
     while used.any():
         found = []
         for f in np.flatnonzero(used):
             without = used.copy()
             without[f] = False
-            found.append((length(layer, weights, stats, without), f))
+            found.append((count_total_bits(layer, weights, stats, without), f))
         least, f = min(found)
         if least >= best:
             break
         best, used[f] = least, False
     # A description without features may be the shortest even if no feature can be removed alone.
-    return used if best < length(layer, weights, stats, np.zeros_like(used)) else np.zeros_like(used)
+    return (
+        used if best < count_total_bits(layer, weights, stats, np.zeros_like(used)) else np.zeros_like(used)
+    )

@@ -13,8 +13,8 @@ from scalelatent.models.hcn.kernels.units import from_units
 
 from .layer import FeatureLayer, hide_unknown, row_numbers
 
-# Default upper bound of the number of sweeps that decode an image. A sweep updates the messages of all pixels
-# of the image once.
+# Default upper bound of the number of sweeps that infer the positions of features in an image. A sweep
+# updates the belief-propagation messages of all pixels of the image once.
 DECODE_SWEEPS = 10
 # Upper bound of the working memory, in bytes, for one block of rows.
 PART_BYTES = 2**25
@@ -28,11 +28,11 @@ class Decoder:
     ----------
     layer : FeatureLayer
     weights : ndarray of bool, shape (channels, h, w, F)
-        Weights of the F features; the axes h and w are reversed, as kernels expect.
+        Weights of the F features of h x w pixels; the axes h and w are reversed, as kernels expect.
     seed : int
         Seed of the random orders in which pixels are updated.
     n_sweeps : int
-        Upper bound of the number of updates of the messages of each pixel.
+        Upper bound of the number of updates of the belief-propagation messages of each pixel.
     """
 
     layer: FeatureLayer
@@ -47,12 +47,11 @@ class Decoder:
 
     @property
     def block_rows(self) -> int:
-        """Number of images per kernel call, from 1 to 256."""
+        """Number of images per kernel call, at most 256, so that the images need up to `PART_BYTES`."""
         return int(np.clip(PART_BYTES // self.row_bytes, 1, 256))
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block, and bytes of scratch memory, of maps and reductions with this decoder."""
         return BlockRequirements(block_rows=self.block_rows, scratch=(0, self.row_bytes))
 
     def beliefs(
@@ -61,9 +60,9 @@ class Decoder:
         """Return log odds of feature positions, and the number of pixels of each row that did not converge.
 
         The log odds are int32 (rows, HS, WS, F), for HS x WS positions of F features, in units of 1/256 nat.
-        A pixel has not converged if any of its messages changed in the last sweep (update of all pixels).
-        ``evidence`` are the log odds of the pixels, and ``rows`` the row numbers of the images, which decide
-        the orders of pixels.
+        A pixel has not converged if any of its belief-propagation messages changed in the last sweep (update
+        of all pixels). ``evidence`` are the log odds of the pixels, and ``rows`` the row numbers of the
+        images, which decide the orders in which pixels are updated.
         """
         order = shuffled(self.seed, "hcn decode", 0, rows, self.layer.n_pixels)
         s = backend.xp.asarray(self.layer.prior_beliefs(len(rows)))
@@ -76,9 +75,10 @@ class Decoder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of features, and the number of pixels per row that did not converge.
 
-        The positions are uint8 (rows, HS, WS, F): 1 if feature f is at this position, else 0. First, features
-        are at all positions with positive log odds. Then features are added or removed
-        one by one as long as the posterior probability of the image increases.
+        The positions are uint8 (rows, HS, WS, F): 1 if one of F features is at one of HS x WS positions.
+        First, features are at all positions with positive log odds. Then features are added or removed one by
+        one as long as the posterior probability of the image increases. :meth:`beliefs` describes the
+        parameters.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
@@ -96,7 +96,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class DecoderMap:
-    """Base class of functions from images to outputs that use the inferred positions of features."""
+    """Base class of maps, which compute an output for each image from the positions of its features."""
 
     decoder: Decoder
 
@@ -128,9 +128,9 @@ class ReconstructionMap(DecoderMap):
     Attributes
     ----------
     fills : bool
-        True: reconstruct only unknown pixels; known pixels stay as observed. False: reconstruct all pixels.
+        If True, reconstruct only unknown pixels; known pixels stay as observed. If False, reconstruct all.
     known : ndarray of uint8, shape (rows, bytes), or None
-        One bit per pixel, 1 if the pixel is known; None: only pixels with the value ``missing`` are unknown.
+        One bit per pixel, 1 if the pixel is known; if None, only pixels of the value ``missing`` are unknown.
     """
 
     fills: bool = False
@@ -150,7 +150,7 @@ class ReconstructionMap(DecoderMap):
 class BeliefMap(DecoderMap):
     """Log odds of the feature positions of each row, in nats, and last the share of converged pixels.
 
-    A pixel has converged if none of its messages changed in the last sweep (update of all pixels).
+    A pixel has converged if none of its belief-propagation messages changed in the last update.
     """
 
     output_name: str = "beliefs"

@@ -57,7 +57,7 @@ class LearnerState:
     changed, last_changed : int
         Number of changes of the sign of a weight: in this epoch so far, and in the last complete epoch.
     best : float
-        Smallest compression, or with templates smallest error, of the validation rows after any epoch;
+        Smallest compression (one layer) or error (several layers) of the validation rows after any epoch;
         infinity before the first validation.
     iteration, steps, rows, stale : int
         Number of epochs, of steps, of training rows read in this epoch, and of epochs since ``best`` changed.
@@ -73,8 +73,8 @@ class LearnerState:
     rows: int = 0
     stale: int = 0
 
-    def after_step(self, beliefs: np.ndarray, n_rows: int) -> Self:
-        """Return the state after a step over ``n_rows`` images that gave the log odds ``beliefs``."""
+    def complete_step(self, beliefs: np.ndarray, n_rows: int) -> Self:
+        """Return the state after a step over ``n_rows`` images that changed the log odds to ``beliefs``."""
         changed = self.changed + int(((beliefs > 0) != (self.beliefs > 0)).sum())
         return replace(self, beliefs=beliefs, changed=changed, steps=self.steps + 1, rows=self.rows + n_rows)
 
@@ -88,12 +88,11 @@ class EvidenceLearner(Generic[State]):
     Attributes
     ----------
     forgetting : float
-        Share of the earlier evidence that remains after a minibatch.
+        Share of earlier changes of the log odds that remains after a minibatch.
     batch_rows : int
         Number of images of a minibatch.
     patience : int
-        Learning ends after this number of epochs without a smaller ``best`` of the state; 0: learning
-        runs all epochs.
+        Number of epochs without a smaller ``best`` of the state after which learning ends; 0 means never.
     """
 
     forgetting: float
@@ -106,8 +105,8 @@ class EvidenceLearner(Generic[State]):
     def add_chain(self, state: State, beliefs: np.ndarray, n_rows: int, stats: Stats) -> None:
         """Add to ``stats`` the evidence of a chain (a sequence of minibatches that one task learns).
 
-        The chain has ``n_rows`` images. It started from the log odds of ``state``, and ``beliefs`` are the
-        log odds at its end.
+        The chain has ``n_rows`` images. The chain started from the log odds of ``state``, and ``beliefs`` are
+        the log odds at its end. The evidence is the change of the log odds beyond forgetting.
         """
         n = -(-n_rows // self.batch_rows)
         share = self.forgetting**n
@@ -116,11 +115,11 @@ class EvidenceLearner(Generic[State]):
         stats["weight"][...] += 1 - share
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
-        """Return the state after a step: move log odds towards ``first``, and add the summed evidence."""
+        """Return the state after a step: log odds move to ``first``, plus the evidence of all minibatches."""
         decay = self.forgetting ** int(stats["minibatches"])
         scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
         beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
-        return state.after_step(beliefs, n_rows)
+        return state.complete_step(beliefs, n_rows)
 
     def end_epoch(self, state: State) -> State:
         """Return the state at the end of an epoch, whose counts become those of the last complete epoch."""
@@ -143,7 +142,7 @@ class EvidenceState(LearnerState):
     compression : float
         Compression of the validation rows in the last validation; NaN before the first validation.
     rest : float
-        Share of the validation rows whose messages converged; NaN before the first validation.
+        Share of the validation rows whose belief-propagation messages converged; NaN before a validation.
     """
 
     compression: float = float("nan")
@@ -151,7 +150,7 @@ class EvidenceState(LearnerState):
 
 
 PreparedEvidence: TypeAlias = tuple[EvidenceState, Backend]
-"""State at the start of a step, and the backend. Each task of the step copies the log odds of the state."""
+"""State at the start of a step, and the backend (CPU or GPU). Each task copies the log odds of the state."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,8 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
     @property
     def requirements(self) -> BlockRequirements:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
-        # Bytes per image of a task: log odds and random orders of the pixels, and intermediate arrays.
+        # Bytes per image of a block of rows: log odds and random orders of the pixels, and intermediate
+        # arrays.
         each = 20 * self.layer.n_pixels
         return BlockRequirements(scratch=(images + 64 * self.layer.n_weights, each))
 
@@ -184,23 +184,22 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return make_evidence_layout(self.layer.weights_shape)
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per image."""
         return FLOPS_PER_PAIR * self.layer.pairs
 
     def start(self, restart: int = 0) -> EvidenceState:
-        """Return the state before the first step, with random log odds that depend on ``restart``."""
+        """Return the state before the first step; its random log odds depend on seed and ``restart``."""
         first = self.layer.first_beliefs(self.seed, restart)
         return EvidenceState(first, first)
 
     def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
-        """Learn the minibatches of a block one after another; add their evidence for weights to ``stats``."""
+        """Learn the minibatches of a block in sequence; add the changes of log odds to ``stats``."""
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Learn several chains in parallel; add the evidence of each chain for the weights to its ``stats``.
+        """Learn several chains in parallel; add the changes of log odds by each chain to its ``stats``.
 
-        A chain is the sequence of the minibatches of a block. One kernel call updates the messages of one
-        minibatch of each block.
+        A chain is the sequence of the minibatches of a block. One kernel call updates the belief-propagation
+        messages of one minibatch of each block.
 
         Raises
         ------
@@ -238,7 +237,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
             largest = xp.maximum(abs(w), largest)
             beliefs = forget(beliefs + (w - before) / UNITS_PER_NAT, first, self.forgetting)
         remedy = f"forgetting (now {self.forgetting}) or batch_size (now {self.batch_rows})"
-        layer.check_exact(backend.to_host(largest).max(axis=0), 1, f"{remedy}, or raise p01 and p10")
+        layer.check_overflow(backend.to_host(largest).max(axis=0), 1, f"{remedy}, or raise p01 and p10")
         return backend.to_host(beliefs)
 
     def _shuffle_pixels(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
@@ -266,15 +265,11 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return state
 
     def validation(self) -> DescriptionLength:
-        """Return the reduction that counts pixels and features of validation rows for their compression."""
+        """Return the reduction (sum over rows) whose counts give the compression of the validation rows."""
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Return the state with the compression of the validation rows, from their pixel counts ``stats``.
-
-        The compression is the bits of a description by features, divided by the bits of the images; a smaller
-        compression is better.
-        """
+        """Return the state with the compression of the validation rows; ``stats`` are their pixel counts."""
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state
@@ -296,8 +291,9 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
 def make_evidence_layout(weights_shape: tuple[int, ...]) -> Layout:
     """Return the fields of the statistic of a step of online learning, for weights of this shape.
 
-    The fields are the evidence for each weight in nats, the number of minibatches, and the sum over all
-    chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
+    The fields are the evidence (change of the log odds in nats) for each weight, the number of minibatches,
+    and the sum over all chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task
+    learns.
     """
     return Layout((("evidence", weights_shape), ("minibatches", ()), ("weight", ())))
 

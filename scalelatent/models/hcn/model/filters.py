@@ -1,6 +1,6 @@
 """Oriented edge filters, which convert grey images to binary channels.
 
-They follow appendix B of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
+The filters follow appendix B of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIN_STEP = 64
 """Default of the smallest difference between two sides of an edge, in grey levels, that turns a filter on."""
 # Response of a filter to an edge between two grey levels that differ by 1. All weights of filters are whole
 # numbers, because sums of whole numbers are identical in any order.
-STEP_ANSWER = 2**12
+STEP_RESPONSE = 2**12
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class OrientedFilters:
     Attributes
     ----------
     n : int
-        Number of directions over a full turn. It is even, because the response of a filter is minus the
-        response of the filter of the opposite direction.
+        Number of directions over a full turn; even, because the response of a filter is minus the response of
+        the filter of the opposite direction.
     size : int
         Side of a filter in pixels, odd.
     threshold : float
@@ -44,14 +44,14 @@ class OrientedFilters:
         """Filters of the first half of the directions, int32 (n / 2, size, size): derivatives of a Gaussian.
 
         The filter of an opposite direction has the opposite sign. The response of the first filter to an edge
-        between two grey levels that differ by 1 is ``STEP_ANSWER``.
+        between two grey levels that differ by 1 is ``STEP_RESPONSE``.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2
         angles = 2 * np.pi * np.arange(self.n // 2)[:, None, None] / self.n
         slope = (x * np.cos(angles) + y * np.sin(angles)) * np.exp(
             -(x**2 + y**2) / (2 * (self.size / 3) ** 2)
         )
-        return np.rint(slope / slope[0].clip(0).sum() * STEP_ANSWER).astype(np.int32)
+        return np.rint(slope / slope[0].clip(0).sum() * STEP_RESPONSE).astype(np.int32)
 
     def find_edges(self, images: np.ndarray) -> np.ndarray:
         """Return True for the filter that is on at each pixel, bool (images, n, height, width).
@@ -62,5 +62,5 @@ class OrientedFilters:
         from scalelatent.models.hcn.kernels.cpu.filters import oriented_edges
 
         out = np.empty((len(images), self.n, *images.shape[1:]), np.uint8)
-        oriented_edges(images, self.weights, np.int32(np.rint(self.threshold * STEP_ANSWER)), out)
+        oriented_edges(images, self.weights, np.int32(np.rint(self.threshold * STEP_RESPONSE)), out)
         return out.view(bool)

@@ -27,13 +27,13 @@ from scalelatent.contract.learners import Backend
 from scalelatent.kernels.streams import stream
 from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.units import CLASS_FLOOR, OFF_IMAGE, POOL_FLOOR, UNITS_PER_NAT
-from scalelatent.models.hcn.kernels.windows import message_room, shifts
+from scalelatent.models.hcn.kernels.windows import list_shifts, message_room
 
 from .layer import FeatureLayer, convolve
 
-# Number of times that the pools of a layer and the pixels into which they shift exchange messages in a pass
-# down. One exchange is not enough, because a pixel is the OR of several pools, and each pool can shift into
-# several pixels.
+# Pools shift pixels. In belief propagation, the pools of a layer and the pixels into which they shift
+# exchange messages this number of times in a pass down. One exchange is not enough, because a pixel is the OR
+# of several pools, and each pool can shift into several pixels.
 INNER_ROUNDS = 5
 
 
@@ -41,9 +41,10 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
     """Return the log prior of each shift of each pixel: int32 (side * side, height, width), in 1/256 nat.
 
     The shift by 0 pixels has weight 1. Each other shift has weight 1 - ``spread`` times a random number
-    between 0 and 1, because messages cannot choose between shifts of equal weights. The prior is the weight
-    divided by the sum of the weights of all shifts that stay in the image. Shifts that leave the image have
-    the log prior ``OFF_IMAGE``.
+    between 0 and 1, because belief propagation cannot choose between shifts of equal weights. The prior is
+    the weight divided by the sum of the weights of all shifts that stay in the image. Shifts that leave the
+    image have the log prior ``OFF_IMAGE``. Random numbers depend on ``seed`` and ``level``, the number of the
+    layer.
     """
     weights = 1 - spread * stream(seed, "hcn pools", level, 0).random(side * side)
     weights[side * side // 2] = 1
@@ -51,7 +52,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
     is_inside = np.array(
         [
             (rows + dy >= 0) & (rows + dy < image[0]) & (columns + dx >= 0) & (columns + dx < image[1])
-            for dy, dx in shifts(side * side)
+            for dy, dx in list_shifts(side * side)
         ]
     )
     weights = weights[:, None, None] * is_inside
@@ -64,7 +65,7 @@ def shift_priors(image: tuple[int, ...], side: int, spread: float, seed: int, le
 
 @dataclass(frozen=True)
 class LayerMessages:
-    """Messages and log odds of one layer for some images: int32 in units of 1/256 nat, except ``held``.
+    """Belief-propagation messages and log odds of one layer for some images: int32 in units of 1/256 nat.
 
     Attributes
     ----------
@@ -75,8 +76,8 @@ class LayerMessages:
     to_s, to_w : ndarray, shape (images, channels, messages)
         Messages of the pixels to positions and to weights W. The last `MESSAGE_ROOM` entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
-        nonzero message of the pixel, else 0.
+        Flags of the h rows of a feature whose weights can turn on a pixel: 1 for a row with a nonzero message
+        of the pixel in ``to_w``, else 0.
     evidence : ndarray, shape (images, channels, height, width)
         Log odds of the pixels of this layer: messages of their pools, which lead up from the layer below.
     down : ndarray, shape (images, channels, shifts, height, width)
@@ -93,17 +94,17 @@ class LayerMessages:
 
     @property
     def from_below(self) -> np.ndarray:
-        """Sum of the messages of the pixels to each position, (images, F, HS, WS), for F features."""
+        """Sum of messages of pixels to each position: (images, F, HS, WS), F features, HS x WS positions."""
         return channels_first(self.s - self.above)
 
     def with_above(self, above: np.ndarray) -> LayerMessages:
-        """Return a copy with new messages ``above`` from the layer above, and with the new sums ``s``."""
+        """Return a copy with new belief-propagation messages ``above``, and with log odds ``s`` to match."""
         return replace(self, s=self.s + (above - self.above), above=above)
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Network of several layers, with a pool for each pixel of each layer, under a class layer.
+    """Network of several layers under a class layer; each pixel of each layer has a pool, which shifts it.
 
     Attributes
     ----------
@@ -117,7 +118,7 @@ class Hierarchy:
     spread : float
         Largest difference between the prior weights of the shifts of a pool, before normalization.
     damping : float
-        Weight of a new message of a pool in the average of the new and the old message.
+        Weight of a new belief-propagation message of a pool in the average of the new and the old message.
     seed : int
         Seed of the priors of shifts, of the initial log odds, and of the orders in which pixels are updated.
     """
@@ -145,22 +146,21 @@ class Hierarchy:
 
     @property
     def n_templates(self) -> int:
-        """Number of templates of all classes."""
+        """Number of templates of all classes; templates are the features of the last layer."""
         return self.layers[-1].n_features
 
     @property
     def per_class(self) -> int:
-        """Number of templates of each class; without classes, number of all templates."""
+        """Number of templates (features of the last layer) of a class; without classes, of all templates."""
         return self.n_templates if self.classes is None else self.classes.count(0)
 
     def templates_of(self, code: int) -> np.ndarray:
-        """Return the numbers of the templates of class ``code``."""
+        """Return the numbers of the templates (features of the last layer) of class ``code``."""
         assert self.classes is not None
         return np.flatnonzero(np.array(self.classes) == code)
 
     @property
     def n_weights(self) -> int:
-        """Number of weights of all layers."""
         return sum(layer.n_weights for layer in self.layers)
 
     @property
@@ -179,9 +179,9 @@ class Hierarchy:
         return np.concatenate([one.first_beliefs(self.seed, restart, level).ravel() for level, one in layers])
 
     def start(self, n_rows: int, own_class_only: bool = False) -> list[LayerMessages]:
-        """Return the initial messages of ``n_rows`` images for each layer.
+        """Return the initial belief-propagation messages of ``n_rows`` images for each layer.
 
-        If ``own_class_only``, the top layer has messages only for the templates of the class of each image.
+        If ``own_class_only``, an image has no messages for templates of other classes in the top layer.
         """
         *below, top = self.layers
         if own_class_only:
@@ -190,7 +190,7 @@ class Hierarchy:
         return [*started, self._start_layer(top, CLASS_FLOOR, n_rows)]
 
     def _start_layer(self, layer: FeatureLayer, floor: int, n_rows: int) -> LayerMessages:
-        """Return initial messages: -``floor`` from the layer above to positions, and 0 from the pixels."""
+        """Return first belief-propagation messages: -``floor`` from the layer above, 0 from the pixels."""
         (channels, *image), places = layer.image, (n_rows, *layer.places)
         room = message_room((image[0], image[1]), layer.window, layer.n_features)
         evidence = np.zeros((n_rows, channels, *image), np.int32)
@@ -222,9 +222,9 @@ class Hierarchy:
         Parameters
         ----------
         messages : list of LayerMessages
-            Messages of each layer for these images.
+            Belief-propagation messages of each layer for these images.
         weights : list of ndarray of int32, shape (channels, h, w, F)
-            Log odds of the weights of each layer, in units of 1/256 nat.
+            Log odds of the weights of F features (h x w pixels) of each layer, in units of 1/256 nat.
         pixels : ndarray of int32, shape (images, channels, height, width)
             Log odds of the pixels of the images, in units of 1/256 nat.
         labels : ndarray of int, shape (images,), or None
@@ -237,8 +237,8 @@ class Hierarchy:
             True in the first pass over these images, in which messages of pools are not damped.
         ranks : ndarray of int, shape (images,), or None
             If the images were sorted by class: for each image in the original order, its index in the sorted
-            order. Then one random order of the pixels of all images is drawn in the original order. None: a
-            random order is drawn for each class.
+            order. Then one random order of the pixels of all images is drawn in the original order. Without
+            ``ranks``, a random order is drawn for each class.
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
         pass_pools_up, sweep = backend.kernel("hcn_pass_pools_up"), backend.kernel("hcn_sweep_messages")
@@ -267,7 +267,7 @@ class Hierarchy:
         messages[-1] = top.with_above(above.reshape(top.s.shape))
 
     def is_own_class_only(self, top: LayerMessages) -> bool:
-        """Return True if ``top`` has messages only for the templates of the class of each image."""
+        """Return True if ``top``, the top layer, has messages only for templates of an image's class."""
         return top.s.shape[-1] < self.n_templates
 
     def _groups(
@@ -275,8 +275,9 @@ class Hierarchy:
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
         """Yield (class, messages, log odds of weights) of one layer for each group of images.
 
-        In the top layer, the images of a class are a group if images have messages only for the templates of
-        their class. Otherwise all images are one group, with None for the class.
+        In the top layer, the images of a class are a group if images have belief-propagation messages only
+        for the templates (features of this layer) of their class. Otherwise all images are one group, and the
+        class is None.
         """
         if level < len(self.layers) - 1 or not self.is_own_class_only(m):
             yield None, m, w
@@ -297,8 +298,8 @@ class Hierarchy:
     ) -> None:
         """Run the pass down of Algorithm 1 of Lázaro-Gredilla et al. (2016): from the classes to the pixels.
 
-        The pass changes the messages in place, but not the log odds of weights. The parameters are those of
-        :meth:`pass_up`.
+        The pass changes the belief-propagation messages in place, but not the log odds of weights.
+        :meth:`pass_up` describes the parameters.
         """
         pass_trees_down = backend.kernel("hcn_pass_trees_down")
         pass_pools_down = backend.kernel("hcn_pass_pools_down")
@@ -312,12 +313,13 @@ class Hierarchy:
                 messages[level - 1] = messages[level - 1].with_above(channels_last(to_places))
 
     def class_messages(self, scores: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-        """Return the messages of the class layer to the templates, int32 (images, templates).
+        """Return belief-propagation messages of the class layer to the templates, int32 (images, templates).
 
-        An image has exactly one template, and a labelled image has a template of its class. ``scores`` are
-        the messages of the templates to the class layer; all messages are in units of 1/256 nat. ``labels``
-        are the classes of the images, below 0 if unknown. A template that the label allows gets minus the
-        largest score of the other allowed templates, and all other templates get -``CLASS_FLOOR``.
+        An image has exactly one template (feature of the top layer), and a labelled image has a template of
+        its class. ``scores`` are the messages of the templates to the class layer; all messages are in units
+        of 1/256 nat. ``labels`` are the classes of the images, below 0 if unknown. A template that the label
+        allows gets minus the largest score of the other allowed templates, and all other templates get
+        -``CLASS_FLOOR``.
         """
         allowed = np.ones(scores.shape, bool)
         if labels is not None and self.classes is not None:
@@ -330,7 +332,7 @@ class Hierarchy:
         return np.where(allowed, -others, -CLASS_FLOOR).astype(np.int32)
 
     def template_scores(self, weights: list[np.ndarray], pixels: np.ndarray, backend: Backend) -> np.ndarray:
-        """Return the template scores of a forward pass in units of 1/256 nat, int32 (images, templates)."""
+        """Return the score of each template (top feature) in 1/256 nat, int32 (images, templates)."""
         return self.forward(weights, pixels, backend)[-1][1].reshape(len(pixels), -1)
 
     def forward(
@@ -343,7 +345,7 @@ class Hierarchy:
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
-            Weights of each layer.
+            Weights of the F features of each layer, which have h x w pixels.
         pixels : ndarray of int32, shape (images, channels, height, width)
             Log odds of the pixels of the images, in units of 1/256 nat.
 
@@ -351,8 +353,8 @@ class Hierarchy:
         -------
         list of (ndarray, ndarray)
             For each layer the messages of the pools to its pixels, (images, channels, height, width), and the
-            messages of these pixels to the positions of its features, (images, F, HS, WS). The messages to
-            the templates, which are the features of the last layer, are the template scores.
+            messages of these pixels to the HS x WS positions of its F features, (images, F, HS, WS). The
+            messages to the templates, which are the features of the last layer, are the template scores.
         """
         found, below = [], pixels
         for layer, prior, w in zip(self.layers, self.priors, weights, strict=True):
@@ -363,10 +365,7 @@ class Hierarchy:
         return found
 
     def _start_pools(self, below: np.ndarray) -> np.ndarray:
-        """Return the first messages of pools down to the pixels ``below``: the lower bound -``POOL_FLOOR``.
-
-        Their shape is (images, channels, shifts, height, width).
-        """
+        """Return first messages of pools to pixels into which they can shift: the bound -``POOL_FLOOR``."""
         shape = *below.shape[:2], self.side**2, *below.shape[2:]
         return np.full(shape, -POOL_FLOOR, np.int32)
 
@@ -380,11 +379,11 @@ class Hierarchy:
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
-            Weights of each layer.
+            Weights of the F features of each layer, which have h x w pixels.
         pixels : ndarray of int32, shape (images, channels, height, width)
             Log odds of the pixels in units of 1/256 nat; 0 for an unknown pixel.
         labels : ndarray of int, shape (images,), or None
-            Class of each image; below 0 if unknown. None: all classes are unknown.
+            Class of each image; below 0 if unknown. By default, all classes are unknown.
         """
         found = self.forward(weights, pixels, backend)
         pass_features_down = backend.kernel("hcn_pass_features_down")
@@ -403,17 +402,17 @@ class Hierarchy:
     ) -> np.ndarray:
         """Draw random images from the model, without noise: bool (images, channels, height, width).
 
-        A template whose weights are all off is drawn only if its class has no other template; the image is
-        then empty.
+        A template (feature of the top layer) whose weights are all off is drawn only if its class has no
+        other template; the image is then empty.
 
         Parameters
         ----------
         weights : list of ndarray of bool, shape (channels, h, w, F)
-            Weights of each layer.
+            Weights of the F features of each layer, which have h x w pixels.
         n_rows : int
             Number of images.
         labels : ndarray of int, shape (n_rows,), or None
-            Class of each image; below 0 for a random class. None: all classes are random.
+            Class of each image; below 0 for a random class. By default, all classes are random.
         seed : int
         """
         out = np.empty((n_rows, *self.layers[0].image), bool)
@@ -429,7 +428,7 @@ class Hierarchy:
             places = np.zeros((self.n_templates, 1, 1), bool)
             places[rng.choice(used.get(label, of_class[label]))] = True
             for w, prior in zip(reversed(weights), reversed(self.priors), strict=True):
-                places = shift_pixels(place_features(places, w), prior, rng)
+                places = shift_pixels_randomly(place_features(places, w), prior, rng)
             out[row] = places
         return out
 
@@ -437,8 +436,8 @@ class Hierarchy:
 def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return the pixels that features turn on, bool (channels, height, width).
 
-    ``places`` is bool (F, HS, WS), True at the positions of each feature. ``w`` are the weights of the F
-    features, bool (channels, h, w, F).
+    ``places`` is bool (F, HS, WS), True where one of F features is at one of HS x WS positions. ``w`` are the
+    weights of these features of h x w pixels, bool (channels, h, w, F).
     """
     (_, high, wide), (channels, h, width, _) = places.shape, w.shape
     out = np.zeros((channels, high + h - 1, wide + width - 1), bool)
@@ -447,12 +446,12 @@ def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
     return out
 
 
-def shift_pixels(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def shift_pixels_randomly(pixels: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return ``pixels``, bool (channels, height, width), after each pixel that is on moved by a random shift.
 
     ``prior`` has the log prior of each shift of each pixel, (shifts, height, width), in units of 1/256 nat.
     """
-    out, ways = np.zeros_like(pixels), shifts(len(prior))
+    out, ways = np.zeros_like(pixels), list_shifts(len(prior))
     for channel, y, x in np.argwhere(pixels):
         chances = np.where(prior[:, y, x] == OFF_IMAGE, 0, np.exp(prior[:, y, x] / UNITS_PER_NAT))
         dy, dx = ways[rng.choice(len(ways), p=chances / chances.sum())]
@@ -489,23 +488,23 @@ def update_images(
     key: int | None = None,
     ranks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Update the messages of images by a pass down and a pass up; return the change of the log odds.
+    """Update belief-propagation messages by a pass down and a pass up; return the change of the log odds.
 
     Parameters
     ----------
     messages : list of LayerMessages
-        Messages of each layer, changed in place.
+        Belief-propagation messages of each layer, changed in place.
     beliefs : ndarray of int32, shape (weights,)
         Log odds of the weights of all layers, in units of 1/256 nat.
     pixels, labels, ranks
-        Log odds of pixels, classes, and indices after sorting by class, as in :meth:`Hierarchy.pass_up`.
+        Log odds of pixels, classes, and indices after sorting by class: see :meth:`Hierarchy.pass_up`.
     first_row : int
         Row number of the first image.
     number : int
         Number of earlier passes down and up over these images. For 0 there is no pass down.
     key : int or None
         Number of the pass in the whole fit, of which the random orders of pixels are a function, in addition
-        to ``first_row``. None: ``number``.
+        to ``first_row``. The default is ``number``.
 
     Returns
     -------

@@ -20,7 +20,7 @@ from scalelatent.models.hcn.kernels.windows import count_pairs
 from .filters import GREY_LEVELS, OrientedFilters
 
 FLOPS_PER_PAIR = 27.0
-"""Number of floating-point operations that update the two messages of a pixel to a position and a weight."""
+"""Number of floating-point operations that update the messages of a pixel to a position and to a weight."""
 
 # Upper bound, in bytes, of the image windows that :func:`convolve` copies at a time.
 WINDOW_BYTES = 2**26
@@ -51,12 +51,12 @@ class FeatureLayer:
     p_weight, p_sparsity : float
         Prior probability that a weight is on, and that a feature is at a position.
     threshold : float or None
-        Pixels with values above the threshold count as 1, others as 0. None: pixels are 0 and 1.
+        Pixels with values above the threshold count as 1, others as 0. If it is None, pixels are 0 and 1.
     missing : float or None
-        Value of an unknown pixel; None: all pixels are known. If it is NaN, `UNKNOWN` also marks unknown
-        pixels.
+        Value of an unknown pixel; if it is None, all pixels are known. If it is NaN, `UNKNOWN` also marks
+        unknown pixels.
     filters : OrientedFilters or None
-        Edge filters that make the channels of the image from a grey image; None: rows are binary images.
+        Edge filters that make the channels of the image from a grey image; if None, rows are binary images.
     """
 
     image: tuple[int, int, int]
@@ -83,12 +83,11 @@ class FeatureLayer:
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the weights in kernels: (channels, h, w, features); the axes h and w are reversed."""
+        """Shape of weights in kernels: (channels, height, width, features), height and width reversed."""
         return self.image[0], *self.window, self.n_features
 
     @property
     def n_weights(self) -> int:
-        """Number of weights of all features."""
         return math.prod(self.weights_shape)
 
     @property
@@ -105,7 +104,7 @@ class FeatureLayer:
     def evidence_values(self) -> tuple[np.int32, np.int32]:
         """Log odds that a feature covers a pixel, for a pixel of 0 and a pixel of 1, in units of 1/256 nat.
 
-        They are log P(pixel | a feature covers it) - log P(pixel | no feature covers it).
+        The values are log P(pixel | a feature covers it) - log P(pixel | no feature covers it).
         """
         off, on = (
             to_units(np.clip(nats, -MESSAGE_LIMIT / UNITS_PER_NAT, MESSAGE_LIMIT / UNITS_PER_NAT))
@@ -121,7 +120,7 @@ class FeatureLayer:
     def prior_beliefs(self, n_rows: int) -> np.ndarray:
         """Return the prior log odds of features at all positions of images, in units of 1/256 nat.
 
-        The result is int32 (rows, HS, WS, F): vertical positions, horizontal positions, features.
+        The result is int32 (rows, vertical positions, horizontal positions, features).
         """
         return np.full((n_rows, *self.places), self.prior, np.int32)
 
@@ -194,7 +193,7 @@ class FeatureLayer:
         drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
 
-    def check_exact(self, w: np.ndarray, level: int, remedy: str) -> None:
+    def check_overflow(self, w: np.ndarray, level: int, remedy: str) -> None:
         """Raise a DivergenceError if int32 sums of log odds ``w`` of weights could overflow.
 
         ``w`` has the shape `weights_shape`, in units of 1/256 nat. The message names the layer by its number
@@ -204,7 +203,7 @@ class FeatureLayer:
         feature = int(largest.argmax())
         if largest[feature] >= BELIEF_LIMIT:
             raise DivergenceError(
-                f"layer {level}: beliefs in the weights of feature {feature} have reached "
+                f"layer {level}: log odds of the weights of feature {feature} have reached "
                 f"{largest[feature] / UNITS_PER_NAT:,.0f} nats; the limit of exact sums is "
                 f"{BELIEF_LIMIT / UNITS_PER_NAT:,.0f}: lower {remedy}"
             )
@@ -230,15 +229,15 @@ def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarr
 
 
 def to_features(w: np.ndarray) -> np.ndarray:
-    """Convert weights of the shape (channels, h, w, F), as kernels use, to features (F, channels, h, w).
+    """Convert weights of the shape (channels, h, w, F) to features (F, channels, h, w).
 
-    The axes h and w are reversed.
+    F is the number of features of h x w pixels. The axes h and w are reversed, as kernels need.
     """
     return np.ascontiguousarray(np.moveaxis(w[:, ::-1, ::-1], -1, 0))
 
 
 def from_features(features: np.ndarray) -> np.ndarray:
-    """Convert features (F, channels, h, w) to weights (channels, h, w, F); the inverse of `to_features`."""
+    """Convert F features (F, channels, h, w) of h x w pixels to weights; the inverse of `to_features`."""
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
 
 
@@ -252,8 +251,9 @@ def row_numbers(block: Block) -> np.ndarray:
 def hide_unknown(evidence: np.ndarray, known: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
     """Return the log odds ``evidence`` of pixels, with 0 for pixels that the mask ``known`` hides.
 
-    The mask is uint8 (images, bytes), with one bit per pixel: 1 if the pixel is known. None: all pixels are
-    known. Row i of ``evidence`` (rows, channels, height, width) belongs to the image ``rows[i]`` of the mask.
+    The mask is uint8 (images, bytes), with one bit per pixel: 1 if the pixel is known. Without a mask, all
+    pixels are known. Row i of ``evidence`` (rows, channels, height, width) belongs to the image ``rows[i]``
+    of the mask.
     """
     if known is None:
         return evidence

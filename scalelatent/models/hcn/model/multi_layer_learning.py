@@ -1,8 +1,9 @@
 """Learning of networks of several layers: online, or in batches with stored messages.
 
-Both ways use Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016). It
-updates belief-propagation messages by a pass down from the class layer to the pixels and a pass up from the
-pixels to the class layer. The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list the steps.
+Both ways use Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016). The
+algorithm updates belief-propagation messages by a pass down from the class layer to the pixels and a pass up
+from the pixels to the class layer. The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list
+the steps.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from .hierarchy import Hierarchy, LayerMessages, update_images
 from .layer import FLOPS_PER_PAIR, row_numbers
 from .templates import TemplateCounts
 
-# A fit has converged if no weight changed the sign of its log odds in this number of consecutive passes. The
-# error often oscillates and then drops suddenly, so a few passes without a change are not enough.
+# A fit has converged if no weight changed the sign of its log odds in this number of consecutive passes over
+# all images. The error often oscillates and then drops suddenly, so a few passes are not enough.
 SETTLED_PASSES = 20
-# Fields of `LayerMessages` that are stored without zeros. Most entries of these fields are 0: messages of
-# unknown pixels, and messages to weights that are off.
+# Fields of `LayerMessages` that are stored without zeros, because most of their entries are 0:
+# belief-propagation messages of unknown pixels, and messages to weights that are off.
 _SPARSE = ("to_s", "to_w", "held")
 
 
@@ -38,8 +39,8 @@ class LayeredState(LearnerState):
     Attributes
     ----------
     moved, last_moved : int
-        Number of images that changed their best template: in this epoch so far, and in the last complete
-        epoch; -1 before the first epoch ends.
+        Number of images that changed their best template (feature of the top layer): in this epoch so far,
+        and in the last complete epoch; -1 before the first epoch ends.
     error : float
         Share of the rows of the last validation in a wrong class; NaN before the first validation.
     passes, passed : int
@@ -58,7 +59,7 @@ class LayeredState(LearnerState):
 
 
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
-"""State at the start of a step, and the backend. Each task of the step copies the log odds of the state."""
+"""State at the start of a step, and the backend (CPU or GPU). Each task copies the log odds of the state."""
 Sparse: TypeAlias = dict[str, np.ndarray]
 """Result of :func:`to_sparse`: the shape of an array, its nonzero numbers, and where they are."""
 StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
@@ -68,10 +69,11 @@ StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
 class StoredLeaf(TypedDict):
     """Data of a leaf (a fixed range of images) that is stored after each visit (update of its messages).
 
-    ``layers`` has the messages of each layer, by the number of the layer. ``passes`` and ``visited`` are the
-    numbers of passes of all visits and of the last visit. ``templates`` has the best template of each image,
-    and ``moved`` is the number of images whose best template changed in the last visit. ``change`` is the
-    change of the log odds of weights by the last visit, in units of 1/256 nat.
+    ``layers`` has the belief-propagation messages of each layer, by the number of the layer. ``passes`` and
+    ``visited`` are the numbers of passes of all visits and of the last visit. ``templates`` has the best
+    template (top feature) of each image, and ``moved`` is the number of images whose best template changed in
+    the last visit. ``change`` is the change of the log odds of weights by the last visit, in units of 1/256
+    nat.
     """
 
     layers: dict[str, StoredLayer]
@@ -89,8 +91,8 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
     A task learns a sequence of minibatches (a chain), one after another. The algorithm is from section 4.2 of
     Lázaro-Gredilla et al. (2016):
 
-    1. Create the initial messages for the images of the minibatch. If all images are labelled, only the
-       templates of each image's class get messages.
+    1. Create the initial belief-propagation messages for the images of the minibatch. If all images are
+       labelled, only the templates (features of the top layer) of each image's class get messages.
     2. Update the messages by ``inner_iterations`` passes down and up over the minibatch. Each pass changes
        the log odds of the weights.
     3. Discard the messages. Their changes of the log odds remain.
@@ -125,24 +127,23 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return make_evidence_layout((self.net.n_weights,))
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per image, in all passes over a minibatch."""
         return FLOPS_PER_PAIR * self.inner_iterations * self.net.pairs
 
     def start(self, restart: int = 0) -> LayeredState:
-        """Return the state before the first step, with random log odds that depend on ``restart``."""
+        """Return the state before the first step; its random log odds depend on seed and ``restart``."""
         first = self.net.first_beliefs(restart)
         return LayeredState(first, first)
 
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
-        """Learn the minibatches of a block one after another; add their evidence for weights to ``stats``."""
+        """Learn the minibatches of a block in sequence; add the changes of log odds to ``stats``."""
         state, backend = prepared
         beliefs, rows = state.beliefs, row_numbers(block)
-        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
+        pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
         for a in range(0, len(rows), self.batch_rows):
             x = pixels[a : a + self.batch_rows]
             y = None if labels is None else labels[a : a + self.batch_rows]
-            # Templates of other classes cannot be on, so labelled images need no messages for these
-            # templates.
+            # A template (feature of the top layer) of another class cannot be on, so a labelled image needs
+            # no belief-propagation messages for it.
             if own_class_only := y is not None and bool((y >= 0).all()):
                 by_class = np.argsort(y, kind="stable")
                 x, y = x[by_class], y[by_class]
@@ -152,12 +153,11 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
                 units = units + update_images(
                     self.net, kept, units, x, y, int(rows[a]), number, backend, key=key
                 )
-            check_exact(self.net, units)
+            check_network_overflow(self.net, units)
             beliefs = forget(beliefs + from_units(units - to_units(beliefs)), state.first, self.forgetting)
         self.add_chain(state, beliefs, len(rows), stats)
 
     def end_epoch(self, state: LayeredState) -> LayeredState:
-        """Return the state at the end of an epoch, whose counts become those of the last complete epoch."""
         is_quiet = not state.changed and bool((state.beliefs > 0).any())
         quiet = state.quiet + state.passes if is_quiet else 0
         passed = state.passed + state.passes
@@ -165,7 +165,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return super().end_epoch(ended)
 
     def validation(self) -> TemplateCounts:
-        """Return the reduction that counts the validation rows by class and best template."""
+        """Return a reduction that counts the validation rows by class and best template (top feature)."""
         return TemplateCounts(self.net, self.n_classes)
 
     def validated(self, state: LayeredState, stats: Stats) -> LayeredState:
@@ -192,13 +192,14 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
 class BatchNetworkLearner(OnlineNetworkLearner):
     """Batch learning of several layers (a `scalelatent.contract.learners.StoredRangeLearner`).
 
-    The algorithm is Algorithm 1 of Lázaro-Gredilla et al. (2016). The run folder stores the messages of all
-    images. A leaf is a fixed range of images, and a visit updates the messages of one leaf:
+    The algorithm is Algorithm 1 of Lázaro-Gredilla et al. (2016). The run folder stores the
+    belief-propagation messages of all images. A leaf is a fixed range of images, and a visit updates the
+    messages of one leaf:
 
     1. Load the messages of the leaf, or create the initial messages. If all images of the leaf are labelled,
-       sort them by class; the templates of other classes then need no messages.
+       sort them by class; the templates (top features) of other classes then need no messages.
     2. Run a pass down from the class layer to the pixels. This pass changes messages, but not the log odds of
-       weights. The first visit skips it.
+       weights. The first visit has no pass down.
     3. Run a pass up from the pixels to the class layer. This pass changes messages and log odds of weights.
     4. Store the messages without their zeros, the best template of each image, and the change of the log
        odds.
@@ -226,9 +227,9 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk,
-        # before and after the update, and twice as bytes to write. The arrays that include zeros are released
-        # before the write.
+        # A visit (update of the messages of a range of images, a leaf) holds these messages up to five times:
+        # as read from disk, before and after the update, and twice as bytes to write. The arrays that include
+        # zeros are released before the write.
         each = 5 * stored_bytes(self.net, self.all_labelled)
         return BlockRequirements(scratch=(48 * self.net.n_weights, each), unlabelled=True)
 
@@ -236,26 +237,25 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return Layout((("evidence", (self.net.n_weights,)), ("moved", ()), ("passes", ())))
 
     def flops_per_row(self) -> float:
-        """Return the number of floating-point operations per image and pass."""
         return FLOPS_PER_PAIR * self.net.pairs
 
     def start(self, restart: int = 0) -> LayeredState:
         """Return the state before the first step.
 
-        The log odds are rounded to multiples of 1/256 nat. All changes by messages are also multiples of
-        1/256 nat, so the sums are exact.
+        The log odds are rounded to multiples of 1/256 nat. All changes by belief-propagation messages are
+        also such multiples, so the sums are exact.
         """
         first = self.net.first_beliefs(restart)
         return LayeredState(from_units(to_units(first)), first)
 
     def visit(self, prepared: PreparedLayers, block: Block, kept: StoredLeaf | None) -> StoredLeaf:
-        """Update the messages of one leaf (a fixed range of images), and return the data to store.
+        """Update the belief-propagation messages of one leaf (range of images); return the data to store.
 
         ``block`` has the images, and ``kept`` is the data that the last visit stored; None in the first
         visit.
         """
         (state, backend), n = prepared, len(block.x)
-        pixels, labels = self.net.layers[0].read_evidence(block), labels_of(self.net, block)
+        pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
         if kept is None:
             messages = self.net.start(n, labels is not None and bool((labels >= 0).all()))
             done, before = 0, np.full(n, -1)
@@ -290,7 +290,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         stats["passes"][...] += len(new["templates"]) * new["visited"]
 
     def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
-        """Return the record of an epoch, including the number of images that changed their best template."""
+        """Return the record of an epoch, with the number of images that changed their best top feature."""
         moved = state.moved if state.rows else max(0, state.last_moved)
         return super().summary(state) | {"rows_moved": moved}
 
@@ -299,15 +299,15 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return state.quiet >= SETTLED_PASSES or state.passed >= self.max_passes or super().is_done(state)
 
     def step(self, state: LayeredState, stats: Stats, n_rows: int) -> LayeredState:
-        """Return the state after a step: add the changes from all visited leaves to the log odds."""
+        """Return the state after a step: log odds get the changes by all leaves (ranges of images)."""
         beliefs = state.beliefs + stats["evidence"]
-        check_exact(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
+        check_network_overflow(self.net, to_units(np.clip(beliefs, -(2.0**22), 2.0**22)))
         passes, moved = round(float(stats["passes"]) / n_rows), state.moved + int(stats["moved"])
-        return replace(state, passes=passes, moved=moved).after_step(beliefs, n_rows)
+        return replace(state, passes=passes, moved=moved).complete_step(beliefs, n_rows)
 
 
-def labels_of(net: Hierarchy, block: Block) -> np.ndarray | None:
-    """Return the class of each row of a block, below 0 if unknown; None if templates are clusters."""
+def read_labels(net: Hierarchy, block: Block) -> np.ndarray | None:
+    """Return the class of each row of a block, below 0 if unknown; None if the network has no classes."""
     return None if net.classes is None else block.y
 
 
@@ -327,41 +327,38 @@ def to_dense(kept: Sparse | np.ndarray) -> np.ndarray:
 
 
 def pack_messages(messages: LayerMessages) -> StoredLayer:
-    """Return the fields of the messages of a layer, by name; the fields in `_SPARSE` are without zeros."""
+    """Return the fields of `LayerMessages` of a layer, by name; the fields in `_SPARSE` are without zeros."""
     return {k: to_sparse(v) if k in _SPARSE else v for k, v in vars(messages).items()}
 
 
 def unpack_messages(kept: StoredLeaf) -> list[LayerMessages]:
-    """Return copies of the stored messages of each layer."""
+    """Return copies of the stored belief-propagation messages of each layer, as dense arrays."""
     layers = (kept["layers"][str(level)] for level in range(len(kept["layers"])))
     return [LayerMessages(**{name: to_dense(value) for name, value in part.items()}) for part in layers]
 
 
 def row_bytes(net: Hierarchy, own_class_only: bool = False) -> int:
-    """Return the bytes of the messages of an image in memory.
+    """Return the bytes of the belief-propagation messages of an image in memory.
 
-    If ``own_class_only``, the top layer has messages only for the templates of the image's class.
+    If ``own_class_only``, an image has no messages for templates of other classes in the top layer.
     """
     return sum(entries * size for _, entries, size in _list_arrays(net, own_class_only))
 
 
 def stored_bytes(net: Hierarchy, all_labelled: bool = False) -> int:
-    """Return the bytes of the stored messages of an image: an upper bound, exact if no message is 0."""
+    """Return the bytes of an image's stored belief-propagation messages, an upper bound if some are 0."""
     own_class_only = all_labelled and net.classes is not None
     bits = sum(entries for name, entries, _ in _list_arrays(net, own_class_only) if name in _SPARSE)
     return row_bytes(net, own_class_only) + bits // 8 + 1
 
 
 def _list_arrays(net: Hierarchy, own_class_only: bool) -> list[tuple[str, int, int]]:
-    """Return for each array of messages its name, number of entries per image, and bytes per entry."""
+    """Return for each array of `LayerMessages` its name, number of entries per image, and bytes per entry."""
     arrays = (item for messages in net.start(0, own_class_only) for item in vars(messages).items())
     return [(name, math.prod(value.shape[1:]), value.itemsize) for name, value in arrays]
 
 
-def check_exact(net: Hierarchy, units: np.ndarray) -> None:
-    """Raise a DivergenceError if log odds of weights are too large for exact int32 sums.
-
-    ``units`` are the log odds of the weights of all layers, in units of 1/256 nat.
-    """
+def check_network_overflow(net: Hierarchy, units: np.ndarray) -> None:
+    """Raise a DivergenceError if log odds ``units`` of weights (1/256 nat) could overflow int32 sums."""
     for level, (layer, w) in enumerate(zip(net.layers, net.split(units), strict=True), 1):
-        layer.check_exact(w, level, "damping, or raise p01 and p10")
+        layer.check_overflow(w, level, "damping, or raise p01 and p10")

@@ -1,4 +1,4 @@
-"""Row maps of a network of several layers: template scores, class scores, and reconstructed images."""
+"""Outputs of a multi-layer network for each row: scores of templates (top layer) and classes, images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from .hierarchy import Hierarchy
 from .layer import hide_unknown, row_numbers
 
-# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over one block of rows.
 PART_BYTES = 2**25
 
 
@@ -25,7 +25,8 @@ class FixedNetwork:
     Attributes
     ----------
     net : Hierarchy
-        Network with a class for each template. If templates are clusters, each cluster is a class.
+        Network with a class for each template (top feature). If templates are clusters, each cluster is a
+        class.
     beliefs : ndarray of float64, shape (weights,)
         Log odds of the weights of all layers.
     """
@@ -35,31 +36,31 @@ class FixedNetwork:
 
     @cached_property
     def weights(self) -> list[np.ndarray]:
-        """Weights of each layer, bool (channels, h, w, F)."""
+        """Weights of each layer, bool (channels, height, width of a feature, features)."""
         return [part > 0 for part in self.net.split(self.beliefs)]
 
     @property
     def n_classes(self) -> int:
-        """Number of classes, or of clusters."""
+        """Number of classes, or of clusters if there are no labels."""
         assert self.net.classes is not None
         return max(self.net.classes) + 1
 
     @property
     def requirements(self) -> BlockRequirements:
-        """Rows per block, and bytes of scratch memory, of maps with forward passes."""
         rows = int(np.clip(PART_BYTES // self.net.forward_bytes, 1, 256))
         return BlockRequirements(block_rows=rows, scratch=(2**27, 3 * self.net.forward_bytes))
 
     def scores(self, backend: Backend, block: Block) -> np.ndarray:
-        """Return the score of each template at each position, float64 (rows, templates, HS, WS), in nats.
+        """Return the score of each template at each of HS x WS positions, (rows, templates, HS, WS), in nats.
 
-        In images of the size of the fit, a template has one position: HS = WS = 1.
+        Templates are the features of the last layer. In images of the size of the fit they have one position:
+        HS = WS = 1.
         """
         pixels = self.net.layers[0].read_evidence(block)
         return self.net.forward(self.weights, pixels, backend)[-1][1] / UNITS_PER_NAT
 
     def class_scores(self, backend: Backend, block: Block) -> np.ndarray:
-        """Return the score of the best template of each class at each position, (rows, HS, WS, classes)."""
+        """Return the best score of each class's templates at HS x WS positions, (rows, HS, WS, classes)."""
         scores = self.scores(backend, block)
         best = [scores[:, self.net.templates_of(code)].max(axis=1) for code in range(self.n_classes)]
         return np.stack(best, axis=-1)
@@ -67,7 +68,7 @@ class FixedNetwork:
 
 @dataclass(frozen=True, eq=False)
 class NetworkMap:
-    """Base class of functions from rows to outputs that use a trained network of several layers."""
+    """Base class of maps, which compute an output for each row with a trained network of several layers."""
 
     network: FixedNetwork
 
@@ -81,7 +82,7 @@ class NetworkMap:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMap(NetworkMap):
-    """Scores of the templates by a forward pass (a :class:`~scalelatent.contract.learners.RowMap`)."""
+    """Scores of the templates, which are the features of the last layer, for each row (a RowMap)."""
 
     output_name: str = "scores"
 
@@ -94,7 +95,7 @@ class ScoreMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class ClassMap(NetworkMap):
-    """Class scores of each row (a LabelMap): the score of a class is the score of its best template.
+    """Class scores of each row (a LabelMap): the score of a class is the largest score of its templates.
 
     If ``labelled``, the map also returns the class of each row, which is the class with the largest score.
     """
@@ -118,16 +119,16 @@ class ClassMap(NetworkMap):
 
 @dataclass(frozen=True, eq=False)
 class CompletionMap(NetworkMap):
-    """Images reconstructed by a pass up and a pass down (a :class:`~scalelatent.contract.learners.RowMap`).
+    """Images reconstructed by belief propagation up to the classes and down to the pixels (a RowMap).
 
     Attributes
     ----------
     fills : bool
-        True: reconstruct only unknown pixels; known pixels stay as observed. False: reconstruct all pixels.
+        If True, reconstruct only unknown pixels; known pixels stay as observed. If False, reconstruct all.
     known : ndarray of uint8, shape (rows, bytes), or None
-        One bit per pixel, 1 if the pixel is known; None: only pixels with the value ``missing`` are unknown.
+        One bit per pixel, 1 if the pixel is known; if None, only pixels of the value ``missing`` are unknown.
     codes : ndarray of int, shape (rows,), or None
-        Class of each row; below 0 for an unknown class. None: all classes are unknown.
+        Class of each row, below 0 if unknown; if None, all classes are unknown.
     """
 
     fills: bool = False

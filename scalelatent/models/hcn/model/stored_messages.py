@@ -1,12 +1,12 @@
-"""Batch learning of one layer of features; the messages of all images are stored in the run folder.
+"""Batch learning of one layer of features, which stores belief-propagation messages in the run folder.
 
 The algorithm is Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016).
 
 A leaf is a fixed, contiguous range of images. One file per leaf stores the last belief-propagation messages
 of the pixels of its images. A visit loads the messages of one leaf, updates them once or a few times, and
-stores the new messages. It starts from the log odds of the weights W at the end of the last step, and returns
-by how much the messages of the leaf change these log odds. A step visits several leaves in parallel, and adds
-their changes to the log odds.
+stores the new messages. The visit starts from the log odds of the weights W at the end of the last step, and
+returns by how much the messages of the leaf change these log odds. A step visits several leaves in parallel,
+and adds their changes to the log odds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from .evidence_learner import EvidenceState, OnlineFeatureLearner, PreparedEvidence
 from .layer import FeatureLayer, row_numbers
 
-# One kernel call updates the messages of several ranges of images (leaves), of at most this many bytes in
-# total. The host needs twice this memory, for the old and the new messages.
+# One kernel call updates the belief-propagation messages of several ranges of images (leaves), of at most
+# this many bytes in total. The host needs twice this memory, for the old and the new messages.
 KERNEL_CALL_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class LeafMessages:
-    """Messages of a leaf (a fixed range of images) between two sweeps (updates of all pixels).
+    """Belief-propagation messages of a leaf (range of images) between two sweeps (updates of all pixels).
 
     Attributes
     ----------
@@ -47,8 +47,8 @@ class LeafMessages:
         Messages of the pixels to positions and to weights W, in units of 1/256 nat. The last `MESSAGE_ROOM`
         entries are unused.
     held : ndarray of uint8, shape (images, channels, height * width, h)
-        Flags of the h lines (rows of the window of weights) that can turn on a pixel: 1 for a line with a
-        nonzero message of the pixel, else 0.
+        Flags of the h rows of a feature whose weights can turn on a pixel: 1 for a row with a nonzero message
+        of the pixel in ``to_w``, else 0.
     sweeps : int
         Number of sweeps so far.
     moved : int
@@ -64,7 +64,7 @@ class LeafMessages:
 
 
 def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
-    """Return the first messages of a leaf, which is a range of ``n_rows`` images: all messages are 0."""
+    """Return the first belief-propagation messages, all 0, of a leaf: a range of ``n_rows`` images."""
     channels, height, width = layer.image
     room = message_room((height, width), layer.window, layer.n_features)
     to_s, to_w = (np.zeros((n_rows, channels, room), np.int16) for _ in range(2))
@@ -73,7 +73,7 @@ def start_leaf(layer: FeatureLayer, n_rows: int) -> LeafMessages:
 
 
 def leaf_bytes(layer: FeatureLayer, n_rows: int) -> int:
-    """Return the bytes of the messages of a leaf, which is a range of ``n_rows`` images."""
+    """Return the bytes of the belief-propagation messages of a leaf: a range of ``n_rows`` images."""
     leaf = start_leaf(layer, 0)
     arrays = leaf.s, leaf.to_s, leaf.to_w, leaf.held
     return n_rows * sum(math.prod(a.shape[1:]) * a.itemsize for a in arrays)
@@ -91,8 +91,9 @@ def visit_leaves(
 ) -> list[tuple[LeafMessages, np.ndarray]]:
     """Return updated messages of several leaves (ranges of images), after at most ``n_sweeps`` sweeps.
 
-    A sweep updates the messages of all pixels once; the sweeps end early if no message changes. The leaves
-    share the kernel calls, and each leaf gets the same result as in a call for this leaf alone.
+    A sweep updates the belief-propagation messages of all pixels once; the sweeps end early if no message
+    changes. The leaves share the kernel calls, and each leaf gets the same result as in a call for this leaf
+    alone.
 
     Parameters
     ----------
@@ -102,7 +103,8 @@ def visit_leaves(
     evidence : ndarray of int32, shape (leaves, images, channels, height, width)
         Log odds of the pixels, in units of 1/256 nat.
     beliefs : ndarray of int32, shape (channels, h, w, F)
-        Log odds of the weights W in units of 1/256 nat, including the messages of these leaves.
+        Log odds of the weights W of F features of h x w pixels, in units of 1/256 nat, including the messages
+        of these leaves.
     first_rows : sequence of int
         Row number of the first image of each leaf. The order of the pixels is a function of the seed, the
         number of the sweep and this row number.
@@ -112,7 +114,8 @@ def visit_leaves(
     Returns
     -------
     list of (LeafMessages, ndarray of int32)
-        For each leaf the new messages, and the change of the log odds of the weights, (channels, h, w, F).
+        For each leaf the new messages, and the change of the log odds of the weights in the shape of
+        ``beliefs``.
     """
     xp, before, rows = backend.xp, leaves[0].sweeps, np.array(first_rows)
     evidence, w = xp.asarray(evidence), xp.asarray(np.stack([beliefs] * len(leaves)))
@@ -136,7 +139,7 @@ def visit_leaves(
 
 @dataclass(frozen=True)
 class LeafState(EvidenceState):
-    """State of a fit with stored messages; its log odds are multiples of 1/256 nat.
+    """State of a fit that stores belief-propagation messages; its log odds are multiples of 1/256 nat.
 
     A leaf is a fixed range of images. A sweep updates the messages of all pixels of a leaf once.
 
@@ -159,7 +162,7 @@ class LeafState(EvidenceState):
 class StoredFeatureLeaf(TypedDict):
     """Stored data of a leaf (range of images): fields of `LeafMessages`, and change of the log odds of W.
 
-    The last update of the messages of the leaf caused the change, int32 (channels, h, w, F), in 1/256 nat.
+    The last update of the belief-propagation messages of the leaf caused the change, in units of 1/256 nat.
     """
 
     messages: dict[str, Any]
@@ -171,8 +174,8 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     """Batch learning of one layer (a :class:`~scalelatent.contract.learners.StoredRangeLearner`).
 
     The algorithm is Algorithm 1 of Lázaro-Gredilla et al. (2016). A leaf is a fixed range of images. A sweep
-    updates the messages of all pixels of a leaf once. A visit loads the stored messages of a leaf, runs one
-    or several sweeps, and stores the new messages.
+    updates the belief-propagation messages of all pixels of a leaf once. A visit loads the stored messages of
+    a leaf, runs one or several sweeps, and stores the new messages.
 
     Attributes
     ----------
@@ -194,8 +197,9 @@ class BatchFeatureLearner(OnlineFeatureLearner):
 
     @property
     def requirements(self) -> BlockRequirements:
-        # A visit holds the messages of a range of images (leaf) up to five times: as read from disk,
-        # before and after the update, and twice as bytes to write. It also holds random orders of the pixels.
+        # A visit (update of the messages of a range of images, a leaf) holds these messages up to five times:
+        # as read from disk, before and after the update, and twice as bytes to write. A visit also holds
+        # random orders of the pixels.
         each = 5 * leaf_bytes(self.layer, 1) + 24 * self.layer.n_pixels
         return BlockRequirements(scratch=(48 * self.layer.n_weights, each))
 
@@ -209,7 +213,7 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     def visit(
         self, prepared: PreparedEvidence, block: Block, kept: StoredFeatureLeaf | None
     ) -> StoredFeatureLeaf:
-        """Update the messages of one leaf (a fixed range of images), and return the data to store.
+        """Update the belief-propagation messages of one leaf (range of images); return the data to store.
 
         ``block`` has the images, and ``kept`` is the data that the last visit stored; None in the first
         visit.
@@ -219,10 +223,10 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     def visit_leaves(
         self, prepared: PreparedEvidence, blocks: Sequence[Block], kept: Sequence[StoredFeatureLeaf | None]
     ) -> list[StoredFeatureLeaf]:
-        """Update the messages of several leaves (ranges of images), and return the data to store for each.
+        """Update the belief-propagation messages of leaves (ranges of images); return the data to store.
 
-        Leaves with equal numbers of images and of earlier sweeps share kernel calls. The messages of a leaf
-        stay unchanged after ``max_sweeps`` sweeps.
+        Leaves with equal numbers of images and of earlier sweeps (updates of all pixels) share kernel calls.
+        The messages of a leaf stay unchanged after ``max_sweeps`` sweeps.
         """
         state, backend = prepared
         beliefs, found, groups = to_units(state.beliefs), {}, defaultdict(list)
@@ -260,9 +264,9 @@ class BatchFeatureLearner(OnlineFeatureLearner):
         assert isinstance(state, LeafState)
         beliefs = state.beliefs + stats["evidence"]
         units = np.clip(beliefs, -(2.0**22), 2.0**22) * UNITS_PER_NAT
-        self.layer.check_exact(units, 1, "damping, raise p01 and p10, or set online=True")
+        self.layer.check_overflow(units, 1, "damping, raise p01 and p10, or set online=True")
         moved, left = state.moved + int(stats["moved"]), state.left + int(stats["left"])
-        return replace(state, moved=moved, left=left).after_step(beliefs, n_rows)
+        return replace(state, moved=moved, left=left).complete_step(beliefs, n_rows)
 
     def end_epoch(self, state: EvidenceState) -> EvidenceState:
         assert isinstance(state, LeafState)

@@ -29,26 +29,26 @@ from .layer import row_numbers
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# Upper bound of the memory, in bytes, of a forward pass over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over one block of rows.
 BLOCK_BYTES = 2**25
-# Score of a template to which an image must not be assigned, below the scores of all other templates.
+# Score of a template (top feature) to which an image must not be assigned; all other scores are larger.
 NO_SCORE = np.int32(-(2**31))
 
 FixedWeights: TypeAlias = tuple[list[np.ndarray], Backend]
 """Weights of each layer, bool (channels, h, w, F), and the backend of the kernels."""
 
 
-def class_layer(n_classes: int, per_class: int) -> tuple[int, ...]:
-    """Return the class of each template; the ``per_class`` templates of a class have consecutive numbers."""
+def list_template_classes(n_classes: int, per_class: int) -> tuple[int, ...]:
+    """Return the class of each template (top feature); templates of a class have consecutive numbers."""
     return tuple(code for code in range(n_classes) for _ in range(per_class))
 
 
 def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
     """Return the class of each template, so that each class has at most ``per_class`` templates.
 
-    ``counts`` (classes, templates) has the number of rows of each class whose best template is this one.
-    Pairs of class and template are tried from the largest count to the smallest. A pair assigns its class to
-    its template if the template has no class yet and the class has room for one more template.
+    ``counts`` (classes, templates) has the number of rows of each class whose best template (top feature) is
+    this one. Going from the largest number to the smallest, a number assigns its class to its template if the
+    template has no class yet and the class has room for one more template.
     """
     classes, room = np.full(counts.shape[1], -1), np.full(len(counts), per_class)
     for at in np.argsort(-counts, axis=None, kind="stable"):
@@ -61,7 +61,7 @@ def assign_classes(counts: np.ndarray, per_class: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ForwardReduction:
-    """Base class of the reductions that run a forward pass over each block of rows."""
+    """Base class of sums over all rows that run a forward pass (from pixels to templates) over each block."""
 
     net: Hierarchy
 
@@ -77,10 +77,10 @@ class ForwardReduction:
 
 @dataclass(frozen=True)
 class TemplateCounts(ForwardReduction):
-    """Counts of rows by class and best template (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Counts of rows by class and best template (top feature with the largest score), a Reduction.
 
-    Rows without a class are not counted. The weights that are on have positive log odds in the learner's
-    state, or in ``beliefs`` if there is no learner.
+    Rows without a class are not counted. A weight is on if its log odds are positive: those of the learner's
+    state during learning, otherwise ``beliefs``.
     """
 
     n_classes: int
@@ -102,7 +102,7 @@ class TemplateCounts(ForwardReduction):
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
 
     def error(self, stats: Stats) -> float:
-        """Return the share of rows whose best template has another class, from the counts ``stats``.
+        """Return the share of rows whose best template (top feature) has another class, from the counts.
 
         Without classes, each template gets the class of most of its rows.
         """
@@ -113,10 +113,10 @@ class TemplateCounts(ForwardReduction):
 
 @dataclass(frozen=True, eq=False)
 class RowCodes:
-    """Class codes of the rows ``numbers`` (a :class:`~scalelatent.contract.learners.Reduction`).
+    """Class of each of the rows ``numbers``, read in one pass over the dataset (a Reduction).
 
-    ``numbers`` are sorted row numbers. The statistic has for each of these rows the index of its class plus
-    1, or 0 for a row without a class.
+    ``numbers`` are sorted row numbers. The result has for each of these rows the index of its class plus 1,
+    or 0 for a row without a class.
     """
 
     numbers: np.ndarray
@@ -139,7 +139,7 @@ class RowCodes:
 
 @dataclass(frozen=True, eq=False)
 class TemplateEvidence(ForwardReduction):
-    """Sums over the images of each template of the log odds of the pixels of the top layer (a Reduction).
+    """Sums, over the images of each template, of the log odds of the pixels of the top layer (a Reduction).
 
     The sums are multiples of 1/256 nat, so they are identical in any order of the rows.
 
@@ -149,8 +149,8 @@ class TemplateEvidence(ForwardReduction):
         Log odds of the weights of all layers, in nats.
     numbers, templates : ndarray of int, shape (images,), or None
         Sorted row numbers, and the template to which each of these rows is assigned; other rows are not used.
-        None: each row is assigned to its best template that has a weight, among the templates of its
-        class if the class is known.
+        If None, each row is assigned to its best template that has a weight, among the templates of its class
+        if the class is known.
     """
 
     beliefs: np.ndarray
@@ -164,7 +164,7 @@ class TemplateEvidence(ForwardReduction):
         return [part > 0 for part in self.net.split(self.beliefs)], backend
 
     def accumulate(self, prepared: FixedWeights, block: Block, stats: Stats) -> None:
-        """Assign the images of the block to templates; add the log odds of the images to their templates."""
+        """Assign the images of the block to templates (top features); add their log odds to the templates."""
         pixels, (weights, backend) = self.net.layers[0].read_evidence(block), prepared
         templates: np.ndarray | None = None
         if self.numbers is None or self.templates is None:
@@ -181,7 +181,7 @@ class TemplateEvidence(ForwardReduction):
             stats["evidence"][template] += one / UNITS_PER_NAT
 
     def _find_allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the templates to which each row of a block may be assigned.
+        """Return the templates (top features) to which each row of a block may be assigned.
 
         A template is allowed if it has a weight and, for a labelled row, if its class is the class of the
         row. The first result has the indices of the rows with at least one allowed template. The second
@@ -196,7 +196,7 @@ class TemplateEvidence(ForwardReduction):
         return among, allowed[among]
 
     def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
-        """Return the log odds of the weights of all layers in nats, after the templates have changed.
+        """Return the log odds of the weights of all layers in nats, with new values for the top layer.
 
         The new log odds of a template are its initial log odds in ``first`` plus its sums in ``stats``. A
         template without any positive log odds would be unused, so it keeps its earlier log odds.
@@ -210,10 +210,7 @@ class TemplateEvidence(ForwardReduction):
 
 
 def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices in ``numbers``, and in ``rows``, of the row numbers that are in both arrays.
-
-    ``numbers`` are sorted.
-    """
+    """Return the indices in sorted ``numbers``, and in ``rows``, of row numbers that are in both arrays."""
     if not len(numbers):
         return np.empty(0, int), np.empty(0, int)
     where = np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)
@@ -224,11 +221,11 @@ def match_rows(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def choose_first_images(
     net: Hierarchy, numbers: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted row numbers of the images from which templates start, and the template of each image.
+    """Return the sorted row numbers of the images with which templates start, and each image's template.
 
-    ``numbers`` are row numbers in random order, and ``codes`` are the classes of these rows, below 0 for no
-    class. The first rows of each class are chosen, one for each template of the class. Without classes, the
-    first rows are chosen, one for each template.
+    Templates are the features of the top layer. ``numbers`` are row numbers in random order, and ``codes``
+    are the classes of these rows, below 0 for no class. The first rows of each class are chosen, one for each
+    template of the class. Without classes, the first rows are chosen, one for each template.
     """
     if net.classes is None:
         chosen, templates = numbers[: net.n_templates], np.arange(min(net.n_templates, len(numbers)))

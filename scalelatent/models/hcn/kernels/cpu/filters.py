@@ -10,8 +10,8 @@ from scalelatent.kernels.memory import empty
 
 
 @entry(in_array("u1", 3), in_array("i4", 3), numba.int32, out_array("u1", 4))
-def oriented_edges(images: np.ndarray, weights: np.ndarray, least: np.int32, out: np.ndarray) -> None:
-    """Write 1 to ``out`` for the filter with the largest response, at least ``least``, at each pixel."""
+def oriented_edges(images: np.ndarray, weights: np.ndarray, min_response: np.int32, out: np.ndarray) -> None:
+    """Write 1 to ``out`` for the filter with the largest response, if it reaches ``min_response``."""
     n, height, width = images.shape
     half, side = weights.shape[0], weights.shape[1]
     reach = side // 2
@@ -33,5 +33,5 @@ def oriented_edges(images: np.ndarray, weights: np.ndarray, least: np.int32, out
                 for k in range(half):
                     if abs(sums[k, x]) > strength:
                         best, strength = k, abs(sums[k, x])
-                if strength >= least:
+                if strength >= min_response:
                     out[i, best if sums[best, x] > 0 else best + half, y, x] = np.uint8(1)

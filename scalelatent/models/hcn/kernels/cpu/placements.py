@@ -40,7 +40,8 @@ def _sum_evidence(
 def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: int) -> None:
     """Add ``value`` to the gains of all features at all positions where they would cover pixel (y, x).
 
-    ``a`` is the channel of the pixel.
+    The gain of a feature at a position is the sum of the log odds of the pixels that only this feature would
+    cover. ``a`` is the channel of the pixel.
     """
     _, h, width, n_features = w.shape
     high, wide, _ = gains.shape
@@ -58,8 +59,8 @@ def _toggle(
 ) -> None:  # fmt: skip
     """Add feature ``f`` at the position (r, c) if ``count`` is 1, or remove it if ``count`` is -1.
 
-    ``layers`` is the number of features that cover each pixel. Update the gains of features that would cover
-    a pixel of this feature.
+    ``layers`` is the number of features that cover each pixel. Update ``layers``, and update ``gains``, the
+    sum of log odds of pixels that only a new feature would cover.
     """
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
@@ -129,7 +130,7 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Return the positions of features after features were added to ``s`` or removed, one by one."""
+    """Add features to the positions ``s``, or remove them, one by one while the posterior increases."""
     out = s.copy()
     _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

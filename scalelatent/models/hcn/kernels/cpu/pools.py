@@ -1,4 +1,4 @@
-"""Messages through pools, which shift pixels, in numba; `kernels/reference.py` defines the results."""
+"""Belief-propagation messages through pools, which shift pixels, in numba; see `kernels/reference.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trees import make_passes
 
 _summarize_off, _summarize_on, _, _ = make_passes(2, wide=True)
 
-_0, _OFF_IMAGE, _MOST, _ALL = (
+_0, _OFF_IMAGE, _POOL_FLOOR, _NO_DAMPING = (
     np.int32(0),
     np.int32(OFF_IMAGE),
     np.int32(POOL_FLOOR),
@@ -24,7 +24,7 @@ _0, _OFF_IMAGE, _MOST, _ALL = (
 
 @subkernel
 def _clip(x: np.int32) -> np.int32:
-    return min(max(x, -_MOST), _MOST)
+    return min(max(x, -_POOL_FLOOR), _POOL_FLOOR)
 
 
 @subkernel
@@ -43,10 +43,10 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
 def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Summarize the messages ``down`` that pools send to each pixel of row ``y``.
+    """Summarize ``down``, the belief-propagation messages of pools to the pixels of row ``y``.
 
-    For each pixel, write the sum of the positive messages to ``total``, and the two largest messages to
-    ``first`` and ``second``.
+    A pool can shift into several pixels. For each pixel, write the sum of the positive messages to ``total``,
+    and the two largest messages to ``first`` and ``second``.
     """
     total[:], first[:], second[:] = _0, _OFF_IMAGE, _OFF_IMAGE
     for d in range(down.shape[0]):
@@ -61,7 +61,7 @@ def _sum_messages(
 
 @subkernel
 def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray, rows: np.ndarray) -> None:
-    """Write to ``up`` the messages from the OR of each pixel to the pools that can shift into the pixel."""
+    """Write to ``up`` the belief-propagation messages of pixels to the pools that can shift into them."""
     total, first, second = rows[0], rows[1], rows[2]
     for y in range(down.shape[1]):
         _sum_messages(down, side, y, total, first, second)
@@ -80,7 +80,7 @@ def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray,
 def _find_best_shifts(
     up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write for each pool of row ``y`` the two largest sums of message and log prior among all shifts."""
+    """Write for each pool of row ``y`` the two largest sums of message ``up`` and log prior of a shift."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -132,7 +132,7 @@ def _pass_down(
                         for x in range(len(row)):
                             best = second[x] if arrived[x] + chance[x] == first[x] else first[x]
                             new = _clip(chance[x] + min(top[x], -best))
-                            row[x] = -_MOST if chance[x] == _OFF_IMAGE else new
+                            row[x] = -_POOL_FLOOR if chance[x] == _OFF_IMAGE else new
             for y in range(down.shape[3]):
                 _sum_messages(down[n, a], side, y, total, first, second)
                 for x in range(down.shape[4]):
@@ -161,11 +161,11 @@ def _pass_trees_down(
                     rows, run, s_step, w_step, s[n].ctypes.data + of_s, w[a].ctypes.data + of_w,
                     to_s[n, a].ctypes.data + 2 * begin, to_w[n, a].ctypes.data + 2 * begin, live.ctypes.data,
                 )  # fmt: skip
-                total = _summarize_off(tree, (_MOST,), _ALL)
-                # The sum of positive messages is 0 if no pair (position, weight) is
-                # on; the result is then the largest message.
+                total = _summarize_off(tree, (_POOL_FLOOR,), _NO_DAMPING)
+                # The sum of positive messages of the pairs (position, weight) is 0 if no pair is on; the
+                # result is then the largest message.
                 if total == _0:
-                    total = _summarize_on(tree, (_MOST,), _ALL)[0]
+                    total = _summarize_on(tree, (_POOL_FLOOR,), _NO_DAMPING)[0]
                 flat[pixel] = _clip(total)
 
 
@@ -182,7 +182,7 @@ def _pass_features_down(
                 ones, sums = first[n, a, i + y, j:], total[n, a, i + y, j:]
                 for x in range(wide):
                     t = row[x] - sent[x]
-                    sums[x] = min(sums[x] + min(max(t, _0), _MOST), _MOST)
+                    sums[x] = min(sums[x] + min(max(t, _0), _POOL_FLOOR), _POOL_FLOOR)
                     ones[x] = max(ones[x], t)
 
 
@@ -193,17 +193,17 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Update the messages ``evidence`` of pools to pixels of features, from log odds ``below`` of pixels."""
+    """Update ``evidence``, messages of pools to the pixels that they shift; see `reference.pass_pools_up`."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 
 def pass_pools_down(
     below: np.ndarray, prior: np.ndarray, above: np.ndarray, down: np.ndarray, rounds: int
 ) -> np.ndarray:
-    """Return the messages down to the pixels; update ``down``, the messages of pools to pixels.
+    """Return the belief-propagation messages to shifted pixels; update ``down``, those of the pools.
 
     A pixel is the OR of the pools that can shift into it. Pools and pixels exchange messages once, and then
-    ``rounds`` more times.
+    ``rounds`` more times. `reference.pass_pools_down` describes the other arrays.
     """
     out = np.empty_like(below)
     _pass_down(below, prior, above, down, rounds, *_scratch(down), out)
@@ -211,7 +211,7 @@ def pass_pools_down(
 
 
 def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray) -> np.ndarray:
-    """Return the messages of features down to pixels, for weights that a fit still learns."""
+    """Return belief-propagation messages of features down to pixels, for weights that a fit still learns."""
     n_channels, h, width, n_features = w.shape
     image = s.shape[1] + h - 1, s.shape[2] + width - 1
     out = np.empty((len(s), n_channels, *image), np.int32)
@@ -220,8 +220,8 @@ def pass_trees_down(s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.nda
 
 
 def pass_features_down(s: np.ndarray, w: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """Return the messages of features down to pixels, for fixed weights and after one pass up."""
+    """Return belief-propagation messages of features down to pixels, for fixed weights after one pass up."""
     first, total = np.full(evidence.shape, _OFF_IMAGE), np.zeros(evidence.shape, np.int32)
     _pass_features_down(s, np.ascontiguousarray(np.argwhere(w[:, ::-1, ::-1])), evidence, first, total)
-    made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_MOST))
+    made: np.ndarray = np.where(total > 0, total, np.maximum(first, -_POOL_FLOOR))
     return made

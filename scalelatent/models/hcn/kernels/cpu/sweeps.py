@@ -1,4 +1,4 @@
-"""Message updates of all pixels of images in numba; `kernels/reference.py` defines the results."""
+"""Belief-propagation messages of all pixels of images in numba; `kernels/reference.py` defines results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from .trees import make_passes, prefetch
 _summarize_off, _summarize_on, _send_off, _send_on = make_passes(0)
 _summarize_off_1, _summarize_on_1, _send_off_1, _send_on_1 = make_passes(1)
 
-_0, _ALL = np.int32(0), np.float32(1)
-# Smallest number of pairs (feature position, weight) of a pixel for which its stored messages are prefetched
-# into the CPU cache.
+_0, _NO_DAMPING = np.int32(0), np.float32(1)
+# Smallest number of pairs (feature position, weight) of a pixel for which its stored belief-propagation
+# messages are prefetched into the CPU cache.
 LARGE_TREE_PAIRS = 512
-# Number of bytes of the stored messages of a pixel to prefetch; the processor prefetches the rest by itself.
+# Number of bytes of the stored belief-propagation messages of a pixel that are prefetched into the CPU cache;
+# the processor prefetches the rest by itself.
 PREFETCH_BYTES = 1024
 
 
@@ -29,9 +30,9 @@ PREFETCH_BYTES = 1024
 def _find_messages(first: np.int32, second: np.int32, b: np.int32) -> tuple[np.int32, np.int32]:
     """Return the two messages of a pixel with log odds ``b`` > 0 to its pairs, in units of 1/256 nat.
 
-    A pixel is the OR of pairs of a feature position and a weight, and each pair sends a message, its value,
-    to the OR. ``first`` and ``second`` are the two largest values. The second result is the message to the
-    pair with the largest value, and the first result is the message to all other pairs.
+    A pixel is the OR of pairs of a feature position and a weight. In belief propagation, each pair sends a
+    message, its value, to the OR. ``first`` and ``second`` are the two largest values. The second result is
+    the message to the pair with the largest value, and the first result is the message to all other pairs.
     """
     return min(b, max(_0, -first)), min(b, max(_0, -second))
 
@@ -52,23 +53,23 @@ def _sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray
             spots = s[k, n].ctypes.data + of_s, w[k, a].ctypes.data + of_w
             tree = (rows, run, s_step, w_step, *spots, live.ctypes.data)
             if b < _0:
-                total = _summarize_off(tree, (-b,), _ALL)
+                total = _summarize_off(tree, (-b,), _NO_DAMPING)
                 if total < -b - b:
-                    _send_off(tree, (-b - total, -b, _0), _ALL)
+                    _send_off(tree, (-b - total, -b, _0), _NO_DAMPING)
             elif b > _0:
-                first, second = _summarize_on(tree, (b,), _ALL)
+                first, second = _summarize_on(tree, (b,), _NO_DAMPING)
                 rest, top = _find_messages(first, second, b)
                 if top > _0:
-                    _send_on(tree, (rest, top, first), _ALL)
+                    _send_on(tree, (rest, top, first), _NO_DAMPING)
 
 
 def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray) -> None:
-    """Update the log odds of positions and weights by new messages of each pixel, which are not stored."""
+    """Update log odds of positions ``s`` and weights ``w`` by new belief-propagation messages of pixels."""
     _sweep(evidence, order, s, w, make_tree_layouts(evidence.shape[3:5], w.shape[2:4], w.shape[4]))
 
 
 def _make_sweep(wide: bool) -> Callable[..., None]:
-    """Return the kernel that updates all stored messages once; messages are int16, or int32 if ``wide``."""
+    """Return the kernel that updates all belief-propagation messages once: int16, or int32 if ``wide``."""
     summarize_off, summarize_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 
@@ -79,8 +80,8 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         n_channels, height, width = evidence.shape[2:]
         s_step, w_step = 4 * s.shape[3] * s.shape[4], 4 * w.shape[3] * w.shape[4]
-        # The messages of pixels with many pairs do not stay in the CPU cache between two sweeps (updates of
-        # all pixels).
+        # The stored messages of pixels with many pairs (position, weight) do not stay in the CPU cache
+        # between two sweeps (updates of all pixels).
         far = w.shape[2] * w.shape[3] * w.shape[4] >= LARGE_TREE_PAIRS
         for k in range(order.shape[0]):
             pixels = evidence[k].ravel()
@@ -95,17 +96,18 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     to_s[k, n, a].ctypes.data + factor * begin, to_w[k, n, a].ctypes.data + factor * begin,
                     held[k, n, a, pixel].ctypes.data,
                 )  # fmt: skip
-                # Prefetch the first messages of the next pixel.
+                # Prefetch the first belief-propagation messages of the next pixel into the CPU cache.
                 if far and p + 1 < order.shape[1]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
-                # An unknown pixel (log odds b of 0) sends messages of 0, which replace its stored messages.
+                # An unknown pixel (log odds b of 0) sends belief-propagation messages of 0, which replace its
+                # stored messages.
                 if b <= _0:
-                    total = summarize_off(tree, (-b,), _ALL)
+                    total = summarize_off(tree, (-b,), _NO_DAMPING)
                     change = send_off(tree, (-b - total, -b, _0), damping)
                 else:
-                    first, second = summarize_on(tree, (b,), _ALL)
+                    first, second = summarize_on(tree, (b,), _NO_DAMPING)
                     rest, top = _find_messages(first, second, b)
                     change = send_on(tree, (rest, top, first), damping)
                 moved[k] += change
@@ -142,9 +144,10 @@ def sweep_messages(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, to_s: np.ndarray, to_w: np.ndarray,
     held: np.ndarray, damping: float,
 ) -> np.ndarray:  # fmt: skip
-    """Update all stored messages once; return the number of pixels with a changed message per chain.
+    """Update all stored belief-propagation messages; return the number of changed pixels per chain.
 
-    A chain is a sequence of minibatches, or a range of images, that one task learns.
+    A chain is a sequence of minibatches, or a range of images, that one task learns. A pixel has changed if
+    one of its messages has changed.
     """
     moved = np.zeros(len(order), np.int64)
     size = count_pairs(evidence.shape[3:5], w.shape[2:4], w.shape[4])
@@ -183,12 +186,12 @@ def _decode(
                 tree = (rows, run, s_step, w_step, *spots, live.ctypes.data)
                 change = False
                 if b < _0:
-                    total = _summarize_off_1(tree, (-b,), _ALL)
-                    change = _send_off_1(tree, (-b - total, -b, _0), _ALL)
+                    total = _summarize_off_1(tree, (-b,), _NO_DAMPING)
+                    change = _send_off_1(tree, (-b - total, -b, _0), _NO_DAMPING)
                 elif b > _0:
-                    first, second = _summarize_on_1(tree, (b,), _ALL)
+                    first, second = _summarize_on_1(tree, (b,), _NO_DAMPING)
                     rest, top = _find_messages(first, second, b)
-                    change = _send_on_1(tree, (rest, top, first), _ALL)
+                    change = _send_on_1(tree, (rest, top, first), _NO_DAMPING)
                 moved[n] += change
             if moved[n] == 0:
                 break
@@ -199,7 +202,8 @@ def decode_images(
 ) -> np.ndarray:
     """Write the log odds of feature positions of each image to ``s``.
 
-    Return for each image the number of pixels whose messages changed in the last update of all pixels.
+    Return for each image the number of pixels whose belief-propagation messages changed in the last update of
+    all pixels.
     """
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)
