@@ -58,9 +58,9 @@ def capsule_dims() -> Iterable[Iterable[Any]]:
     kinds = list(dict.fromkeys(r["architecture"] for r in found))
     for (kind, d), r in sorted(fits.items(), key=lambda fit: (kinds.index(fit[0][0]), fit[0][1])):
         yield kind, d, percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
-    r = read("million")
-    name = f"all_vs_all, {r['rows']:,} infinite digits"
-    yield name, 4, percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
+    for d, r in ((4, read("million")), (16, read("million_d16"))):
+        name = f"all_vs_all, {r['rows']:,} infinite digits"
+        yield name, d, percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
 
 
 @shown("USPS: d|test error|validation error|passes")
