@@ -1,16 +1,16 @@
 """Nearest centroids of dense rows: a matrix product whose scores stay in the nearest cache.
 
-Each row has a list of its best scores so far (see :mod:`.candidates`). The scores of a tile, which has 6 rows
-and 16 centroids (12 and 32 on AVX-512), are summed in registers. A score above the last score in the list of
-its row is inserted into the list, and other scores are dropped. So the scores of a row with all k centroids
-are never stored.
+A row and a centroid have a score, which is larger for nearer centroids. Each row has a list of its best
+scores so far (see :mod:`.candidates`). The scores of a tile, which has 6 rows and 16 centroids (12 and 32 on
+AVX-512), are summed in registers. A score above the last score in the list of its row is inserted into the
+list, and other scores are dropped. So the scores of a row with all k centroids are never stored.
 
 The steps for a strip of rows:
 
 1. Copy the columns of the clustering as float32, and bound the rounding errors of the scores of each row.
 2. Compute the scores with all centroids in float32, one panel (a group of centroids) after the other.
-3. Compute scores in the list of a row again in float64 if float32 cannot order them. Take the codes from the
-   sorted list.
+3. Compute scores in the list of a row again in float64 if float32 cannot order them. The sorted list gives
+   the codes of the row: the number of its nearest centroid in each clustering.
 
 So the codes do not depend on the width of vectors, the order of float32 sums or the device. For rows of
 integers, Euclidean scores in float64 are exact, and the lowest index wins a tie. For other rows, and for the
@@ -105,7 +105,11 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> Pa
 
 
 def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct centroids and their codes; all centroids if their values are whole numbers."""
+    """Return the distinct centroids, and the number of each within each clustering, int32 (k, clusterings).
+
+    Equal centroids are only merged if some value is not whole: scores of whole numbers are exact, so the
+    lowest number wins anyway.
+    """
     codes = number_centroids(draws, len(w))
     if is_whole(w):
         return w, codes
@@ -163,7 +167,7 @@ def bound_rounding(
 
 
 def nearest(x: np.ndarray, columns: np.ndarray, centroids: PackedCentroids) -> np.ndarray:
-    """Return the code of each row's nearest centroid in each clustering, int32 (rows, clusterings)."""
+    """Return the number of each row's nearest centroid in each clustering, int32 (rows, clusterings)."""
     out = np.empty((len(x), centroids.codes.shape[1]), dtype=np.int32)
     columns = np.ascontiguousarray(columns, dtype=np.int32)
     panels = centroids.packed
@@ -313,7 +317,7 @@ def _make_search(
     gather: Callable[..., None], add_sums: Callable[..., None], store_scores: Callable[..., None],
     value: Callable[..., float],
 ) -> Callable[..., None]:  # fmt: skip
-    """Return a compiled function that computes the codes of rows, for values that are floats or bytes.
+    """Return a compiled function that finds the nearest centroids of rows, whose values are floats or bytes.
 
     ``gather`` copies columns of rows, ``add_sums`` sums products, ``store_scores`` stores scores and marks
     the best ones, and ``value`` reads one value of a centroid.
@@ -405,7 +409,7 @@ def _make_search(
         exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
         out: np.ndarray, strip: np.ndarray, partial: np.ndarray,
     ) -> None:  # fmt: skip
-        """Write the codes of all rows to ``out``, int32 (rows, clusterings).
+        """Write the number of each row's nearest centroid in each clustering to ``out``, (rows, clusterings).
 
         ``strip`` and ``partial`` are scratch space for columns of rows and for sums.
         """
