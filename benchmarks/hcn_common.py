@@ -1,4 +1,7 @@
-"""Functions shared by the benchmarks of compositional networks: overlaps of features, and pictures."""
+"""Functions shared by the benchmarks of compositional networks: overlaps of features, and pictures.
+
+A building block is a small shape, such as a letter, which the generator of the images places.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from scalelatent.generators.images import ImageSet
 from scalelatent.models.hcn.model.compression import bits
 
 FOUND = 0.9
-"""A building block counts as found if its overlap with a feature is at least this."""
+"""Least overlap (intersection over union) of a building block with a feature, so that it counts as found."""
 
 
 def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
@@ -36,11 +39,10 @@ def count_found(weights: np.ndarray, kinds: np.ndarray) -> int:
 
 
 def compute_true_compression(images: ImageSet, n: int) -> float:
-    """Return the compression of the first n images if they are coded by the generator's own features and
-    places.
+    """Return the compression of the first n images with the features and places that generated them.
 
-    Compression is the number of bits of that code divided by the bits of the pixels alone. The code contains
-    only features that occur in these images.
+    Compression is the number of bits of the coded images divided by the number of bits of their pixels. The
+    code contains only features that occur in these images.
     """
     placed = np.unique(
         np.concatenate([np.c_[np.full(len(p), i), p] for i, p in enumerate(images.truth(0, n))]), axis=0
@@ -69,8 +71,9 @@ def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:
 
 
 def draw_pictures(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
-    """Write rows of titled pictures (0 is black, 1 is white) to a PNG file; ``heads`` are titles of
-    columns.
+    """Write titled pictures (0 is black, 1 is white) to a PNG file.
+
+    ``lines`` has a list of (title, picture) for each row; ``heads`` are titles of the columns.
     """
     from scalelatent.report.style import new_figure
 

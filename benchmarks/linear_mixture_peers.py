@@ -11,7 +11,7 @@ mfa       torch-mfa of E. Richardson (--mfa is the path of its mfa.py; needs tor
           the log-likelihood of the test rows after --passes passes of both, for --starts starts; ours uses
           likelihood="ppca".
 gaussian  scikit-learn's GaussianMixture(10, "full") on 3,000 rows of MNIST, averaged to 16 x 16 and in full
-          size, with the smallest covariance regularisation that works; ours has 10 models of 10 factors.
+          size, with reg_covar=1e-3, since it fails with less; ours has 10 models of 10 factors.
 factors   scikit-learn's FactorAnalysis(10): seconds of its fit with the default stopping rule, and seconds in
           which ours reaches the same log-likelihood (up to .001).
 kmeans    KMeans (Lloyd) and MiniBatchKMeans with one start; ours has n_dims=0, in batch and in stepwise EM.
@@ -258,13 +258,15 @@ def compare_kmeans(args: Any) -> dict[str, Any]:
         model = fit_density(x, 0, n_components=k, n_dims=0, **params)
         seconds[name] = time.perf_counter() - begin
         wide = model.means_.astype(np.float32)
-        inertia[name] = float(np.mean([_distances(x[i : i + 5000], wide) for i in range(0, len(x), 5000)]))
+        inertia[name] = float(
+            np.mean([compute_least_distance(x[i : i + 5000], wide) for i in range(0, len(x), 5000)])
+        )
         pass_seconds[name] = compute_pass_seconds(model)
     out = {"rows": len(x), "K": k, "seconds": seconds, "seconds a pass": pass_seconds}
     return out | {"mean square": inertia}
 
 
-def _distances(x: np.ndarray, means: np.ndarray) -> float:
+def compute_least_distance(x: np.ndarray, means: np.ndarray) -> float:
     square = (x * x).sum(axis=1)[:, None] - 2.0 * x @ means.T + (means * means).sum(axis=1)
     return float(square.min(axis=1).mean())
 
@@ -297,7 +299,7 @@ def compare_numpy_pass(args: Any) -> dict[str, Any]:
     }
 
 
-PARTS = {
+PART_FUNCTIONS = {
     "mfa": compare_mfa,
     "gaussian": compare_gaussian,
     "factors": compare_factors,
@@ -307,9 +309,8 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure each part, and write its result."""
     arguments = parser(__doc__, "linear_mixture_peers")
-    arguments.add_argument("--part", choices=tuple(PARTS), help="run this part only")
+    arguments.add_argument("--part", choices=tuple(PART_FUNCTIONS), help="run this part only")
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument(
         "--mfa", type=Path, help="path of mfa.py of torch-mfa; without it the part mfa is skipped"
@@ -321,7 +322,7 @@ def main() -> None:
         "--patience", type=float, default=1e9, help="seconds; longer fits of torch-mfa are skipped"
     )
     args = arguments.parse_args()
-    for name, measure in PARTS.items():
+    for name, measure in PART_FUNCTIONS.items():
         if args.part not in (None, name) or (name == "mfa" and args.mfa is None):
             continue
         result = measure(args)

@@ -27,7 +27,7 @@ from scalelatent.evaluation import kmeans_scores, retrieval_accuracy
 
 
 def call_timed(call: Any) -> tuple[Any, float]:
-    """Call a function; return its result and seconds."""
+    """Call a function; return its result, and the seconds of the call."""
     begin = time.perf_counter()
     return call(), time.perf_counter() - begin
 
@@ -54,8 +54,9 @@ def compress(
 
 
 def fit_network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return the network's outputs for training and test images, and the seconds of the fit and of test
-    images.
+    """Return a network's outputs for training images x and test images xt, and the seconds of both steps.
+
+    --fitted names a folder with the outputs of an earlier fit, which are read instead.
     """
     if args.fitted:
         with np.load(args.fitted / "outputs.npz") as kept:
@@ -111,7 +112,6 @@ def compress_rcv1(args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run each part."""
     parts = {"mnist": compress_mnist, "rcv1": compress_rcv1}
     arguments = parser(__doc__, "mbn_compressive")
     arguments.add_argument("--parts", default="mnist,rcv1")

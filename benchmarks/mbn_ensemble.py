@@ -40,8 +40,8 @@ from scalelatent.models.mbn.decay import (
 )
 from scalelatent.models.mbn.fit import plan_layers
 
-# Decays whose stacks the method "three" combines.
-THREE = (0.3, 0.5, 0.7)
+# The method "three" combines the stacks of these decays.
+COMBINED_DECAYS = (0.3, 0.5, 0.7)
 
 
 def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
@@ -58,9 +58,9 @@ def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> 
 
 
 def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> float:
-    """Return the correlation between the similarities of rows in one stack (layers of one decay) and in all.
+    """Return how similarities of rows in one stack (layers of one decay) correlate with those in all stacks.
 
-    The similarity of two rows is their share of equal codes; 20,000 random pairs are used.
+    The similarity of two rows is their share of equal codes; it is computed for 20,000 random pairs.
     """
     pairs = np.random.default_rng(seed).integers(0, len(codes), (2, 20_000))
     own = (codes[pairs[0]] == codes[pairs[1]]).mean(axis=1)
@@ -91,7 +91,7 @@ def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
         **{f"{decay:g}": value for decay, (value, _) in singles.items()},
         "auto": singles[chosen][0],
         "auto_decay": chosen,
-        "three": score(THREE)[0],
+        "three": score(COMBINED_DECAYS)[0],
         "nine": nine,
         "agreement": score(nearest[0])[0],
         "similarity": score(nearest[1])[0],
@@ -101,7 +101,6 @@ def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one seed after the other."""
     arguments = parser(__doc__, "mbn_ensemble")
     arguments.add_argument("--sets", default="wine,thyroid,umist,digits,coil20,isolet1,mnist5000")
     arguments.add_argument("--seeds", type=int, default=3)

@@ -32,7 +32,6 @@ class PrintPasses(sl.Callback):
 
 
 def main() -> None:
-    """Write the rows to disk, run the fit and write the results."""
     args = parser(__doc__, "million")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)

@@ -24,7 +24,7 @@ from common import infinite_digits, parser, write
 import scalelatent as sl
 from scalelatent.report.style import COLORS, INK, new_figure, style_axes
 
-NAMES = {
+FIT_TITLES = {
     "em": "batch EM",
     "stepwise": "stepwise EM",
 }
@@ -33,7 +33,7 @@ NAMES = {
 TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
 
 
-def run(name: str, a: Any) -> dict[str, Any]:
+def run_fit(name: str, a: Any) -> dict[str, Any]:
     """Run one fit and return its errors, its seconds, and the curve as lines (rows read, error, best
     error).
     """
@@ -74,7 +74,7 @@ def run(name: str, a: Any) -> dict[str, Any]:
     return record
 
 
-def compare(fits: dict[str, Any]) -> dict[str, Any]:
+def compare_with_batch(fits: dict[str, Any]) -> dict[str, Any]:
     """Return, for each fit, results relative to batch EM.
 
     They are the test error in points above batch EM, the share of its rows read, and the share of its rows
@@ -103,7 +103,7 @@ def draw_picture(fits: dict[str, Any], rows: int, path: Path) -> None:
     style_axes(ax)
     for (name, fit), colour in zip(fits.items(), (INK, COLORS[0]), strict=True):
         seen, _, best = np.array(fit["curve"]).T
-        label = f"{NAMES[name]}: test {100 * fit['test_error']:.2f} %"
+        label = f"{FIT_TITLES[name]}: test {100 * fit['test_error']:.2f} %"
         ax.plot(seen, 100 * best, color=colour, label=label, lw=1.6)
     ax.axhline(100 * fits["em"]["validation_error"] + TARGET_POINTS, color=INK, lw=0.8, ls=":")
     ax.set_xscale("log")
@@ -127,18 +127,24 @@ def main() -> None:
     args.add_argument("--epochs", type=int, default=10, help="passes of the online algorithms")
     args.add_argument("--passes", type=int, default=2000, help="largest number of passes of batch EM")
     args.add_argument("--jobs", type=int, default=None)
-    args.add_argument("--only", choices=list(NAMES), help="run this fit only")
+    args.add_argument("--only", choices=list(FIT_TITLES), help="run this fit only")
     args.add_argument("--partial", type=Path, help="JSON file of the finished fits")
     a = args.parse_args()
     fits = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else {}
-    for name in [a.only] if a.only else [n for n in NAMES if n not in fits]:
-        fits[name] = run(name, a)
+    for name in [a.only] if a.only else [n for n in FIT_TITLES if n not in fits]:
+        fits[name] = run_fit(name, a)
         if a.partial:
             a.partial.write_text(json.dumps(fits))
-    if set(fits) < set(NAMES):
+    if set(fits) < set(FIT_TITLES):
         return
-    fits = {name: fits[name] for name in NAMES}
-    results = {"rows": a.rows, "dim": a.dim, "epochs": a.epochs, "fits": fits, "comparison": compare(fits)}
+    fits = {name: fits[name] for name in FIT_TITLES}
+    results = {
+        "rows": a.rows,
+        "dim": a.dim,
+        "epochs": a.epochs,
+        "fits": fits,
+        "comparison": compare_with_batch(fits),
+    }
     print(json.dumps(results["comparison"], indent=1))
     write(a.out, a.seed, results)
     draw_picture(fits, a.rows, a.out.with_suffix(".png"))
