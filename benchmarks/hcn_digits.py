@@ -456,7 +456,6 @@ def describe_setting(args: Any) -> str:
 
 
 def main() -> None:
-    """Run each part for all seeds."""
     arguments = parser(__doc__, "hcn_digits")
     arguments.add_argument(
         "--parts", default=DEFAULT_PARTS, help="parts to run, separated by commas; also: trial, more"

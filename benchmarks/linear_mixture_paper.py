@@ -329,7 +329,7 @@ def measure_table2(name: str, args: Any) -> dict[str, Any]:
                 "settings": settings[way],
                 "seeds": len(of_way),
                 "images_a_class": images[way],
-                "errors_at_rejects": {
+                "at_rejects": {
                     f"{r:g}": summarise_seeds(of) for r, of in zip(REJECTED_SHARES, curves.T, strict=True)
                 },
                 "by_error_at_0.1": summarise_seeds(
@@ -429,7 +429,7 @@ def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
         out[label] = {
             "settings": settings,
             "images_a_class": len(x) * planes // len(np.unique(y)),
-            "errors_at_rejects": {f"{r:g}": {"mean": round(e, 5)} for r, e in errors_of},
+            "at_rejects": {f"{r:g}": {"mean": round(e, 5)} for r, e in errors_of},
             "p": {
                 other: compute_p_value(mark_wrong_rows(of["wrong_rows"], len(test_y)), wrong)
                 for other, of in ways.items()
@@ -810,7 +810,7 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
         out["draws"][str(rows)] = {
             "draws": parts,
             "temperature": float(f"{found.mean():.3g}"),
-            "mean_and_deviation": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
+            "spread": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
             "log_loss": round(float(np.mean(reported)), 5),
             "worst_log_loss": round(float(np.max(reported)), 5),
         }

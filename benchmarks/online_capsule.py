@@ -2,11 +2,11 @@
 
     python benchmarks/online_capsule.py FOLDER
 
-The fits are batch EM with the schedule of Saul (2021) and stepwise EM. (The stored results also have
-passive-aggressive learning and incremental EM, which only earlier versions of this package had.) The dataset
-is written to FOLDER; its rows are random deformations of MNIST rows 0:50000. The validation rows are MNIST
-rows 50000:60000. Each fit ends by the validation error of its schedule or at its last pass. The curve shows
-the validation error of the model during the fit; its label has the test error of the final model.
+The fits are batch EM with the schedule of Saul (2021), which ends by the validation error, and stepwise EM.
+(The stored results also have two algorithms that only earlier versions of this package had.) The dataset is
+written to FOLDER; its rows are random deformations of MNIST rows 0:50000. The validation rows are MNIST rows
+50000:60000. The figure shows the validation error during the fit; a label has the final test error.
+
 `--only stepwise --partial FILE` runs one fit and adds it to FILE. Without --only, the command runs the fits
 that FILE lacks, and writes JSON and PNG. Needs SCALELATENT_DATA.
 """
@@ -29,14 +29,12 @@ FIT_TITLES = {
     "stepwise": "stepwise EM",
 }
 # Goal: the test error of stepwise EM exceeds that of batch EM by at most this number of percentage points,
-# and it reads at most this share of the rows that batch EM reads.
+# and stepwise EM reads at most this share of the rows that batch EM reads.
 TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
 
 
 def run_fit(name: str, a: Any) -> dict[str, Any]:
-    """Run one fit and return its errors, its seconds, and the curve as lines (rows read, error, best
-    error).
-    """
+    """Run one fit; return errors, seconds, and the curve: lists [rows read, error, best error so far]."""
     train, held, test = infinite_digits(a.folder, a.rows, a.seed)
     steps = -(-a.rows // 1024)
     model = sl.CapsuleRegression(
@@ -75,10 +73,10 @@ def run_fit(name: str, a: Any) -> dict[str, Any]:
 
 
 def compare_with_batch(fits: dict[str, Any]) -> dict[str, Any]:
-    """Return, for each fit, results relative to batch EM.
+    """Return results of each fit relative to batch EM, and whether stepwise EM reaches the goal.
 
-    They are the test error in points above batch EM, the share of its rows read, and the share of its rows
-    until the validation error is within 0.3 points of that of batch EM.
+    The results are the difference of test errors in percentage points, the rows read as a share of those of
+    batch EM, and the same share until the validation error is within 0.3 points of that of batch EM.
     """
     em, out = fits["em"], {}
     for name, fit in fits.items():
@@ -119,7 +117,6 @@ def draw_picture(fits: dict[str, Any], rows: int, path: Path) -> None:
 
 
 def main() -> None:
-    """Run the fits, and write the results and the picture."""
     args = parser(__doc__, "online_capsule")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)

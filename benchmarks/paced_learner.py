@@ -1,6 +1,6 @@
-"""Batch learner that sleeps for each row, by the speed of its worker; workers can receive this file.
+"""Batch learner that sleeps for each row, as long as a worker of a given speed would compute.
 
-Sleeping needs no core, so that two cores are enough for workers with any speeds.
+Sleeping needs no core, so that two cores are enough for many workers. Dask sends this file to the workers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
-# Blocks that this process computed: pass (from 0), number of rows, start and end in seconds of the clock.
+# Blocks of rows that this process computed: (pass from 0, number of rows, start and end by time.time()).
 blocks: list[tuple[int, int, float, float]] = []
-# Seconds by which earlier sleeps were too long; the next sleep is shorter by this time.
+# The operating system ended earlier sleeps late by this number of seconds; the next sleep is shorter by them.
 _late = 0.0
 
 
 def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
-    """Return the speed of this thread's worker, whose name is its number; None outside a worker."""
+    """Return the speed of the worker that runs this thread, or None outside a worker.
+
+    The name of a worker is its index in ``speeds``.
+    """
     from distributed import get_worker
 
     try:
@@ -36,7 +39,7 @@ def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
 
 @dataclass(frozen=True)
 class PacedSums:
-    """Reduction that sums sines of the rows, and sleeps ``row_seconds`` per row at speed 1.
+    """Computation of a pass: it sums sines of the rows, and sleeps ``row_seconds`` per row at speed 1.
 
     The last bits of the sums depend on the order of the rows, so that a test detects another order.
     """

@@ -40,7 +40,7 @@ MODELS: dict[str, Callable[[int | None], Any]] = {
         online=True, n_epochs=4, batch_size=50, random_state=0, n_jobs=n
     ),
 }
-WAYS = ("one thread", "two threads", "two workers", "a worker killed", "interrupted, resumed")
+SETTINGS = ("one thread", "two threads", "two workers", "a worker killed", "interrupted, resumed")
 
 
 class CallOnce(sl.Callback):
@@ -76,9 +76,7 @@ def open_images(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 
 def compute_digest(model: Any, folder: Path) -> str:
-    """Return a digest of all arrays of the saved model, without its metadata, which contain the run
-    folder.
-    """
+    """Return a digest of all arrays of the saved model, without metadata, which name the run folder."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save(folder)
     total = hashlib.sha256()
@@ -88,7 +86,7 @@ def compute_digest(model: Any, folder: Path) -> str:
 
 
 def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
-    """Return a model that was fitted in the setting ``way``, or a text if the fit was not interrupted."""
+    """Fit a model in the setting ``way``; return it, or a text if the interruption came too late."""
     if way == "one thread":
         return make(1).fit(data)
     if way == "two threads":
@@ -110,7 +108,6 @@ def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run
 
 
 def main() -> None:
-    """Fit all models in all settings."""
     arguments = parser(__doc__, "same_bits")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=20_000)
@@ -119,7 +116,7 @@ def main() -> None:
     results: dict[str, dict[str, str]] = {}
     for name, make in MODELS.items():
         results[name] = {}
-        for way in WAYS:
+        for way in SETTINGS:
             run = a.folder / f"{name}-{way.replace(' ', '-').replace(',', '')}"
             shutil.rmtree(run, ignore_errors=True)
             model = fit_model(make, way, data, run)
