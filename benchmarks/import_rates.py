@@ -68,9 +68,6 @@ def make_sparse_rows(n: int) -> Any:
     return scipy.sparse.csr_matrix((values, columns.ravel(), np.arange(n + 1) * 76), shape=(n, 47_236))
 
 
-# Write the source files -----------------------------------------------------------------------------------
-
-
 def make_idx(path: Path, n: int) -> None:
     with gzip.open(path, "wb", 6) if path.suffix == ".gz" else open(path, "wb") as file:
         file.write(bytes([0, 0, 8, 3]) + b"".join(v.to_bytes(4, "big") for v in (n, SIDE, SIDE)))
@@ -149,9 +146,6 @@ def make_csv(path: Path, n: int) -> None:
     import pyarrow.csv
 
     pyarrow.csv.write_csv(make_table(n, False), path)
-
-
-# Read the source files: each function yields arrays, a few MB at a time if the format allows ----------------
 
 
 def read_file(path: Path) -> Any:

@@ -84,9 +84,6 @@ HELD_OUT_ROWS = 10_000
 METHODS = ("plain", "light tangents", "tangent distance")
 
 
-# -- rows ----------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def load_rows(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows in [0, 1] and the labels of the training or test part."""
@@ -117,9 +114,6 @@ def split_rows(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Itera
     order = np.random.default_rng((seed, 17)).permutation(len(y))[: rows or None]
     for fold in np.array_split(order, folds):
         yield np.setdiff1d(order, fold), np.sort(fold)
-
-
-# -- fits ----------------------------------------------------------------------------------------------------
 
 
 def fit_classifier(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params: Any) -> Any:
@@ -277,9 +271,6 @@ def choose_settings(name: str, args: Any) -> dict[str, Any]:
     return out | {"tried": len(search.known), "rows": "rows 50000:60000" if large else f"{FOLDS} folds"}
 
 
-# -- Table 2 -------------------------------------------------------------------------------------------------
-
-
 def read_chosen_settings(args: Any, name: str, way: str) -> dict[str, Any]:
     """Return the settings of one of METHODS that the part "choose" has written to the result file."""
     parts = json.loads(args.out.read_text())["parts"]
@@ -363,9 +354,6 @@ def scale_to_28(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# -- nearest neighbours --------------------------------------------------------------------------------------
-
-
 # A distance uses the tangents of this number of rows: of none, of the test row, or of both rows.
 TANGENT_SIDES = {"Euclidean": 0, "one-sided": 1, "two-sided": 2}
 
@@ -440,8 +428,6 @@ def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-# -- Table 1 -------------------------------------------------------------------------------------------------
-
 # Weights of tangents (in clustering, in recognition) for each row of the paper's Table 1.
 TABLE1_WEIGHTS = {
     "none, none": (0.0, 0.0),
@@ -489,9 +475,6 @@ def measure_table1(name: str, args: Any) -> dict[str, Any]:
             for weights, one in wrong.items()
         }
     return out
-
-
-# -- section 4, and dimensions -------------------------------------------------------------------------------
 
 
 def compare_variants(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -673,9 +656,6 @@ def compute_class_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
     return compute_component_distances(expert, x).min(axis=0)
 
 
-# -- stepwise EM ---------------------------------------------------------------------------------------------
-
-
 def compare_stepwise(name: str, args: Any) -> dict[str, Any]:
     """Measure batch EM, and stepwise EM of 1 to 3 epochs."""
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
@@ -693,9 +673,6 @@ def compare_batch_sizes(name: str, args: Any) -> dict[str, Any]:
     ways: dict[str, dict[str, Any]] = {"batch EM": {}, "stepwise EM, epochs: 3": online}
     ways |= {f"stepwise EM, {n:,} rows a step": online | {"batch_rows": n} for n in STEP_ROWS}
     return compare_variants(name, args, ways)
-
-
-# -- sl.Search -----------------------------------------------------------------------------------------------
 
 
 class RecordReads(sl.Callback):
@@ -763,8 +740,6 @@ def store_rows(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
     return writer.finalize()
 
 
-# -- the temperature -----------------------------------------------------------------------------------------
-
 # Numbers of training rows in a sample that chooses a temperature.
 SAMPLE_ROWS = (1000, 2000, 5000, 20_000)
 
@@ -816,9 +791,6 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
         }
         print(name, rows, out["draws"][str(rows)], flush=True)
     return out
-
-
-# -- figures -------------------------------------------------------------------------------------------------
 
 
 def make_hook_points(angle: np.ndarray) -> np.ndarray:
@@ -928,9 +900,6 @@ def draw_figures(name: str, args: Any) -> dict[str, Any]:
                 ax.set_title(title, fontsize=8)
     write_png(figure, place("reconstruction"))
     return {"drawn": places}
-
-
-# -- parts ---------------------------------------------------------------------------------------------------
 
 
 def main() -> None:

@@ -71,9 +71,6 @@ def has_picture(name: str) -> bool:
     return (RESULTS / f"{name}.png").is_file()
 
 
-# -- capsule regression --------------------------------------------------------------------------------------
-
-
 def read_capsule_errors() -> dict[tuple[str, int], float]:
     found = read("paper_capsule_dims") + read("paper_capsule_architectures")
     return {(r["architecture"], r["capsule_dim"]): r["test_error"] for r in found}
@@ -181,9 +178,6 @@ def paper_capsule() -> Rows:
     yield "Figures 4, 6, 7, 8, right", name, "figure only", "", say_not_run(FASHION)
 
 
-# -- conditional RBMs ----------------------------------------------------------------------------------------
-
-
 def read_longest(task: str, learner: str) -> dict[str, Any]:
     """Return the result of the fit of 50 epochs (``full/…``) if there is one, otherwise of the short fit."""
     found = read("crbm_mnist")
@@ -266,9 +260,6 @@ def paper_crbm() -> Rows:
         "; ".join(list_converged(task) for task in with_history),
         cite("crbm_mnist.py --full --run-dir RUN"),
     )
-
-
-# -- compositional networks ----------------------------------------------------------------------------------
 
 
 def list_trait_errors(part: str) -> str:
@@ -424,9 +415,6 @@ def paper_hcn() -> Rows:
     yield "Figure 12", "the six corruptions", "figure only", "drawn below, by our own generator", digits
 
 
-# -- mixtures of linear models -------------------------------------------------------------------------------
-
-
 @as_table(COLUMNS)
 def paper_mixtures() -> Rows:
     """Yield the results of Hinton, Revow and Dayan (1995)."""
@@ -464,9 +452,6 @@ def paper_mixtures() -> Rows:
     drawn = cite("linear_mixture_paper.py --parts figures_usps")
     yield "Figure 2", "ten means of twos without and with tangents", "figure only", "drawn below", drawn
     yield "Figure 3", "a 2 reconstructed as a 2 and as a 0", "figure only", "drawn below", drawn
-
-
-# -- multilayer bootstrap networks ---------------------------------------------------------------------------
 
 
 def list_differences(key: str, ours: str, theirs: str) -> str:
@@ -610,9 +595,6 @@ def paper_mbn() -> Rows:
     )
 
 
-# -- overview ------------------------------------------------------------------------------------------------
-
-
 def count_measured(table: str) -> str:
     """Return as text how many rows of a table have measured results."""
     lines = TABLES[table]().splitlines()[2:]
@@ -678,9 +660,6 @@ def paper_overview() -> Iterable[Iterable[str]]:
         f"compressive network for retrieval: almost identical in the paper, {first[0]:.1f} % to "
         f"{first[1]:.1f} % here",
     )
-
-
-# -- pictures ------------------------------------------------------------------------------------------------
 
 
 def caption_restored(task: str) -> str:

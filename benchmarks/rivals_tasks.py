@@ -113,9 +113,6 @@ def to_percent(value: float) -> float:
     return round(100 * float(value), 3)
 
 
-# -- classification
-
-
 def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return rows and class codes of a data set of defaults.py, and True if its rows are standardised."""
     found = next((given for given in small_sets() if given[0] == name), None)
@@ -218,9 +215,6 @@ CLASSIFICATION = Task(
     first=select_first_of_classes,
     large=("generated, 500,000 rows", "MNIST, 60,000 rows"),
 )
-
-
-# -- density and outliers
 
 
 def load_noisy_digits(seed: int) -> TaskRows:
@@ -362,9 +356,6 @@ DENSITY = Task(
 )
 
 
-# -- clustering
-
-
 def load_all_rows(name: str) -> Callable[[int], TaskRows]:
     """Return a loader of a data set whose rows are all clustered."""
 
@@ -446,8 +437,6 @@ CLUSTERING = Task(
     first=select_first_to_cluster,
 )
 
-
-# -- denoising and completion
 
 # Numbers of training and of held-out images.
 IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
@@ -630,9 +619,6 @@ DENOISING = Task(
 )
 
 
-# -- several labels
-
-
 def load_documents(seed: int) -> TaskRows:
     """Return 5,000 documents of RCV1 as 500 binary terms, with their 20 most frequent topics."""
     counts, topics, _ = rcv1_subset(500)
@@ -700,9 +686,6 @@ LABELS = Task(
     score=compute_labels_score,
     first=select_first_labels,
 )
-
-
-# -- parts
 
 
 @dataclass(frozen=True)

@@ -176,9 +176,6 @@ def open_rows(folder: Path, name: str, n: int) -> Dataset:
     return found if len(found) == n else found[:n]
 
 
-# -- measuring -----------------------------------------------------------------------------------------------
-
-
 class MeasuredEnough(KeyboardInterrupt):
     """Exception that ends a fit after the measured passes."""
 
@@ -357,9 +354,6 @@ def measure(a: argparse.Namespace) -> None:
                 took[name, n] = found["in_all"]
                 print(f"{time.perf_counter() - begin:.0f} s: {found}", flush=True)
                 write_part(a.out, f"{name}, {n:,} rows, {workers} workers", a.seed, found)
-
-
-# -- predicting ----------------------------------------------------------------------------------------------
 
 
 def read_measured_passes(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
@@ -651,8 +645,6 @@ def describe_step_costs() -> list[str]:
         *format_table("chains|workers|tasks per step|messages|scheduler, ms", rows),
     ]
 
-
-# -- ten million ---------------------------------------------------------------------------------------------
 
 # The peak memory is written for each of this number of equal parts of a fit's time.
 QUARTERS = 4
