@@ -19,7 +19,7 @@ FOUND = 0.9
 
 
 def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
-    """Return the largest intersection over union of a feature and a building block over all translations."""
+    """Return the largest intersection over union of a feature and a building block ``kind``, if shifted."""
     kh, kw = kind.shape
     wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
     both = np.lib.stride_tricks.sliding_window_view(wide, kind.shape)
@@ -29,7 +29,7 @@ def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
 
 
 def compute_overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Return the largest overlap of each building block (k, h, w) with any of the features (F, 1, h, w)."""
+    """Return the largest overlap of each building block (kinds, h, w) with a feature (features, 1, h, w)."""
     return np.array([max(compute_overlap(f[0], kind) for f in weights) for kind in kinds])
 
 
@@ -70,23 +70,25 @@ def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:
     return out
 
 
-def draw_pictures(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
+def draw_pictures(
+    path: Path, rows: list[list[tuple[str, np.ndarray]]], column_titles: Sequence[str] = ()
+) -> None:
     """Write titled pictures (0 is black, 1 is white) to a PNG file.
 
-    ``lines`` has a list of (title, picture) for each row; ``heads`` are titles of the columns.
+    ``rows`` has a list of (title, picture) for each row of the figure.
     """
     from scalelatent.report.style import new_figure
 
-    columns = max(map(len, lines))
-    figure = new_figure(2.0 * columns, 1.9 * len(lines))
-    all_axes = figure.subplots(len(lines), columns, squeeze=False)
-    for r, line in enumerate(lines):
+    columns = max(map(len, rows))
+    figure = new_figure(2.0 * columns, 1.9 * len(rows))
+    all_axes = figure.subplots(len(rows), columns, squeeze=False)
+    for r, line in enumerate(rows):
         for c, axes in enumerate(all_axes[r]):
             axes.axis("off")
             if c < len(line):
                 title, picture = line[c]
                 axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-                head = heads[c] if heads and r == 0 else ""
+                head = column_titles[c] if column_titles and r == 0 else ""
                 axes.set_title("\n".join(filter(None, (head, title))), fontsize=7)
     write_png(figure, path)
     print(f"drawn to {path}", flush=True)

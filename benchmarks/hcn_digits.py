@@ -108,7 +108,7 @@ def select_first_digits(n: int = DIGITS_PER_CLASS) -> tuple[np.ndarray, np.ndarr
 
 
 def corrupt_images(x: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """Return the images with one of the corruptions, drawn by the seed; "clean" returns them unchanged."""
+    """Return images with the named corruption, which the seed draws; "clean" returns them unchanged."""
     if name == "clean":
         return x
     how = {**CORRUPTIONS[name], "seed": seed, "threshold": None, "base_rows": [0, len(x)]}
@@ -162,7 +162,7 @@ def spread_edges(on: np.ndarray) -> np.ndarray:
 
 
 def compare_drawn_edges(model: Any, x: np.ndarray, args: Any) -> float:
-    """Return the number of edges that templates draw without noise, divided by that of training digits."""
+    """Return the edges per image that templates draw without noise, divided by those per training digit."""
     made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
     made = made[made.any(axis=1)]  # A template without weights draws an empty image.
     return round(float(made.sum() / len(made) / (find_edges(x, args).sum() / len(x))), 3)
@@ -523,9 +523,9 @@ def main() -> None:
             write_part(args.out, f"rival {name}", args.seed, found)
             if isinstance(predict, ConvolutionalNetwork):
                 first = predict.net.low.weight.detach().numpy()
-                errors = (f"first weights, {name}", arrange_tiles(1 - draw_channels(first, args), 8))
+                picture = (f"first weights, {name}", arrange_tiles(1 - draw_channels(first, args), 8))
                 place = "standard" if predict.net.standard else "form"
-                draw_pictures(args.out.with_name(f"{args.out.stem}_{place}.png"), [[errors]])
+                draw_pictures(args.out.with_name(f"{args.out.stem}_{place}.png"), [[picture]])
     for seed in range(args.seed, args.seed + args.seeds):
         if not {"hcn", "objects", "more", "layers", "noise", "thin", "pictures", "trial"} & set(parts):
             break
@@ -579,7 +579,7 @@ def main() -> None:
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
             if args.template_passes:
                 kinds["templates learned with the features"] = joint
-                # With a smaller prior probability, a weight would cost more bits than an edge saves.
+                # If weights of templates were less likely, each would cost more bits than its edge saves.
                 likely = argparse.Namespace(**vars(args) | {"p_weight": (args.p_weight[0], 0.5)})
                 for name, features in make_fixed_features(args.filters).items():
                     kinds[name] = fit_over_features(joint, features, x, y, likely)

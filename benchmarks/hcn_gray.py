@@ -32,7 +32,6 @@ from scalelatent.generators.images import image_set
 
 # Numbers of patterns and of features, side of a feature in pixels, and least grey-level step of an edge.
 PATTERNS, FEATURES, WINDOW, EDGE_STEP = 4, 6, 15, 16
-# Number of test images.
 TEST_IMAGES = 2_000
 # Blur and noise of the images, in the units of `scalelatent data make traits` (--blur, --grain).
 BLUR, GRAIN = 1, 10

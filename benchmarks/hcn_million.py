@@ -44,7 +44,7 @@ from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
-# Engine options of the part "flat": small shuffle buffers, and no cache of rows.
+# Engine options of the part "flat": shuffle buffers of 4 x 128 rows, and no cache of rows.
 SMALL_BUFFERS = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
 # Parameter ``forgetting``, number of features, (height, width) of a feature, (channels, height, width) of an
 # image.

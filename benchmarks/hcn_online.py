@@ -118,18 +118,18 @@ def find_alphabet(args: Any) -> dict[str, Any]:
 
 
 def measure_curve(
-    seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int
+    seed: int, rows: int, forgetting: float, chains: int, batches: int, warm_rows: int
 ) -> list[list[int]]:
     """Return the number of letters found during one fit, as pairs [images, letters].
 
-    A step has ``chains`` chains of ``batches`` minibatches, after ``warm`` images in one chain.
+    A step has ``chains`` chains of ``batches`` minibatches, after ``warm_rows`` images in one chain.
     """
     images = make_letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
     learner, backend = OnlineFeatureLearner(layer, forgetting, 5, seed), make_backend("cpu")
     state, seen, out, every = learner.start(), 0, [], rows // 20
     while seen < rows:
-        serial = seen < warm
+        serial = seen < warm_rows
         size, n = (5, 1) if serial else (5 * batches, chains)
         x = images.rows(seen, seen + n * size)[0].reshape(n * size, -1)
         numbers = np.arange(seen, seen + n * size)

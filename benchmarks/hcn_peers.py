@@ -54,7 +54,7 @@ from scalelatent.models.hcn.model.stored_messages import LeafMessages, start_lea
 
 ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
 LAYER = FeatureLayer((1, 14, 14), 5, (8, 6), 1e-2, 1e-2, 0.3, 1e-3)
-# Number of pairs of a place and a weight in all images of a seed.
+# Number of pairs (place of a feature, weight) in all images of a seed; rates are pairs per second.
 PAIRS = ROWS * LAYER.pairs
 # Program that runs PGMax on the graph in a file, and writes the beliefs of the weights to another file.
 PGMAX = """
@@ -172,7 +172,7 @@ class ParallelMessages:
         self.n = ROWS * n
 
     def __call__(self, evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-        """Return beliefs of the weights in the layout of the kernels, and the number of iterations."""
+        """Return beliefs of the weights, in the order in which this package stores them, and iterations."""
         prior, zero = np.float32(log_odds(LAYER.p_sparsity)), np.float32(0)
         first = first[0, ::-1, ::-1].astype(np.float32)
         b = np.repeat(from_units(evidence).astype(np.float32).ravel(), self.sizes)
@@ -252,7 +252,7 @@ def main() -> None:
     results: dict[str, Any] = {"pairs of an iteration": PAIRS, "ways": {}}
     rates = {}
     for name, way in ways.items():
-        way(0)  # The first call compiles.
+        way(0)  # The first call compiles the kernels.
         reported, seconds, iterations = [], [], []
         for k in range(SEEDS):
             begin = time.perf_counter()

@@ -77,7 +77,7 @@ SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any
 }  # fmt: skip
 
 
-# Value of an unknown pixel, and default number of restarts.
+# A pixel with this value is unknown (0 and 1 are off and on). By default a fit has this number of restarts.
 UNKNOWN, RESTARTS = 2, 10
 
 
@@ -125,7 +125,7 @@ def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tupl
 def compress_by_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
     """Return the compression by the generator's features at the places that the decoder finds.
 
-    The features are centred in their windows.
+    They are centred in windows of the size of the network's features.
     """
     kinds, window = images.features[count_placed_kinds(images)[0]], SETS[name][1][1]
     given = np.zeros((len(kinds), 1, *window), bool)
@@ -144,7 +144,7 @@ def cut_patches(name: str, images: ImageSet, ds: Dataset) -> np.ndarray:
 
 
 def learn_by_nmf(name: str, seed: int) -> dict[str, Any]:
-    """Learn features by NMF of the patches of an image; return their compression and the found kinds."""
+    """Learn features by NMF of the patches of an image; return compression and found building blocks."""
     images, ds = draw_image(name, seed, 0)
     count, window = SETS[name][1]
     begin = time.process_time()
@@ -227,14 +227,13 @@ def summarise(fits: list[dict[str, Any]]) -> dict[str, Any]:
 
 def time_fits(name: str, seed: int, args: Any) -> float:
     ds, model = draw_image(name, seed, args.border)[1], make_estimator(name, seed, args.restarts)
-    make_estimator(name, seed, 1).fit(ds)  # The first fit compiles.
+    make_estimator(name, seed, 1).fit(ds)  # The first fit compiles the kernels.
     begin = time.process_time()
     model.fit(ds)
     return round(time.process_time() - begin, 2)
 
 
 def main() -> None:
-    """Fit all images of each set, and write the results."""
     arguments = parser(__doc__, "hcn_single")
     arguments.add_argument("--sets", default=",".join(SETS), help="names of sets, separated by commas")
     arguments.add_argument("--seeds", type=int, default=10, help="number of seeds, from --seed on")

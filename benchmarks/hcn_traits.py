@@ -57,7 +57,7 @@ FLIPS, PASSES = (0.0, 0.001, 0.01, 0.03, 0.1), 200
 # off, and an off pixel on.
 NOISES = ((1e-3, 1e-3), (1e-2, 1e-2), (0.1, 0.1), (0.3, 0.3), (0.2, 1e-4), (1e-4, 0.2))
 READ_IMAGES = 2_000
-# Weight decays to choose from, and epochs of convolutional networks.
+# Part flips: weight decays of the convolutional networks to choose from, and their number of epochs.
 DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
@@ -215,7 +215,7 @@ def draw_masks(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def fill_hidden_halves(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Return shares of correctly filled pixels when half of each trait is hidden, and example pictures."""
+    """Hide half of each trait, and fill it; return how well filled and true pixels agree, and pictures."""
     x, _ = make_rows(seed, "pattern", TRAINING, TRAINING + FILLED)
     known, true = draw_masks(FILLED, x.shape[1:], seed), x.astype(bool)
     whole = model.inpaint(x, known)[:, 0].astype(bool)

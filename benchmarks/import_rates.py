@@ -41,7 +41,7 @@ SIDE = 28
 PHOTO = 256
 # Number of bytes that a plain reader reads at a time.
 BLOCK = 1 << 20
-# Size of the larger file divided by the size of the smaller file.
+# Peak memory is measured with two files; the larger one has this many times the rows of the smaller one.
 SCALE = 4
 
 

@@ -46,7 +46,7 @@ def add_uniform_noise(part: str, args: Any) -> np.ndarray:
 
 
 def make_density(seed: int, jobs: int, **params: Any) -> Any:
-    """Return an unfitted linear mixture with these parameters."""
+    """Return an unfitted linear mixture; ``params`` are its parameters that are not the default."""
     # The stored results were measured with tol=1e-4.
     return sl.LinearMixture(**{"random_state": seed, "n_jobs": jobs, "tol": 1e-4} | params)
 
@@ -71,7 +71,7 @@ def measure_likelihoods(args: Any) -> list[dict[str, Any]]:
                 "passes": d.n_iter_,
             }
         )
-        if args.size == 28:  # The density of values 0 to 255 is 256 times smaller per pixel.
+        if args.size == 28:  # A value 0 to 255 has 8 bits more than the value in [0, 1) that is used here.
             out[-1]["bits_a_pixel"] = round(8 - found / np.log(2) / 784, 3)
         print(out[-1], flush=True)
         write_part(

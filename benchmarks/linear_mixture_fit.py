@@ -95,7 +95,7 @@ class OnePass:
         self.multiply_component_rows(1)
 
     def multiply_class_rows(self, block: int) -> None:
-        """Multiply the rows of each class with the columns of its sub-classes, ``block`` rows at a time."""
+        """Multiply rows of a class with means and directions of its sub-classes, ``block`` rows at a time."""
         n, columns_per_class = len(self.x), self.k // CLASSES * (DIMS + 1)
         columns = self.state.components.means.astype(np.float32).repeat(DIMS + 1, axis=0)
         out, n_class = np.empty((block, columns_per_class), np.float32), n // CLASSES
@@ -188,7 +188,7 @@ def measure_sgemm(jobs: int, p: int, rounds: int) -> float:
 
 
 def measure_fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Return the seconds of whole fits of real digits, and those of their operations at the rate of sgemm."""
+    """Return the seconds of fits of real digits, and the seconds that sgemm needs for as many operations."""
     found = []
     for name, read, k in (("USPS", usps, 20), ("MNIST 16 x 16", mnist16, 100)):
         x, y = read()

@@ -78,7 +78,7 @@ REJECTED_SHARES = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
 # Weights of tangents that this script uses for "heavy" and for "light" in the paper's Table 1.
 HEAVY_WEIGHT, LIGHT_WEIGHT = 3.0, 0.3
-# Number of held-out rows of MNIST.
+# The last training rows of MNIST, of this number, are held out to choose settings.
 HELD_OUT_ROWS = 10_000
 # Methods of recognition: without tangents, with light tangents, and with tangent distance.
 METHODS = ("plain", "light tangents", "tangent distance")
@@ -98,7 +98,7 @@ def scale_to_unit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def get_image_shape(name: str) -> tuple[int, int]:
-    """Return the height and the width of the images."""
+    """Return the height and the width of the images of a data set."""
     return (28, 28) if name == "mnist28" else (16, 16)
 
 
@@ -542,7 +542,7 @@ def compare_thickness(name: str, args: Any) -> dict[str, Any]:
 
 
 def compare_extensions(name: str, args: Any) -> dict[str, Any]:
-    """Measure soft assignment at several temperatures, and other likelihoods.
+    """Measure errors with soft assignment at several temperatures, and with other likelihoods.
 
     Temperatures are multiples of the noise that hard assignment finds.
     """
@@ -564,7 +564,7 @@ def compare_extensions(name: str, args: Any) -> dict[str, Any]:
 
 
 def compare_floors(name: str, args: Any) -> dict[str, Any]:
-    """Measure likelihoods with a lower bound of the noise."""
+    """Measure errors if the noise of sub-classes and pixels has a lower bound."""
     ways: dict[str, dict[str, Any]] = {"hard": {}}
     for title, kind in (("own noise", "ppca"), ("factor analysis", "factor-analysis")):
         ways |= {f"{title}, floor {f:g}": {"likelihood": kind, "noise_floor": f} for f in (0.1, 0.3)}
@@ -572,13 +572,13 @@ def compare_floors(name: str, args: Any) -> dict[str, Any]:
 
 
 def compare_dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure fixed numbers of latent dimensions."""
+    """Measure errors with fixed numbers of latent dimensions, in place of the chosen number."""
     ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in (6, 10, 14, 20)}
     return compare_variants(name, args, ways)
 
 
 def compare_own_dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure rules for the dimensions of a sub-class: a share of its own variance, or a fixed number."""
+    """Measure errors by the rule for the dimensions of a sub-class: a share of its variance, or a number."""
     x, y = load_smoothed_rows(name, "train", args)
     test_x, test_y = load_smoothed_rows(name, "test", args)
     rules = {f"own {s:g} of the variance": s for s in (0.8, 0.9, 0.95)} | {f"h = {h}": h for h in (12, 28)}
@@ -657,7 +657,7 @@ def compute_class_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
 
 
 def compare_stepwise(name: str, args: Any) -> dict[str, Any]:
-    """Measure batch EM, and stepwise EM of 1 to 3 epochs."""
+    """Measure errors of batch EM, and of stepwise EM with 1, 2 and 3 epochs."""
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
     ways |= {f"stepwise EM, epochs: {n}": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
     return compare_variants(name, args, ways)
@@ -668,7 +668,7 @@ STEP_ROWS = (300, 1500)
 
 
 def compare_batch_sizes(name: str, args: Any) -> dict[str, Any]:
-    """Measure batch EM, and stepwise EM of three epochs for several numbers of rows per step."""
+    """Measure errors of batch EM, and of stepwise EM with 3 epochs and several numbers of rows per step."""
     online = {"algorithm": "stepwise", "n_epochs": 3}
     ways: dict[str, dict[str, Any]] = {"batch EM": {}, "stepwise EM, epochs: 3": online}
     ways |= {f"stepwise EM, {n:,} rows a step": online | {"batch_rows": n} for n in STEP_ROWS}

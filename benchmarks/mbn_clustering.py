@@ -181,7 +181,7 @@ def measure_networks(
 
 
 def project_codes(model: Any, layers: Any, codes: np.ndarray, seed: int) -> np.ndarray:
-    """Return the network's output, which ``fit_transform`` computes from the codes of the last layer."""
+    """Return the network's output from the codes (numbers of nearest centroids) of the last layer."""
     model.seed_, model._layers = seed, layers
     components = layer_components(model, len(layers), sl.Dataset.from_arrays(codes))
     projection = CodeProjection.from_components(components)
@@ -189,7 +189,7 @@ def project_codes(model: Any, layers: Any, codes: np.ndarray, seed: int) -> np.n
 
 
 class FirstLayer:
-    """First layer, with its codes of all rows, that networks of several decays share."""
+    """First layer that networks of several decays share, with its codes (nearest centroids) of all rows."""
 
     def __init__(self, x: np.ndarray, args: Any, **params: Any) -> None:
         fixed = {"n_components": 10, "n_classes": 10, "random_state": args.seed}

@@ -33,12 +33,12 @@ def call_timed(call: Any) -> tuple[Any, float]:
 
 
 def compress(
-    x: Any, z: np.ndarray, xt: Any, zt: np.ndarray, slow: float, args: Any
+    x: Any, z: np.ndarray, xt: Any, zt: np.ndarray, network_seconds: float, args: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Fit the small network to outputs z of rows x; return it, its explained variance and its times.
 
-    ``xt`` and ``zt`` are test rows and their outputs; ``slow`` is the number of seconds that the bootstrap
-    network needs for the test rows.
+    ``xt`` and ``zt`` are test rows and their outputs; the bootstrap network needs ``network_seconds`` seconds
+    for the test rows.
     """
     small = sl.CompressiveMBN(n_epochs=args.epochs, random_state=args.seed, n_jobs=args.jobs)
     _, fit = call_timed(lambda: small.fit(x, z))
@@ -49,7 +49,7 @@ def compress(
         "explained_test": round(small.score(xt, zt), 4),
         "fit_seconds": round(fit, 1),
         "predict_seconds": round(fast, 3),
-        "times_faster": round(slow / fast, 1),
+        "times_faster": round(network_seconds / fast, 1),
     }
 
 

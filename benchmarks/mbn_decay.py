@@ -92,7 +92,10 @@ def judge_decays(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[st
 
 
 def compute_output(first: Layer, ks: tuple[int, ...], codes: np.ndarray, d: int) -> np.ndarray:
-    """Return the output (rows, d) of a small network from the ``codes`` of its first layer."""
+    """Return the output (rows, d) of a small network from the ``codes`` of its first layer.
+
+    Codes are the numbers of the nearest centroids; ``ks`` has the number of centroids of each layer.
+    """
     for layer in choice._make_upper_layers(first, ks):
         codes = choice.code_rows(layer, codes, codes, 1, "cpu")
     return choice.compute_output(codes, d, "cpu")

@@ -45,7 +45,10 @@ COMBINED_DECAYS = (0.3, 0.5, 0.7)
 
 
 def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
-    """Return the codes of the last layer for each decay; all decays share the first layer."""
+    """Return the codes (numbers of nearest centroids) of the last layer for each decay.
+
+    All decays share the first layer.
+    """
     rows, below, stacks = as_rows(train.read_x(0, len(train))), None, {}
     for decay in GRID:
         layers = plan_layers(model, train, decay, seed)
@@ -57,14 +60,14 @@ def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> 
     return stacks
 
 
-def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> float:
+def correlate_pairs(codes: np.ndarray, all_codes: list[np.ndarray], seed: int) -> float:
     """Return how similarities of rows in one stack (layers of one decay) correlate with those in all stacks.
 
     The similarity of two rows is their share of equal codes; it is computed for 20,000 random pairs.
     """
     pairs = np.random.default_rng(seed).integers(0, len(codes), (2, 20_000))
     own = (codes[pairs[0]] == codes[pairs[1]]).mean(axis=1)
-    whole = np.mean([(other[pairs[0]] == other[pairs[1]]).mean(axis=1) for other in every], axis=0)
+    whole = np.mean([(other[pairs[0]] == other[pairs[1]]).mean(axis=1) for other in all_codes], axis=0)
     return float(np.corrcoef(own, whole)[0, 1]) if own.std() else 0.0
 
 

@@ -76,7 +76,7 @@ def measure_sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> f
 
 
 def measure(options: Any, pools: str, folder: Path) -> dict[str, Any]:
-    """Fit one network, and return its results."""
+    """Fit one network with ``pools`` as n_pools; return its times, peak memory and NMI."""
     x, y = mnist(slice(0, options.rows))
     ds = sl.Dataset.from_arrays(x, y).save(folder / "train.zarr")
     threads, columns = resolve_jobs(None), 784 // 2

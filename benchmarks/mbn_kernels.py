@@ -31,7 +31,7 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
 
-# Numbers of rows and of centroids of each matrix product in the search by BLAS and numpy.
+# The search by BLAS and numpy multiplies this number of rows with this number of centroids at a time.
 TILE_ROWS, TILE_CENTROIDS = 1024, 512
 # Number of clusterings whose codes a fit computes in one call of the kernel.
 CLUSTERINGS_PER_CALL = 8
@@ -62,9 +62,7 @@ def find_by_blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def measure_dense_rates(k: int, seed: int) -> dict[str, Any]:
-    """Return the GFlop/s of each method to find the nearest of k centroids, and the number of codes that
-    differ.
-    """
+    """Return the GFlop/s of searches for the nearest of k centroids, by this package and by others."""
     rows, what = load_images(60_000, seed)
     rng = np.random.default_rng(seed)
     x, columns = rows[:4096], np.sort(rng.permutation(784)[:392])
@@ -124,7 +122,8 @@ def measure_code_look_ups(
 ) -> dict[str, Any]:
     """Return the times of finding nearest centroids in an upper layer, for 8,192 rows of codes.
 
-    The layer has k centroids and ``sets`` clusterings; the layer below has ``below`` centroids.
+    Codes are numbers of nearest centroids in the layer below, which has ``below`` centroids. The layer itself
+    has k centroids and ``sets`` clusterings.
     """
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]

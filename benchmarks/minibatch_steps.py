@@ -173,7 +173,7 @@ def time_automatic_choice(folder: Path, client: Any, rows: sl.Dataset) -> list[d
 
 
 def make_and_store_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset]:
-    """Return the same rows in memory and on disk."""
+    """Return random rows as a dataset in memory, and the same rows as a dataset on disk."""
     rng = np.random.Generator(np.random.Philox(seed))
     x = rng.standard_normal((n, FEATURES), dtype=np.float32)
     memory = sl.Dataset.from_arrays(x, rng.integers(0, 10, n))

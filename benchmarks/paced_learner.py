@@ -97,7 +97,7 @@ class PacedLearner:
 
 
 def list_computed_blocks(dask_worker: Any) -> list[tuple[int, int, float, float]]:
-    """Return the blocks that a worker has computed."""
+    """Return the blocks that a worker has computed; Dask calls this function on the worker."""
     return list(sys.modules["scalelatent.paced_learner"].blocks)
 
 

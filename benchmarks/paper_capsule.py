@@ -37,9 +37,9 @@ from common import RESULTS, mnist, parser, usps, write, write_png
 
 import scalelatent as sl
 
-# Model and algorithm of Saul (2021).
+# Parameters with which the estimator has the model and the algorithm of Saul (2021).
 PAPER: dict[str, Any] = {"architecture": "multiclass", "algorithm": "em", "fit_intercept": False, "ridge": 0}
-# Capsule dimensions.
+# Dimensions of a capsule in the experiments dims and architectures, as in Figure 5.
 DIMS = (1, 2, 4, 8, 16)
 DATA_SETS = {"mnist": mnist, "usps": usps}
 # Part "starts": number of random starts for each noise level, and the noise levels (standard deviations of
@@ -57,7 +57,7 @@ def open_datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
 
 
 def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegression, dict[str, Any]]:
-    """Run one fit with the paper's protocol; return the model, and its errors and seconds."""
+    """Fit five sixths of the training rows, and validate on the rest; return the model, and its results."""
     rows, test = open_datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
@@ -80,12 +80,14 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegre
 
 
 def run_settings(
-    a: argparse.Namespace, settings: list[dict[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]
+    a: argparse.Namespace,
+    settings: list[dict[str, Any]],
+    measure_setting: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return ``run(setting)`` for all settings; results in the file --partial are not computed again."""
+    """Return the results of all settings; those in the file --partial are not computed again."""
     done = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else []
     for setting in settings[len(done) :]:
-        done.append(run(setting))
+        done.append(measure_setting(setting))
         if a.partial:
             a.partial.write_text(json.dumps(done))
     return done
@@ -104,7 +106,7 @@ def measure_architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return normalised log-loss and training error after each pass, for four updates (Figures 6 and 7)."""
+    """Return log-loss and training error after each pass, with and without momentum and threshold nu."""
     data, _ = open_datasets(a.data)
 
     def fit_update(one: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def measure_starts(a: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def draw_latents(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Draw latent vectors of test rows with d = 2, and prototypes among training rows with d = 8."""
+    """Draw capsule vectors of test rows (d = 2), and the best training row of each element (d = 8)."""
     from scalelatent.models.capsule.report_data import collect_report_data
     from scalelatent.models.capsule.report_figures import plot_latents, plot_prototypes
 

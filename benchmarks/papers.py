@@ -113,7 +113,7 @@ def list_starts() -> str:
 
 @as_table(COLUMNS)
 def paper_capsule() -> Rows:
-    """Yield the results of Saul (2021)."""
+    """Yield the rows of the table that compares with Saul (2021)."""
     errors, million = read_capsule_errors(), read("million")
     usps = {r["capsule_dim"]: r["test_error"] for r in read("paper_capsule_dims_usps")}
     dims = cite("paper_capsule.py dims")
@@ -225,7 +225,7 @@ def list_converged(task: str) -> str:
 
 @as_table(COLUMNS)
 def paper_crbm() -> Rows:
-    """Yield the results of Ping and Ihler (2017)."""
+    """Yield the rows of the table that compares with Ping and Ihler (2017)."""
     for task, name in TASKS.items():
         paper = read_longest(task, "mle-bp")["paper"]
         yield (
@@ -320,7 +320,7 @@ def count_seeds(way: str) -> str:
 
 @as_table(COLUMNS)
 def paper_hcn() -> Rows:
-    """Yield the results of Lázaro-Gredilla et al. (2016)."""
+    """Yield the rows of the table that compares with Lázaro-Gredilla et al. (2016)."""
     single = read("hcn_single")
     for name, ((share, minutes), (other, longer)) in PAPER_SINGLE.items():
         ours = single[name]
@@ -417,7 +417,7 @@ def paper_hcn() -> Rows:
 
 @as_table(COLUMNS)
 def paper_mixtures() -> Rows:
-    """Yield the results of Hinton, Revow and Dayan (1995)."""
+    """Yield the rows of the table that compares with Hinton, Revow and Dayan (1995)."""
     found = read("linear_mixture_paper")
     few, all_rows = found["table1_usps732"], found["table1_usps"]
     for weights, error in PAPER_TANGENTS.items():
@@ -494,7 +494,7 @@ def list_compression(scores: str, seconds: tuple[float, float]) -> str:
 
 @as_table(COLUMNS)
 def paper_mbn() -> Rows:
-    """Yield the results of Zhang (2018)."""
+    """Yield the rows of the table that compares with Zhang (2018)."""
     clustering = cite("mbn_clustering.py")
     for number, key, name in (("Table 3", "nmi", "NMI"), ("Table 4", "accuracy", "accuracy")):
         for ours, theirs, how in (("default", "mbn", "decay 0.5"), ("best", "best", "best decay")):

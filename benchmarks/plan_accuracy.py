@@ -26,7 +26,8 @@ import scalelatent as sl
 
 CAPSULES = "kind = 'capsule'\narchitecture = 'multiclass'"
 CLUSTER = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
-# By name of the job: number of training rows, kind of rows, and lines of the job file from [model] on.
+# Jobs by name: number of training rows, data set ("digits", or "bits": binary digits), and the lines of the
+# job file after [model].
 JOBS: dict[str, tuple[int, str, str]] = {
     "capsule em, d = 8": (50_000, "digits", f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 200"),
     "capsule em, whole schedule": (20_000, "digits", f"{CAPSULES}\ncapsule_dim = 4"),
@@ -149,7 +150,7 @@ def measure_job(file: Path) -> dict[str, Any]:
     return took | {"stages": reported["seconds"], "summary": reported["summary"]}
 
 
-# Program that prints the peak bytes of a fit with this number of rows.
+# Program that prints the peak bytes of a fit; its arguments are a dataset and a number of rows.
 GROWTH_PROGRAM = """
 import json, sys
 import scalelatent as sl
@@ -193,7 +194,7 @@ def main() -> None:
         for name in wanted:
             try:
                 job = results["jobs"][name] = measure_job(write_job_file(folder, name, rows))
-            except (RuntimeError, KeyError, ValueError) as error:  # The other jobs still run.
+            except (RuntimeError, KeyError, ValueError) as error:  # A failed job does not stop the others.
                 results["jobs"][name] = {"error": str(error)}
                 print(f"| {name} | failed: {str(error)[-400:]} |", flush=True)
                 continue

@@ -42,7 +42,7 @@ from scalelatent.kernels.corruption import corrupt
 Method = Callable[[Any, int], Any]
 # Function that receives a seed, and returns an unfitted estimator.
 MakeEstimator = Callable[[int], Any]
-# Largest number of training rows in the choice of a parameter.
+# A parameter is chosen with at most this number of training rows, to save time.
 CHOICE_ROWS = 5_000
 # A small fit with this number of rows per class runs before the measurement, so that the code is compiled.
 FIRST_ROWS = 20
@@ -172,7 +172,7 @@ def make_logistic(seed: int, c: float) -> Any:
 
 
 def select_first_of_classes(rows: TaskRows, method: str) -> TaskRows:
-    """Return the first 20 training rows of each class, and 50 held-out rows."""
+    """Return rows for the small first fit: 20 training rows of each class, and 50 held-out rows."""
     found = [np.flatnonzero(rows.target == c)[:FIRST_ROWS] for c in np.unique(rows.target)]
     kept = np.concatenate(found)
     return TaskRows(rows.train[kept], rows.target[kept], rows.test[:50], rows.truth[:50])
@@ -218,7 +218,7 @@ CLASSIFICATION = Task(
 
 
 def load_noisy_digits(seed: int) -> TaskRows:
-    """Return digits with uniform noise of the width of a grey level."""
+    """Return digits whose grey levels are made continuous by uniform noise of the width of a level."""
     rows = split_rows("digits", seed)
     rng = np.random.default_rng(seed)
     return replace(
@@ -227,7 +227,7 @@ def load_noisy_digits(seed: int) -> TaskRows:
 
 
 def load_usps_levels(seed: int) -> TaskRows:
-    """Return USPS rows in 256 grey levels, with uniform noise of the width of a level."""
+    """Return USPS rows in 256 grey levels, made continuous by uniform noise of the width of a level."""
     rows, rng = load_usps(seed), np.random.default_rng(seed)
     return replace(
         rows,
@@ -237,7 +237,7 @@ def load_usps_levels(seed: int) -> TaskRows:
 
 
 def load_mnist_levels(seed: int, n: int) -> TaskRows:
-    """Return MNIST rows in 256 grey levels with uniform noise, averaged to 16 x 16 pixels."""
+    """Return MNIST rows in 256 grey levels, made continuous by noise, averaged to 16 x 16 pixels."""
     rows, rng = load_mnist(seed, n), np.random.default_rng(seed)
     noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
     train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
@@ -406,7 +406,10 @@ def cluster_spectrally(rows: TaskRows, seed: int) -> np.ndarray:
 
 
 def select_first_to_cluster(rows: TaskRows, method: str) -> TaskRows:
-    """Return a few random rows; 4,200 for UMAP, which compiles its neighbour search from 4,096 rows on."""
+    """Return random rows for the small first fit: 300, or 4,200 for UMAP.
+
+    From 4,096 rows on, UMAP uses another neighbour search, which it has to compile.
+    """
     most = 4_200 if method.startswith("UMAP") and len(rows.train) >= 4_096 else 300
     order = np.random.default_rng(0).permutation(len(rows.train))[:most]
     return TaskRows(rows.train[order], None, rows.train[order], rows.truth[order])
@@ -438,7 +441,7 @@ CLUSTERING = Task(
 )
 
 
-# Numbers of training and of held-out images.
+# The tasks of denoising have this number of training images, and this number of held-out images.
 IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
 
 
@@ -662,7 +665,7 @@ def compute_labels_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]
 
 
 def select_first_labels(rows: TaskRows, method: str) -> TaskRows:
-    """Return 100 training rows, in which each label has both values, as logistic regression needs."""
+    """Return 100 training rows for the small first fit; each label has both values, as methods need."""
     target = rows.target[:100].copy()
     target[:20], target[20:40] = 0, 1
     return TaskRows(rows.train[:100], target, rows.test[:20], rows.truth[:20])

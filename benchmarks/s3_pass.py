@@ -61,7 +61,7 @@ ENVIRONMENT = {
 
 
 def point_environment_to(port: int) -> None:
-    """Set the environment variables that name the server or a proxy."""
+    """Set the environment variables so that S3 clients use the server or the proxy at this port."""
     os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
 
 
@@ -188,7 +188,7 @@ def serve_with_failures(pipe: Any, server: int, latency: float, counts: Any, see
     proxy.serve_forever()
 
 
-# Headers that the proxy sets itself.
+# The proxy sets these headers itself, and does not forward those of the server.
 PROXY_HEADERS = ("content-length", "connection", "transfer-encoding")
 
 

@@ -186,8 +186,8 @@ class PassSeconds(sl.Callback):
     A map to codes reports no passes, so the seconds until the next stage are recorded.
     """
 
-    def __init__(self, stage: str, wanted: int = PASSES) -> None:
-        self.stage, self.wanted, self.began, self.passes = stage, wanted, 0.0, list[float]()
+    def __init__(self, stage: str, wanted_passes: int = PASSES) -> None:
+        self.stage, self.wanted, self.began, self.passes = stage, wanted_passes, 0.0, list[float]()
         self.parts = 0.0  # seconds of the reported parts of an epoch
         self.checkpoint_bytes = 0
 
@@ -386,11 +386,11 @@ def compute_constants(kind: str, pieces: dict[tuple[str, int, int], dict[str, An
     }
 
 
-def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
+def get_scheduler_costs(size_index: int = -1) -> dict[str, dict[str, float]]:
     """Return the scheduler's cost of a span (range of rows of one task), an output shard and a step.
 
     The keys are the loops "batch", "map" and "online N" with N chains. The costs were measured with several
-    numbers of simulated workers; ``which`` is -1 for the largest and 0 for the smallest number. The
+    numbers of simulated workers; ``size_index`` is -1 for the largest and 0 for the smallest number. The
     scheduler's seconds per message come from batch passes, where few messages are heartbeats.
     """
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
@@ -403,7 +403,7 @@ def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
         reported = (r["messages_in"], r["messages_out"])
         return sum(n for ops in reported for op, n in ops.items() if op not in TIMED_MESSAGES)
 
-    batch = read_loop("batch")[which]
+    batch = read_loop("batch")[size_index]
     beats = batch["idle_scheduler_share"] * batch["seconds_per_pass"]
     seconds_of_a_message = (batch["scheduler_cpu_seconds_per_pass"] - beats) / count_messages(batch)
 
@@ -413,7 +413,7 @@ def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
         counts = {"workers": r["workers"], "tasks": tasks, "messages": sent, "driver": driver}
         return counts | {"seconds": sent * seconds_of_a_message}
 
-    shards = read_loop("map")[which]
+    shards = read_loop("map")[size_index]
     out = {"batch": compute_costs(batch, batch["spans"]), "map": compute_costs(shards, shards["shards"])}
     return out | {f"online {r['chains']}": compute_costs(r, r["steps"]) for r in read_loop("online")}
 
@@ -465,7 +465,7 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
         parts["reading"] = bytes_read / reading / (ASSUMED["store_mb_per_second_of_a_worker"] * 1e6)
         parts["scheduler"] = spans * counted["seconds"]
     first = max(parts, key=lambda name: parts[name])
-    refused = loop != "online" and spans > MAX_TASKS  # Online steps are few tasks, each of several seconds.
+    refused = loop != "online" and spans > MAX_TASKS  # Several online steps share one task.
     network = ASSUMED["network_mb_per_second_of_a_worker"] * 1e6
     if remote:
         merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network
@@ -491,14 +491,14 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
     }
 
 
-def format_table(head: str, rows: list[list[str]]) -> list[str]:
-    """Return the lines of a Markdown table; ``head`` has the column names, separated by |."""
-    names = head.split("|")
+def format_table(columns: str, rows: list[list[str]]) -> list[str]:
+    """Return the lines of a Markdown table; ``columns`` has the column names, separated by |."""
+    names = columns.split("|")
     return ["", *(f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows))]
 
 
 def round_to_three(number: float) -> str:
-    """Return a number with three significant figures."""
+    """Return a number as text with three significant figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 

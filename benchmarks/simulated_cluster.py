@@ -35,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write_part
 
-# Number of rows in a span (task), and number of features.
+# A span (range of rows of one task) has this number of rows, with this number of features.
 LEAF_ROWS, FEATURES = 8, 4
 # Options of Dask that turn off services whose cost depends on the machine, not on the number of workers.
 DASK_OPTIONS = {
@@ -260,7 +260,7 @@ def measure_steps(
         client.run_on_scheduler(count_messages)
         idle = measure_idle_share(client)
         for n in (n for n in chains if n <= count):
-            # With one worker the steps are not tasks, so that a report covers more of them.
+            # With one chain, one task runs many steps, so that a report covers more of them.
             batch, every = 2 * n, steps if n > 1 else 50 * steps
             rows = dataset[: batch * every * 4]
             stage = make_stage("simulated_step", IdleLearner(numbers), {"train": rows}, "cpu")

@@ -32,7 +32,7 @@ from scalelatent.jobs.submit import submit_job
 
 # Number of rows of a span (task) in the fit whose CPU shares are measured: about one second of work.
 LEAF_ROWS = 2**19
-# Topic of Dask events that the scheduler plugin logs.
+# The scheduler plugin logs Dask events under this topic, and this process reads them.
 TOPIC = "benchmark"
 
 
@@ -233,7 +233,7 @@ def main() -> None:
         with Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(given.workers, timeout=60)
             client.register_plugin(FirstSpanRecorder())
-            for i in range(2):  # These jobs warm up every worker.
+            for i in range(2):  # These jobs compile and load code on every worker.
                 submit_job(
                     make_job(folder, f"warm-{i}", "small.zarr", address, capsule_dim=4, max_iter=3),
                     client=client,

@@ -32,20 +32,20 @@ TASKS = {
 }
 
 
-def as_table(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
+def as_table(columns: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
     """Return a decorator for functions that yield the rows of a table; it adds the function to TABLES.
 
-    ``head`` has the names of columns, separated by |. The decorated function returns the table as Markdown.
+    ``columns`` has the column names, separated by |. The decorated function returns the table as Markdown.
     """
 
     def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
         def text() -> str:
-            names = head.split("|")
+            names = columns.split("|")
             lines = [[name.strip() for name in names], ["---"] * len(names), *rows()]
             cells = (" | ".join(str(cell) for cell in line) for line in lines)
             return "".join(re.sub(" +", " ", f"| {line} |") + "\n" for line in cells)
 
-        TABLES[rows.__name__], HEADS[rows.__name__] = text, head
+        TABLES[rows.__name__], HEADS[rows.__name__] = text, columns
         return text
 
     return wrap
@@ -60,7 +60,7 @@ def read(name: str) -> Any:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share in percent."""
+    """Return a share, such as 0.25, as text in percent."""
     return f"{100 * share:.{digits}f} %"
 
 

@@ -53,7 +53,7 @@ def to_millions(rows: float) -> str:
 @as_table("architecture|d|test error|validation error|passes")
 def capsule_dims() -> Iterable[Iterable[Any]]:
     found = read("paper_capsule_dims") + read("paper_capsule_architectures")
-    # Both files contain the same fit for multiclass, d = 4.
+    # If both files have a fit of the same architecture and d, the fit of the first file counts.
     fits = {(r["architecture"], r["capsule_dim"]): r for r in reversed(found)}
     kinds = list(dict.fromkeys(r["architecture"] for r in found))
     for (kind, d), r in sorted(fits.items(), key=lambda fit: (kinds.index(fit[0][0]), fit[0][1])):
@@ -208,14 +208,14 @@ def format_widths(found: dict[str, Any] | None) -> tuple[str, str]:
     return tuple("{:.1f} / {:.1f}".format(*pair) for pair in (ours, found["paper"]))
 
 
-def format_paper(found: dict[str, Any] | None, what: str) -> str:
-    """Return NMI and accuracy from the tables of the paper as text; ``what`` is a column, such as "mbn"."""
-    if found is None or what not in found["nmi"]:
+def format_paper(found: dict[str, Any] | None, column: str) -> str:
+    """Return NMI and accuracy from the tables of the paper as text; ``column`` is a column, such as "mbn"."""
+    if found is None or column not in found["nmi"]:
         return ""
     keys = {"nmi": found["nmi"], "accuracy": found["accuracy"]}
     return format_scores(
-        {key: of[what] for key, of in keys.items()}
-        | {f"{key}_spread": of[f"{what}_spread"] for key, of in keys.items()}
+        {key: of[column] for key, of in keys.items()}
+        | {f"{key}_spread": of[f"{column}_spread"] for key, of in keys.items()}
     )
 
 
@@ -408,10 +408,12 @@ def steps() -> Iterable[Iterable[Any]]:
         yield r["batch"], *(f"{s} %" for s in at[10]), ", ".join(at[32]) + " %", f"{r['speedup']:.2f}"
 
 
-def read_mixtures(what: str) -> dict[str, Any]:
+def read_mixtures(part_name: str) -> dict[str, Any]:
     """Return the results of a part of linear_mixture_paper.py, such as "table2", by data set."""
     found = read("linear_mixture_paper")
-    return {part.removeprefix(f"{what}_"): r for part, r in found.items() if part.startswith(f"{what}_")}
+    return {
+        part.removeprefix(f"{part_name}_"): r for part, r in found.items() if part.startswith(f"{part_name}_")
+    }
 
 
 # Names of data sets in the tables, by their names in linear_mixture_paper.py.
@@ -854,7 +856,7 @@ def letters_million() -> Iterable[Iterable[Any]]:
 @as_table("way|letters found of three, five seeds|compression|iterations")
 def parts_peers() -> Iterable[Iterable[Any]]:
     found = read("hcn_peers")
-    rates = found.get("pairs_per_second", {})  # rates of an idle machine
+    rates = found.get("pairs_per_second", {})  # The benchmark writes rates only with --timings.
     for way, fits in found["ways"].items():
         name = way + (f", {rates[way]:.1e} pairs/s" if way in rates else "")
         columns = ([fit[key] for fit in fits] for key in ("letters", "compression", "iterations"))
@@ -1055,7 +1057,7 @@ def importers() -> Iterable[Iterable[Any]]:
         "parquet, a column a feature; lists": ("parquet wide", "parquet lists"),
         "csv": ("csv",),
     }.items():
-        if not found.keys() >= set(kinds):  # The results were measured without this kind.
+        if not found.keys() >= set(kinds):  # The stored results lack this kind of file.
             continue
         of = [found[kind] for kind in kinds]
         keys = ("read_mb_s", "read_hash_pack_mb_s", "import_mb_s")

@@ -16,7 +16,7 @@ from scalelatent.errors import DataError
 
 # Function that returns the tangents (rows, kinds of tangents, features) of rows (rows, features).
 Tangents = Callable[[np.ndarray], np.ndarray]
-# Number of rows that are compared at a time, with this number of training rows; both limit the memory.
+# Distances of this number of rows to this number of training rows are computed at a time, to limit memory.
 QUERY_ROWS, BLOCK_ROWS = 256, 4096
 # Tangents whose singular value is below this share of the row's largest one are dropped as dependent.
 _TOL = 1e-4

@@ -67,13 +67,13 @@ class MemorySizes(sl.Callback):
         )
 
 
-def compute_growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
+def compute_growth(seen: list[dict[str, float]], process: str) -> dict[str, Any]:
     """Return the MiB after each fifth of the fit, and the slope over its last half in bytes per pass."""
     fifths = [seen[len(seen) * k // 5 - 1] for k in range(1, 6)]
     half = seen[len(seen) // 2 :]
-    slope = np.polyfit([row["pass"] for row in half], [row[what] for row in half], 1)[0]
+    slope = np.polyfit([row["pass"] for row in half], [row[process] for row in half], 1)[0]
     return {
-        "mib": {str(row["pass"]): round(row[what] / 2**20, 1) for row in fifths},
+        "mib": {str(row["pass"]): round(row[process] / 2**20, 1) for row in fifths},
         "bytes_a_pass": round(float(slope)),
     }
 
