@@ -4,8 +4,8 @@
 
 Images of 24 x 24 show five of 26 letters, with 3 % of the pixels flipped; they are written to FOLDER once.
 The network has 32 features of 8 x 6. A pair is a place of a feature and one of its weights; an image has
-496,128 pairs. A step has eight chains of --chain-batches minibatches of five images, after a warm-up of
-4,000 images; the parameter forgetting is .98. The cluster has --workers workers of one thread.
+496,128 pairs. A step processes eight chains (sequences of --chain-batches minibatches of five images) in
+parallel. The cluster has --workers workers of one thread.
 
 fit     Seconds of the fit, also as a multiple of pairs / rate. The rate is the pairs per second of as many
         threads of this process on images in memory. It is measured before and after the fit, and the higher

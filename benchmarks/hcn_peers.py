@@ -148,7 +148,7 @@ def run_online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray,
 class ParallelMessages:
     """Message passing that updates all messages at once, in numpy arrays.
 
-    The arrays have one number per pair of a place and a weight. The pairs of a pixel follow one another.
+    The arrays have a number per pair (place of a feature, weight). The pairs of a pixel follow one another.
     """
 
     def __init__(self) -> None:

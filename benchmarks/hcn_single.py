@@ -110,11 +110,11 @@ def count_placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
     return found
 
 
-def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[float, np.ndarray]:
+def describe_image(name: str, ds: Dataset, seed: int, features: np.ndarray) -> tuple[float, np.ndarray]:
     """Place features (n, 1, h, w) in an image; return the compression, and which features save bits."""
     layer = make_feature_layers(make_estimator(name, seed, 1), (1, *ds.feature_shape))[0]
-    layer = replace(layer, n_features=len(given))
-    decoder, backend = Decoder(layer, from_features(given)), make_backend("cpu")
+    layer = replace(layer, n_features=len(features))
+    decoder, backend = Decoder(layer, from_features(features)), make_backend("cpu")
     evidence, rows = layer.compute_evidence(ds.read_x(0, len(ds))), np.arange(len(ds))
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     add_counts(decoder, evidence, decoder.decode(evidence, rows, backend)[0], backend, stats)

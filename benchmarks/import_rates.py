@@ -2,9 +2,9 @@
 
     python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
 
-For each kind of file, one process measures three functions in turn. The first reads the file with the
-library of its format, on one thread. The second also hashes and compresses the rows as a dataset does, on
-one thread, without writing. The third is the import by scalelatent. Rates are MB/s of rows,
+For each kind of file, one process measures three functions. The first reads the file with the library of its
+format, on one thread. The second also hashes and compresses the rows as a dataset does, on one thread,
+without writing. The third is the import by scalelatent. Rates are megabytes of rows per second,
 from the fastest of a few rounds; the files are in the page cache. Peak memory is that of a child process
 that imports, at one size and at four times this size.
 

@@ -49,7 +49,7 @@ from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 from scalelatent.models.linear_mixture.model.start import start_components
 
-# Numbers of classes, of latent dimensions and of directions of a sub-class, and of rows.
+# Numbers of classes, of latent dimensions, of directions to which an E-step projects a row, and of rows.
 CLASSES, DIMS, DIRECTIONS, ROWS = 10, 10, 16, 60_000
 # Height and width of images, by number of features.
 SHAPES = {256: (16, 16), 784: (28, 28)}

@@ -46,11 +46,11 @@ def make_components(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[n
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
-def measure_rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
+def measure_rates(functions: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
     """Return the giga floating-point operations per second of each function in its fastest round."""
-    for way in ways.values():
-        way()
-    return {name: flops / seconds / 1e9 for name, seconds in fastest(ways, rounds).items()}
+    for function in functions.values():
+        function()
+    return {name: flops / seconds / 1e9 for name, seconds in fastest(functions, rounds).items()}
 
 
 def measure_scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:

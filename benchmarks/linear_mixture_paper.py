@@ -215,10 +215,10 @@ class HeldOutErrors:
             print(self.name, self._key(params | settings), *reported, flush=True)
         self.path.write_text(json.dumps(self.known, indent=1))
 
-    def choose_best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the setting with the smallest error of the method ``way``; the first setting wins a tie."""
+    def choose_best(self, method: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Return the setting with the smallest error by ``method``; the first setting wins a tie."""
         tried = list(settings)
-        return min(tried, key=lambda setting: self.measure_errors(**setting)[way])
+        return min(tried, key=lambda setting: self.measure_errors(**setting)[method])
 
 
 def list_combinations(**values: Iterable[Any]) -> list[dict[str, Any]]:
@@ -271,10 +271,10 @@ def choose_settings(name: str, args: Any) -> dict[str, Any]:
     return out | {"tried": len(search.known), "rows": "rows 50000:60000" if large else f"{FOLDS} folds"}
 
 
-def read_chosen_settings(args: Any, name: str, way: str) -> dict[str, Any]:
+def read_chosen_settings(args: Any, name: str, method: str) -> dict[str, Any]:
     """Return the settings of one of METHODS that the part "choose" has written to the result file."""
     parts = json.loads(args.out.read_text())["parts"]
-    return dict(parts[f"choose_{name}"]["result"][way]["settings"])
+    return dict(parts[f"choose_{name}"]["result"][method]["settings"])
 
 
 def make_tangent_spec(name: str, settings: dict[str, Any]) -> TangentSpec:
@@ -477,10 +477,10 @@ def measure_table1(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-def compare_variants(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def compare_variants(name: str, args: Any, variants: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return held-out and test errors of several variants, with p-values against the first.
 
-    ``ways`` has, by name, the parameters in which a variant differs from the chosen setting without tangents.
+    ``variants`` has, by name, parameters that replace some of those chosen for the method without tangents.
     """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
@@ -488,9 +488,12 @@ def compare_variants(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> d
     about = {"settings": settings, "seeds": args.seeds}
     wrong, out = {}, {}
     kept = read_measured_variants(args, about)
-    for way, params in ways.items():
-        if way in kept and kept[way]["params"] == params:
-            out[way], wrong[way] = kept[way], mark_wrong_rows(kept[way]["wrong_rows"], len(test_y))
+    for variant, params in variants.items():
+        if variant in kept and kept[variant]["params"] == params:
+            out[variant], wrong[variant] = (
+                kept[variant],
+                mark_wrong_rows(kept[variant]["wrong_rows"], len(test_y)),
+            )
             continue
         held_wrong, tests, dims = [], [], []
 
@@ -510,16 +513,16 @@ def compare_variants(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> d
             model = fitted(slice(None), args.seed + seed)
             tests.append(compute_class_errors(model, test_x).argmin(axis=1) != test_y)
             dims.append(model.n_dims_)
-        wrong[way] = np.array(tests, dtype=float)
-        out[way] = {
+        wrong[variant] = np.array(tests, dtype=float)
+        out[variant] = {
             "params": params,
             "n_dims": sorted(set(dims)),
             "held_out": round(float(np.concatenate(held_wrong).mean()), 5),
-            "test": summarise_seeds(wrong[way].mean(axis=1)),
-            "p": compute_p_value(wrong[way], wrong[next(iter(wrong))]),
+            "test": summarise_seeds(wrong[variant].mean(axis=1)),
+            "p": compute_p_value(wrong[variant], wrong[next(iter(wrong))]),
         }
-        print(name, way, out[way], flush=True)
-        out[way]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]]
+        print(name, variant, out[variant], flush=True)
+        out[variant]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[variant]]
         # An interrupted run resumes after this setting.
         write_part(args.out, args.part, args.seed, about | {"ways": out})
     return about | {"ways": out}

@@ -60,7 +60,7 @@ from scalelatent.models.mbn.report import collect_network
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
-# If a fit takes longer than this number of seconds, a network is fitted for at most this number of seeds.
+# To save time, a network whose fit takes over this number of seconds is fitted for only this number of seeds.
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 # Tables 3 and 4 of Zhang (2018): NMI and accuracy in percent, each followed by its standard deviation. The

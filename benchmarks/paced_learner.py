@@ -21,7 +21,7 @@ sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 # Blocks of rows that this process computed: (pass from 0, number of rows, start and end by time.time()).
 blocks: list[tuple[int, int, float, float]] = []
 # The operating system ended earlier sleeps late by this number of seconds; the next sleep is shorter by them.
-_late = 0.0
+overslept_seconds = 0.0
 
 
 def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
@@ -59,15 +59,15 @@ class PacedSums:
         return float(state["shift"]), int(state["iteration"]), get_worker_speed(self.speeds)
 
     def accumulate(self, prepared: tuple[float, int, float | None], block: Block, stats: Stats) -> None:
-        global _late
+        global overslept_seconds
         shift, iteration, speed = prepared
         begin = time.time()
         stats["total"][:] += np.sin(block.x.astype("f8") + shift).sum(axis=0)
         if speed is not None:
             due = begin + len(block.x) * self.row_seconds / speed
-            time.sleep(max(0.0, due - _late - time.time()))
+            time.sleep(max(0.0, due - overslept_seconds - time.time()))
             end = time.time()
-            _late = min(max(0.0, end - due + _late), 0.01)
+            overslept_seconds = min(max(0.0, end - due + overslept_seconds), 0.01)
             blocks.append((iteration, len(block.x), begin, end))
 
 

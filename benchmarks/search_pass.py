@@ -58,7 +58,7 @@ class PassReads(sl.Callback):
         self.bytes += record["bytes_read"]
 
     def to_results(self) -> dict[str, Any]:
-        """Return the counts in the format of the results."""
+        """Return the counts by their names in the JSON file."""
         return {"passes": self.passes, "rows_read": self.rows, "bytes_read": self.bytes}
 
 

@@ -70,8 +70,8 @@ def run_scheduler(pipe: Any) -> None:
 
 def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
     import dask
-    import idle_learner  # noqa: F401  Tasks and run folders name these modules.
-    import simulated_learner  # noqa: F401
+    import idle_learner  # noqa: F401  Workers find the classes of tasks in this module,
+    import simulated_learner  # noqa: F401  and in this one.
     from distributed import Worker
 
     class WorkerWithoutServer(Worker):
