@@ -24,7 +24,7 @@ def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> d
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, 255, (2000, features), dtype=np.uint8), np.arange(2000) % 10
     fitted = {"max_iter": 3, "n_epochs": 1, "projection": None, "random_state": seed, "n_jobs": 1}
-    fitted |= {"architecture": "multiclass", "capsule_dim": 4, **params}
+    fitted |= {"architecture": "multiclass", "capsule_dim": 4, "fit_intercept": False, **params}
     model = sl.CapsuleRegression(**fitted).fit(x, y)
     twin = sl.CapsuleRegression(**fitted).fit(x, y)
     # These calls compile the kernels, and recompute the inverse of the moment matrix.

@@ -41,9 +41,9 @@ GRID = {"capsule_dim": [1, 2, 4, 8], "momentum": [0.0, 0.3, 0.6, 0.9]}
 class KeepingSearch(sl.Search):
     """Search that stores the models of all candidates in ``models_``."""
 
-    def _gather(self, params: Any, candidates: Any, scores: Any) -> None:
+    def _set_results(self, params: Any, candidates: Any, scores: Any) -> None:
         self.models_ = [candidate.model for candidate in candidates]
-        super()._gather(params, candidates, scores)
+        super()._set_results(params, candidates, scores)
 
 
 class PassReads(sl.Callback):
