@@ -1,4 +1,4 @@
-"""Measure the compression of held-out images after each epoch of online learning, without templates.
+"""Measure the compression of held-out images after each epoch of online learning.
 
     python benchmarks/hcn_epochs.py
 
@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 import scalelatent as sl
 from scalelatent.generators.images import image_set
 
-# By default, a fit reads at least this many images: the estimator chooses its number of epochs so.
+# By default, an estimator runs as many epochs as it needs to read at least this many images.
 DEFAULT_ROWS = 3_000
 
 
