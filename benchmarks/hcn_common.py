@@ -19,7 +19,7 @@ FOUND = 0.9
 
 
 def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
-    """Return the largest intersection over union of a feature and a building block ``kind`` over all shifts."""
+    """Return the largest intersection over union of a feature and a building block over all shifts."""
     kh, kw = kind.shape
     wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
     both = np.lib.stride_tricks.sliding_window_view(wide, kind.shape)

@@ -55,7 +55,7 @@ from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, update_images
 
 # Part "pieces": numbers of images of a pass, of passes before the measurement, and of measured repetitions.
 IMAGES, WARMUP_PASSES, ROUNDS = 20, 10, 30
-# Part "kept": (side of the features, parameter p_weight). The paper leaves open which of these it used (section 4.4).
+# Part "kept": (side of the features, p_weight). Section 4.4 of the paper leaves open which pair it used.
 PAPER_SETTINGS = [(26, (0.001, 0.05)), (3, (0.001, 0.05)), (3, (0.01, 0.001))]
 # Part "kept": (digits per class, passes) of the two fits with each of PAPER_SETTINGS.
 FIT_SIZES = [(2, 12), (40, 6)]
