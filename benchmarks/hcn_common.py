@@ -1,4 +1,7 @@
-"""Functions shared by the benchmarks of compositional networks: overlaps of features, and pictures."""
+"""Functions shared by the benchmarks of compositional networks: overlaps of features, and pictures.
+
+A building block is a small shape, such as a letter, which the generator of the images places.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from scalelatent.generators.images import ImageSet
 from scalelatent.models.hcn.model.compression import count_bits
 
 FOUND = 0.9
-"""A building block counts as found if its overlap with a feature is at least this."""
+"""Least overlap (intersection over union) of a building block with a feature, so that it counts as found."""
 
 
 def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
-    """Return the largest intersection over union of a feature and a building block over all translations."""
+    """Return the largest intersection over union of a feature and a building block over all shifts."""
     kh, kw = kind.shape
     wide = np.pad(feature.astype(np.int64), ((kh - 1,) * 2, (kw - 1,) * 2))
     both = np.lib.stride_tricks.sliding_window_view(wide, kind.shape)
@@ -26,7 +29,7 @@ def compute_overlap(feature: np.ndarray, kind: np.ndarray) -> float:
 
 
 def compute_overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Return the largest overlap of each building block (k, h, w) with any of the features (F, 1, h, w)."""
+    """Return the largest overlap of each building block (kinds, h, w) with a feature (features, 1, h, w)."""
     return np.array([max(compute_overlap(f[0], kind) for f in weights) for kind in kinds])
 
 
@@ -36,11 +39,10 @@ def count_found(weights: np.ndarray, kinds: np.ndarray) -> int:
 
 
 def compute_true_compression(images: ImageSet, n: int) -> float:
-    """Return the compression of the first n images if they are coded by the generator's own features and
-    places.
+    """Return the compression of the first n images with the features and places that generated them.
 
-    Compression is the number of bits of that code divided by the bits of the pixels alone. The code contains
-    only features that occur in these images.
+    Compression is the number of bits of the coded images divided by the number of bits of their pixels. The
+    code contains only features that occur in these images.
     """
     placed = np.unique(
         np.concatenate([np.c_[np.full(len(p), i), p] for i, p in enumerate(images.truth(0, n))]), axis=0
@@ -70,22 +72,25 @@ def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:
     return out
 
 
-def draw_pictures(path: Path, lines: list[list[tuple[str, np.ndarray]]], heads: Sequence[str] = ()) -> None:
-    """Write rows of titled pictures (0 is black, 1 is white) to a PNG file; ``heads`` are titles of
-    columns.
+def draw_pictures(
+    path: Path, rows: list[list[tuple[str, np.ndarray]]], column_titles: Sequence[str] = ()
+) -> None:
+    """Write titled pictures (0 is black, 1 is white) to a PNG file.
+
+    ``rows`` has a list of (title, picture) for each row of the figure.
     """
     from scalelatent.report.style import new_figure
 
-    columns = max(map(len, lines))
-    figure = new_figure(2.0 * columns, 1.9 * len(lines))
-    all_axes = figure.subplots(len(lines), columns, squeeze=False)
-    for r, line in enumerate(lines):
+    columns = max(map(len, rows))
+    figure = new_figure(2.0 * columns, 1.9 * len(rows))
+    all_axes = figure.subplots(len(rows), columns, squeeze=False)
+    for r, line in enumerate(rows):
         for c, axes in enumerate(all_axes[r]):
             axes.axis("off")
             if c < len(line):
                 title, picture = line[c]
                 axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-                head = heads[c] if heads and r == 0 else ""
+                head = column_titles[c] if column_titles and r == 0 else ""
                 axes.set_title("\n".join(filter(None, (head, title))), fontsize=7)
     write_png(figure, path)
     print(f"drawn to {path}", flush=True)

@@ -2,42 +2,39 @@
 
     python benchmarks/hcn_digits.py [--parts hcn,layers,rivals] [--seeds 3]
 
-All fits use the first 40 training digits of each class (`--each`). Oriented filters turn grey values into
-edges. A network first learns features and templates (prototypes of a class, made of features) online. Then
-it learns the templates again, each from a digit, in `--template-passes` passes; with 0 passes the first
-templates stay (section 4.4 of the paper).
+The paper is Lázaro-Gredilla et al. (2016). All fits use the first 40 training digits of each class. Oriented
+filters turn grey values into edges. A network first learns features and templates (prototypes of a class,
+made of features) in one online epoch. Then it learns the templates again, each from one digit, in
+`--template-passes` passes over the digits.
 
-Errors are shares of the 10,000 test digits: of clean ones, and of digits with each of six corruptions. The
-corruptions flip 10 % of the pixels, add a border of up to 3 pixels, a patch of 8 x 8 random pixels, a grid
-with a pitch of 7 pixels or three crossing lines, or delete 10 % of the pixels and three rows or columns.
-`scalelatent data make --help` describes the corruptions. All settings were chosen on held-out training
-digits (from row 50,000 on), which no fit uses. Each part has a result for each seed:
+Errors are shares of the 10,000 test digits, clean or with one of six corruptions. The corruptions flip 10 %
+of the pixels, add a border of up to 3 pixels, a patch of 8 x 8 random pixels, a grid with a pitch of 7 pixels
+or three crossing lines, or delete 10 % of the pixels and three rows or columns. All settings were chosen on
+held-out training digits (from row 50,000 on), which no fit uses. A part of the benchmark is run by its name,
+and has a result for each seed:
 
 hcn      Errors with the `read_noise` (assumed noise of images to classify) that is best on 400 held-out
-         digits, the CPU seconds of a fit on one thread, and the number of edges in images that the templates
-         draw without noise, divided by the number of edges in the training digits.
+         digits, and the CPU seconds of a fit on one thread. Another result is the number of edges that the
+         templates draw without noise, divided by the number of edges in the training digits.
 objects  Labels and positions of two test digits in one image of 28 x 64 pixels. The class layer of the
          fitted network is replaced (`with_classes`, section 2.4); nothing is fitted again.
 more     Test errors of templates that are learned from more digits per class, with unchanged features.
-trial    Errors of one setting on 400 held-out digits, from which all settings were chosen. The name of the
-         part lists the setting.
-layers   Errors on 400 held-out digits of variants. A pool lets a feature shift by a pixel. The variants are
-         the same weights with equally likely shifts and without pools; the templates of the first, online
-         fit; and templates learned from digits with fixed features, which are a single edge or an edge at
-         any place of 3 x 3 pixels.
-noise    Errors on 2,000 held-out digits for two settings of the assumed noise: that of the fit, and
-         --read-noise. All pairs are measured: one setting when templates are learned, and one when test
-         images are classified.
+trial    Errors of the setting of the command line on 400 held-out digits.
+layers   Errors of variants on 400 held-out digits. A pool lets a feature shift by a pixel. The variants have
+         pools with equally likely shifts, no pools, the templates of the online epoch, or fixed features: a
+         single edge, or an edge at any place of 3 x 3 pixels.
+noise    Errors on 2,000 held-out digits with two values of the assumed noise: the noise of the fit, and
+         --read-noise. Each value is used to learn templates, and each to classify images.
 thin     Templates that are learned with less noise and therefore have fewer weights: the edges that they
          draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
-rivals   Other classifiers, fitted on the same 400 digits. The setting of each is chosen on 2,000 held-out
-         digits. The classifiers are nearest neighbours by grey values; the digit whose edges match best;
-         logistic regression on the largest edge in each 3 x 3 pixels; a convolutional network of the same
-         form (pools, features of 3 x 3, the best template of each class); and a standard one with ReLU.
+rivals   Other classifiers, fitted on the same digits, with settings chosen on 2,000 held-out digits: nearest
+         neighbours by grey values; the digit whose edges match best; logistic regression on the largest edge
+         in each 3 x 3 pixels; a convolutional network of the same form (pools, features of 3 x 3, the best
+         template of each class); and a standard convolutional network with ReLU.
+pictures Draws results/hcn_digits.png (features), hcn_digits_templates.png and hcn_digits_corrupted.png.
 
-The part pictures draws results/hcn_digits.png (features), hcn_digits_templates.png and
-hcn_digits_corrupted.png. The part rivals draws hcn_digits_form.png and hcn_digits_standard.png (first
-weights of both convolutional networks). Needs SCALELATENT_DATA and torch.
+The part rivals also draws the first weights of both convolutional networks (hcn_digits_form.png and
+hcn_digits_standard.png). Needs SCALELATENT_DATA and torch.
 """
 
 from __future__ import annotations
@@ -69,10 +66,10 @@ from scalelatent.models.hcn.model.filters import OrientedFilters
 from scalelatent.models.hcn.model.layer import from_features
 from scalelatent.models.hcn.model.templates import TemplateEvidence, choose_first_images
 
-# Number of classes, default number of training digits of a class, and side of a digit in pixels.
-CLASSES, EACH, SIDE = 10, 40, 28
-# Rows of the training set that no fit uses: HELD chooses other classifiers, TRIED the settings of networks.
-HELD, TRIED = slice(50_000, 52_000), slice(50_000, 50_400)
+# Number of classes, default number of training digits per class, and side of a digit in pixels.
+CLASSES, DIGITS_PER_CLASS, SIDE = 10, 40, 28
+# Training rows that no fit uses. They choose the settings of the other classifiers, and of the networks.
+RIVAL_CHOICE_ROWS, NETWORK_CHOICE_ROWS = slice(50_000, 52_000), slice(50_000, 50_400)
 CORRUPTIONS: dict[str, dict[str, Any]] = {
     "flips": {"importer": "noisy-digits", "share": 0.1},
     "border": {"importer": "bordered-digits", "width": 3},
@@ -81,19 +78,19 @@ CORRUPTIONS: dict[str, dict[str, Any]] = {
     "line clutter": {"importer": "cluttered-digits", "lines": 3},
     "deletion": {"importer": "deleted-digits", "share": 0.1, "lines": 3},
 }
-# Classes whose templates are drawn.
-SHOWN = (2, 5)
-# Probabilities p01 that noise turns an on pixel off, and p10 that it turns an off pixel on. The classifier by
-# matching edges chooses one of these pairs, and the part "thin" adds them to READINGS.
-NOISES = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
+# Digits whose templates the part "pictures" draws.
+DRAWN_CLASSES = (2, 5)
+# Pairs (p01, p10): the probabilities that noise turns an on pixel off, and that noise turns an off pixel on.
+# The classifier by matching edges chooses one of these pairs, and the part "thin" adds them to READ_NOISES.
+NOISE_PAIRS = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 # Pairs (p01, p10) from which the noise that a network assumes in images to classify (`read_noise`) is chosen.
-READINGS = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
+READ_NOISES = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
 # Pairs (p01, p10) with which the part "thin" learns templates, so that they have fewer weights.
-THINNER = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
+THIN_NOISES = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
 # Width in pixels of an image with two digits.
-WIDE = 64
-# Parts that run without --parts.
-PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"
+WIDE_WIDTH = 64
+# Parts of the benchmark that run unless --parts names others.
+DEFAULT_PARTS = "hcn,layers,objects,noise,thin,pictures,rivals"
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
@@ -103,7 +100,7 @@ def load_digits(rows: slice, part: str = "train") -> tuple[np.ndarray, np.ndarra
     return x.reshape(-1, SIDE, SIDE), y.astype(np.int64)
 
 
-def select_first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
+def select_first_digits(n: int = DIGITS_PER_CLASS) -> tuple[np.ndarray, np.ndarray]:
     """Return the first n training digits of each class, in the order of the file."""
     x, y = load_digits(slice(0, max(5_000, 12 * CLASSES * n)))
     chosen = np.sort(np.concatenate([np.flatnonzero(y == code)[:n] for code in range(CLASSES)]))
@@ -111,7 +108,7 @@ def select_first_of_each(n: int = EACH) -> tuple[np.ndarray, np.ndarray]:
 
 
 def corrupt_images(x: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """Return the images with one of the corruptions, drawn by the seed; "clean" returns them unchanged."""
+    """Return images with the named corruption, which the seed draws; "clean" returns them unchanged."""
     if name == "clean":
         return x
     how = {**CORRUPTIONS[name], "seed": seed, "threshold": None, "base_rows": [0, len(x)]}
@@ -142,7 +139,7 @@ def make_network(args: Any, seed: int) -> sl.HierarchicalCompositionalNetwork:
 
 def measure_errors(predict: Predict, args: Any, held_out: bool = False) -> dict[str, float]:
     """Return the error rates on test digits, or on held-out training digits, clean and corrupted."""
-    x, y = load_digits(TRIED) if held_out else load_digits(slice(0, args.test_rows), "test")
+    x, y = load_digits(NETWORK_CHOICE_ROWS) if held_out else load_digits(slice(0, args.test_rows), "test")
     found = {}
     for name in ("clean", *CORRUPTIONS):
         n = args.test_rows if name == "clean" else args.corrupted_rows
@@ -158,16 +155,14 @@ def find_edges(x: np.ndarray, args: Any) -> np.ndarray:
 
 
 def spread_edges(on: np.ndarray) -> np.ndarray:
-    """Return a bool array (images, filters, h, w): True if an edge is on in the 3 x 3 pixels around a
-    pixel.
-    """
+    """Return whether an edge is on in the 3 x 3 pixels around each pixel: bool (images, filters, h, w)."""
     wide = np.pad(on, ((0, 0), (0, 0), (1, 1), (1, 1)))
     rows = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
     return rows[..., :-2] | rows[..., 1:-1] | rows[..., 2:]
 
 
 def compare_drawn_edges(model: Any, x: np.ndarray, args: Any) -> float:
-    """Return the number of edges that templates draw without noise, divided by that of training digits."""
+    """Return the edges per image that templates draw without noise, divided by those per training digit."""
     made = model.sample(args.drawn, noise=False, random_state=args.seed).reshape(args.drawn, -1)
     made = made[made.any(axis=1)]  # A template without weights draws an empty image.
     return round(float(made.sum() / len(made) / (find_edges(x, args).sum() / len(x))), 3)
@@ -189,10 +184,10 @@ def measure_density(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict
 
 
 class ConvolutionalForm(torch.nn.Module):
-    """Torch module from edges to class scores, either standard or of the form of a compositional network.
+    """Torch module that computes class scores from edges.
 
-    The form of a compositional network has pools (shifts by a pixel), linear features and the best template
-    of each class.
+    A standard one has two convolutions with ReLU. The other one has the form of a compositional network:
+    pools (shifts by a pixel), linear features, and the best template of each class.
     """
 
     def __init__(self, args: Any, standard: bool) -> None:
@@ -251,7 +246,7 @@ class ConvolutionalNetwork:
 def place_side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return n images of two test digits, both labels, and the column at which the second digit starts."""
     x, y = load_digits(slice(0, 2 * n), "test")
-    wide, begins = np.zeros((n, SIDE, WIDE), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
+    wide, begins = np.zeros((n, SIDE, WIDE_WIDTH), np.uint8), stream(seed, "two digits").integers(SIDE, 37, n)
     for row, at in enumerate(begins):
         wide[row, :, :SIDE], wide[row, :, at : at + SIDE] = x[row], x[n + row]
     return wide, np.stack([y[:n], y[n:]], axis=1), begins
@@ -260,7 +255,7 @@ def place_side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.nd
 def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
     """Return the shares of images with two correct digits, of correct digits, and of correct positions."""
     wide, y, begins = place_side_by_side(args.wide_rows, args.seed)
-    found = model.with_classes((SIDE, WIDE)).predict(wide)
+    found = model.with_classes((SIDE, WIDE_WIDTH)).predict(wide)
     order = np.argsort(found.positions[:, :, 1], axis=1)
     labels = np.take_along_axis(found.labels, order, axis=1)
     columns = np.take_along_axis(found.positions[:, :, 1], order, axis=1)
@@ -314,13 +309,11 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Pre
 def list_rivals(
     x: np.ndarray, y: np.ndarray, args: Any
 ) -> Iterator[tuple[str, list[tuple[str, Callable[[], Predict]]]]]:
-    """Yield the name of each other classifier, and its settings as pairs of a name and a function that
-    fits.
-    """
+    """Yield (name, settings) of each other classifier; a setting is its name and a function that fits."""
     yield "the nearest digit", [(f"k = {k}", lambda k=k: fit_neighbours(x, y, k)) for k in (1, 3)]
     yield (
         "each digit a template",
-        [(f"p01 {a:g}, p10 {b:g}", lambda a=a, b=b: fit_exemplars(x, y, args, a, b)) for a, b in NOISES],
+        [(f"p01 {a:g}, p10 {b:g}", lambda a=a, b=b: fit_exemplars(x, y, args, a, b)) for a, b in NOISE_PAIRS],
     )
     yield (
         "logistic regression",
@@ -331,20 +324,18 @@ def list_rivals(
         yield name, [(f"decay {decay:g}", functools.partial(fit, decay=decay)) for decay in args.decays]
 
 
-def read_best(model: Any) -> tuple[str, float, Predict]:
-    """Return the name, error and classifier of the assumed noise with the smallest error on 400 held-out
-    digits.
-    """
-    return choose_setting([set_read_noise(model, *noise) for noise in READINGS], TRIED)
+def choose_read_noise(model: Any) -> tuple[str, float, Predict]:
+    """Choose the assumed noise by the error on 400 held-out digits; return its name, error and classifier."""
+    return choose_setting([set_read_noise(model, *noise) for noise in READ_NOISES], NETWORK_CHOICE_ROWS)
 
 
 def choose_setting(
-    ways: list[tuple[str, Callable[[], Predict]]], rows: slice = HELD
+    settings: list[tuple[str, Callable[[], Predict]]], rows: slice = RIVAL_CHOICE_ROWS
 ) -> tuple[str, float, Predict]:
-    """Return the name, error and classifier of the setting with the smallest error on held-out digits."""
+    """Fit all settings (name, function); return name, error and classifier of the best on held-out digits."""
     x, y = load_digits(rows)
     found = []
-    for name, fit in ways:
+    for name, fit in settings:
         predict = fit()
         found.append((name, round(float((predict(x) != y).mean()), 4), predict))
         print(f"  {name}: {found[-1][1]}", flush=True)
@@ -352,16 +343,17 @@ def choose_setting(
 
 
 def replace_pools(model: Any, **pools: Any) -> Any:
-    """Return a network with the same weights, and pools with the given fields replaced."""
+    """Return a network with the same weights whose pools (shifts of features by a pixel) are changed.
+
+    ``pools`` has fields of the network: ``spread`` 0 makes all shifts equally likely, ``side`` 1 allows none.
+    """
     other, network = copy.copy(model), model._network
     other._network = replace(network, net=replace(network.net, **pools))
     return other
 
 
 def fit_over_features(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
-    """Return a network with fixed features (features, channels, h, w) and templates learned from the
-    digits.
-    """
+    """Learn templates from digits x with classes y, over fixed features (features, channels, h, w)."""
     network = model._network
     low, top = network.net.layers
     p01, p10 = args.read_noise
@@ -390,10 +382,13 @@ def fit_over_features(model: Any, features: np.ndarray, x: np.ndarray, y: np.nda
 
 
 def make_fixed_features(filters: int) -> dict[str, np.ndarray]:
-    """Return features of one edge per filter: in the middle pixel only, or at any of 3 x 3 pixels."""
+    """Return two sets of features by name; each feature is the edge of one filter.
+
+    The edge of a feature is in the middle of 3 x 3 pixels, or at any of them.
+    """
     edge, anywhere = (np.zeros((filters, filters, 3, 3), bool) for _ in range(2))
-    each = np.arange(filters)
-    edge[each, each, 1, 1] = anywhere[each, each] = True
+    channels = np.arange(filters)
+    edge[channels, channels, 1, 1] = anywhere[channels, channels] = True
     return {"an edge each": edge, "an edge anywhere": anywhere}
 
 
@@ -425,7 +420,7 @@ def draw_figures(args: Any, model: Any) -> None:
     line = [(f"{len(used)} features of {len(features)}", arrange_tiles(1 - draw_channels(used, args), 8))]
     draw_pictures(args.out.with_suffix(".png"), [line])
     shown = []
-    for code in SHOWN:
+    for code in DRAWN_CLASSES:
         chosen = np.flatnonzero(model.template_classes_ == code)
         drawn = draw_channels(find_template_edges(model, chosen), args)
         shown.append((f"{len(chosen)} templates of {code}", arrange_tiles(1 - drawn, 8)))
@@ -440,7 +435,7 @@ def draw_figures(args: Any, model: Any) -> None:
 def load_or_fit(
     args: Any, seed: int, x: np.ndarray, y: np.ndarray
 ) -> tuple[sl.HierarchicalCompositionalNetwork, dict[str, float]]:
-    """Return a network and the CPU seconds of its fit, or the network that the folder --models has."""
+    """Fit a network, and return it with its CPU seconds; return a saved one if --models has it."""
     place = args.models and args.models / f"digits-{seed}"
     if place and place.exists():
         return sl.load_model(place), {}
@@ -453,7 +448,7 @@ def load_or_fit(
 
 
 def describe_setting(args: Any) -> str:
-    """Return the options of a network as text, for the name of a part of the results."""
+    """Return the options of a network as text; the text is part of a key of the result file."""
     names = ("each", "features", "feature_size", "templates", "filters", "filter_size")
     names += ("p01", "p10", "p_weight", "forgetting", "batch_size", "epochs", "damping", "inner_iterations")
     names += ("template_passes", "read_noise")
@@ -461,10 +456,9 @@ def describe_setting(args: Any) -> str:
 
 
 def main() -> None:
-    """Run each part for all seeds."""
     arguments = parser(__doc__, "hcn_digits")
     arguments.add_argument(
-        "--parts", default=PARTS, help="parts to run, separated by commas; also: trial, more"
+        "--parts", default=DEFAULT_PARTS, help="parts to run, separated by commas; also: trial, more"
     )
     arguments.add_argument("--seeds", type=int, default=3, help="number of networks, from --seed on")
     arguments.add_argument("--test-rows", type=int, default=10_000, help="number of clean test digits")
@@ -497,7 +491,7 @@ def main() -> None:
     arguments.add_argument(
         "--models", type=Path, help="folder of fitted networks: existing ones are loaded, new ones are saved"
     )
-    arguments.add_argument("--each", type=int, default=EACH, help="training digits per class")
+    arguments.add_argument("--each", type=int, default=DIGITS_PER_CLASS, help="training digits per class")
     arguments.add_argument("--wide-rows", type=int, default=500, help="number of images with two digits")
     arguments.add_argument(
         "--drawn", type=int, default=64, help="images drawn from the templates to count edges"
@@ -511,7 +505,7 @@ def main() -> None:
     )
     arguments.add_argument("--cnn-epochs", type=int, default=30)
     args = arguments.parse_args()
-    parts, (x, y) = args.parts.split(","), select_first_of_each(args.each)
+    parts, (x, y) = args.parts.split(","), select_first_digits(args.each)
     reported: dict[str, dict[str, Any]] = {part: {} for part in parts}
 
     def record(part: str, name: str, found: dict[str, Any]) -> None:
@@ -520,18 +514,18 @@ def main() -> None:
         write_part(args.out, part, args.seed, reported[part])
 
     if "rivals" in parts:
-        for name, ways in list_rivals(x, y, args):
+        for name, settings in list_rivals(x, y, args):
             if args.rivals and args.rivals not in name:
                 continue
-            how, held, predict = choose_setting(ways)
+            how, held, predict = choose_setting(settings)
             found = {"errors": measure_errors(predict, args), "setting": how, "held_out_error": held}
             print(name, found, flush=True)
             write_part(args.out, f"rival {name}", args.seed, found)
             if isinstance(predict, ConvolutionalNetwork):
                 first = predict.net.low.weight.detach().numpy()
-                shown = (f"first weights, {name}", arrange_tiles(1 - draw_channels(first, args), 8))
+                picture = (f"first weights, {name}", arrange_tiles(1 - draw_channels(first, args), 8))
                 place = "standard" if predict.net.standard else "form"
-                draw_pictures(args.out.with_name(f"{args.out.stem}_{place}.png"), [[shown]])
+                draw_pictures(args.out.with_name(f"{args.out.stem}_{place}.png"), [[picture]])
     for seed in range(args.seed, args.seed + args.seeds):
         if not {"hcn", "objects", "more", "layers", "noise", "thin", "pictures", "trial"} & set(parts):
             break
@@ -552,7 +546,7 @@ def main() -> None:
             write_part(args.out, f"trial {describe_setting(args)}", args.seed, found)
         if "hcn" in parts:
             found = {**measure_density(fit_templates(), x, y, args), **seconds}
-            setting, held, predict = read_best(fit_templates())
+            setting, held, predict = choose_read_noise(fit_templates())
             begin = time.process_time()
             found |= {"setting": setting, "held_out_error": held, "errors": measure_errors(predict, args)}
             rows = args.test_rows + len(CORRUPTIONS) * args.corrupted_rows
@@ -564,12 +558,12 @@ def main() -> None:
             record("objects", str(seed), classify_side_by_side(fit_templates(), args))
         if "more" in parts:
             found = {}
-            for each in args.more:
-                mx, my = select_first_of_each(each)
+            for digits_per_class in args.more:
+                mx, my = select_first_digits(digits_per_class)
                 read = fit_over_features(joint, joint.weights_[0], mx, my, args)
-                setting, held, predict = read_best(read)
+                setting, held, predict = choose_read_noise(read)
                 tx, ty = load_digits(slice(0, args.test_rows), "test")
-                found[f"{each} digits of a class"] = {
+                found[f"{digits_per_class} digits of a class"] = {
                     "test_error": round(float((predict(tx) != ty).mean()), 4),
                     "edges_drawn_over_those": compare_drawn_edges(read, mx, args),
                     "setting": setting,
@@ -581,19 +575,19 @@ def main() -> None:
         if "layers" in parts:
             model = fit_templates()
             even, none = replace_pools(model, spread=0.0), replace_pools(model, side=1)
-            tx, ty = load_digits(TRIED)
+            tx, ty = load_digits(NETWORK_CHOICE_ROWS)
             kinds = {"pools of the fit": model, "even pools": even, "no pools": none}
             if args.template_passes:
                 kinds["templates learned with the features"] = joint
-                # With a smaller prior probability, a weight would cost more bits than an edge saves.
+                # If weights of templates were less likely, each would cost more bits than its edge saves.
                 likely = argparse.Namespace(**vars(args) | {"p_weight": (args.p_weight[0], 0.5)})
                 for name, features in make_fixed_features(args.filters).items():
                     kinds[name] = fit_over_features(joint, features, x, y, likely)
-            shown = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
-            record("layers", str(seed), shown)
+            errors = {name: round(float((way.predict(tx) != ty).mean()), 4) for name, way in kinds.items()}
+            record("layers", str(seed), errors)
         if "noise" in parts:
             fit, read = (args.p01, args.p10), tuple(args.read_noise)
-            (hx, hy), found = load_digits(HELD), {}
+            (hx, hy), found = load_digits(RIVAL_CHOICE_ROWS), {}
             for learned_by in (fit, read):
                 noise = argparse.Namespace(**vars(args) | {"read_noise": learned_by})
                 model = fit_over_features(joint, joint.weights_[0], x, y, noise)
@@ -604,11 +598,12 @@ def main() -> None:
             record("noise", str(seed), found)
         if "thin" in parts:
             found = {}
-            for p01, p10 in THINNER:
+            for p01, p10 in THIN_NOISES:
                 noise = argparse.Namespace(**vars(args) | {"read_noise": (p01, p10)})
                 thin = fit_over_features(joint, joint.weights_[0], x, y, noise)
                 how, held, _ = choose_setting(
-                    [set_read_noise(thin, *one) for one in (*NOISES, *READINGS[:-1])], TRIED
+                    [set_read_noise(thin, *one) for one in (*NOISE_PAIRS, *READ_NOISES[:-1])],
+                    NETWORK_CHOICE_ROWS,
                 )
                 found[f"p01 {p01:g}, p10 {p10:g}"] = {
                     "edges_drawn_over_those": compare_drawn_edges(thin, x, args),

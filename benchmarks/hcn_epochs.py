@@ -1,9 +1,9 @@
-"""Measure the compression of held-out images after each epoch of online learning, without templates.
+"""Measure the compression of held-out images after each epoch of online learning.
 
     python benchmarks/hcn_epochs.py
 
-Compression is the number of bits of the coded images divided by the bits of their pixels. The default
-n_epochs=None runs as many epochs as a training set needs to show at least 3,000 images. The results have
+Compression is the number of bits of the coded images divided by the number of bits of their pixels. By
+default, an estimator runs as many epochs as it needs to read at least 3,000 images. The results have
 the compression after each epoch, up to twice the default number of epochs. The held-out images are 200
 letter images (AKSTX, 24 x 24, 3 % noise), or every fifth digit of scikit-learn with values above 7 set to 1.
 """
@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 import scalelatent as sl
 from scalelatent.generators.images import image_set
 
-# The default number of epochs shows at least this many training images.
+# By default, an estimator runs as many epochs as it needs to read at least this many images.
 DEFAULT_ROWS = 3_000
 
 

@@ -3,18 +3,16 @@
     python benchmarks/hcn_gray.py [--sizes 3 7] [--seed 0] [--unlabelled] [--passes 100]
         [--images 100] [--filters 8]
 
-The paper is that of compositional networks. The training images are those of `data make traits --blur 1
---grain 10`: each shows a square or a circle, and one of two diagonals. Oriented filters of 3 x 3 and of 7 x 7
-pixels turn an image into channels of edges; an edge is a step of at least 16 grey levels. The network has 6
-features of 15 x 15, because a trait has 13 pixels and edges on both sides. On top of them is one template
-(combination of features) for each of the four patterns or, with --unlabelled, four clusters. The training
-images decide which cluster is which pattern. The settings were chosen on seeds from 10 on.
+The paper is Lázaro-Gredilla et al. (2016). An image has two traits: a square or a circle, and one of two
+diagonals; together they make four patterns. Oriented filters of 3 x 3 and of 7 x 7 pixels turn an image into
+channels of edges; an edge is a step of at least 16 grey levels. The network has 6 features of 15 x 15,
+because a trait has 13 pixels and edges on both sides. One template (combination of features) per pattern is
+learned with labels or, with --unlabelled, as one of four clusters. The training images decide which cluster
+is which pattern. The settings were chosen on seeds from 10 on.
 
-The results of each filter size are the errors on 2,000 test images, the features of each trait (both
-templates with the trait use them, and no other template does), the number of weights that are on, and the
-number of weights that changed in the last ten passes. Seed 0 with labels draws results/hcn_gray_3.png and
-hcn_gray_7.png: the share of channels that are on in each pixel of a feature, and the features of each
-template.
+The results of each filter size are the errors on 2,000 test images, the features of each trait, the number of
+weights that are on, and the number of weights that changed in the last ten passes. Seed 0 with labels draws
+results/hcn_gray_3.png and hcn_gray_7.png: the features, and the features that each template uses.
 """
 
 from __future__ import annotations
@@ -33,16 +31,15 @@ from scalelatent.data import Dataset
 from scalelatent.generators.images import image_set
 
 # Numbers of patterns and of features, side of a feature in pixels, and least grey-level step of an edge.
-PATTERNS, FEATURES, WINDOW, STEP = 4, 6, 15, 16
-# Number of test images.
-TEST = 2_000
-# Options of the generator of the images.
+PATTERNS, FEATURES, WINDOW, EDGE_STEP = 4, 6, 15, 16
+TEST_IMAGES = 2_000
+# Blur and noise of the images, in the units of `scalelatent data make traits` (--blur, --grain).
 BLUR, GRAIN = 1, 10
 TRAITS = ("square", "circle", "forward", "backward")
 
 
 def find_traits(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int]]:
-    """Return the features of each trait: those of its two templates that no other template has.
+    """Return the numbers of the features of each trait: only its two templates use these features.
 
     ``templates`` is bool (templates, features); ``patterns`` is the pattern (0 to 3) of each template.
     """
@@ -57,7 +54,7 @@ def find_traits(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[i
 def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any]]:
     """Fit a network with filters of ``size`` x ``size`` pixels to grey images; return it and its results."""
     images = image_set("traits", seed=args.seed, labels="pattern", blur=BLUR, grain=GRAIN)
-    (x, y), (test, true) = images.rows(0, args.images), images.rows(args.images, args.images + TEST)
+    (x, y), (test, true) = images.rows(0, args.images), images.rows(args.images, args.images + TEST_IMAGES)
     assert y is not None
     assert true is not None
     model = sl.HierarchicalCompositionalNetwork(
@@ -65,7 +62,7 @@ def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any
         templates=PATTERNS if args.unlabelled else 1,
         filters=args.filters,
         filter_size=size,
-        threshold=STEP,
+        threshold=EDGE_STEP,
         p01=args.p01,
         p10=args.p10,
         damping=args.damping,
@@ -80,7 +77,7 @@ def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any
     seconds = time.process_time() - begin
     counts = np.zeros((PATTERNS, PATTERNS), int)
     np.add.at(counts, (model.predict(x), y), 1)
-    of = linear_sum_assignment(-counts)[1] if args.unlabelled else np.arange(PATTERNS)
+    pattern_of_cluster = linear_sum_assignment(-counts)[1] if args.unlabelled else np.arange(PATTERNS)
     last = model.history_[-1]
     return model, {
         "images": args.images,
@@ -90,9 +87,9 @@ def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any
         "passes": args.passes,
         "p01": args.p01,
         "p10": args.p10,
-        "training_error": round(float((of[model.predict(x)] != y).mean()), 6),
-        "test_error": round(float((of[model.predict(test)] != true).mean()), 6),
-        "features_of_traits": find_traits(model.weights_[-1].any(axis=(2, 3)), of),
+        "training_error": round(float((pattern_of_cluster[model.predict(x)] != y).mean()), 6),
+        "test_error": round(float((pattern_of_cluster[model.predict(test)] != true).mean()), 6),
+        "features_of_traits": find_traits(model.weights_[-1].any(axis=(2, 3)), pattern_of_cluster),
         "weights_on": last["weights_on_by_layer"],
         "weights_changed": int(last["weights_changed"]),
         "cpu_seconds": round(seconds, 1),
@@ -100,7 +97,6 @@ def fit_network(args: argparse.Namespace, size: int) -> tuple[Any, dict[str, Any
 
 
 def main() -> None:
-    """Run each filter size."""
     arguments = parser(__doc__, "hcn_gray")
     arguments.add_argument(
         "--sizes", type=int, nargs="+", default=[3, 7], help="sides of the filters in pixels"
@@ -116,11 +112,11 @@ def main() -> None:
     for size in args.sizes:
         model, found = fit_network(args, size)
         print(found, flush=True)
-        of = "labelled"
+        labels = "labelled"
         if args.unlabelled:
-            of = f"clusters, {args.images} images, {args.filters} filters"
-            of += f", p01 {args.p01}, p10 {args.p10}, damping {args.damping}"
-        write_part(args.out, f"{size} x {size}, {of}, seed {args.seed}", args.seed, found)
+            labels = f"clusters, {args.images} images, {args.filters} filters"
+            labels += f", p01 {args.p01}, p10 {args.p10}, damping {args.damping}"
+        write_part(args.out, f"{size} x {size}, {labels}, seed {args.seed}", args.seed, found)
         if args.unlabelled or args.seed:
             continue
         edges = model.weights_[0].mean(axis=1)

@@ -2,17 +2,19 @@
 
     python benchmarks/hcn_kernels.py
 
-A sweep updates the messages between pixels, places of features (S) and weights (W). A pair is a place and a
-weight that meet in one pixel of an image; the pairs of one pixel are a tree of the factor graph. Rates are
-pairs per second, and each is the fastest of 100 rounds. The inputs are five letter images of 24 x 24 with
-32 features of 8 x 6 (1,536 pairs per tree), or of 14 x 14 with 5 features of 6 x 6 (180 pairs). The beliefs
-come from the middle of learning, after 40 minibatches. The results for each size are:
+A feature is a small binary image of weights, which can be at many places of an image. A pair is a place and a
+weight that meet in one pixel; the pairs of one pixel are a tree of the factor graph. A sweep updates the
+messages between pixels, places and weights once, tree by tree. Rates are pairs per second, and each is the
+fastest of 100 rounds. The inputs are five letter images of 24 x 24 with 32 features of 8 x 6 (1,536 pairs per
+tree), or of 14 x 14 with 5 features of 6 x 6 (180 pairs per tree), after 40 minibatches of learning. The
+results for each size are:
 
 rates    Rates of a sweep without stored messages, of the first sweep with stored messages, of five sweeps
-         with messages after 30 others (with and without damping), and of decoding.
-bounds   Two operations for comparison. The bare loop computes only the arithmetic of a pair, in arrays of
-         one tree in the first-level cache. Numpy's maximum reads the messages to places, two bytes per
-         pair, which each sweep with messages has to read as well.
+         with stored messages after 30 others (with and without damping), and of decoding (the search for the
+         places of known features).
+bounds   Two operations for comparison. The bare loop computes only the arithmetic of a pair, in arrays that
+         fit into the first-level cache. Numpy's maximum reads the messages to places, two bytes per pair,
+         which each sweep with stored messages has to read as well.
 threads  The rate of two threads divided by the rate of one.
 quiet    The shares of pairs, and of rows of pixels of features, that still send a message to a weight after
          the sweeps.
@@ -46,14 +48,14 @@ from scalelatent.models.hcn.kernels.units import to_units
 from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
-# Number of images of a sweep, and number of minibatches learned before the measurement.
-IMAGES, WARM = 5, 40
-# Number of sweeps of decoding; no image converges in two sweeps.
+# Number of images in a minibatch, and number of minibatches learned before the measurement.
+IMAGES, WARMUP_BATCHES = 5, 40
+# Decoding runs this many sweeps. It would stop at convergence, but no image converges in two sweeps.
 DECODE_SWEEPS = 2
 # Number of minibatches that each thread runs when the rate of two threads is compared with that of one.
-TURNS = 40
+BATCHES_PER_THREAD = 40
 # Number of consecutive sweeps with stored messages in one measurement, as in a fit.
-VISIT = 5
+CONSECUTIVE_SWEEPS = 5
 # Image side, letters, letters per image, number of features, and their height and width.
 SIZES = {
     "24 x 24, 32 features of 8 x 6": (24, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", 5, 32, (8, 6)),
@@ -63,10 +65,10 @@ SIZES = {
 
 @numba.njit(nogil=True, error_model="numpy")
 def compute_bare_messages(s: Any, w: Any, b: Any, rounds: Any) -> None:
-    """Compute the messages of one tree ``rounds`` times, without the second largest value.
+    """Compute the messages of one tree (all pairs of a pixel) ``rounds`` times.
 
-    ``s`` and ``w`` are the beliefs of places and weights; ``b`` is the evidence of the pixel. LLVM does not
-    vectorise a loop that finds the second largest value.
+    ``s`` and ``w`` are the beliefs of places and weights; ``b`` is the evidence of the pixel. The second
+    largest value, which real messages need, is omitted: LLVM would not vectorise its loop.
     """
     zero = np.int32(0)
     for _ in range(rounds):
@@ -88,14 +90,14 @@ def compute_bare_messages(s: Any, w: Any, b: Any, rounds: Any) -> None:
 def measure_rates(
     size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int
 ) -> dict:
-    """Return the rates of all sweeps for images and features of one size."""
+    """Return pairs (place of a feature, weight) per second of all sweeps, for images of one size."""
     letters = image_set("letters", alphabet=alphabet, count=count, size=(size, size), noise=0.03, seed=seed)
     layer = FeatureLayer((1, size, size), features, window, 1e-3, 1e-3, 0.3, 1e-4)
     evidence = layer.compute_evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]
     order = shuffled(seed, "benchmark", 0, np.zeros(1), evidence.size)
-    each = shuffled(seed, "benchmark", 0, np.arange(IMAGES), layer.n_pixels)
+    image_orders = shuffled(seed, "benchmark", 0, np.arange(IMAGES), layer.n_pixels)
     w = to_units(layer.first_beliefs(seed))[None]
-    for epoch in range(WARM):  # These sweeps bring the beliefs of W to the middle of learning.
+    for epoch in range(WARMUP_BATCHES):  # Start the measurement from weights in the middle of learning.
         rows = letters.rows(IMAGES * epoch, IMAGES * epoch + IMAGES)[0].reshape(IMAGES, -1)
         given = layer.compute_evidence(rows)[None], order, layer.prior_beliefs(IMAGES)[None], w
         sweeps.sweep(*given)
@@ -103,7 +105,7 @@ def measure_rates(
     before = layer.prior_beliefs(IMAGES)[None], w.copy()
     s, beliefs = (aligned_empty(a.shape, np.int32) for a in before)
     states = [tuple(a.copy() for a in before) for _ in range(2)]
-    kept = {
+    stored = {
         damping: (
             *(a.copy() for a in before),
             *(np.zeros((1, IMAGES, 1, room), np.int16) for _ in range(2)),
@@ -111,57 +113,57 @@ def measure_rates(
         )
         for damping in (1.0, 0.8)
     }
-    begun = [a.copy() for a in kept[1.0]]
+    first_state = [a.copy() for a in stored[1.0]]
     pool = ThreadPoolExecutor(2)
 
-    def online(state: tuple[np.ndarray, ...]) -> None:
+    def sweep_without_messages(state: tuple[np.ndarray, ...]) -> None:
         for a, b in zip(state, before, strict=True):
             a[...] = b
         sweeps.sweep(evidence, order, *state)
 
     def first_sweep() -> None:
-        for a, b in zip(begun, (*before, 0, 0, 0), strict=True):
+        for a, b in zip(first_state, (*before, 0, 0, 0), strict=True):
             a[...] = b
-        sweeps.sweep_messages(evidence, order, *begun, 1.0)
+        sweeps.sweep_messages(evidence, order, *first_state, 1.0)
 
-    def visit(damping: float) -> None:
-        for _ in range(VISIT):
-            sweeps.sweep_messages(evidence, order, *kept[damping], damping)
+    def sweep_with_messages(damping: float) -> None:
+        for _ in range(CONSECUTIVE_SWEEPS):
+            sweeps.sweep_messages(evidence, order, *stored[damping], damping)
 
     def decode() -> None:
-        sweeps.decode_images(evidence[0], each, layer.prior_beliefs(IMAGES), w[0] > 0, DECODE_SWEEPS)
+        sweeps.decode_images(evidence[0], image_orders, layer.prior_beliefs(IMAGES), w[0] > 0, DECODE_SWEEPS)
 
-    def often(state: tuple[np.ndarray, ...]) -> None:
-        for _ in range(TURNS):
-            online(state)
+    def sweep_often(state: tuple[np.ndarray, ...]) -> None:
+        for _ in range(BATCHES_PER_THREAD):
+            sweep_without_messages(state)
 
     pairs, tree = IMAGES * layer.pairs, window[0] * window[1] * features
     flat = [np.random.default_rng(seed).integers(-2000, 1000, tree).astype(np.int32) for _ in range(2)]
     rounds = pairs // tree
     ways = {
         "bare": lambda: compute_bare_messages(*flat, np.int32(-1300), rounds),
-        "without messages": lambda: online((s, beliefs)),
+        "without messages": lambda: sweep_without_messages((s, beliefs)),
         "first sweep with messages": first_sweep,
-        "with messages": lambda: visit(1.0),
-        "with messages, damped": lambda: visit(0.8),
-        "reading messages to places": lambda: kept[1.0][2].max(),
+        "with messages": lambda: sweep_with_messages(1.0),
+        "with messages, damped": lambda: sweep_with_messages(0.8),
+        "reading messages to places": lambda: stored[1.0][2].max(),
         "decoding": decode,
-        "one thread, some at a time": lambda: often(states[0]),
-        "two threads, without messages": lambda: list(pool.map(often, states)),
+        "one thread, some at a time": lambda: sweep_often(states[0]),
+        "two threads, without messages": lambda: list(pool.map(sweep_often, states)),
     }
     for way in ways.values():
         way()
-    for damping, state in kept.items():
+    for damping, state in stored.items():
         for _ in range(30):
             sweeps.sweep_messages(evidence, order, *state, damping)
     seconds = fastest(ways, rounds=100)
     done = {
         "bare": rounds * tree,
-        "one thread, some at a time": TURNS * pairs,
-        "two threads, without messages": 2 * TURNS * pairs,
+        "one thread, some at a time": BATCHES_PER_THREAD * pairs,
+        "two threads, without messages": 2 * BATCHES_PER_THREAD * pairs,
         "decoding": DECODE_SWEEPS * pairs,
-        "with messages": VISIT * pairs,
-        "with messages, damped": VISIT * pairs,
+        "with messages": CONSECUTIVE_SWEEPS * pairs,
+        "with messages, damped": CONSECUTIVE_SWEEPS * pairs,
     }
     found = {name: float(f"{done.get(name, pairs) / seconds[name]:.3g}") for name in ways}
     return {
@@ -171,8 +173,8 @@ def measure_rates(
             found["bare"] / found["without messages"], 2
         ),
         "rate with messages over that without": round(found["with messages"] / found["without messages"], 2),
-        "share of lines with a message to a weight": round(float((kept[1.0][4] != 0).mean()), 4),
-        "share of pairs with a message to a weight": round(float((kept[1.0][3] != 0).mean()), 4),
+        "share of lines with a message to a weight": round(float((stored[1.0][4] != 0).mean()), 4),
+        "share of pairs with a message to a weight": round(float((stored[1.0][3] != 0).mean()), 4),
         "two threads over one": round(
             found["two threads, without messages"] / found["one thread, some at a time"], 2
         ),

@@ -4,11 +4,11 @@
 
 Images of 24 x 24 show five of 26 letters, with 3 % of the pixels flipped; they are written to FOLDER once.
 The network has 32 features of 8 x 6. A pair is a place of a feature and one of its weights; an image has
-496,128 pairs. A step has eight chains of --chain-batches minibatches of five images, after a warm-up of
-4,000 images; the parameter forgetting is .98. The cluster has --workers workers of one thread.
+496,128 pairs. A step processes eight chains (sequences of --chain-batches minibatches of five images) in
+parallel. The cluster has --workers workers of one thread.
 
-fit     Seconds of the fit, also as a multiple of pairs / rate. The rate is that of as many threads of this
-        process, which sweep over images in memory; it is measured before and after the fit, and the faster
+fit     Seconds of the fit, also as a multiple of pairs / rate. The rate is the pairs per second of as many
+        threads of this process on images in memory. It is measured before and after the fit, and the higher
         one counts. More results: letters found, peak memory.
 memory  Peak memory of a worker with a tenth of the images.
 flat    Peak memory with a tenth, three tenths and all of the images, with small shuffle buffers of 512 rows
@@ -44,9 +44,10 @@ from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
-# Engine options of the part "flat": small shuffle buffers, and no cache of rows.
-SMALL = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
-# Parameter ``forgetting``, number of features, (height, width) of a feature, (channels, h, w) of an image.
+# Engine options of the part "flat": shuffle buffers of 4 x 128 rows, and no cache of rows.
+SMALL_BUFFERS = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
+# Parameter ``forgetting``, number of features, (height, width) of a feature, (channels, height, width) of an
+# image.
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 
@@ -71,7 +72,7 @@ def make_estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwor
 
 
 def measure_thread_rate(ds: Dataset, args: Any, images: int = 2000) -> float:
-    """Return the rate of ``args.workers`` threads on images in memory: pairs (place, weight) per second."""
+    """Return the pairs (place of a feature, weight) per second of ``args.workers`` threads, no cluster."""
     learner = OnlineFeatureLearner(
         FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed
     )
@@ -138,9 +139,9 @@ def measure_memory_growth(ds: Dataset, args: Any) -> dict[str, Any]:
     peaks = {}
     for rows in (len(ds) // 10, 3 * len(ds) // 10, len(ds)):
         images = open_letters(args.folder, rows, args.seed)
-        peaks[rows] = fit_on_cluster(images, args, engine=SMALL)[2]["peak_worker_mib"]
+        peaks[rows] = fit_on_cluster(images, args, engine=SMALL_BUFFERS)[2]["peak_worker_mib"]
     return {
-        "engine": SMALL,
+        "engine": SMALL_BUFFERS,
         "peak_worker_mib": peaks,
         "largest_over_least": round(max(peaks.values()) / min(peaks.values()), 3),
     }
@@ -174,15 +175,15 @@ def kill_worker_in_fit(ds: Dataset, args: Any) -> dict[str, Any]:
         pids = sorted(client.run(os.getpid).values())
 
         class Kill(sl.Callback):
-            """Callback that kills a worker two seconds after the stage of learning has started."""
+            """Callback that kills a worker two seconds after the fit starts to learn features."""
 
             done = False
 
             def on_stage(self, info: dict[str, Any]) -> None:
                 if info["stage"] == "hcn_learn":
-                    threading.Timer(2.0, self.end).start()
+                    threading.Timer(2.0, self.kill_worker).start()
 
-            def end(self) -> None:
+            def kill_worker(self) -> None:
                 self.done = True
                 os.kill(pids[0], signal.SIGKILL)
 
@@ -193,7 +194,7 @@ def kill_worker_in_fit(ds: Dataset, args: Any) -> dict[str, Any]:
     return {"rows": len(part), "killed": killed, "same_bits": same}
 
 
-PARTS = {
+PART_FUNCTIONS = {
     "fit": measure_fit,
     "memory": measure_memory,
     "flat": measure_memory_growth,
@@ -203,11 +204,10 @@ PARTS = {
 
 
 def main() -> None:
-    """Run each part."""
     arguments = parser(__doc__, "hcn_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=1_000_000)
-    arguments.add_argument("--parts", default=",".join(PARTS))
+    arguments.add_argument("--parts", default=",".join(PART_FUNCTIONS))
     arguments.add_argument(
         "--part", type=int, default=50_000, help="number of images in the parts chains and killed"
     )
@@ -218,7 +218,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     ds = open_letters(args.folder, args.rows, args.seed)
     for name in args.parts.split(","):
-        found = PARTS[name](ds, args)
+        found = PART_FUNCTIONS[name](ds, args)
         print(name, found, flush=True)
         write_part(args.out, name, args.seed, found)
 

@@ -5,12 +5,12 @@
 
 A pixel is 1 if its grey value is above 127. The name of a part, such as 32x8, is the number and the side of
 the features. A fit has one epoch of --rows training images. More than 60,000 images are infinite digits
-(random deformations) from MNIST rows 0:50000, which are written to FOLDER once.
+(random deformations) of MNIST rows 0:50000, which are written to FOLDER once.
 
 The results are the compression of the first --test-rows test images, and two test errors of logistic
-regression. Compression is the number of bits of the coded images divided by the bits of their pixels. One
-regression uses the places of the features: for each feature, the largest value within three places of every
-third place. The other one uses the pixels. Both are fitted on the first --labelled training images, and
+regression. Compression is the number of bits of the coded images divided by the number of bits of their
+pixels. One regression uses the places where features are found: whether a feature is within three places of
+every third place. The other one uses the pixels. Both are fitted on the first --labelled training images, and
 their penalty is chosen on the images that follow. Draws results/hcn_mnist_FEATURESxSIZE.png. Needs
 SCALELATENT_DATA.
 """
@@ -63,10 +63,9 @@ def measure_errors(given: dict[str, np.ndarray], labels: dict[str, np.ndarray]) 
 def describe_images(
     model: sl.HierarchicalCompositionalNetwork, on: np.ndarray, s: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the compression of images by the features found in them, and the images that these features
-    draw.
+    """Return the compression of images by the features found in them, and the images that the features draw.
 
-    ``on`` are binary images (n, pixels); ``s`` says which features are at which place (n, h, w, features).
+    ``on`` are binary images (n, pixels); ``s`` is 1 where a feature was found (n, h, w, features).
     """
     layer, decoder, backend = model._network.layer, model._decoder(), make_backend("cpu")
     stats = Stats.zeros(DescriptionLength(decoder).layout())
@@ -148,7 +147,6 @@ def run_part(name: str, args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run each part."""
     arguments = parser(__doc__, "hcn_mnist")
     arguments.add_argument(
         "--parts", default="32x8,32x12,64x10", help="numbers and sides of features, separated by commas"

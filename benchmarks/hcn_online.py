@@ -1,18 +1,17 @@
-"""Measure how many letters online learning finds in many images (section 4.2 of the paper, Figure 6).
+"""Measure how many letters online learning finds (Lázaro-Gredilla et al., 2016, section 4.2, Figure 6).
 
     python benchmarks/hcn_online.py [--parts five,alphabet,curves]
 
 five      Images of 24 x 24 show five of the letters AKSTX at random places, with 3 % of the pixels flipped;
-          the network has 6 features of 8 x 6. Several ways to learn are compared: 30 images with stored
-          messages (damping .8, 100 sweeps), the same 30 images online for 100 epochs (minibatches of 5,
-          forgetting .95), and 3,000 images online for one epoch, also with eight chains and with the best
-          of three restarts. Ten seeds change the images and the first beliefs. A letter is found if its
-          largest overlap (intersection over union) with a feature is at least .9. The settings were chosen
-          on other seeds (100 to 129). Draws results/hcn_online.png of the first seed.
+          the network has 6 features of 8 x 6. Three fits are compared: 30 images in batch mode (damping .8,
+          100 passes), the same 30 images online for 100 epochs (minibatches of 5, forgetting .95), and 3,000
+          images online for one epoch. The last one is also run with eight chains, which learn in parallel,
+          and both online fits with the best of three restarts. Ten seeds change the images and the first
+          beliefs. A letter is found if its largest overlap (intersection over union) with a feature is at
+          least .9. The settings were chosen on other seeds (100 to 129). Draws results/hcn_online.png.
 alphabet  All 26 letters, 32 features, forgetting .98, one epoch of --rows images.
-curves    Number of letters found after each number of images, for all 26 letters: with forgetting from .9
-          to 1, and with parallel chains of one or ten minibatches after a warm-up. Draws
-          results/hcn_online_curves.png.
+curves    Number of letters found against the number of images, for all 26 letters: with forgetting from .9
+          to 1, and with parallel chains of one or ten minibatches. Draws results/hcn_online_curves.png.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def report_letters(
 
 
 def summarise_seeds(fits: list[dict[str, Any]], kinds: int) -> dict[str, Any]:
-    """Return the median and the least number of found letters over seeds; ``kinds`` is the largest number."""
+    """Return the results of all seeds and their medians; ``kinds`` is the number of letters in the images."""
     found = [fit["found"] for fit in fits]
     return {
         "kinds": kinds,
@@ -119,18 +118,18 @@ def find_alphabet(args: Any) -> dict[str, Any]:
 
 
 def measure_curve(
-    seed: int, rows: int, forgetting: float, chains: int, batches: int, warm: int
+    seed: int, rows: int, forgetting: float, chains: int, batches: int, warm_rows: int
 ) -> list[list[int]]:
     """Return the number of letters found during one fit, as pairs [images, letters].
 
-    A step has ``chains`` chains of ``batches`` minibatches, after ``warm`` images in one chain.
+    A step has ``chains`` chains of ``batches`` minibatches, after ``warm_rows`` images in one chain.
     """
     images = make_letters(ALPHABET, seed)
     layer = FeatureLayer((1, *images.image_shape), 32, (8, 6), **SETTINGS)
     learner, backend = OnlineFeatureLearner(layer, forgetting, 5, seed), make_backend("cpu")
     state, seen, out, every = learner.start(), 0, [], rows // 20
     while seen < rows:
-        serial = seen < warm
+        serial = seen < warm_rows
         size, n = (5, 1) if serial else (5 * batches, chains)
         x = images.rows(seen, seen + n * size)[0].reshape(n * size, -1)
         numbers = np.arange(seen, seen + n * size)
@@ -180,7 +179,6 @@ def draw_curves(found: dict[str, Any], path: Any) -> None:
 
 
 def main() -> None:
-    """Run each part."""
     arguments = parser(__doc__, "hcn_online")
     arguments.add_argument("--parts", default="five,alphabet,curves")
     arguments.add_argument(

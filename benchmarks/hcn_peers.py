@@ -11,7 +11,7 @@ ours         Algorithm 1 of the paper in this package: one tree after the other,
              images, two threads.
 ours online  The same number of epochs in one chain of minibatches of five images, without stored messages,
              on one thread.
-numpy        All trees at once in whole arrays, from the messages of the iteration before, on one thread.
+numpy        Numpy arrays: all trees at once, from the messages of the iteration before, on one thread.
 PGMax        All factors at once, temperature 0, two threads. --pgmax names a Python interpreter with pgmax
              and jax. The graph needs a minute to build and compile, and a seed some seconds.
 
@@ -54,7 +54,7 @@ from scalelatent.models.hcn.model.stored_messages import LeafMessages, start_lea
 
 ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
 LAYER = FeatureLayer((1, 14, 14), 5, (8, 6), 1e-2, 1e-2, 0.3, 1e-3)
-# Number of pairs of a place and a weight in all images of a seed.
+# Number of pairs (place of a feature, weight) in all images of a seed; rates are pairs per second.
 PAIRS = ROWS * LAYER.pairs
 # Program that runs PGMax on the graph in a file, and writes the beliefs of the weights to another file.
 PGMAX = """
@@ -114,7 +114,7 @@ print(json.dumps({"seconds": seconds, "pairs": pairs, "versions": versions}))
 
 
 def run_ours(evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-    """Return beliefs of the weights, and the number of sweeps until no message changed."""
+    """Run sweeps until no message changes, at most ITERATIONS; return beliefs of the weights, and sweeps."""
     backend, beliefs, half = make_backend("cpu"), to_units(first), ROWS // 2
     leaves = [start_leaf(LAYER, half) for _ in range(2)]
 
@@ -145,8 +145,11 @@ def run_online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray,
     return state.beliefs, ITERATIONS
 
 
-class AllAtOnce:
-    """Message passing in numpy arrays with one number per pair of a place and a weight, ordered by tree."""
+class ParallelMessages:
+    """Message passing that updates all messages at once, in numpy arrays.
+
+    The arrays have a number per pair (place of a feature, weight). The pairs of a pixel follow one another.
+    """
 
     def __init__(self) -> None:
         (_, height, width), (h, w), (high, wide, features) = LAYER.image, LAYER.window, LAYER.places
@@ -169,7 +172,7 @@ class AllAtOnce:
         self.n = ROWS * n
 
     def __call__(self, evidence: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
-        """Return beliefs of the weights in the layout of the kernels, and the number of iterations."""
+        """Return beliefs of the weights, in the order in which this package stores them, and iterations."""
         prior, zero = np.float32(log_odds(LAYER.p_sparsity)), np.float32(0)
         first = first[0, ::-1, ::-1].astype(np.float32)
         b = np.repeat(from_units(evidence).astype(np.float32).ravel(), self.sizes)
@@ -193,7 +196,7 @@ class AllAtOnce:
 
 
 def score_features(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dict[str, float]:
-    """Return the letters found, and the compression with the features that shorten the coded images."""
+    """Return the number of letters found, and the compression with the features that shorten the code."""
     weights, backend = beliefs > 0, make_backend("cpu")
     for _ in range(2):
         reduction = DescriptionLength(Decoder(LAYER, weights))
@@ -205,7 +208,7 @@ def score_features(beliefs: np.ndarray, x: np.ndarray, letters: ImageSet) -> dic
 
 
 def run_pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return beliefs of the weights for all seeds, seconds and versions of PGMax; or its error message."""
+    """Run PGMax for all seeds; return beliefs of the weights, seconds and versions, or an error message."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "given.npz", **given)
         files = [str(Path(folder) / name) for name in ("given.npz", "found.npy")]
@@ -239,7 +242,7 @@ def main() -> None:
     images = [letters.rows(0, ROWS)[0].reshape(ROWS, -1) for letters in sets]
     evidence = [LAYER.compute_evidence(x) for x in images]
     first = [LAYER.first_beliefs(args.seed + k) for k in range(SEEDS)]
-    graph = AllAtOnce()
+    graph = ParallelMessages()
     assert len(graph.s) == PAIRS
     ways: dict[str, Callable[[int], tuple[np.ndarray, int]]] = {
         "ours, two threads": lambda k: run_ours(evidence[k], first[k], args.seed + k),
@@ -249,7 +252,7 @@ def main() -> None:
     results: dict[str, Any] = {"pairs of an iteration": PAIRS, "ways": {}}
     rates = {}
     for name, way in ways.items():
-        way(0)  # The first call compiles.
+        way(0)  # The first call compiles the kernels.
         reported, seconds, iterations = [], [], []
         for k in range(SEEDS):
             begin = time.perf_counter()

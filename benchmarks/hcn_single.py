@@ -2,23 +2,22 @@
 
     python benchmarks/hcn_single.py [--sets bars,text] [--border 2] [--restarts 40] [--timings] [--nmf]
 
-Each set has one image per seed. A fit has ten restarts, and the restart with the best compression counts.
-Compression is the number of bits of the coded image divided by the bits of its pixels. All seeds have the
-same settings, which were chosen on the seeds 100 to 105. Each compression is compared with two others: the
-compression by the generator's own features and places ("truth"), and by the generator's features at places
-that this package's decoder finds ("true_features"). The decoder places features only inside the image, so
-that it may find no place for a letter at an edge. A kind (building block) of the generator is found if its
-largest overlap (intersection over union) with a feature is at least .9. Draws results/hcn_single.png of the
-first seed.
+The paper is Lázaro-Gredilla et al. (2016). Each set has one image per seed. A fit has ten restarts, and the
+restart with the best compression counts. Compression is the number of bits of the coded image divided by the
+number of bits of its pixels. All seeds have the same settings, which were chosen on the seeds 100 to 105.
+Each compression is compared with two others: with the features and places that generated the image ("truth"),
+and with the generator's features at places that this package's decoder finds ("true_features"). The decoder
+places features only inside the image, so it may find no place for a letter at an edge. A kind (building
+block of the generator, such as a letter) is found if its largest overlap (intersection over union) with a
+feature is at least .9. Draws results/hcn_single.png of the first seed.
 
 --border    Each image gets this number of unknown pixels on each side. They cost no bits, and features may
             reach into them.
---restarts  Results for other numbers of restarts than 10 are separate parts of the result file.
---timings   CPU seconds of a fit on one thread instead, in a separate part.
---nmf       A baseline in place of the paper's NOCA, in separate parts: scikit-learn's NMF of all patches
-            that are not empty. It has three times as many components as the network has features, each cut
-            at half of its maximum. The decoder places these features; those that do not shorten the
-            description are dropped.
+--restarts  Number of restarts; each number has an entry of its own in the result file.
+--timings   Measure CPU seconds of a fit on one thread instead.
+--nmf       Measure a baseline instead, in place of the paper's NOCA: scikit-learn's NMF of all patches that
+            are not empty. NMF has three times as many components as the network has features; a pixel of
+            a component is on above half of its maximum. Components that do not shorten the code are dropped.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any
 }  # fmt: skip
 
 
-# Value of an unknown pixel, and default number of restarts.
+# A pixel with this value is unknown (0 and 1 are off and on). By default a fit has this number of restarts.
 UNKNOWN, RESTARTS = 2, 10
 
 
@@ -105,19 +104,17 @@ def make_estimator(name: str, seed: int, restarts: int) -> sl.HierarchicalCompos
 
 
 def count_placed_kinds(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Return the building blocks in the first image, and how often each block occurs."""
+    """Return the numbers of the building blocks in the first image, and how often each of them occurs."""
     kinds = images.truth(0, 1)[0][:, 0]
     found: tuple[np.ndarray, np.ndarray] = np.unique(kinds[kinds >= 0], return_counts=True)
     return found
 
 
-def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the compression by features (F, 1, h, w) at the places of the decoder, and which features save
-    bits.
-    """
+def describe_image(name: str, ds: Dataset, seed: int, features: np.ndarray) -> tuple[float, np.ndarray]:
+    """Place features (n, 1, h, w) in an image; return the compression, and which features save bits."""
     layer = make_feature_layers(make_estimator(name, seed, 1), (1, *ds.feature_shape))[0]
-    layer = replace(layer, n_features=len(given))
-    decoder, backend = Decoder(layer, from_features(given)), make_backend("cpu")
+    layer = replace(layer, n_features=len(features))
+    decoder, backend = Decoder(layer, from_features(features)), make_backend("cpu")
     evidence, rows = layer.compute_evidence(ds.read_x(0, len(ds))), np.arange(len(ds))
     stats = Stats.zeros(DescriptionLength(decoder).layout())
     add_counts(decoder, evidence, decoder.decode(evidence, rows, backend)[0], backend, stats)
@@ -128,7 +125,7 @@ def describe_image(name: str, ds: Dataset, seed: int, given: np.ndarray) -> tupl
 def compress_by_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
     """Return the compression by the generator's features at the places that the decoder finds.
 
-    The features are centred in their windows.
+    They are centred in windows of the size of the network's features.
     """
     kinds, window = images.features[count_placed_kinds(images)[0]], SETS[name][1][1]
     given = np.zeros((len(kinds), 1, *window), bool)
@@ -147,9 +144,7 @@ def cut_patches(name: str, images: ImageSet, ds: Dataset) -> np.ndarray:
 
 
 def learn_by_nmf(name: str, seed: int) -> dict[str, Any]:
-    """Return the compression and the found building blocks of features from an NMF of the patches of an
-    image.
-    """
+    """Learn features by NMF of the patches of an image; return compression and found building blocks."""
     images, ds = draw_image(name, seed, 0)
     count, window = SETS[name][1]
     begin = time.process_time()
@@ -232,14 +227,13 @@ def summarise(fits: list[dict[str, Any]]) -> dict[str, Any]:
 
 def time_fits(name: str, seed: int, args: Any) -> float:
     ds, model = draw_image(name, seed, args.border)[1], make_estimator(name, seed, args.restarts)
-    make_estimator(name, seed, 1).fit(ds)  # The first fit compiles.
+    make_estimator(name, seed, 1).fit(ds)  # The first fit compiles the kernels.
     begin = time.process_time()
     model.fit(ds)
     return round(time.process_time() - begin, 2)
 
 
 def main() -> None:
-    """Fit all images of each set, and write the results."""
     arguments = parser(__doc__, "hcn_single")
     arguments.add_argument("--sets", default=",".join(SETS), help="names of sets, separated by commas")
     arguments.add_argument("--seeds", type=int, default=10, help="number of seeds, from --seed on")

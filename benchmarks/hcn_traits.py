@@ -1,8 +1,8 @@
-"""Fit networks of two layers to images of two traits (section 4.3, Figure 7).
+"""Fit networks of two layers to images of two traits (Lázaro-Gredilla et al., 2016, section 4.3, Figure 7).
 
     python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips] [--seeds 5]
 
-Each image of `data make traits` shows a square or a circle, and one of two diagonals: four patterns. The
+An image has two traits: a square or a circle, and one of two diagonals. Together they make four patterns. The
 network has features, and templates, which combine features. A seed draws 100 training images, 10,000 test
 images and the first beliefs of the network. Each part has a result for each seed:
 
@@ -12,19 +12,16 @@ supervised  Test error with 2 templates for each of two categories, which depend
 few         Test error with one template per pattern, from 4 labelled and 96 unlabelled images.
 filled      One half of each trait of 1,000 test images is hidden, and the network of `clusters` fills the
             hidden pixels. The result is the share of filled pixels that are within one pixel of a true one.
-leaves      `clusters` with 2, 5 and 20 leaves (ranges of images) whose messages change at the same time,
-            with damping .1, .1 and .05.
-flips       `supervised` with 0 to 10 % of the training pixels flipped; p01 and p10 are this share (at least
-            .001), and a fit has at most 200 passes. Two convolutional networks have the same training and
-            test images: one of the same form (pools, 4 linear features of 13 x 13, the best of 2 templates
-            per class), and a standard one with ReLU. Their weight decay is the best one on 1,000 other
-            images.
+leaves      `clusters` with 2, 5 and 20 leaves (ranges of images) whose messages change at the same time.
+flips       `supervised` with 0 to 10 % of the training pixels flipped; the assumed noise p01 and p10 is this
+            share (at least .001), and a fit has at most 200 passes. Two convolutional networks have the same
+            images: one of the same form (pools, 4 linear features of 13 x 13, the best of 2 templates per
+            class), and a standard one with ReLU. Their weight decay is chosen on 1,000 other images.
 read        The network of `supervised` reads 2,000 test images with other assumed noise p01 and p10: test
             errors, and the share of images whose class differs from the class at (.001, .001). Section
             3.4.2 of the paper says that this share is 0.
 
-A record of history_ covers up to ten passes. CPU seconds are those of the process, on one thread. The paper
-is Lázaro-Gredilla et al. (2016). Draws results/hcn_traits.png. The part flips needs torch.
+CPU seconds are measured on one thread. Draws results/hcn_traits.png. The part flips needs torch.
 """
 
 from __future__ import annotations
@@ -51,15 +48,16 @@ TRAINING, TEST, FILLED = 100, 10_000, 1_000
 # Side of a trait and gap between traits, in pixels.
 SIZE, GAP = 13, 2
 PATTERNS = 4
-PARTS = "clusters,supervised,few,filled,leaves,flips,read"
-# Damping by the number of leaves (ranges of images whose messages change together).
+ALL_PARTS = "clusters,supervised,few,filled,leaves,flips,read"
+# Damping by the number of leaves (ranges of images whose messages change at the same time).
 DAMPING = {2: 0.1, 5: 0.1, 20: 0.05}
 # Shares of flipped pixels, and the largest number of passes of a fit, in the part flips.
 FLIPS, PASSES = (0.0, 0.001, 0.01, 0.03, 0.1), 200
-# Assumed noise (p01, p10) and number of images in the part read.
+# Assumed noise of test images in the part read: (p01, p10), the probabilities that noise turns an on pixel
+# off, and an off pixel on.
 NOISES = ((1e-3, 1e-3), (1e-2, 1e-2), (0.1, 0.1), (0.3, 0.3), (0.2, 1e-4), (1e-4, 0.2))
-READ = 2_000
-# Weight decays to choose from, and epochs of convolutional networks.
+READ_IMAGES = 2_000
+# Part flips: weight decays of the convolutional networks to choose from, and their number of epochs.
 DECAYS, EPOCHS = (1e-4, 1e-1), 100
 
 
@@ -103,22 +101,25 @@ def compute_error(found: np.ndarray, true: np.ndarray) -> float:
 
 
 def fit_clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a network without labels and its errors; the training images match clusters to patterns."""
+    """Fit a network without labels; return it and its results.
+
+    The training images decide which pattern each cluster means.
+    """
     x, y = make_rows(seed, "pattern", 0, TRAINING)
     model, reported = fit_network(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)
     np.add.at(counts, (model.predict(x), y), 1)
-    of = linear_sum_assignment(-counts)[1]
+    pattern_of_cluster = linear_sum_assignment(-counts)[1]
     test, true = make_rows(seed, "pattern", TRAINING, TRAINING + TEST)
     errors = {
-        "test_error": compute_error(of[model.predict(test)], true),
-        "training_error": compute_error(of[model.predict(x)], y),
+        "test_error": compute_error(pattern_of_cluster[model.predict(test)], true),
+        "training_error": compute_error(pattern_of_cluster[model.predict(x)], y),
     }
     return model, errors | reported
 
 
 def fit_with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
-    """Return the test error of a network with the labels of all images, or of one image per pattern."""
+    """Fit a network with labels of ``n_labelled`` images (all, or one per pattern); return its results."""
     x, y = make_rows(seed, labels, 0, TRAINING)
     if n_labelled < TRAINING:
         first = [np.flatnonzero(y == code)[0] for code in range(n_labelled)]
@@ -129,10 +130,13 @@ def fit_with_labels(seed: int, labels: str, n_labelled: int) -> dict[str, Any]:
 
 
 def compare_read_noise(seed: int) -> dict[str, Any]:
-    """Return errors and changed classes of one network with several values of its assumed noise."""
+    """Classify test images by one network with several values of its assumed noise.
+
+    Return the errors, and the shares of images whose class differs from the class at the first value.
+    """
     x, y = make_rows(seed, "category", 0, TRAINING)
     model, reported = fit_network(seed, 2, x, y)
-    test, true = make_rows(seed, "category", TRAINING, TRAINING + READ)
+    test, true = make_rows(seed, "category", TRAINING, TRAINING + READ_IMAGES)
     found = {
         f"{p01:g}, {p10:g}": model.set_params(read_noise=(p01, p10)).predict(test) for p01, p10 in NOISES
     }
@@ -148,19 +152,17 @@ def make_networks() -> dict[str, torch.nn.Module]:
     """Return untrained convolutional networks that score two categories, by name."""
     import torch  # Only the part flips needs torch.
 
-    of, edge = torch.nn, torch.nn.ReLU()
-    pool, half = of.MaxPool2d(3, 1, 1), of.MaxPool2d(3, 2, 1)
-    best = of.Sequential(of.Unflatten(1, (1, 2, 2)), of.MaxPool3d((1, 1, 2)), of.Flatten())
-    same = pool, of.Conv2d(1, 4, SIZE), pool, of.Flatten(), of.LazyLinear(4), best
-    low, high = (of.Conv2d(1, 32, 3), edge, half), (of.Conv2d(32, 64, 3), edge, half)
-    top = of.Flatten(), of.LazyLinear(128), edge, of.Linear(128, 2)
-    return {"same form": of.Sequential(*same), "standard": of.Sequential(*low, *high, *top)}
+    nn, relu = torch.nn, torch.nn.ReLU()
+    pool, half = nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 2, 1)
+    best = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.MaxPool3d((1, 1, 2)), nn.Flatten())
+    same = pool, nn.Conv2d(1, 4, SIZE), pool, nn.Flatten(), nn.LazyLinear(4), best
+    low, high = (nn.Conv2d(1, 32, 3), relu, half), (nn.Conv2d(32, 64, 3), relu, half)
+    top = nn.Flatten(), nn.LazyLinear(128), relu, nn.Linear(128, 2)
+    return {"same form": nn.Sequential(*same), "standard": nn.Sequential(*low, *high, *top)}
 
 
 def train_network(seed: int, name: str, x: np.ndarray, y: np.ndarray, decay: float) -> torch.nn.Module:
-    """Return the named convolutional network, trained by cross-entropy with weight decay on images x, classes
-    y.
-    """
+    """Train a convolutional network by name, on images x with classes y, with cross-entropy."""
     import torch
 
     torch.set_num_threads(1)
@@ -200,9 +202,7 @@ def compare_flips(seed: int, share: float) -> dict[str, Any]:
 
 
 def draw_masks(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Return masks (n, h, w) of known pixels that hide the upper, lower, left or right half of both
-    traits.
-    """
+    """Return masks (n, h, w) of known pixels; they hide half of each trait: upper, lower, left or right."""
     known, rng = np.ones((n, *shape), bool), np.random.default_rng(seed)
     middle, width = 1 + SIZE // 2, SIZE + 3
     for given in known:
@@ -215,12 +215,12 @@ def draw_masks(n: int, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def fill_hidden_halves(seed: int, model: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Return shares of correctly filled pixels when half of each trait is hidden, and example pictures."""
+    """Hide half of each trait, and fill it; return how well filled and true pixels agree, and pictures."""
     x, _ = make_rows(seed, "pattern", TRAINING, TRAINING + FILLED)
     known, true = draw_masks(FILLED, x.shape[1:], seed), x.astype(bool)
     whole = model.inpaint(x, known)[:, 0].astype(bool)
     made, hidden = whole & ~known, true & ~known
-    near_true, near_made = (binary_dilation(of, np.ones((1, 3, 3))) for of in (true, whole))
+    near_true, near_made = (binary_dilation(images, np.ones((1, 3, 3))) for images in (true, whole))
     shown = [np.where(known, 1.0 - x, 0.8), 1.0 - whole, 1.0 - x]
     return {
         "filled_near_a_true_pixel": round(float(near_true[made].mean()), 4),
@@ -245,9 +245,8 @@ def draw_figure(path: Any, model: Any, shown: list[np.ndarray]) -> None:
 
 
 def main() -> None:
-    """Run each part for all seeds."""
     arguments = parser(__doc__, "hcn_traits")
-    arguments.add_argument("--parts", default=PARTS, help="parts to run, separated by commas")
+    arguments.add_argument("--parts", default=ALL_PARTS, help="parts to run, separated by commas")
     arguments.add_argument("--seeds", type=int, default=5, help="number of seeds, from --seed on")
     args = arguments.parse_args()
     parts = args.parts.split(",")

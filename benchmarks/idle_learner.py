@@ -1,4 +1,4 @@
-"""Learner that computes nothing, to measure the engine alone; workers of a cluster can receive this file."""
+"""Learner that computes nothing, so that a benchmark measures only the engine that runs fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ sys.modules.setdefault("scalelatent.idle_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class IdleLearner:
-    """Learner whose chains (parts of a step) sleep for ``seconds``; its state has ``numbers`` numbers."""
+    """Online learner whose chains (row sequences of a step) sleep for ``seconds``.
+
+    The state of the fit has ``numbers`` numbers, so that messages have a chosen size.
+    """
 
     numbers: int
     seconds: float = 0.0

@@ -2,9 +2,9 @@
 
     python benchmarks/import_rates.py [--mb 128] [--only npy hdf5 ...]
 
-For each kind of file, one process measures three functions in turn. The first reads the source with the
-library of the format (images: opens and decodes them), on one thread. The second also hashes and compresses
-the rows as a dataset does, on one thread, without writing. The third is the import. Rates are MB/s of rows,
+For each kind of file, one process measures three functions. The first reads the file with the library of its
+format, on one thread. The second also hashes and compresses the rows as a dataset does, on one thread,
+without writing. The third is the import by scalelatent. Rates are megabytes of rows per second,
 from the fastest of a few rounds; the files are in the page cache. Peak memory is that of a child process
 that imports, at one size and at four times this size.
 
@@ -36,12 +36,12 @@ from common import digit_images, fastest, parser, write
 import scalelatent.data as data
 from scalelatent.deploy.probes import peak_bytes
 
-# Sides of a digit and of a JPEG image in pixels.
+# Side of a digit image, and of a JPEG image, in pixels.
 SIDE = 28
 PHOTO = 256
-# Bytes of a block that plain readers read at a time.
+# Number of bytes that a plain reader reads at a time.
 BLOCK = 1 << 20
-# Size of the larger file divided by the size of the smaller file.
+# Peak memory is measured with two files; the larger one has this many times the rows of the smaller one.
 SCALE = 4
 
 
@@ -66,9 +66,6 @@ def make_sparse_rows(n: int) -> Any:
     columns = np.sort(rng.integers(0, 47_236 // 76, (n, 76)) + np.arange(76) * (47_236 // 76), axis=1)
     values = rng.random(n * 76, dtype=np.float32) + np.float32(0.01)
     return scipy.sparse.csr_matrix((values, columns.ravel(), np.arange(n + 1) * 76), shape=(n, 47_236))
-
-
-# Write the source files -----------------------------------------------------------------------------------
 
 
 def make_idx(path: Path, n: int) -> None:
@@ -151,9 +148,6 @@ def make_csv(path: Path, n: int) -> None:
     pyarrow.csv.write_csv(make_table(n, False), path)
 
 
-# Read the source files: each function yields arrays, a few MB at a time if the format allows ----------------
-
-
 def read_file(path: Path) -> Any:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as file:
@@ -211,7 +205,7 @@ def read_svmlight(path: Path) -> Any:
 
 
 def read_batches(batches: Any) -> Any:
-    """Yield the columns of record batches."""
+    """Yield the columns of record batches of Arrow as numpy arrays."""
     for batch in batches:
         for column in batch.columns:
             flat = column.flatten() if hasattr(column, "flatten") else column
@@ -239,10 +233,10 @@ class SourceKind:
     suffix: str
     make: Callable[[Path, int], None]
     read: Callable[[Path], Any]
-    run: Callable[[Path, str], Any]
+    import_file: Callable[[Path, str], Any]
     row_bytes: int = SIDE * SIDE
     share: float = 1.0
-    """Share of --mb, because many small files take long to make."""
+    """The source has this share of --mb; it is small for formats that take long to write."""
 
 
 def make_importer(name: str, **how: Any) -> Callable[[Path, str], Any]:
@@ -332,12 +326,12 @@ def hash_and_pack(parts: Any, floats: bool) -> None:
 def measure_rates(
     kind: SourceKind, name: str, path: Path, out: str, rows: int, rounds: int
 ) -> dict[str, float]:
-    """Return the MB/s of reading, of reading, hashing and packing, and of importing."""
+    """Return the MB/s of rows of three functions: reading; reading, hashing and compressing; importing."""
     seconds = fastest(
         {
             "read": lambda: [None for _ in kind.read(path)],
             "read_hash_pack": lambda: hash_and_pack(kind.read(path), name in FLOATS),
-            "import": lambda: kind.run(path, out),
+            "import": lambda: kind.import_file(path, out),
         },
         rounds,
     )
@@ -395,7 +389,7 @@ def main() -> None:
     given = arguments.parse_args()
     if given.child:
         name, path, out = given.child
-        KINDS[name].run(Path(path), out)
+        KINDS[name].import_file(Path(path), out)
         print(peak_bytes() / 2**20)
         return
     results = []

@@ -5,8 +5,8 @@
 likelihood  Log-likelihood of test rows for several numbers of components and of latent dimensions, fitted
             on 60,000 rows.
 beside      Log-likelihood of test rows at 16 x 16 pixels after thirty passes over 20,000 rows, for --seeds
-            starts. This package's mixtures are compared with GaussianMixture with diagonal covariances, with
-            GaussianMixture with full covariances after PCA (the other directions are noise), and with
+            starts. This package's mixtures are compared with scikit-learn's GaussianMixture (diagonal
+            covariances; full covariances after PCA, with equal noise in the other directions), and with
             torch-mfa (--mfa is the path of its mfa.py; needs torch).
 clusters    NMI and accuracy of the components as clusters of the 60,000 images at 16 x 16, compared with
             k-means.
@@ -46,8 +46,8 @@ def add_uniform_noise(part: str, args: Any) -> np.ndarray:
 
 
 def make_density(seed: int, jobs: int, **params: Any) -> Any:
-    """Return an unfitted linear mixture with these parameters."""
-    # The results on file were measured with this tolerance.
+    """Return an unfitted linear mixture; ``params`` are its parameters that are not the default."""
+    # The stored results were measured with tol=1e-4.
     return sl.LinearMixture(**{"random_state": seed, "n_jobs": jobs, "tol": 1e-4} | params)
 
 
@@ -71,7 +71,7 @@ def measure_likelihoods(args: Any) -> list[dict[str, Any]]:
                 "passes": d.n_iter_,
             }
         )
-        if args.size == 28:  # The density of values 0 to 255 is 256 times smaller per pixel.
+        if args.size == 28:  # A value 0 to 255 has 8 bits more than the value in [0, 1) that is used here.
             out[-1]["bits_a_pixel"] = round(8 - found / np.log(2) / 784, 3)
         print(out[-1], flush=True)
         write_part(
@@ -93,7 +93,7 @@ def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
     def squared_residuals(rows: np.ndarray) -> np.ndarray:
         return ((rows - pca.inverse_transform(pca.transform(rows))) ** 2).sum(axis=1)
 
-    def ours(seed: int, k: int, h: int) -> float:
+    def fit_ours(seed: int, k: int, h: int) -> float:
         d = make_density(
             seed,
             args.jobs,
@@ -106,12 +106,12 @@ def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
         )
         return float(d.fit(x).score_samples(test).mean())
 
-    def diagonal(seed: int) -> float:
+    def fit_diagonal_covariances(seed: int) -> float:
         return float(
             GaussianMixture(50, covariance_type="diag", max_iter=PASSES, random_state=seed).fit(x).score(test)
         )
 
-    def full(seed: int) -> float:
+    def fit_full_covariances(seed: int) -> float:
         mixture = GaussianMixture(10, max_iter=PASSES, random_state=seed).fit(pca.transform(x))
         left = x.shape[1] - PCA_DIMS
         noise = squared_residuals(x).mean() / left
@@ -119,10 +119,10 @@ def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
         return float(mixture.score(pca.transform(test)) + outside)
 
     ways: dict[str, Callable[[int], float]] = {
-        "ours, K = 50, h = 6": lambda seed: ours(seed, 50, 6),
-        "ours, K = 10, h = 40": lambda seed: ours(seed, 10, 40),
-        "GaussianMixture(50, 'diag')": diagonal,
-        f"GaussianMixture(10, 'full') after PCA({PCA_DIMS})": full,
+        "ours, K = 50, h = 6": lambda seed: fit_ours(seed, 50, 6),
+        "ours, K = 10, h = 40": lambda seed: fit_ours(seed, 10, 40),
+        "GaussianMixture(50, 'diag')": fit_diagonal_covariances,
+        f"GaussianMixture(10, 'full') after PCA({PCA_DIMS})": fit_full_covariances,
     }
     if args.mfa is not None:
         ways["torch-mfa, K = 50, h = 6"] = lambda seed: score_mfa(
@@ -140,9 +140,7 @@ def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
 
 
 def compare_clusters(args: Any) -> None:
-    """Write NMI and accuracy of components and of k-means; each number of components is a part of the
-    results.
-    """
+    """Write NMI and accuracy of components and of k-means as clusters, for each number of components."""
     x, y = mnist16()
     for k in map(int, args.components.split(",")):
         ways: dict[str, Callable[[int], np.ndarray]] = {
@@ -156,7 +154,10 @@ def compare_clusters(args: Any) -> None:
             )
         out: dict[str, Any] = {}
         for name, labels in ways.items():
-            found = [(nmi(y, of), clustering_accuracy(y, of)) for of in map(labels, range(args.seeds))]
+            found = [
+                (nmi(y, clusters), clustering_accuracy(y, clusters))
+                for clusters in map(labels, range(args.seeds))
+            ]
             mean, sd = np.mean(found, axis=0), np.std(found, axis=0, ddof=min(1, args.seeds - 1))
             out[f"{name}, {k}"] = {
                 key: {"mean": round(float(m), 4), "sd": round(float(s), 4)}
@@ -193,7 +194,6 @@ def arrange_tiles(figure: Any, lines: list[np.ndarray]) -> None:
 
 
 def main() -> None:
-    """Run each part."""
     parts: dict[str, Callable[[Any], Any]] = {
         "likelihood": measure_likelihoods,
         "beside": compare_likelihoods,

@@ -4,13 +4,14 @@
 
 Each time is divided by the time of BLAS on the same arrays in the same run. All parts except threads and
 fits use one thread. The models have ten classes. A sub-class (component of a class) has h = 10 latent
-dimensions, and an E-step projects its rows to 16 directions.
+dimensions, and an E-step projects its rows to 16 directions. A tangent of a row is the change of the image
+under a small shift, rotation or scaling.
 
 pass         An E-step of 60,000 rows in memory, including its sums in float64, divided by its matrix
-             products. The products multiply the rows of a class with the columns of its sub-classes (the
-             best of three block sizes), and the rows of a sub-class with its basis and back. More results:
-             the share of the M-step in the time of both steps, and the time that six tangents per row add,
-             divided by the products of six times as many rows.
+             products. The products multiply the rows of a class with the columns of its sub-classes, and the
+             rows of a sub-class with its basis and back. More results: the share of the M-step in the time of
+             both steps, and the time that six tangents per row add, divided by the products of six times as
+             many rows.
 threads      Median seconds of a pass in a fit of 60,000 rows, with two threads and with one.
 fits         Seconds of a fit of USPS with 200 sub-classes, and of MNIST averaged to 16 x 16 with 1,000. They
              are compared with the floating-point operations of their passes at the rate of sgemm (the
@@ -48,18 +49,16 @@ from scalelatent.models.linear_mixture.model.e_step import MAIN, MixtureSettings
 from scalelatent.models.linear_mixture.model.em import MixtureEM
 from scalelatent.models.linear_mixture.model.start import start_components
 
-# Numbers of classes, of latent dimensions and of directions of a sub-class, and of rows.
+# Numbers of classes, of latent dimensions, of directions to which an E-step projects a row, and of rows.
 CLASSES, DIMS, DIRECTIONS, ROWS = 10, 10, 16, 60_000
 # Height and width of images, by number of features.
 SHAPES = {256: (16, 16), 784: (28, 28)}
-# Numbers of rows that are multiplied at a time.
-BLOCKS = (1024, 4096, 6000)
+# Numbers of rows that BLAS multiplies at a time; the fastest of them counts.
+BLOCK_ROWS = (1024, 4096, 6000)
 
 
 class OnePass:
-    """One E-step over n random rows of p features with k sub-classes, as in a fit, and its products in
-    BLAS.
-    """
+    """One E-step over n random rows of p features with k sub-classes, and its matrix products in BLAS."""
 
     def __init__(self, n: int, p: int, k: int, tangents: bool, rng: np.random.Generator) -> None:
         self.x, self.y = rng.random((n, p), dtype=np.float32), (np.arange(n) % CLASSES).astype(np.int32)
@@ -90,23 +89,23 @@ class OnePass:
         """Run the M-step."""
         self.em.update(self.state, {"train": self.stats})
 
-    def products(self, block: int) -> None:
+    def multiply_all(self, block: int) -> None:
         """Run all matrix products of an E-step, ``block`` rows at a time."""
-        self.scores(block)
-        self.images(1)
+        self.multiply_class_rows(block)
+        self.multiply_component_rows(1)
 
-    def scores(self, block: int) -> None:
-        """Multiply the rows of each class with the columns of its sub-classes, ``block`` rows at a time."""
-        n, each = len(self.x), self.k // CLASSES * (DIMS + 1)
+    def multiply_class_rows(self, block: int) -> None:
+        """Multiply rows of a class with means and directions of its sub-classes, ``block`` rows at a time."""
+        n, columns_per_class = len(self.x), self.k // CLASSES * (DIMS + 1)
         columns = self.state.components.means.astype(np.float32).repeat(DIMS + 1, axis=0)
-        out, n_class = np.empty((block, each), np.float32), n // CLASSES
+        out, n_class = np.empty((block, columns_per_class), np.float32), n // CLASSES
         for c in range(CLASSES):
-            w = columns[c * each : (c + 1) * each].T
+            w = columns[c * columns_per_class : (c + 1) * columns_per_class].T
             for a in range(0, n_class, block):
                 rows = self.x[c * n_class + a : c * n_class + min(a + block, n_class)]
                 np.matmul(rows, w, out=out[: len(rows)])
 
-    def images(self, times: int) -> None:
+    def multiply_component_rows(self, times: int) -> None:
         """Multiply the rows of each sub-class with its basis and back, for ``times`` as many rows."""
         counts = np.maximum(self.stats["count"].astype(int) // (-(-len(self.x) // self.block)), 1)
         bases, image = (
@@ -128,10 +127,12 @@ def measure_passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[d
             n = 6000 if quick else ROWS
             one, six = (OnePass(n, p, k, tangents, rng) for tangents in (False, True))
             ways: dict[str, Any] = {"pass": one.run, "tangents": six.run, "M-step": one.maximise}
-            ways |= {"images": partial(one.images, 1), "six": partial(six.images, 6)}
-            ways |= {f"scores {b}": partial(one.scores, b) for b in BLOCKS}
+            ways["images"], ways["six"] = (
+                partial(e.multiply_component_rows, n) for e, n in ((one, 1), (six, 6))
+            )
+            ways |= {f"scores {b}": partial(one.multiply_class_rows, b) for b in BLOCK_ROWS}
             took = fastest(ways, rounds)
-            products = took["images"] + min(took[f"scores {b}"] for b in BLOCKS)
+            products = took["images"] + min(took[f"scores {b}"] for b in BLOCK_ROWS)
             more = took["tangents"] - took["pass"]
             found.append(
                 {
@@ -180,14 +181,14 @@ def measure_sgemm(jobs: int, p: int, rounds: int) -> float:
     out = [np.empty((rows, columns), np.float32) for _ in range(jobs)]
     with ThreadPoolExecutor(jobs) as pool:
 
-        def all_of_them() -> None:
+        def multiply_in_threads() -> None:
             list(pool.map(lambda to: np.matmul(x, w, out=to), out))
 
-        return jobs * 2.0 * rows * columns * p / fastest({"": all_of_them}, rounds + 1)[""]
+        return jobs * 2.0 * rows * columns * p / fastest({"": multiply_in_threads}, rounds + 1)[""]
 
 
 def measure_fits(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Return the seconds of whole fits of real digits, and those of their operations at the rate of sgemm."""
+    """Return the seconds of fits of real digits, and the seconds that sgemm needs for as many operations."""
     found = []
     for name, read, k in (("USPS", usps, 20), ("MNIST 16 x 16", mnist16, 100)):
         x, y = read()
@@ -260,9 +261,9 @@ def measure_wide_rows(rng: np.random.Generator, rounds: int, quick: bool) -> lis
     """Return the rate of a pass over rows of 3,072 features, as a share of the rate of its products."""
     n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
-    ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.products, b) for b in BLOCKS[:2]}
+    ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.multiply_all, b) for b in BLOCK_ROWS[:2]}
     took = fastest(ways, rounds)
-    share = min(took[f"{b}"] for b in BLOCKS[:2]) / took["pass"]
+    share = min(took[f"{b}"] for b in BLOCK_ROWS[:2]) / took["pass"]
     found = {"p": 3072, "K": 300, "rows/s": n / took["pass"], "share of its products' rate": share}
     print(found, flush=True)
     return [found]
@@ -297,7 +298,7 @@ def measure_single_rows(rng: np.random.Generator, rounds: int, quick: bool) -> l
     return found
 
 
-PARTS = {
+PART_FUNCTIONS = {
     "pass": measure_passes,
     "threads": compare_threads,
     "fits": measure_fits,
@@ -308,17 +309,16 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure each part, and write its results."""
     arguments = parser(__doc__, "linear_mixture_fit")
     arguments.add_argument("--rounds", type=int, default=4)
     arguments.add_argument(
-        "--part", choices=tuple(PARTS), help="run this part only; fits need SCALELATENT_DATA"
+        "--part", choices=tuple(PART_FUNCTIONS), help="run this part only; fits need SCALELATENT_DATA"
     )
     arguments.add_argument(
         "--quick", action="store_true", help="use tiny sizes to test the script; write nothing"
     )
     args = arguments.parse_args()
-    for name, measure in PARTS.items():
+    for name, measure in PART_FUNCTIONS.items():
         if args.part in (None, name):
             result = measure(np.random.default_rng(args.seed), args.rounds, args.quick)
             rounded = [

@@ -2,14 +2,15 @@
 
     python benchmarks/linear_mixture_kernels.py [--part scan]
 
-There are K components of h latent dimensions for rows of p features; sgemm is the float32 product of BLAS.
+There are K components of h latent dimensions for rows of p features; sgemm is the float32 product of BLAS. A
+tangent of a row is the change of the image under a small shift, rotation or scaling.
 
 scan      Rate of finding the best component of each row in memory, which multiplies rows with K (h + 1)
           columns. It is compared with sgemm of the same rows and columns (the faster of both memory orders).
 images    Time of multiplying the scatter matrix of each component's rows with a basis of 16 directions,
           including the sums of the rows. It is compared with its two products in sgemm, one component at a
           time.
-tangents  Time of adding six tangents of each row to these sums; compared with their products in sgemm.
+tangents  Time of adding six tangents of each row to the sums of "images"; compared with sgemm likewise.
 distance  Time of a scan with tangent distance for the ten best of 1,000 components, divided by the scan
           alone.
 """
@@ -34,10 +35,10 @@ from scalelatent.models.linear_mixture.kernels.reference import (
     group_rows,
 )
 
-# Numbers of components K and of latent dimensions h in the part "scan": for short rows, then for rows
+# Pairs (components K, latent dimensions h) in the part "scan": for rows of 256 and 784 features, and for rows
 # of 3,072 features.
 SCANS = ((10, 12), (50, 12), (100, 12), (1000, 10))
-WIDE = ((300, 10),)
+WIDE_SCANS = ((300, 10),)
 
 
 def make_components(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -45,15 +46,18 @@ def make_components(p: int, k: int, h: int, rng: np.random.Generator) -> tuple[n
     return rng.random((k, p)), np.linalg.qr(rng.normal(size=(k, p, h)))[0]
 
 
-def measure_rates(ways: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
+def measure_rates(functions: dict[str, Any], flops: float, rounds: int) -> dict[str, float]:
     """Return the giga floating-point operations per second of each function in its fastest round."""
-    for way in ways.values():
-        way()
-    return {name: flops / seconds / 1e9 for name, seconds in fastest(ways, rounds).items()}
+    for function in functions.values():
+        function()
+    return {name: flops / seconds / 1e9 for name, seconds in fastest(functions, rounds).items()}
 
 
 def measure_scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return the rates of the search for the best of k components, and of sgemm with the same columns."""
+    """Measure the search for the best of k components, with h latent dimensions, for rows of p features.
+
+    Return its rate, and the rate of sgemm (float32 product of BLAS) with the same rows and columns.
+    """
     n, columns = (4096 if k < 1000 else 1024), k * (h + 1)
     x = rng.random((n, p), dtype=np.float32)
     scores = error_scores(*make_components(p, k, h, rng), np.full(p, 0.5))
@@ -76,30 +80,33 @@ def measure_scan(p: int, k: int, h: int, rng: np.random.Generator, rounds: int) 
     }
 
 
-def measure_tangents(p: int, k: int, each: int, rng: np.random.Generator, rounds: int) -> dict[str, Any]:
-    """Return two times divided by the times of their matrix products: of adding the rows of each component
-    to its sums, and of adding six tangents of each row. A component has ``each`` rows.
+def measure_tangents(
+    p: int, k: int, rows_per_component: int, rng: np.random.Generator, rounds: int
+) -> dict[str, Any]:
+    """Return the times of adding rows, and six tangents of each row, to the sums of k components.
+
+    The rows have p features. Each time is divided by the time of the same matrix products in sgemm.
     """
-    n, q = k * each, 16
+    n, q = k * rows_per_component, 16
     x, (means, bases) = rng.random((n, p), dtype=np.float32), make_components(p, k, q, rng)
-    groups = group_rows(rng.permutation(np.repeat(np.arange(k), each)), k)
+    groups = group_rows(rng.permutation(np.repeat(np.arange(k), rows_per_component)), k)
     packed, out = cpu.pack_bases(means, bases, False), (np.zeros((k, p)), np.zeros(k), np.zeros((k, q, p)))
-    narrow, code, image = bases.astype("f4"), np.empty((each, q), "f4"), np.empty((q, p), "f4")
+    narrow, code, image = bases.astype("f4"), np.empty((rows_per_component, q), "f4"), np.empty((q, p), "f4")
     spec, factors = TangentSpec(TANGENTS[:6], (p // 28, 28) if p == 784 else (16, 16), 0.6), np.ones((k, 6))
     trace, gram = np.zeros((k, 6)), np.zeros((0, 0, 0))
 
-    def products(times: int = 1) -> None:
+    def multiply(times: int = 1) -> None:
         for g in range(k):
-            part = x[g * each : (g + 1) * each]
+            part = x[g * rows_per_component : (g + 1) * rows_per_component]
             for _ in range(times):
                 np.matmul(part, narrow[g], out=code)
                 np.matmul(code.T, part, out=image)
 
     ways = {
         "ours": lambda: cpu.add_scatter(packed, x, groups, *out, gram),
-        "products": products,
+        "products": multiply,
         "tangents": lambda: cpu.add_tangent_scatter(packed, x, groups, spec, factors, out[2], trace),
-        "tangents' products": lambda: products(6),
+        "tangents' products": lambda: multiply(6),
     }
     for way in ways.values():
         way()
@@ -107,7 +114,7 @@ def measure_tangents(p: int, k: int, each: int, rng: np.random.Generator, rounds
     return {
         "p": p,
         "K": k,
-        "rows a group": each,
+        "rows a group": rows_per_component,
         "images, times their products": seconds["ours"] / seconds["products"],
         "six tangents, times their products": seconds["tangents"] / seconds["tangents' products"],
     }
@@ -116,8 +123,9 @@ def measure_tangents(p: int, k: int, each: int, rng: np.random.Generator, rounds
 def measure_distances(
     p: int, shape: tuple[int, int], rng: np.random.Generator, rounds: int
 ) -> dict[str, Any]:
-    """Return the rate of recognition with tangent distance, and its time divided by that of the scan
-    alone.
+    """Return rows per second of recognition with tangent distance, and its time over that of a scan.
+
+    The rows are images of ``shape`` with p features. A scan finds the best component without tangents.
     """
     k, n = 1000, 512
     x, scores = (
@@ -127,13 +135,13 @@ def measure_distances(
     scorer, tangent_scores = cpu.make_scorer(scores, np.array([0, k])), cpu.pack_tangent_scores(scores)
     candidates = rng.integers(0, k, (n, 10)).astype(np.int32)
 
-    def by_tangents() -> None:
+    def scan_by_tangents() -> None:
         tangents = cpu.tangent_rows(x, shape, TANGENTS[:6], 0.6)
         cpu.nearest(scorer, x, 0, 1)
         cpu.tangent_distance(tangent_scores, x, tangents, candidates)
 
-    ways = {"plain": lambda: cpu.nearest(scorer, x, 0, 1), "tangents": by_tangents}
-    by_tangents()
+    ways = {"plain": lambda: cpu.nearest(scorer, x, 0, 1), "tangents": scan_by_tangents}
+    scan_by_tangents()
     seconds = fastest(ways, rounds)
     return {
         "p": p,
@@ -144,7 +152,6 @@ def measure_distances(
 
 
 def main() -> None:
-    """Measure each part, and write the results if all parts ran."""
     arguments = parser(__doc__, "linear_mixture_kernels")
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument(
@@ -160,9 +167,14 @@ def main() -> None:
             if part != "scan" and p > 784:
                 continue
             if part == "scan":
-                found += [measure_scan(p, k, h, rng, args.rounds) for k, h in (SCANS if p <= 784 else WIDE)]
+                found += [
+                    measure_scan(p, k, h, rng, args.rounds) for k, h in (SCANS if p <= 784 else WIDE_SCANS)
+                ]
             elif part == "images":
-                found += [measure_tangents(p, 100, each, rng, args.rounds) for each in (20, 300)]
+                found += [
+                    measure_tangents(p, 100, rows_per_component, rng, args.rounds)
+                    for rows_per_component in (20, 300)
+                ]
             else:
                 found.append(measure_distances(p, shape, rng, args.rounds))
         results[part] = [

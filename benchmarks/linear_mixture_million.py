@@ -7,17 +7,17 @@ Infinite digits are random deformations of MNIST rows 0:50000. A sub-class is a 
 digits  For each number of sub-classes per class, two fits: of MNIST rows 0:50000 in this process, and of
         the infinite digits on worker processes. The results are the errors of both on rows 50000:60000 and
         on the test set.
-small   The same two fits at 16 x 16 pixels (cropped by 2 and averaged) with 100 sub-classes per class, and
-        the settings of `linear_mixture_paper.py` for tangent distance, which were chosen on rows
-        50000:60000. The errors are those with tangent distance and without.
+small   The same two fits at 16 x 16 pixels (cropped by 2 and averaged) with 100 sub-classes per class. The
+        settings were chosen for tangent distance, which ignores small shifts and rotations, on rows
+        50000:60000. The results are the errors with tangent distance and without.
 scale   Peak memory of the workers with a tenth, three tenths and all of the digits, compared with the
         prediction of `plan`: 100 sub-classes on workers of 2 GB, 500 on workers of 4 GB. --cache 0 turns
         off the row cache of the workers.
 rates   Seconds of a pass over all digits with two threads of this process and with two workers, for 100 and
         500 sub-classes. The machine should be idle.
 
-The dataset is written to FOLDER once; an interrupted fit of `digits` resumes. --timings adds seconds, for
-which the machine should be idle. Needs SCALELATENT_DATA.
+The dataset is written to FOLDER once; an interrupted fit of `digits` resumes. --timings adds seconds; the
+machine should be idle. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def measure(params: dict[str, Any], base: Any, train: Any, held: Any, test: Any,
     return out
 
 
-# Parameters of the part small.
-SMALL = {
+# Parameters of the classifier in the part small; linear_mixture_paper.py chose them on held-out rows.
+SMALL_PARAMS = {
     "n_components": 100,
     "n_dims": 10,
     "smoothing": 0.5,
@@ -107,22 +107,27 @@ def open_averaged_rows(folder: Path, ds: Any, name: str) -> Any:
     return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
 
-# Number of timed passes, after the passes that start the components.
+# Number of passes of a fit in the part rates; the passes that find first components are not timed.
 PASSES = 4
 # Memory limit of a worker, by the number of sub-classes of all classes.
-LIMITS = {100: "2GB", 500: "4GB"}
+MEMORY_LIMITS = {100: "2GB", 500: "4GB"}
 
 
 def measure_peaks(k: int, train: Any, args: Any) -> None:
-    """Write the peak memory of a worker for several numbers of rows, with few passes."""
+    """Write the peak memory of a worker with k sub-classes, for three numbers of rows."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
     model.set_params(likelihood="error", random_state=args.seed)
     engine = {} if args.cache is None else {"cache": args.cache}
-    about = {"memory_limit": LIMITS[k], "workers": args.workers, "dims": args.dims, "cache": args.cache}
+    about = {
+        "memory_limit": MEMORY_LIMITS[k],
+        "workers": args.workers,
+        "dims": args.dims,
+        "cache": args.cache,
+    }
     out: dict[str, Any] = {"rows": [], "peak_worker_mib": [], "planned_mib": [], "passes": []}
     for rows in (len(train) // 10, 3 * len(train) // 10, len(train)):
         # Each fit has new workers, because a peak covers the whole life of a process.
-        with sl.cluster("local", workers=args.workers, memory_limit=LIMITS[k]) as client:
+        with sl.cluster("local", workers=args.workers, memory_limit=MEMORY_LIMITS[k]) as client:
             planned = model.plan(train[:rows], engine=engine)["peak_bytes_per_worker"]
             with TemporaryDirectory(dir=args.folder) as run:
                 model.fit(train[:rows], run_dir=run, engine=engine)
@@ -130,24 +135,24 @@ def measure_peaks(k: int, train: Any, args: Any) -> None:
         found = rows, round(peak / 2**20), round(planned / 2**20), model.n_iter_
         for name, value in zip(out, found, strict=True):
             out[name].append(value)
-        print(k, LIMITS[k], dict(zip(out, found, strict=True)), flush=True)
+        print(k, MEMORY_LIMITS[k], dict(zip(out, found, strict=True)), flush=True)
         name = f"scale, {k}" + ("" if args.cache is None else f", cache {args.cache}")
         write_part(args.out, name, args.seed, out | about)
 
 
 def measure_rates(k: int, train: Any, args: Any) -> dict[str, Any]:
-    """Return the seconds of a pass with threads and with worker processes; both read from disk."""
+    """Return the seconds of a pass with k sub-classes, by threads and by worker processes, from disk."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=PASSES, tol=0)
     model.set_params(likelihood="error", random_state=args.seed, n_jobs=args.workers)
 
-    def seconds() -> float:
+    def compute_median_seconds() -> float:
         return statistics.median(r["seconds"] for r in model.history_ if r["phase"] == "em")
 
     model.fit(train)
-    here = seconds()
-    with sl.cluster("local", workers=args.workers, memory_limit=LIMITS[k]) as client:
+    here = compute_median_seconds()
+    with sl.cluster("local", workers=args.workers, memory_limit=MEMORY_LIMITS[k]) as client:
         model.fit(train, client=client)
-    there = seconds()
+    there = compute_median_seconds()
     out = {"rows": len(train), "workers": args.workers, "passes": PASSES}
     out |= {"seconds in process": here, "seconds of the workers": there, "of its rate": here / there}
     print(k, out, flush=True)
@@ -155,7 +160,6 @@ def measure_rates(k: int, train: Any, args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure each part for each number of sub-classes."""
     arguments = parser(__doc__, "linear_mixture_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=1_000_000)
@@ -183,7 +187,7 @@ def main() -> None:
     if "small" in parts:
         named = {"base": base, f"digits-{args.rows}": train, "held": held, "test": test}
         rows = (open_averaged_rows(args.folder, ds, name) for name, ds in named.items())
-        write_part(args.out, "16 x 16, k = 100", args.seed, measure(SMALL, *rows, args))
+        write_part(args.out, "16 x 16, k = 100", args.seed, measure(SMALL_PARAMS, *rows, args))
     for k in map(int, args.sub_classes.split(",") if "scale" in parts else ()):
         measure_peaks(k, train, args)
     for k in map(int, args.sub_classes.split(",") if "rates" in parts else ()):

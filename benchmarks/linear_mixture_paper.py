@@ -3,29 +3,30 @@
     python benchmarks/linear_mixture_paper.py --parts choose_usps,table2_usps
 
 A class has several sub-classes: linear models with a mean, latent dimensions and a noise. Tangents are
-derivatives of an image by small transformations (shift, rotation, …).
+derivatives of an image by small transformations (shift, rotation, …); a weight says how much they count in
+clustering or in recognition. Tangent distance ignores small transformations.
 
 choose_DATA       Choose the settings by cross-validation of the training rows; for MNIST, on rows
                   50000:60000 of them.
-table2_DATA       Test errors of the chosen settings at 0 to 10 % rejects: without tangents, with light
-                  tangents, and with tangent distance.
+table2_DATA       Test errors of the chosen settings if 0 to 10 % of the rows are rejected: without tangents,
+                  with lightly weighted tangents, and with tangent distance.
 neighbours_DATA   Test errors of the nearest training row by Euclidean, one-sided and two-sided tangent
                   distance.
 table1_DATA       Cross-validated errors with tangents in clustering and in recognition. DATA may also be
                   usps732 (732 rows); of MNIST 11,000 rows are used, the number in the paper.
 extensions_DATA   Held-out and test errors with soft assignment, code cost, and noise per sub-class and per
                   pixel.
-floors_DATA       Noise per sub-class and per pixel with at least .1 or .3 of the mean variance of a pixel.
-dims_DATA         Chosen dimensions, compared with fixed ones.
+floors_DATA       Errors if the noise is at least .1 or .3 of the mean variance of a pixel.
+dims_DATA         Errors with the chosen number of latent dimensions, and with fixed numbers.
 own_dims_DATA     The paper's rule that a sub-class keeps 95 % of the variance of its own rows; other shares
                   than 95 %; and the same number of dimensions for all sub-classes. Fitted by EM with hard
                   assignment, written in numpy.
 stepwise_DATA     Stepwise EM of 1, 2 and 3 epochs, compared with batch EM.
 steps_DATA        Stepwise EM of 3 epochs with other batch sizes, compared with batch EM.
 thickness_DATA    Held-out errors with tangent distance, with six tangents and with thickness as a seventh.
-search_DATA       One `sl.Search` over components, dimensions and both weights of tangents. It streams the
-                  rows from disk without a cache, so that each pass reads all of them. The result includes
-                  the test error of the chosen setting.
+search_DATA       One `sl.Search` over components, dimensions and both weights of tangents, with rows on disk
+                  that no cache keeps. The results are the rows and bytes that each pass reads, and the test
+                  error of the chosen setting.
 temperature_DATA  Temperatures of probabilities that several numbers of training rows choose: their
                   mean and deviation, and the log-loss on test rows.
 figures_usps      The paper's Figures 1, 2 and 3.
@@ -69,21 +70,18 @@ from scalelatent.models.linear_mixture.model.recognition import (
 from scalelatent.reductions.temperature import choose_temperature
 from scalelatent.report.style import new_figure
 
-SIX = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
-PAPERS = SIX[:4]  # Tangents in the paper: translation, rotation and scaling.
-SEVEN = (*SIX, "thickness")
+SIX_TANGENTS = ("shift-x", "shift-y", "rotation", "scaling", "hyperbolic-axis", "hyperbolic-diagonal")
+PAPER_TANGENTS = SIX_TANGENTS[:4]  # Tangents in the paper: translation, rotation and scaling.
+SEVEN_TANGENTS = (*SIX_TANGENTS, "thickness")
 # Shares of test rows that are rejected because their class is uncertain.
-REJECTS = (0.0, 0.01, 0.05, 0.1)
+REJECTED_SHARES = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
 # Weights of tangents that this script uses for "heavy" and for "light" in the paper's Table 1.
-HEAVY, LIGHT = 3.0, 0.3
-# Number of held-out rows of MNIST.
-HELD = 10_000
+HEAVY_WEIGHT, LIGHT_WEIGHT = 3.0, 0.3
+# The last training rows of MNIST, of this number, are held out to choose settings.
+HELD_OUT_ROWS = 10_000
 # Methods of recognition: without tangents, with light tangents, and with tangent distance.
-WAYS = ("plain", "light tangents", "tangent distance")
-
-
-# -- rows ----------------------------------------------------------------------------------------------------
+METHODS = ("plain", "light tangents", "tangent distance")
 
 
 @functools.cache
@@ -92,60 +90,59 @@ def load_rows(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
     if name.startswith("usps"):
         x, y = usps(part)
         return (x[: int(name[4:])], y[: int(name[4:])]) if name != "usps" and part == "train" else (x, y)
-    return mnist16(part) if name == "mnist16" else _unit(*mnist(part=part))
+    return mnist16(part) if name == "mnist16" else scale_to_unit(*mnist(part=part))
 
 
-def _unit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def scale_to_unit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32) / 255, y
 
 
-def image_shape_of(name: str) -> tuple[int, int]:
-    """Return the height and the width of the images."""
+def get_image_shape(name: str) -> tuple[int, int]:
+    """Return the height and the width of the images of a data set."""
     return (28, 28) if name == "mnist28" else (16, 16)
 
 
 def split_rows(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
-    """Yield indices of training rows and of held-out rows, by folds; MNIST holds out its last 10,000 rows.
+    """Yield indices (training rows, held-out rows) of each fold; MNIST has one fold, its last 10,000 rows.
 
     ``rows`` is the number of random rows to split; 0 means all rows.
     """
     _, y = load_rows(name, "train")
     if name.startswith("mnist") and not rows:
-        yield np.arange(len(y) - HELD), np.arange(len(y) - HELD, len(y))
+        yield np.arange(len(y) - HELD_OUT_ROWS), np.arange(len(y) - HELD_OUT_ROWS, len(y))
         return
     order = np.random.default_rng((seed, 17)).permutation(len(y))[: rows or None]
     for fold in np.array_split(order, folds):
         yield np.setdiff1d(order, fold), np.sort(fold)
 
 
-# -- fits ----------------------------------------------------------------------------------------------------
-
-
 def fit_classifier(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int, **params: Any) -> Any:
-    """Return a classifier fitted to rows x with classes y; ``name`` is that of the data."""
-    # The results on file were measured with this tolerance.
-    own = {"image_shape": image_shape_of(name), "random_state": seed, "n_jobs": jobs, "tol": 1e-4}
+    """Return a classifier fitted to rows x of the data set ``name``, with classes y."""
+    # The stored results were measured with tol=1e-4.
+    own = {"image_shape": get_image_shape(name), "random_state": seed, "n_jobs": jobs, "tol": 1e-4}
     params = own | {"likelihood": "error"} | params
     return sl.LinearMixtureClassifier(**params).fit(x, y)
 
 
-def class_errors(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
-    """Return the error of each class (rows, classes), by tangent distance if a specification of tangents is
-    given.
+def compute_class_errors(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
+    """Return the reconstruction error of each row by each class, (rows, classes).
+
+    It is the tangent distance to the tangents ``moved`` if these are given.
     """
     model._fitted = replace(model._fitted, tangent_spec=moved)
     model.set_params(recognition="error" if moved is None else "tangent-distance")
     return np.asarray(-model.decision_function(x), dtype=np.float64)
 
 
-def errors_at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
-    """Return the error of the remaining rows at each share of rejects.
+def compute_errors_at_rejects(found: np.ndarray, y: np.ndarray, by: str = "ratio") -> list[float]:
+    """Return the share of wrong rows among the remaining rows, for each share of rejected rows.
 
-    Rows are rejected by the ratio of the errors of the two best classes, or by the error of the best class.
+    ``found`` has reconstruction errors (rows, classes). Rows are rejected by the ratio of the errors of the
+    two best classes, or by the error of the best class.
     """
     certain = confidence(found) if by == "ratio" else -found.min(axis=1)
     share, error = reject_curve(certain, found.argmin(axis=1) != y)
-    return [float(error[np.searchsorted(share, r)]) for r in REJECTS]
+    return [float(error[np.searchsorted(share, r)]) for r in REJECTED_SHARES]
 
 
 def compute_p_value(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
@@ -165,7 +162,7 @@ def compute_p_value(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
     return float(f"{(above + 1) / (draws + 1):.2g}")
 
 
-def mean_and_deviation(values: Iterable[float]) -> dict[str, float]:
+def summarise_seeds(values: Iterable[float]) -> dict[str, float]:
     """Return the mean and the standard deviation over seeds."""
     given = np.array(list(values), dtype=float)
     return {
@@ -174,10 +171,7 @@ def mean_and_deviation(values: Iterable[float]) -> dict[str, float]:
     }
 
 
-# -- choose settings -----------------------------------------------------------------------------------------
-
-
-class Search:
+class HeldOutErrors:
     """Held-out errors of settings, stored in a file, so that an interrupted search resumes."""
 
     def __init__(self, name: str, args: Any) -> None:
@@ -187,9 +181,9 @@ class Search:
             json.loads(self.path.read_text()) if self.path.exists() else {}
         )
 
-    def errors(self, **params: Any) -> dict[str, float]:
+    def measure_errors(self, **params: Any) -> dict[str, float]:
         """Return the held-out errors of a setting, without and with tangent distance."""
-        params = {"tangents": SIX, "tangent_smoothing": 0.6, **params}
+        params = {"tangents": SIX_TANGENTS, "tangent_smoothing": 0.6, **params}
         if self._key(params) not in self.known:
             self._measure(params)
         return self.known[self._key(params)]
@@ -200,18 +194,20 @@ class Search:
 
     def _measure(self, params: dict[str, Any]) -> None:
         x, y = load_rows(self.name, "train")
-        # A fit that ignores tangents is the same for all settings of tangent distance, which need no new fit.
+        # Tangents with weight 0 do not change a fit, so one fit serves all settings of tangent distance.
         no_tangents = not params["recognition_tangent_weight"]
         moved = [{key: params[key] for key in ("tangents", "tangent_smoothing")}]
-        moved += [some for some in tangent_settings(self.name) if no_tangents and some not in moved]
+        moved += [some for some in list_tangent_settings(self.name) if no_tangents and some not in moved]
         wrong: dict[str, list[np.ndarray]] = {}
         for some, held in split_rows(self.name, self.args.seed):
             model = fit_classifier(self.name, x[some], y[some], self.args.seed, self.args.jobs, **params)
-            wrong.setdefault("error", []).append(class_errors(model, x[held]).argmin(axis=1) != y[held])
+            wrong.setdefault("error", []).append(
+                compute_class_errors(model, x[held]).argmin(axis=1) != y[held]
+            )
             for settings in moved:
-                found = class_errors(model, x[held], make_tangent_spec(self.name, settings))
+                found = compute_class_errors(model, x[held], make_tangent_spec(self.name, settings))
                 wrong.setdefault(json.dumps(settings), []).append(found.argmin(axis=1) != y[held])
-        share = {way: float(np.concatenate(of).mean()) for way, of in wrong.items()}
+        share = {way: float(np.concatenate(flags).mean()) for way, flags in wrong.items()}
         for settings in moved:
             found_of = {"error": share["error"], "tangent-distance": share[json.dumps(settings)]}
             self.known[self._key(params | settings)] = found_of
@@ -219,10 +215,10 @@ class Search:
             print(self.name, self._key(params | settings), *reported, flush=True)
         self.path.write_text(json.dumps(self.known, indent=1))
 
-    def best(self, way: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the setting with the smallest error of the method ``way``; the first setting wins a tie."""
+    def choose_best(self, method: str, settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Return the setting with the smallest error by ``method``; the first setting wins a tie."""
         tried = list(settings)
-        return min(tried, key=lambda setting: self.errors(**setting)[way])
+        return min(tried, key=lambda setting: self.measure_errors(**setting)[method])
 
 
 def list_combinations(**values: Iterable[Any]) -> list[dict[str, Any]]:
@@ -230,16 +226,17 @@ def list_combinations(**values: Iterable[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 
-def tangent_settings(name: str) -> list[dict[str, Any]]:
-    """Return the settings of tangent distance that are measured for each fit."""
+def list_tangent_settings(name: str) -> list[dict[str, Any]]:
+    """Return the settings of tangent distance that are tried with each fit: tangents, and their smoothing."""
     return list_combinations(
-        tangents=(SIX, SEVEN), tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9)
+        tangents=(SIX_TANGENTS, SEVEN_TANGENTS),
+        tangent_smoothing=(0.6,) if name.startswith("mnist") else (0.6, 0.9),
     )
 
 
 def choose_settings(name: str, args: Any) -> dict[str, Any]:
-    """Return settings of three methods, chosen in this order: sizes and smoothing, likelihood, tangents."""
-    search, out = Search(name, args), {}
+    """Choose the settings of three methods: first sizes and smoothing, then likelihood, then tangents."""
+    search, out = HeldOutErrors(name, args), {}
     large = name.startswith("mnist")
     sizes = list_combinations(
         n_components=(100,) if large else (10, 20),
@@ -247,56 +244,58 @@ def choose_settings(name: str, args: Any) -> dict[str, Any]:
         smoothing=(0.0, 0.5) if large else (0.5, 0.7, 0.9),
         recognition_tangent_weight=(0.0,),
     )
-    for way, of in (("plain", "error"), ("tangent distance", "tangent-distance")):
-        first = search.best(of, sizes)
+    for way, recognition in (("plain", "error"), ("tangent distance", "tangent-distance")):
+        first = search.choose_best(recognition, sizes)
         kinds = [first | {"likelihood": kind} for kind in ("error", "code-cost")]
         if way == "plain":
-            first = search.best(of, kinds)
+            first = search.choose_best(recognition, kinds)
             light = list_combinations(
-                tangents=(SEVEN,) if large else (SIX, SEVEN),
+                tangents=(SEVEN_TANGENTS,) if large else (SIX_TANGENTS, SEVEN_TANGENTS),
                 recognition_tangent_weight=(0.1, 0.3) if large else (0.03, 0.1, 0.3),
             )
-            out |= {way: first, "light tangents": search.best(of, [first | some for some in light])}
+            out |= {
+                way: first,
+                "light tangents": search.choose_best(recognition, [first | some for some in light]),
+            }
         else:
-            first = search.best(of, [kind | some for kind in kinds for some in tangent_settings(name)])
+            first = search.choose_best(
+                recognition, [kind | some for kind in kinds for some in list_tangent_settings(name)]
+            )
             weights = (0.0,) if large else (0.0, 0.1, 0.3)
-            out[way] = search.best(of, [first | {"recognition_tangent_weight": r} for r in weights])
+            out[way] = search.choose_best(
+                recognition, [first | {"recognition_tangent_weight": r} for r in weights]
+            )
     for way, setting in out.items():
-        held = search.errors(**setting)["tangent-distance" if way == "tangent distance" else "error"]
+        held = search.measure_errors(**setting)["tangent-distance" if way == "tangent distance" else "error"]
         out[way] = {"held_out_error": round(held, 5), "settings": setting}
     return out | {"tried": len(search.known), "rows": "rows 50000:60000" if large else f"{FOLDS} folds"}
 
 
-# -- Table 2 -------------------------------------------------------------------------------------------------
-
-
-def read_chosen_settings(args: Any, name: str, way: str) -> dict[str, Any]:
-    """Return the settings of one method that the part "choose" of this script has stored in a file."""
+def read_chosen_settings(args: Any, name: str, method: str) -> dict[str, Any]:
+    """Return the settings of one of METHODS that the part "choose" has written to the result file."""
     parts = json.loads(args.out.read_text())["parts"]
-    return dict(parts[f"choose_{name}"]["result"][way]["settings"])
+    return dict(parts[f"choose_{name}"]["result"][method]["settings"])
 
 
 def make_tangent_spec(name: str, settings: dict[str, Any]) -> TangentSpec:
     """Return the tangents that tangent distance uses in these settings."""
     return TangentSpec(
-        tuple(settings.get("tangents", SIX)),
-        image_shape_of(name),
+        tuple(settings.get("tangents", SIX_TANGENTS)),
+        get_image_shape(name),
         float(settings.get("tangent_smoothing", 0.6)),
     )
 
 
 def measure_table2(name: str, args: Any) -> dict[str, Any]:
-    """Return the test errors of the three methods with their chosen settings; write the results after each
-    seed.
-    """
+    """Measure the test errors of METHODS with their chosen settings; write the results after each seed."""
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     settings = {
-        way: read_chosen_settings(args, "mnist16" if name == "mnist28" else name, way) for way in WAYS
+        way: read_chosen_settings(args, "mnist16" if name == "mnist28" else name, way) for way in METHODS
     }
     if name == "mnist28":
         settings = {way: scale_to_28(of) for way, of in settings.items()}
-    found: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
+    found: dict[str, list[np.ndarray]] = {way: [] for way in METHODS}
     images: dict[str, int] = {}
     out: dict[str, Any] = {}
     for seed in range(args.seeds):
@@ -308,28 +307,30 @@ def measure_table2(name: str, args: Any) -> dict[str, Any]:
                 models[key] = fit_classifier(name, x, y, args.seed + seed, args.jobs, **of)
             model = models[key]
             moved = make_tangent_spec(name, of) if way == "tangent distance" else None
-            found[way].append(class_errors(model, test_x, moved))
+            found[way].append(compute_class_errors(model, test_x, moved))
             images[way] = len(model.means_) * (1 + model.n_dims_) // len(model.classes_)
-            print(name, way, seed, errors_at_rejects(found[way][-1], test_y), model.n_iter_, flush=True)
+            print(
+                name, way, seed, compute_errors_at_rejects(found[way][-1], test_y), model.n_iter_, flush=True
+            )
         out = {"rows": [len(x), len(test_x)]}
         wrong = {way: np.array([one.argmin(axis=1) != test_y for one in of]) for way, of in found.items()}
         for way, of_way in found.items():
-            curves = np.array([errors_at_rejects(one, test_y) for one in of_way])
+            curves = np.array([compute_errors_at_rejects(one, test_y) for one in of_way])
             out[way] = {
                 "settings": settings[way],
                 "seeds": len(of_way),
                 "images_a_class": images[way],
-                "errors_at_rejects": {
-                    f"{r:g}": mean_and_deviation(of) for r, of in zip(REJECTS, curves.T, strict=True)
+                "at_rejects": {
+                    f"{r:g}": summarise_seeds(of) for r, of in zip(REJECTED_SHARES, curves.T, strict=True)
                 },
-                "by_error_at_0.1": mean_and_deviation(
-                    errors_at_rejects(one, test_y, "error")[-1] for one in of_way
+                "by_error_at_0.1": summarise_seeds(
+                    compute_errors_at_rejects(one, test_y, "error")[-1] for one in of_way
                 ),
                 "wrong_rows": [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]],
             }
         floats = {way: one.astype(float) for way, one in wrong.items()}
         out["p"] = {
-            f"{a}, {b}": compute_p_value(floats[a], floats[b]) for a, b in itertools.combinations(WAYS, 2)
+            f"{a}, {b}": compute_p_value(floats[a], floats[b]) for a, b in itertools.combinations(METHODS, 2)
         }
         write_part(args.out, args.part, args.seed, out)
     return out
@@ -353,22 +354,19 @@ def scale_to_28(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# -- nearest neighbours --------------------------------------------------------------------------------------
-
-
-# Number of rows of a pair whose tangents a distance uses.
-SIDES = {"Euclidean": 0, "one-sided": 1, "two-sided": 2}
+# A distance uses the tangents of this number of rows: of none, of the test row, or of both rows.
+TANGENT_SIDES = {"Euclidean": 0, "one-sided": 1, "two-sided": 2}
 
 
 def compute_neighbour_distances(
     name: str, settings: dict[str, Any], x: np.ndarray, y: np.ndarray, asked: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return distances (n, classes) to the nearest training row of each class, by three kinds of distance.
+    """Return distances (n, classes) of rows ``asked`` to the nearest row x of each class y, by TANGENT_SIDES.
 
-    The one-sided distance is that to the tangent plane of the row in ``asked``. The two-sided distance is
-    that between both tangent planes, for the eight nearest rows of each class by the one-sided distance.
+    The one-sided distance is measured from the tangent plane of the asked row. The two-sided distance is that
+    of both tangent planes; it is computed for the eight nearest rows by the one-sided distance.
     """
-    shape, kernel = image_shape_of(name), make_backend("cpu").kernel("linear_mixture_tangent_rows")
+    shape, kernel = get_image_shape(name), make_backend("cpu").kernel("linear_mixture_tangent_rows")
     if settings["smoothing"]:
         map_ = make_smoothing_matrix(shape, settings["smoothing"]).astype(np.float32)
         x, asked = x @ map_, asked @ map_
@@ -387,7 +385,7 @@ def compute_neighbour_distances(
             ],
             axis=1,
         )
-        for way, sides in SIDES.items()
+        for way, sides in TANGENT_SIDES.items()
     }
 
 
@@ -398,7 +396,7 @@ def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
     test_x, test_y = load_rows(name, "test")
     some, held = next(iter(split_rows(name, args.seed)))
     held = held[:1500]
-    sets = (SEVEN,) if name.startswith("mnist") else (SIX, SEVEN)
+    sets = (SEVEN_TANGENTS,) if name.startswith("mnist") else (SIX_TANGENTS, SEVEN_TANGENTS)
     tried = list_combinations(smoothing=(0.0, 0.5), tangents=sets, tangent_smoothing=(0.6,))
     errors: dict[str, list[float]] = {}
     for settings in tried:
@@ -415,11 +413,11 @@ def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
         label = f"nearest, {way}"
         wrong = (found.argmin(axis=1) != test_y).astype(float)[None]
         planes = 1 + (len(settings["tangents"]) if way == "two-sided" else 0)
-        errors_of = zip(REJECTS, errors_at_rejects(found, test_y), strict=True)
+        errors_of = zip(REJECTED_SHARES, compute_errors_at_rejects(found, test_y), strict=True)
         out[label] = {
             "settings": settings,
             "images_a_class": len(x) * planes // len(np.unique(y)),
-            "errors_at_rejects": {f"{r:g}": {"mean": round(e, 5)} for r, e in errors_of},
+            "at_rejects": {f"{r:g}": {"mean": round(e, 5)} for r, e in errors_of},
             "p": {
                 other: compute_p_value(mark_wrong_rows(of["wrong_rows"], len(test_y)), wrong)
                 for other, of in ways.items()
@@ -430,22 +428,18 @@ def compare_neighbours(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-# -- Table 1 -------------------------------------------------------------------------------------------------
-
-# Weights of tangents in clustering and in recognition, by row of the paper's Table 1.
-WEIGHTS = {
+# Weights of tangents (in clustering, in recognition) for each row of the paper's Table 1.
+TABLE1_WEIGHTS = {
     "none, none": (0.0, 0.0),
-    "none, light": (0.0, LIGHT),
-    "heavy, light": (HEAVY, LIGHT),
-    "heavy, none": (HEAVY, 0.0),
-    "heavy, heavy": (HEAVY, HEAVY),
+    "none, light": (0.0, LIGHT_WEIGHT),
+    "heavy, light": (HEAVY_WEIGHT, LIGHT_WEIGHT),
+    "heavy, none": (HEAVY_WEIGHT, 0.0),
+    "heavy, heavy": (HEAVY_WEIGHT, HEAVY_WEIGHT),
 }
 
 
 def measure_table1(name: str, args: Any) -> dict[str, Any]:
-    """Return the cross-validated errors with tangents in clustering and in recognition, 10 sub-classes per
-    class.
-    """
+    """Cross-validate 10 sub-classes per class with the weights of tangents of the paper's Table 1."""
     data, rows = ("usps", int(name[4:] or 0)) if name.startswith("usps") else (name, 11_000)
     x, y = load_rows(data, "train")
     smoothing = read_chosen_settings(args, data, "plain")["smoothing"]
@@ -453,7 +447,7 @@ def measure_table1(name: str, args: Any) -> dict[str, Any]:
     out: dict[str, Any] = {"rows": rows or len(x), "n_components": 10, "folds": FOLDS, "seeds": args.seeds}
     for h in dims:
         wrong = {}
-        for weights, (clustering, recognition) in WEIGHTS.items():
+        for weights, (clustering, recognition) in TABLE1_WEIGHTS.items():
             found = np.full((args.seeds, len(x)), np.nan)
             for seed in range(args.seeds):
                 for some, held in split_rows(data, args.seed + seed, rows=rows or len(x)):
@@ -466,16 +460,16 @@ def measure_table1(name: str, args: Any) -> dict[str, Any]:
                         n_components=10,
                         n_dims=h,
                         smoothing=smoothing,
-                        tangents=PAPERS,
+                        tangents=PAPER_TANGENTS,
                         tangent_weight=clustering,
                         recognition_tangent_weight=recognition,
                     )
-                    found[seed, held] = class_errors(model, x[held]).argmin(axis=1) != y[held]
+                    found[seed, held] = compute_class_errors(model, x[held]).argmin(axis=1) != y[held]
             wrong[weights] = found
-            print(name, h, weights, mean_and_deviation(np.nanmean(found, axis=1)), flush=True)
+            print(name, h, weights, summarise_seeds(np.nanmean(found, axis=1)), flush=True)
         out[f"n_dims {h}"] = {
             weights: {
-                "error": mean_and_deviation(np.nanmean(one, axis=1)),
+                "error": summarise_seeds(np.nanmean(one, axis=1)),
                 "p": compute_p_value(one, wrong["none, none"]),
             }
             for weights, one in wrong.items()
@@ -483,23 +477,23 @@ def measure_table1(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-# -- section 4, and dimensions -------------------------------------------------------------------------------
+def compare_variants(name: str, args: Any, variants: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return held-out and test errors of several variants, with p-values against the first.
 
-
-def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return held-out and test errors of several parameter settings, with p-values against the first.
-
-    ``ways`` has, by name, the changes of the settings that were chosen for recognition without tangents.
+    ``variants`` has, by name, parameters that replace some of those chosen for the method without tangents.
     """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     settings, large = read_chosen_settings(args, name, "plain"), name.startswith("mnist")
     about = {"settings": settings, "seeds": args.seeds}
     wrong, out = {}, {}
-    kept = read_measured_ways(args, about)
-    for way, params in ways.items():
-        if way in kept and kept[way]["params"] == params:
-            out[way], wrong[way] = kept[way], mark_wrong_rows(kept[way]["wrong_rows"], len(test_y))
+    kept = read_measured_variants(args, about)
+    for variant, params in variants.items():
+        if variant in kept and kept[variant]["params"] == params:
+            out[variant], wrong[variant] = (
+                kept[variant],
+                mark_wrong_rows(kept[variant]["wrong_rows"], len(test_y)),
+            )
             continue
         held_wrong, tests, dims = [], [], []
 
@@ -509,32 +503,32 @@ def compare_ways(name: str, args: Any, ways: dict[str, dict[str, Any]]) -> dict[
         for seed in range(args.seeds if large else 1):
             for some, held in split_rows(name, args.seed + seed):
                 model = fitted(some, args.seed + seed)
-                held_wrong.append(class_errors(model, x[held]).argmin(axis=1) != y[held])
+                held_wrong.append(compute_class_errors(model, x[held]).argmin(axis=1) != y[held])
                 if (
                     large
                 ):  # MNIST has one fixed set of held-out rows, so this model predicts the test rows too.
-                    tests.append(class_errors(model, test_x).argmin(axis=1) != test_y)
+                    tests.append(compute_class_errors(model, test_x).argmin(axis=1) != test_y)
                     dims.append(model.n_dims_)
         for seed in range(0 if large else args.seeds):
             model = fitted(slice(None), args.seed + seed)
-            tests.append(class_errors(model, test_x).argmin(axis=1) != test_y)
+            tests.append(compute_class_errors(model, test_x).argmin(axis=1) != test_y)
             dims.append(model.n_dims_)
-        wrong[way] = np.array(tests, dtype=float)
-        out[way] = {
+        wrong[variant] = np.array(tests, dtype=float)
+        out[variant] = {
             "params": params,
             "n_dims": sorted(set(dims)),
             "held_out": round(float(np.concatenate(held_wrong).mean()), 5),
-            "test": mean_and_deviation(wrong[way].mean(axis=1)),
-            "p": compute_p_value(wrong[way], wrong[next(iter(wrong))]),
+            "test": summarise_seeds(wrong[variant].mean(axis=1)),
+            "p": compute_p_value(wrong[variant], wrong[next(iter(wrong))]),
         }
-        print(name, way, out[way], flush=True)
-        out[way]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[way]]
+        print(name, variant, out[variant], flush=True)
+        out[variant]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[variant]]
         # An interrupted run resumes after this setting.
         write_part(args.out, args.part, args.seed, about | {"ways": out})
     return about | {"ways": out}
 
 
-def read_measured_ways(args: Any, about: dict[str, Any]) -> dict[str, Any]:
+def read_measured_variants(args: Any, about: dict[str, Any]) -> dict[str, Any]:
     """Return the results of this part that an interrupted run has written."""
     if not args.resume or not args.out.exists():
         return {}
@@ -543,17 +537,15 @@ def read_measured_ways(args: Any, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare_thickness(name: str, args: Any) -> dict[str, Any]:
-    """Return errors of tangent distance with and without the tangent of thickness, with other settings as
-    chosen.
-    """
-    settings, search = read_chosen_settings(args, name, "tangent distance"), Search(name, args)
-    ways = {"six tangents": SIX, "and thickness": SEVEN}
-    found = {way: search.errors(**settings | {"tangents": used}) for way, used in ways.items()}
+    """Return held-out errors of tangent distance with and without the tangent of thickness."""
+    settings, search = read_chosen_settings(args, name, "tangent distance"), HeldOutErrors(name, args)
+    ways = {"six tangents": SIX_TANGENTS, "and thickness": SEVEN_TANGENTS}
+    found = {way: search.measure_errors(**settings | {"tangents": used}) for way, used in ways.items()}
     return {way: round(errors["tangent-distance"], 5) for way, errors in found.items()}
 
 
 def compare_extensions(name: str, args: Any) -> dict[str, Any]:
-    """Measure soft assignment at several temperatures, and other likelihoods.
+    """Measure errors with soft assignment at several temperatures, and with other likelihoods.
 
     Temperatures are multiples of the noise that hard assignment finds.
     """
@@ -571,27 +563,27 @@ def compare_extensions(name: str, args: Any) -> dict[str, Any]:
     ways["own noise"] = {"likelihood": "ppca"}
     ways["own noise, soft"] = {"likelihood": "ppca", "assignment": "soft"}
     ways["factor analysis"] = {"likelihood": "factor-analysis"}
-    return {"sigma2": sigma2} | compare_ways(name, args, ways)
+    return {"sigma2": sigma2} | compare_variants(name, args, ways)
 
 
 def compare_floors(name: str, args: Any) -> dict[str, Any]:
-    """Measure likelihoods with a lower bound of the noise."""
+    """Measure errors if the noise of sub-classes and pixels has a lower bound."""
     ways: dict[str, dict[str, Any]] = {"hard": {}}
     for title, kind in (("own noise", "ppca"), ("factor analysis", "factor-analysis")):
         ways |= {f"{title}, floor {f:g}": {"likelihood": kind, "noise_floor": f} for f in (0.1, 0.3)}
-    return compare_ways(name, args, ways)
+    return compare_variants(name, args, ways)
 
 
 def compare_dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure fixed numbers of latent dimensions."""
+    """Measure errors with fixed numbers of latent dimensions, in place of the chosen number."""
     ways: dict[str, dict[str, Any]] = {"chosen": {}} | {f"h = {h}": {"n_dims": h} for h in (6, 10, 14, 20)}
-    return compare_ways(name, args, ways)
+    return compare_variants(name, args, ways)
 
 
 def compare_own_dims(name: str, args: Any) -> dict[str, Any]:
-    """Measure sub-classes that keep a share of their own variance, and a fixed number of dimensions."""
-    x, y = smoothed(name, "train", args)
-    test_x, test_y = smoothed(name, "test", args)
+    """Measure errors by the rule for the dimensions of a sub-class: a share of its variance, or a number."""
+    x, y = load_smoothed_rows(name, "train", args)
+    test_x, test_y = load_smoothed_rows(name, "test", args)
     rules = {f"own {s:g} of the variance": s for s in (0.8, 0.9, 0.95)} | {f"h = {h}": h for h in (12, 28)}
     out: dict[str, Any] = {"n_components": 10, "folds": FOLDS, "seeds": args.seeds}
     for title, rule in rules.items():
@@ -599,37 +591,37 @@ def compare_own_dims(name: str, args: Any) -> dict[str, Any]:
         for seed in range(args.seeds):
             for some, held in split_rows(name, args.seed + seed):
                 found = np.stack(
-                    [class_distances(e, x[held]) for e in fit_hard_em(x[some], y[some], rule, seed)]
+                    [compute_class_distances(e, x[held]) for e in fit_hard_em(x[some], y[some], rule, seed)]
                 )
                 held_wrong.append(np.unique(y)[found.argmin(axis=0)] != y[held])
             experts = fit_hard_em(x, y, rule, seed)
-            found = np.stack([class_distances(e, test_x) for e in experts])
+            found = np.stack([compute_class_distances(e, test_x) for e in experts])
             tests.append(np.mean(np.unique(y)[found.argmin(axis=0)] != test_y))
             kept += [len(basis) for expert in experts for _, basis in expert]
         out[title] = {
             "held_out": round(float(np.concatenate(held_wrong).mean()), 5),
-            "test": mean_and_deviation(tests),
+            "test": summarise_seeds(tests),
             "n_dims": {"least": min(kept), "mean": round(float(np.mean(kept)), 1), "largest": max(kept)},
         }
         print(name, title, out[title], flush=True)
     return out
 
 
-def smoothed(name: str, part: str, args: Any) -> tuple[np.ndarray, np.ndarray]:
+def load_smoothed_rows(name: str, part: str, args: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return rows with the smoothing that cross-validation chose, and their labels."""
     x, y = load_rows(name, part)
     smoothing = read_chosen_settings(args, name, "plain")["smoothing"]
-    return (x @ make_smoothing_matrix(image_shape_of(name), smoothing)).astype(np.float32), y
+    return (x @ make_smoothing_matrix(get_image_shape(name), smoothing)).astype(np.float32), y
 
 
-# Linear models of one class: mean and basis (h, features) of each sub-class.
+# Linear models of one class: (mean, basis) of each sub-class; the basis has h directions (h, features).
 Expert = list[tuple[np.ndarray, np.ndarray]]
 
 
 def fit_hard_em(x: np.ndarray, y: np.ndarray, rule: float, seed: int) -> list[Expert]:
-    """Return the mean and the basis (h, features) of ten sub-classes of each class, fitted by hard EM.
+    """Fit ten sub-classes of each class by EM with hard assignment; return them by class.
 
-    A ``rule`` below 1 is the share of its own variance that each sub-class keeps; otherwise it is h.
+    A ``rule`` below 1 is the share of its variance that a sub-class keeps; otherwise it is h.
     """
     return [fit_class(x[y == label], rule, seed) for label in np.unique(y)]
 
@@ -638,7 +630,7 @@ def fit_class(x: np.ndarray, rule: float, seed: int) -> Expert:
     labels = KMeans(10, n_init=1, random_state=seed).fit_predict(x)
     for _ in range(30):
         models = [find_principal_directions(x[labels == q], rule) for q in np.unique(labels)]
-        found = component_distances(models, x).argmin(axis=0)
+        found = compute_component_distances(models, x).argmin(axis=0)
         if np.array_equal(found, labels):
             break
         labels = found
@@ -646,47 +638,44 @@ def fit_class(x: np.ndarray, rule: float, seed: int) -> Expert:
 
 
 def find_principal_directions(x: np.ndarray, rule: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean of rows and their principal directions: ``rule`` of them, or that share of variance."""
+    """Return the mean of rows and their principal directions.
+
+    A ``rule`` below 1 is the share of variance that the directions keep; otherwise it is their number.
+    """
     mean = x.mean(axis=0)
     _, s, v = np.linalg.svd(x - mean, full_matrices=False)
     h = int(np.searchsorted(np.cumsum(s**2), rule * np.sum(s**2)) + 1) if rule < 1 else int(rule)
     return mean, v[: min(h, len(x) - 1)]
 
 
-def component_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
+def compute_component_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
     """Return squared distances (sub-classes, rows) of rows from the planes of the sub-classes."""
     deviations = [(x - mean, basis) for mean, basis in expert]
     return np.stack([np.sum(d**2, axis=1) - np.sum((d @ basis.T) ** 2, axis=1) for d, basis in deviations])
 
 
-def class_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
+def compute_class_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
     """Return squared distances of rows from the nearest plane of a class."""
-    return component_distances(expert, x).min(axis=0)
-
-
-# -- stepwise EM ---------------------------------------------------------------------------------------------
+    return compute_component_distances(expert, x).min(axis=0)
 
 
 def compare_stepwise(name: str, args: Any) -> dict[str, Any]:
-    """Measure batch EM, and stepwise EM of 1 to 3 epochs."""
+    """Measure errors of batch EM, and of stepwise EM with 1, 2 and 3 epochs."""
     ways: dict[str, dict[str, Any]] = {"batch EM": {}}
     ways |= {f"stepwise EM, epochs: {n}": {"algorithm": "stepwise", "n_epochs": n} for n in (1, 2, 3)}
-    return compare_ways(name, args, ways)
+    return compare_variants(name, args, ways)
 
 
-# Number of rows of a step; the default is an eighth of all rows.
+# Stepwise EM updates the parameters after this number of rows; the default is an eighth of all rows.
 STEP_ROWS = (300, 1500)
 
 
 def compare_batch_sizes(name: str, args: Any) -> dict[str, Any]:
-    """Measure batch EM, and stepwise EM of three epochs for several numbers of rows per step."""
+    """Measure errors of batch EM, and of stepwise EM with 3 epochs and several numbers of rows per step."""
     online = {"algorithm": "stepwise", "n_epochs": 3}
     ways: dict[str, dict[str, Any]] = {"batch EM": {}, "stepwise EM, epochs: 3": online}
     ways |= {f"stepwise EM, {n:,} rows a step": online | {"batch_rows": n} for n in STEP_ROWS}
-    return compare_ways(name, args, ways)
-
-
-# -- sl.Search -----------------------------------------------------------------------------------------------
+    return compare_variants(name, args, ways)
 
 
 class RecordReads(sl.Callback):
@@ -702,9 +691,7 @@ class RecordReads(sl.Callback):
 
 
 def run_search(name: str, args: Any) -> dict[str, Any]:
-    """Run one search over sizes and tangent weights on training rows; measure its best candidate on test
-    rows.
-    """
+    """Search sizes and tangent weights on training rows; measure the best candidate on test rows."""
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
     some, held = next(iter(split_rows(name, args.seed)))
@@ -712,11 +699,11 @@ def run_search(name: str, args: Any) -> dict[str, Any]:
     candidates = list_combinations(
         n_components=(50, 100) if large else (10, 20),
         n_dims=(10, 14) if large else (8, 12),
-        tangent_weight=(0.0, HEAVY),
-        recognition_tangent_weight=(0.0, LIGHT),
+        tangent_weight=(0.0, HEAVY_WEIGHT),
+        recognition_tangent_weight=(0.0, LIGHT_WEIGHT),
     )
     base = sl.LinearMixtureClassifier(
-        tangents=SEVEN, smoothing=0.5, image_shape=image_shape_of(name), random_state=args.seed
+        tangents=SEVEN_TANGENTS, smoothing=0.5, image_shape=get_image_shape(name), random_state=args.seed
     )
     log = RecordReads()
     with TemporaryDirectory() as folder:
@@ -740,8 +727,8 @@ def run_search(name: str, args: Any) -> dict[str, Any]:
     }
     model = found.best_estimator_
     tests = {
-        "error": class_errors(model, test_x),
-        "tangent-distance": class_errors(model, test_x, make_tangent_spec(name, {})),
+        "error": compute_class_errors(model, test_x),
+        "tangent-distance": compute_class_errors(model, test_x, make_tangent_spec(name, {})),
     }
     out["test"] = {way: round(float((one.argmin(axis=1) != test_y).mean()), 5) for way, one in tests.items()}
     return out
@@ -756,15 +743,14 @@ def store_rows(place: str, x: np.ndarray, y: np.ndarray) -> Dataset:
     return writer.finalize()
 
 
-# -- the temperature -----------------------------------------------------------------------------------------
-
-# Numbers of training rows that choose a temperature.
-DRAWN = (1000, 2000, 5000, 20_000)
+# Numbers of training rows in a sample that chooses a temperature.
+SAMPLE_ROWS = (1000, 2000, 5000, 20_000)
 
 
 def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
-    """Return the temperatures that disjoint samples of training rows choose, and their log-loss on test
-    rows.
+    """Return the temperatures that disjoint samples of training rows choose, and their test log-loss.
+
+    The probability of a class is proportional to exp(-error / (2 temperature)).
     """
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
@@ -779,14 +765,14 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
     if fitted.matrix is not None:
         x = x @ fitted.matrix.astype(np.float32)
     prepared, codes = tried.prepare(None, make_backend("cpu")), np.searchsorted(model.classes_, y)
-    order, step, losses = np.random.default_rng(args.seed).permutation(len(x)), DRAWN[0], []
+    order, step, losses = np.random.default_rng(args.seed).permutation(len(x)), SAMPLE_ROWS[0], []
     begin = time.process_time()
     for first in range(0, len(x) - step + 1, step):
         some, stats = order[first : first + step], Stats.zeros(tried.layout())
         tried.accumulate(prepared, Block(x[some], codes[some], None, 0), stats)
         losses.append(np.array(stats["loss"]))
     seconds = time.process_time() - begin
-    of_test, own = class_errors(model, test_x), np.searchsorted(model.classes_, test_y)
+    of_test, own = compute_class_errors(model, test_x), np.searchsorted(model.classes_, test_y)
 
     def log_loss(t: float) -> float:
         p = probabilities(of_test, t)
@@ -794,7 +780,7 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
 
     out: dict[str, Any] = {"cpu_ms_a_row": round(1000 * seconds / (step * len(losses)), 4), "draws": {}}
     out["least_log_loss"] = round(min(log_loss(t) for t in tried.temperatures), 5)
-    for rows in (n for n in DRAWN if n <= len(x)):
+    for rows in (n for n in SAMPLE_ROWS if n <= len(x)):
         parts = len(losses) // (rows // step)
         sums = [np.sum(losses[i * rows // step : (i + 1) * rows // step], axis=0) for i in range(parts)]
         found = np.array([choose_temperature(tried.temperatures, one) for one in sums])
@@ -802,7 +788,7 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
         out["draws"][str(rows)] = {
             "draws": parts,
             "temperature": float(f"{found.mean():.3g}"),
-            "mean_and_deviation": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
+            "spread": round(float(found.std(ddof=min(1, parts - 1)) / found.mean()), 4),
             "log_loss": round(float(np.mean(reported)), 5),
             "worst_log_loss": round(float(np.max(reported)), 5),
         }
@@ -810,10 +796,7 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-# -- figures -------------------------------------------------------------------------------------------------
-
-
-def hook_points(angle: np.ndarray) -> np.ndarray:
+def make_hook_points(angle: np.ndarray) -> np.ndarray:
     """Return points (n, 2) of a curve that turns back on itself, at angles in radians."""
     return np.stack([2 * np.cos(angle), 0.5 * np.sin(angle)], axis=-1)
 
@@ -836,11 +819,14 @@ def choose_three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) 
 
 
 def draw_curve(path: Any) -> None:
-    """Draw Figure 1 into a PNG file: three linear models of four points, with their tangents and without."""
+    """Draw the paper's Figure 1 into a PNG file.
+
+    Three linear models describe four points, with their tangents and without.
+    """
     figure = new_figure(9, 3)
     angles = np.deg2rad([150.0, 95.0, 30.0, -30.0])
-    points = hook_points(angles)
-    tangents = (hook_points(angles + 1e-4) - points) / 1e-4
+    points = make_hook_points(angles)
+    tangents = (make_hook_points(angles + 1e-4) - points) / 1e-4
     tangents /= np.linalg.norm(tangents, axis=1, keepdims=True)
     for ax, weight, title in zip(
         figure.subplots(1, 2, sharex=True, sharey=True),
@@ -848,7 +834,9 @@ def draw_curve(path: Any) -> None:
         ("points alone", "points and tangents"),
         strict=True,
     ):
-        ax.plot(*hook_points(np.linspace(np.deg2rad(175), np.deg2rad(-75), 200)).T, color="0.7", zorder=0)
+        ax.plot(
+            *make_hook_points(np.linspace(np.deg2rad(175), np.deg2rad(-75), 200)).T, color="0.7", zorder=0
+        )
         for place, (point, t) in enumerate(zip(points, tangents, strict=True)):
             ax.plot(*np.stack([point - 0.25 * t, point + 0.25 * t]).T, color="k", lw=2.5)
             ax.annotate(str(place + 1), point, (6, 4), textcoords="offset points")
@@ -876,17 +864,23 @@ def draw_figures(name: str, args: Any) -> dict[str, Any]:
     """Draw Figures 1, 2 and 3 of the paper into PNG files."""
     x, y = load_rows(name, "train")
     test_x, test_y = load_rows(name, "test")
-    shape, twos, places = image_shape_of(name), x[y == 2], []
+    shape, twos, places = get_image_shape(name), x[y == 2], []
 
     def place(what: str) -> Any:
         places.append(f"linear_mixture_{what}.png")
         return args.out.parent / places[-1]
 
     draw_curve(place("curve"))
-    common = {"n_components": 10, "n_dims": 10, "tangents": PAPERS, "image_shape": shape, "n_jobs": args.jobs}
+    common = {
+        "n_components": 10,
+        "n_dims": 10,
+        "tangents": PAPER_TANGENTS,
+        "image_shape": shape,
+        "n_jobs": args.jobs,
+    }
     figure = new_figure(9, 2.2)
     grid_of = figure.subplots(2, 10)
-    for row, weight in zip(grid_of, (0.0, HEAVY), strict=True):
+    for row, weight in zip(grid_of, (0.0, HEAVY_WEIGHT), strict=True):
         d = sl.LinearMixture(
             tangent_weight=weight, recognition_tangent_weight=weight, random_state=args.seed, **common
         ).fit(twos)
@@ -911,11 +905,7 @@ def draw_figures(name: str, args: Any) -> dict[str, Any]:
     return {"drawn": places}
 
 
-# -- parts ---------------------------------------------------------------------------------------------------
-
-
 def main() -> None:
-    """Run each part."""
     parts: dict[str, Callable[[str, Any], dict[str, Any]]] = {
         "choose": choose_settings,
         "table2": measure_table2,

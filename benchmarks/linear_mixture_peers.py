@@ -11,7 +11,7 @@ mfa       torch-mfa of E. Richardson (--mfa is the path of its mfa.py; needs tor
           the log-likelihood of the test rows after --passes passes of both, for --starts starts; ours uses
           likelihood="ppca".
 gaussian  scikit-learn's GaussianMixture(10, "full") on 3,000 rows of MNIST, averaged to 16 x 16 and in full
-          size, with the smallest covariance regularisation that works; ours has 10 models of 10 factors.
+          size, with reg_covar=1e-3, since it fails with less; ours has 10 models of 10 factors.
 factors   scikit-learn's FactorAnalysis(10): seconds of its fit with the default stopping rule, and seconds in
           which ours reaches the same log-likelihood (up to .001).
 kmeans    KMeans (Lloyd) and MiniBatchKMeans with one start; ours has n_dims=0, in batch and in stepwise EM.
@@ -130,21 +130,21 @@ def compare_mfa(args: Any) -> dict[str, Any]:
     """Return seconds and log-likelihoods of a mixture of factor analysers, in this package and torch-mfa."""
     x, test, k, h = load_rows(784)[: args.rows], load_rows(784, "test"), 50, 6
 
-    def theirs(passes: int, seed: int) -> Any:
+    def fit_theirs(passes: int, seed: int) -> Any:
         return fit_mfa(args.mfa, x, k, h, passes, seed)
 
-    def ours(passes: int, seed: int) -> Any:
+    def fit_ours(passes: int, seed: int) -> Any:
         common: dict[str, Any] = {"likelihood": "ppca", "assignment": "soft", "max_iter": passes}
         return fit_density(x, seed, n_components=k, n_dims=h, **common)
 
-    ours(1, 0)  # The first fit compiles the kernels.
-    seconds = {"ours": measure_pass(ours, 2, 12), "theirs": measure_pass(theirs)}
+    fit_ours(1, 0)  # The first fit compiles the kernels.
+    seconds = {"ours": measure_pass(fit_ours, 2, 12), "theirs": measure_pass(fit_theirs)}
     print(seconds, flush=True)
     likelihoods: dict[str, list[float]] = {"ours": [], "theirs": []}
     for seed in range(args.starts):
-        likelihoods["ours"].append(score_density(ours(args.passes, seed), test))
+        likelihoods["ours"].append(score_density(fit_ours(args.passes, seed), test))
         if args.passes * seconds["theirs"] * args.starts <= args.patience:
-            likelihoods["theirs"].append(score_mfa(theirs(args.passes, seed), test))
+            likelihoods["theirs"].append(score_mfa(fit_theirs(args.passes, seed), test))
         print(likelihoods, flush=True)
     return {
         "rows": len(x),
@@ -155,19 +155,19 @@ def compare_mfa(args: Any) -> dict[str, Any]:
     }
 
 
-def measure_pass(fit: Any, few: int = 1, more: int = 3) -> float:
+def measure_pass(fit: Any, few_passes: int = 1, more_passes: int = 3) -> float:
     """Return the processor seconds of a pass, which other work on the machine changes little.
 
-    ``fit`` receives a number of passes and a seed; it is called with ``few`` and with ``more`` passes.
+    ``fit`` receives a number of passes and a seed; two fits have ``few_passes`` and ``more_passes``.
     """
     taken = []
-    for passes in (few, more):
+    for passes in (few_passes, more_passes):
         begin = time.process_time()
         with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
             warnings.simplefilter("ignore")
             fit(passes, 0)
         taken.append(time.process_time() - begin)
-    return (taken[1] - taken[0]) / (more - few)
+    return (taken[1] - taken[0]) / (more_passes - few_passes)
 
 
 def compare_gaussian(args: Any) -> dict[str, Any]:
@@ -178,18 +178,18 @@ def compare_gaussian(args: Any) -> dict[str, Any]:
     for p, n in ((256, 3000), (784, 3000)):
         x, test = load_rows(p)[:n], load_rows(p, "test")
 
-        def theirs(passes: int, x: np.ndarray = x) -> Any:
+        def fit_theirs(passes: int, x: np.ndarray = x) -> Any:
             start = {"init_params": "random_from_data", "random_state": 0}
             return GaussianMixture(10, reg_covar=1e-3, tol=0.0, max_iter=passes, **start).fit(x)
 
-        few, more = measure_seconds(lambda: theirs(2)), measure_seconds(lambda: theirs(6))
+        few, more = measure_seconds(lambda: fit_theirs(2)), measure_seconds(lambda: fit_theirs(6))
         ours = fit_density(
             x, 0, n_components=10, n_dims=10, likelihood="ppca", assignment="soft", max_iter=10
         )
         seconds = {"ours": compute_pass_seconds(ours), "theirs": (more - few) / 4}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            score = float(theirs(10).score(test))
+            score = float(fit_theirs(10).score(test))
         found[f"{p}"] = {
             "rows": n,
             "seconds a pass": seconds,
@@ -208,10 +208,10 @@ def compare_factors(args: Any) -> dict[str, Any]:
     x = x + 0.05 * np.random.default_rng(args.seed).standard_normal(x.shape, dtype=np.float32)
     peers: dict[str, Any] = {}
 
-    def theirs(way: str) -> None:
+    def fit_theirs(way: str) -> None:
         peers[way] = FactorAnalysis(10, svd_method=way, random_state=0).fit(x)
 
-    seconds = {way: measure_seconds(lambda way=way: theirs(way)) for way in ("lapack", "randomized")}
+    seconds = {way: measure_seconds(lambda way=way: fit_theirs(way)) for way in ("lapack", "randomized")}
     wanted = {way: float(model.score(x)) for way, model in peers.items()}
     least, passes, taken, reached = min(wanted.values()), 0, np.inf, -np.inf
     for passes in (10, 20, 40, 80, 160, 320):
@@ -237,15 +237,15 @@ def compare_kmeans(args: Any) -> dict[str, Any]:
     x, k, passes = load_rows(256), 100, 20
     models: dict[str, Any] = {}
 
-    def theirs(name: str, make: Any) -> None:
+    def fit_theirs(name: str, make: Any) -> None:
         models[name] = make.fit(x)
 
     common: dict[str, Any] = {"n_clusters": k, "random_state": 0, "n_init": 1}
     seconds = {
         "KMeans": measure_seconds(
-            lambda: theirs("KMeans", KMeans(algorithm="lloyd", max_iter=passes, tol=0.0, **common))
+            lambda: fit_theirs("KMeans", KMeans(algorithm="lloyd", max_iter=passes, tol=0.0, **common))
         ),
-        "MiniBatchKMeans": measure_seconds(lambda: theirs("MiniBatchKMeans", MiniBatchKMeans(**common))),
+        "MiniBatchKMeans": measure_seconds(lambda: fit_theirs("MiniBatchKMeans", MiniBatchKMeans(**common))),
     }
     inertia = {name: float(model.inertia_) / len(x) for name, model in models.items()}
     ours = {
@@ -258,13 +258,15 @@ def compare_kmeans(args: Any) -> dict[str, Any]:
         model = fit_density(x, 0, n_components=k, n_dims=0, **params)
         seconds[name] = time.perf_counter() - begin
         wide = model.means_.astype(np.float32)
-        inertia[name] = float(np.mean([_distances(x[i : i + 5000], wide) for i in range(0, len(x), 5000)]))
+        inertia[name] = float(
+            np.mean([compute_least_distance(x[i : i + 5000], wide) for i in range(0, len(x), 5000)])
+        )
         pass_seconds[name] = compute_pass_seconds(model)
     out = {"rows": len(x), "K": k, "seconds": seconds, "seconds a pass": pass_seconds}
     return out | {"mean square": inertia}
 
 
-def _distances(x: np.ndarray, means: np.ndarray) -> float:
+def compute_least_distance(x: np.ndarray, means: np.ndarray) -> float:
     square = (x * x).sum(axis=1)[:, None] - 2.0 * x @ means.T + (means * means).sum(axis=1)
     return float(square.min(axis=1).mean())
 
@@ -297,7 +299,7 @@ def compare_numpy_pass(args: Any) -> dict[str, Any]:
     }
 
 
-PARTS = {
+PART_FUNCTIONS = {
     "mfa": compare_mfa,
     "gaussian": compare_gaussian,
     "factors": compare_factors,
@@ -307,9 +309,8 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure each part, and write its result."""
     arguments = parser(__doc__, "linear_mixture_peers")
-    arguments.add_argument("--part", choices=tuple(PARTS), help="run this part only")
+    arguments.add_argument("--part", choices=tuple(PART_FUNCTIONS), help="run this part only")
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument(
         "--mfa", type=Path, help="path of mfa.py of torch-mfa; without it the part mfa is skipped"
@@ -321,7 +322,7 @@ def main() -> None:
         "--patience", type=float, default=1e9, help="seconds; longer fits of torch-mfa are skipped"
     )
     args = arguments.parse_args()
-    for name, measure in PARTS.items():
+    for name, measure in PART_FUNCTIONS.items():
         if args.part not in (None, name) or (name == "mfa" and args.mfa is None):
             continue
         result = measure(args)

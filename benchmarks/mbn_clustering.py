@@ -14,16 +14,15 @@
                                                                      synthetic points (Figures 5, 6, 10)
 
 Each data set is clustered by k-means (the best of 50 starts by inertia) on four inputs: raw features; PCA
-with 98 % of the variance; the same PCA, whitened, which resembles the column of the paper; and the output of
-networks with as many components as classes. The results are NMI and accuracy in percent, as mean and
-standard deviation over --seeds networks; 3 seeds if a fit takes more than a minute. The decay of a network is
-the ratio of the numbers of centroids in consecutive layers; k1 is the number in the first layer. The decays
-are those of --decays, and decay="auto". The results have the NMI of "auto" minus the best NMI, and minus the
-NMI of the default.
+with 98 % of the variance; the same PCA, whitened, as in the paper; and the output of networks with as many
+components as classes. The results are NMI and accuracy in percent, as mean and standard deviation over
+--seeds networks; 3 seeds if a fit takes more than a minute. The decay of a network is the ratio of the
+numbers of centroids in consecutive layers, k1 is the number in the first layer, V is the number of
+clusterings in a layer, and a is the share of the features that a clustering uses. The decays are those of
+--decays, and decay="auto", which chooses one without labels.
 
-In the part mnist all decays share one first layer, and "auto" uses the network of the decay that it
-chooses. Needs SCALELATENT_DATA. These commands measure "auto" again and keep the decays of earlier runs, or
-add seeds to the decays of earlier runs:
+In the part mnist all decays share one first layer. Needs SCALELATENT_DATA. The first of these commands
+measures "auto" again and keeps the decays of earlier runs; the second adds seeds to earlier runs:
 
     python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000
         --skip-baselines --skip-decays
@@ -61,11 +60,11 @@ from scalelatent.models.mbn.report import collect_evidence
 from scalelatent.models.mbn.report_figures import plot_layers, plot_output
 
 PAPER_NETWORK: dict[str, Any] = {"n_pools": "paper", "decay": 0.5}
-# Networks whose fits take longer than this number of seconds are fitted for this number of seeds.
+# To save time, a network whose fit takes over this number of seconds is fitted for only this number of seeds.
 LONG_SECONDS, FEW_SEEDS = 60.0, 3
 DECAYS = tuple(round(0.1 * i, 1) for i in range(1, 10))
-# Tables 3 and 4 of Zhang (2018): NMI and accuracy in percent, each followed by its standard deviation over
-# runs: of k-means on raw rows and on PCA, of MBN with decay 0.5, and of MBN with its best decay.
+# Tables 3 and 4 of Zhang (2018): NMI and accuracy in percent, each followed by its standard deviation. The
+# methods are k-means on raw rows, k-means on PCA, networks with decay 0.5, and networks with the best decay.
 PAPER: dict[str, dict[str, list[float]]] = {
     "isolet1": {"nmi": [77.21, 0.92, 56.74, 0.75, 77.89, 0.81, 77.97, 0.64],
                 "accuracy": [61.47, 1.93, 38.62, 0.99, 61.13, 2.52, 62.50, 1.14]},
@@ -83,7 +82,7 @@ PAPER: dict[str, dict[str, list[float]]] = {
 # NMI of spectral clustering in percent in Zhang (2018): with a fixed kernel width, and with the best width.
 PAPER_SPECTRAL = {"isolet1": (75.51, 79.66), "wine": (41.58, 43.02), "thyroid": (39.63, 43.20),
                   "umist": (81.83, 84.66), "mnist5000": (62.06, 62.06)}  # fmt: skip
-NAMES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil20": "COIL20",
+SET_TITLES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil20": "COIL20",
          "isolet1": "Isolet1", "mnist5000": "MNIST (small)", "mnist": "MNIST"}  # fmt: skip
 
 
@@ -110,13 +109,15 @@ def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(x[rows]), y[rows]
 
 
-def baseline(x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None) -> dict[str, Any]:
+def measure_kmeans(
+    x: np.ndarray, y: np.ndarray, seeds: int, restarts: int, jobs: int | None
+) -> dict[str, Any]:
     """Return NMI and accuracy of k-means on the rows x, over seeds of k-means."""
     scores = [kmeans_scores(x, y, restarts=restarts, random_state=s, n_jobs=jobs) for s in range(seeds)]
-    return summary([(score.nmi, score.accuracy) for score in scores])
+    return summarise([(score.nmi, score.accuracy) for score in scores])
 
 
-def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+def summarise(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Return mean and standard deviation in percent of pairs (NMI, accuracy)."""
     values = 100 * np.array(pairs)
     return {
@@ -128,8 +129,8 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return the mean and the standard deviation over the seeds of two summaries."""
+def merge_summaries(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return the means and the standard deviations over the seeds of two results of ``summarise``."""
     counts = np.array([earlier["seeds"], found["seeds"]], dtype=float)
     out = {"seeds": int(counts.sum())}
     for key in ("nmi", "accuracy"):
@@ -141,7 +142,7 @@ def pooled(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     return found | out
 
 
-def networks(
+def measure_networks(
     x: np.ndarray,
     y: np.ndarray,
     seeds: int,
@@ -150,9 +151,9 @@ def networks(
     earlier: dict[str, Any] | None = None,
     **params: Any,
 ) -> dict[str, Any]:
-    """Return NMI, accuracy and seconds of networks of several seeds.
+    """Fit networks with several seeds to rows x with classes y; return their NMI, accuracy and seconds.
 
-    Seeds that the result ``earlier`` has are not fitted again.
+    ``earlier`` is the result of a previous run; its seeds are not fitted again.
     """
     c, pairs, seconds, chosen, ks = len(np.unique(y)), [], [], [], []
     first = earlier["seeds"] if earlier else 0
@@ -171,16 +172,16 @@ def networks(
         pairs.append((score.nmi, score.accuracy))
         chosen.append(model.decay_)
         ks = model.ks_
-    found = summary(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
+    found = summarise(pairs) | {"seconds_per_fit": round(float(np.median(seconds)), 2)}
     if earlier:
-        found, chosen = pooled(earlier, found), [*earlier.get("chosen", []), *chosen]
+        found, chosen = merge_summaries(earlier, found), [*earlier.get("chosen", []), *chosen]
     if params.get("decay") == "auto":
         return found | {"chosen": chosen}
     return found | {"ks": [int(k) for k in ks]}
 
 
 def project_codes(model: Any, layers: Any, codes: np.ndarray, seed: int) -> np.ndarray:
-    """Return the output of a network for the codes of its last layer, as ``fit_transform`` computes it."""
+    """Return the network's output from the codes (numbers of nearest centroids) of the last layer."""
     model.seed_, model._layers = seed, layers
     components = layer_components(model, len(layers), sl.Dataset.from_arrays(codes))
     projection = CodeProjection.from_components(components)
@@ -188,7 +189,7 @@ def project_codes(model: Any, layers: Any, codes: np.ndarray, seed: int) -> np.n
 
 
 class FirstLayer:
-    """Codes of the first layer for all rows; all networks of one seed have the same first layer."""
+    """First layer that networks of several decays share, with its codes (nearest centroids) of all rows."""
 
     def __init__(self, x: np.ndarray, args: Any, **params: Any) -> None:
         fixed = {"n_components": 10, "n_classes": 10, "random_state": args.seed}
@@ -206,7 +207,7 @@ class FirstLayer:
         seed = int(self.params["random_state"])
         return plan_layers(self._model(decay), self.train, decay, seed)
 
-    def output(self, decay: float) -> tuple[np.ndarray, list[int]]:
+    def compute_output(self, decay: float) -> tuple[np.ndarray, list[int]]:
         """Return the output of a network with this decay, and the number of centroids of each layer."""
         layers, codes = self._layers(decay), self.codes
         for layer in layers[1:]:
@@ -214,33 +215,35 @@ class FirstLayer:
         z = project_codes(self._model(decay), layers, codes, int(self.params["random_state"]))
         return z, [layer.k for layer in layers]
 
-    def network(self, y: np.ndarray, decay: float, restarts: int) -> dict[str, Any]:
+    def measure_network(self, y: np.ndarray, decay: float, restarts: int) -> dict[str, Any]:
         """Return NMI, accuracy and seconds of the network with this decay."""
         begin = time.perf_counter()
-        z, ks = self.output(decay)
+        z, ks = self.compute_output(decay)
         above = time.perf_counter() - begin
         seed = self.params["random_state"]
         score = kmeans_scores(z, y, restarts=restarts, random_state=seed, n_jobs=self.jobs)
-        return summary([(score.nmi, score.accuracy)]) | {
+        return summarise([(score.nmi, score.accuracy)]) | {
             "seconds_of_first_layer": round(self.seconds, 2),
             "seconds_above_it": round(above, 2),
             "ks": ks,
         }
 
 
-def tables(name: str, args: Any) -> dict[str, Any]:
-    """Return the results of raw features, PCA and networks of all decays on one data set."""
+def measure_data_set(name: str, args: Any) -> dict[str, Any]:
+    """Return the results of k-means on raw features, PCA and networks of all decays, for one data set."""
     x, y = load(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
-    out = _earlier(args.out, name) | out
+    out = read_earlier_results(args.out, name) | out
     rows = x.astype(np.float32 if x.dtype == np.uint8 else np.float64)
     if not args.skip_baselines:
         few = (y, 1 if len(x) > 20_000 else args.seeds, min(10, args.restarts), args.jobs)
         options = few if len(x) > 2000 else common
-        out["raw"] = baseline(rows, *options)
+        out["raw"] = measure_kmeans(rows, *options)
         for key, whiten in (("pca", False), ("pca_whitened", True)):
-            out[key] = baseline(PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *options)
+            out[key] = measure_kmeans(
+                PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *options
+            )
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
     params["n_pools"] = args.pools
     decays = tuple(float(d) for d in args.decays.split(","))
@@ -248,19 +251,19 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     first = FirstLayer(x, args, **params) if name == "mnist" and not args.skip_decays else None
     for decay in decays if not args.skip_decays else ():
         if first is not None:
-            found = first.network(y, decay, args.restarts)
+            found = first.measure_network(y, decay, args.restarts)
         else:
             earlier = out["decays"].get(str(decay)) if args.more else None
-            found = networks(x, *common, earlier, decay=decay, **params)
+            found = measure_networks(x, *common, earlier, decay=decay, **params)
         out["decays"][str(decay)] = found
         print(name, decay, found, flush=True)
         write_part(args.out, name, args.seed, out)  # An interrupted run keeps the decays so far.
     if name == "mnist" and not args.skip_auto:
-        out["auto"] = choices(x, out["classes"], args)
+        out["auto"] = measure_choices(x, out["classes"], args)
     elif not args.skip_auto:
         earlier = out.get("auto") if args.more else None
-        out["auto"] = networks(x, *common, earlier, decay="auto", **params) | {
-            "seconds_to_choose": choices(x, out["classes"], args, 1)["seconds_to_choose"]
+        out["auto"] = measure_networks(x, *common, earlier, decay="auto", **params) | {
+            "seconds_to_choose": measure_choices(x, out["classes"], args, 1)["seconds_to_choose"]
         }
     print(name, "auto", out.get("auto"), flush=True)
     if len(out["decays"]) > 1:
@@ -269,7 +272,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     if "0.5" in out["decays"]:
         out["default"] = out["decays"]["0.5"]
     if name == "mnist" and str(chosen := out.get("auto", {}).get("chosen", [None])[0]) in out["decays"]:
-        # There is one network per decay, with the first seed, so the choice of that seed counts.
+        # MNIST has one network per decay, with the first seed, so "auto" gets the result of its first choice.
         out["auto"] |= {key: out["decays"][str(chosen)][key] for key in ("nmi", "accuracy", "seeds")}
     for other in ("best", "default"):
         if other in out and "nmi" in out.get("auto", {}):
@@ -280,7 +283,7 @@ def tables(name: str, args: Any) -> dict[str, Any]:
     return out
 
 
-def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
+def measure_choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str, Any]:
     """Return the decays that "auto" chooses with several seeds, and the seconds of a choice."""
     from scalelatent.models.mbn.decay import choose_decay
 
@@ -294,8 +297,8 @@ def choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> dict[str
     return {"chosen": chosen, "seconds_to_choose": round(float(np.median(seconds)), 2)}
 
 
-def _earlier(path: Any, name: str) -> dict[str, Any]:
-    """Return the results of earlier runs on a data set; results that this run does not replace remain."""
+def read_earlier_results(path: Any, name: str) -> dict[str, Any]:
+    """Return the results of earlier runs on a data set; this run replaces what it measures again."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
         return {}
@@ -318,7 +321,7 @@ def embed_spectrally(distances: np.ndarray, width: float, d: int) -> np.ndarray:
     return u / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300)
 
 
-def spectral(args: Any) -> dict[str, Any]:
+def measure_spectral(args: Any) -> dict[str, Any]:
     """Return scores of spectral clustering with the kernel width of the paper, and with the best width.
 
     The paper's width is 2^-4 times the mean distance of two rows. The paper gives neither the formula of the
@@ -334,7 +337,7 @@ def spectral(args: Any) -> dict[str, Any]:
         distances = squareform(pdist(x.astype(np.float64)))
         mean = distances.sum() / (len(x) * (len(x) - 1))
         by_width = {
-            str(power): baseline(
+            str(power): measure_kmeans(
                 embed_spectrally(distances, 2.0**power * mean, classes), y, seeds, args.restarts, args.jobs
             )
             for power in range(-4, 5)
@@ -345,63 +348,66 @@ def spectral(args: Any) -> dict[str, Any]:
     return found
 
 
-def sweeps(args: Any) -> dict[str, Any]:
-    """Return scores for numbers of clusterings V, and for shares of features a at V = 100 (Figure 11)."""
+def sweep_parameters(args: Any) -> dict[str, Any]:
+    """Return scores for numbers V of clusterings, and for shares a of the features (Figure 11)."""
     x, y = load("mnist5000", args.seed)
     common = (y, FEW_SEEDS, args.restarts, args.jobs)
     out: dict[str, Any] = {"V": {}, "a": {}}
     for v in (1, 5, 10, 25, 50, 100, 200, 400):
-        out["V"][str(v)] = networks(x, *common, n_clusterings=v)
+        out["V"][str(v)] = measure_networks(x, *common, n_clusterings=v)
         print("V", v, out["V"][str(v)], flush=True)
     for a in (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0):
-        out["a"][str(a)] = networks(x, *common, n_clusterings=100, feature_fraction=a)
+        out["a"][str(a)] = measure_networks(x, *common, n_clusterings=100, feature_fraction=a)
         print("a", a, out["a"][str(a)], flush=True)
     return out
 
 
-def first_layers(args: Any) -> dict[str, Any]:
-    """Return scores for values of k1 on the 5,000 images.
+def compare_k1(args: Any) -> dict[str, Any]:
+    """Return scores on 5,000 images for values of k1 (number of centroids in the first layer).
 
-    The share 571 of 5,000 rows equals the share 8,000 of 70,000 rows. The default is 2,500.
+    571 is the same share of the rows as the paper's 8,000 of 70,000. 2,500 is the default.
     """
     x, y = load("mnist5000", args.seed)
     out = {}
     for k1 in (286, 571, 1250, 2500):
-        out[str(k1)] = networks(
+        out[str(k1)] = measure_networks(
             x, y, FEW_SEEDS, args.restarts, args.jobs, n_clusterings=args.clusterings, k1=k1
         )
         print("k1", k1, out[str(k1)], flush=True)
     return out
 
 
-def first_layers_of_all(args: Any) -> dict[str, Any]:
-    """Return scores for two values of k1 on all 70,000 images, with 100 clusterings.
+def compare_k1_on_all_images(args: Any) -> dict[str, Any]:
+    """Return scores on 70,000 images for two values of k1 (number of centroids in the first layer).
 
-    35,000 is the default; with 400 clusterings it would take hours.
+    8,000 is the paper's value, 35,000 the default. 400 clusterings as in the paper would take hours.
     """
     x, y = load("mnist", args.seed)
     out = {}
     for k1 in (8000, 35_000):
         first = FirstLayer(x, args, n_clusterings=100, k1=k1)
-        out[str(k1)] = first.network(y, 0.5, args.restarts)
+        out[str(k1)] = first.measure_network(y, 0.5, args.restarts)
         print("k1", k1, out[str(k1)], flush=True)
     return out
 
 
-def half_of_all(args: Any) -> dict[str, Any]:
-    """Return scores of networks of all 70,000 images with the default k1, half of the rows, and 40 pools."""
+def measure_half_of_rows(args: Any) -> dict[str, Any]:
+    """Return scores of networks whose first layer has as many centroids as half of the 70,000 images.
+
+    The clusterings of a layer draw their centroids from 40 pools of random rows, which saves time.
+    """
     x, y = load("mnist", args.seed)
-    out = _earlier(args.out, "half_mnist")
+    out = read_earlier_results(args.out, "half_mnist")
     first = FirstLayer(x, args, n_clusterings=args.clusterings, k1=len(x) // 2, n_pools=40)
     for decay in map(float, args.decays.split(",")):
-        found = first.network(y, decay, args.restarts)
+        found = first.measure_network(y, decay, args.restarts)
         out[f"{args.clusterings} clusterings, decay {decay}"] = found
         print(args.clusterings, decay, found, flush=True)
         write_part(args.out, "half_mnist", args.seed, out)
     return out
 
 
-def figures(args: Any) -> dict[str, Any]:
+def draw_figures(args: Any) -> dict[str, Any]:
     """Draw the figures of the parts whose results the JSON file has."""
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     drawn: list[str] = []
@@ -411,16 +417,16 @@ def figures(args: Any) -> dict[str, Any]:
         drawn.append(f"mbn_{name}.png")
 
     by_decay = [
-        _sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
-        for name, title in NAMES.items()
+        make_sweep(title, parts[name]["result"]["decays"], parts[name]["result"].get("auto"))
+        for name, title in SET_TITLES.items()
         if len(parts.get(name, {}).get("result", {}).get("decays", {})) > 1
     ]
     if by_decay:
         draw(plot_sweeps(by_decay, "decay"), "decay")
     if "sweeps" in parts:
         found = parts["sweeps"]["result"]
-        draw(plot_sweeps([_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
-        draw(plot_sweeps([_sweep("MNIST (small)", found["a"])], "share of the features a"), "a")
+        draw(plot_sweeps([make_sweep("MNIST (small)", found["V"])], "clusterings V", logarithmic=True), "V")
+        draw(plot_sweeps([make_sweep("MNIST (small)", found["a"])], "share of the features a"), "a")
 
     def output(x: np.ndarray, c: int) -> np.ndarray:
         network = sl.MultilayerBootstrapNetwork(
@@ -438,8 +444,8 @@ def figures(args: Any) -> dict[str, Any]:
     return {"drawn": drawn}
 
 
-def plane(args: Any) -> dict[str, Any]:
-    """Draw 2,500 of 5,000 images in two dimensions: the output, and the codes of each layer."""
+def draw_plane(args: Any) -> dict[str, Any]:
+    """Draw 2,500 of 5,000 images as points in the plane, from the network's output and from each layer."""
     x, y = load("mnist5000", args.seed)
     data = sl.Dataset.from_arrays(x, y)
     model = sl.MultilayerBootstrapNetwork(
@@ -453,7 +459,7 @@ def plane(args: Any) -> dict[str, Any]:
     return {"ks": shown.ks} | {key: round(100 * shown.clusters[key], 2) for key in ("nmi", "accuracy")}
 
 
-def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
+def make_sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None) -> Any:
     found = dict(sorted(found.items(), key=lambda item: float(item[0])))
     columns = [
         [value[key] / 100 for value in found.values()]
@@ -464,19 +470,18 @@ def _sweep(title: str, found: dict[str, Any], auto: dict[str, Any] | None = None
 
 
 def main() -> None:
-    """Run each part."""
     parts: dict[str, Callable[[Any], dict[str, Any]]] = {
-        name: lambda args, name=name: tables(name, args)  # type: ignore[misc]
+        name: lambda args, name=name: measure_data_set(name, args)  # type: ignore[misc]
         for name in ("wine", "thyroid", "umist", "isolet1", "coil20", "digits", "mnist5000", "mnist")
     }
     parts |= {
-        "spectral": spectral,
-        "sweeps": sweeps,
-        "k1": first_layers,
-        "k1_mnist": first_layers_of_all,
-        "half_mnist": half_of_all,
-        "plane": plane,
-        "figures": figures,
+        "spectral": measure_spectral,
+        "sweeps": sweep_parameters,
+        "k1": compare_k1,
+        "k1_mnist": compare_k1_on_all_images,
+        "half_mnist": measure_half_of_rows,
+        "plane": draw_plane,
+        "figures": draw_figures,
     }
     arguments = parser(__doc__, "mbn_clustering")
     arguments.add_argument("--parts", default="wine,thyroid,umist", help=f"of {', '.join(parts)}")

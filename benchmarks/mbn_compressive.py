@@ -27,18 +27,18 @@ from scalelatent.evaluation import kmeans_scores, retrieval_accuracy
 
 
 def call_timed(call: Any) -> tuple[Any, float]:
-    """Call a function; return its result and seconds."""
+    """Call a function; return its result, and the seconds of the call."""
     begin = time.perf_counter()
     return call(), time.perf_counter() - begin
 
 
 def compress(
-    x: Any, z: np.ndarray, xt: Any, zt: np.ndarray, slow: float, args: Any
+    x: Any, z: np.ndarray, xt: Any, zt: np.ndarray, network_seconds: float, args: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Fit the small network to outputs z of rows x; return it, its explained variance and its times.
 
-    ``xt`` and ``zt`` are test rows and their outputs; ``slow`` is the number of seconds that the bootstrap
-    network needs for the test rows.
+    ``xt`` and ``zt`` are test rows and their outputs; the bootstrap network needs ``network_seconds`` seconds
+    for the test rows.
     """
     small = sl.CompressiveMBN(n_epochs=args.epochs, random_state=args.seed, n_jobs=args.jobs)
     _, fit = call_timed(lambda: small.fit(x, z))
@@ -49,13 +49,14 @@ def compress(
         "explained_test": round(small.score(xt, zt), 4),
         "fit_seconds": round(fit, 1),
         "predict_seconds": round(fast, 3),
-        "times_faster": round(slow / fast, 1),
+        "times_faster": round(network_seconds / fast, 1),
     }
 
 
 def fit_network(x: np.ndarray, xt: np.ndarray, args: Any) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return the network's outputs for training and test images, and the seconds of the fit and of test
-    images.
+    """Return a network's outputs for training images x and test images xt, and the seconds of both steps.
+
+    --fitted names a folder with the outputs of an earlier fit, which are read instead.
     """
     if args.fitted:
         with np.load(args.fitted / "outputs.npz") as kept:
@@ -111,7 +112,6 @@ def compress_rcv1(args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run each part."""
     parts = {"mnist": compress_mnist, "rcv1": compress_rcv1}
     arguments = parser(__doc__, "mbn_compressive")
     arguments.add_argument("--parts", default="mnist,rcv1")

@@ -2,11 +2,11 @@
 
     python benchmarks/mbn_decay.py [--sets wine,thyroid,umist,coil20] [--seeds 10]
 
-The decay is the ratio of the numbers of centroids in consecutive layers of a bootstrap network. The small
-networks of decay="auto" are fitted for each decay to at most 1,000 rows of each data set: two networks with
+The decay is the ratio of the numbers of centroids in consecutive layers of a bootstrap network. For each
+decay, four small networks are fitted to at most 1,000 rows of each data set, as decay="auto" does: two with
 all features, and two with half of the features. The NMI of a decay compares the classes with k-means on the
 output of the first two networks. Each method chooses a decay. Its loss is the NMI of the best decay minus
-the NMI of the chosen decay, in points. The methods are:
+the NMI of the chosen decay, in percentage points. The methods are:
 
     outputs      the best linear centred kernel alignment of the outputs of two seeds
     silhouette   the best silhouette of the clusters in the output
@@ -92,7 +92,10 @@ def judge_decays(x: np.ndarray, y: np.ndarray, seed: int) -> dict[float, dict[st
 
 
 def compute_output(first: Layer, ks: tuple[int, ...], codes: np.ndarray, d: int) -> np.ndarray:
-    """Return the output (rows, d) of a small network from the ``codes`` of its first layer."""
+    """Return the output (rows, d) of a small network from the ``codes`` of its first layer.
+
+    Codes are the numbers of the nearest centroids; ``ks`` has the number of centroids of each layer.
+    """
     for layer in choice._make_upper_layers(first, ks):
         codes = choice.code_rows(layer, codes, codes, 1, "cpu")
     return choice.compute_output(codes, d, "cpu")
@@ -109,7 +112,10 @@ def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
 
 
 def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
-    """Return the decays that decay="auto" tries: all up to one with a score well below the best score."""
+    """Return the decays that decay="auto" tries.
+
+    It stops after a decay of at least 0.5 whose score is more than MAX_SCORE_DROP below the best score so far.
+    """
     best = 0.0
     for count, (decay, found) in enumerate(run.items(), 1):
         best = max(best, found["grid"])
@@ -127,7 +133,6 @@ def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float
 
 
 def main() -> None:
-    """Measure the NMI and the CPU seconds of each value of ``decay`` on all data sets; write one table."""
     arguments = parser(__doc__, "mbn_decay")
     arguments.add_argument("--sets", default="wine,thyroid,umist,isolet1,coil20,mnist5000,iris,cancer,digits")
     arguments.add_argument("--seeds", type=int, default=10)

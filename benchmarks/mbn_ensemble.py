@@ -40,12 +40,15 @@ from scalelatent.models.mbn.decay import (
 )
 from scalelatent.models.mbn.fit import plan_layers
 
-# Decays whose stacks the method "three" combines.
-THREE = (0.3, 0.5, 0.7)
+# The method "three" combines the stacks of these decays.
+COMBINED_DECAYS = (0.3, 0.5, 0.7)
 
 
 def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
-    """Return the codes of the last layer for each decay; all decays share the first layer."""
+    """Return the codes (numbers of nearest centroids) of the last layer for each decay.
+
+    All decays share the first layer.
+    """
     rows, below, stacks = as_rows(train.read_x(0, len(train))), None, {}
     for decay in DECAYS:
         layers = plan_layers(model, train, decay, seed)
@@ -57,14 +60,14 @@ def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> 
     return stacks
 
 
-def correlate_pairs(codes: np.ndarray, every: list[np.ndarray], seed: int) -> float:
-    """Return the correlation between the similarities of rows in one stack (layers of one decay) and in all.
+def correlate_pairs(codes: np.ndarray, all_codes: list[np.ndarray], seed: int) -> float:
+    """Return how similarities of rows in one stack (layers of one decay) correlate with those in all stacks.
 
-    The similarity of two rows is their share of equal codes; 20,000 random pairs are used.
+    The similarity of two rows is their share of equal codes; it is computed for 20,000 random pairs.
     """
     pairs = np.random.default_rng(seed).integers(0, len(codes), (2, 20_000))
     own = (codes[pairs[0]] == codes[pairs[1]]).mean(axis=1)
-    whole = np.mean([(other[pairs[0]] == other[pairs[1]]).mean(axis=1) for other in every], axis=0)
+    whole = np.mean([(other[pairs[0]] == other[pairs[1]]).mean(axis=1) for other in all_codes], axis=0)
     return float(np.corrcoef(own, whole)[0, 1]) if own.std() else 0.0
 
 
@@ -91,7 +94,7 @@ def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
         **{f"{decay:g}": value for decay, (value, _) in singles.items()},
         "auto": singles[chosen][0],
         "auto_decay": chosen,
-        "three": score(THREE)[0],
+        "three": score(COMBINED_DECAYS)[0],
         "nine": nine,
         "agreement": score(nearest[0])[0],
         "similarity": score(nearest[1])[0],
@@ -101,7 +104,6 @@ def measure(name: str, seed: int, jobs: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one seed after the other."""
     arguments = parser(__doc__, "mbn_ensemble")
     arguments.add_argument("--sets", default="wine,thyroid,umist,digits,coil20,isolet1,mnist5000")
     arguments.add_argument("--seeds", type=int, default=3)

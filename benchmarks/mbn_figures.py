@@ -28,13 +28,11 @@ class Sweep:
     accuracy: Sequence[float]
     nmi_spread: Sequence[float]
     accuracy_spread: Sequence[float]
-    marked: float | None = None  # parameter value that decay="auto" chose without labels; None: no line
+    marked: float | None = None  # value that decay="auto" chose; it is drawn as a dashed line
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False) -> Figure:
-    """Draw NMI and accuracy against a parameter, with their standard deviation over seeds (Figures 10 and 11
-    of Zhang, 2018).
-    """
+    """Draw NMI and accuracy against the parameter ``name``, as Figures 10 and 11 of Zhang (2018) do."""
     if not sweeps:
         raise DataError("there are no scores to draw: give at least one sweep")
     columns = min(3, len(sweeps))
@@ -102,9 +100,8 @@ def plot_outlier(
     return figure
 
 
-# Points (n, 2) and their classes. The points have uneven density, like those of the paper's Figures 5 and 6.
-# The sets of the paper (Jain and Law, 2005; Chang and Yeung, 2008; Zahn, 1971) were drawn by hand; these sets
-# are random and have similar shapes.
+# Points (n, 2) and their classes. The points are random and have shapes like those of Zhang (2018), Figures 5
+# and 6, which come from sets that were drawn by hand (Jain and Law, 2005; Chang and Yeung, 2008; Zahn, 1971).
 Points = tuple[np.ndarray, np.ndarray]
 
 
@@ -122,9 +119,7 @@ def draw_arc(rng: np.random.Generator, n: int, span: tuple[float, float], width:
 
 
 def draw_crescents(rng: np.random.Generator) -> Points:
-    """Return points of two crescents, one three times as dense as the other (like the set of Jain and
-    Law).
-    """
+    """Return points of two crescents, one three times as dense as the other (like those of Jain and Law)."""
     upper = draw_arc(rng, 100, (0, 1), 0.09)
     lower = draw_arc(rng, 280, (1, 2), 0.09) + np.array([1.0, 0.35])
     return np.concatenate([upper, lower]), np.repeat([0, 1], [100, 280])

@@ -6,9 +6,8 @@ With pools, several clusterings draw their centroids from the same random rows. 
 of each stage of a fit, the seconds that the matrix products of the first layer need at the machine's rate
 (sgemm of the same shapes on all cores, measured before and after the fit), the seconds of the transform of
 the 10,000 test images in memory, and the peak memory. The time of the first layer grows with the number of
-clusterings, and the time of the upper layers with its square, so that few clusterings measure the first
-layer quickly. --keep FOLDER saves the outputs of training and test images for `mbn_compressive.py --fitted`.
-Needs SCALELATENT_DATA.
+clusterings, and the time of the upper layers with its square. --keep FOLDER saves the outputs of training and
+test images for `mbn_compressive.py --fitted`. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ PAPER_TRANSFORM_SECONDS = 4857.0
 
 
 class StageSeconds(sl.Callback):
-    """Callback that measures the seconds of each stage."""
+    """Callback that measures the seconds of each stage (layer or output) of a fit."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last: tuple[str, float] | None = None
 
     def on_stage(self, info: dict[str, Any]) -> None:
-        self._end()
+        self._finish_stage()
         self._last = (info["stage"], time.perf_counter())
 
     def on_fit_end(self, info: dict[str, Any]) -> None:
-        self._end()
+        self._finish_stage()
 
-    def _end(self) -> None:
+    def _finish_stage(self) -> None:
         if self._last is not None:
             self.seconds[self._last[0]] = round(time.perf_counter() - self._last[1], 3)
 
@@ -77,7 +76,7 @@ def measure_sgemm_rate(k: int, columns: int, threads: int, rounds: int = 5) -> f
 
 
 def measure(options: Any, pools: str, folder: Path) -> dict[str, Any]:
-    """Fit one network, and return its results."""
+    """Fit one network with ``pools`` as n_pools; return its times, peak memory and NMI."""
     x, y = mnist(slice(0, options.rows))
     ds = sl.Dataset.from_arrays(x, y).save(folder / "train.zarr")
     threads, columns = resolve_jobs(None), 784 // 2
@@ -122,7 +121,6 @@ def measure(options: Any, pools: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one fit for each value of --pools."""
     arguments = parser(__doc__, "mbn_fit")
     arguments.add_argument("--rows", type=int, default=60_000)
     arguments.add_argument("--clusterings", type=int, default=400)

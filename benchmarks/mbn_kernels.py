@@ -31,10 +31,10 @@ from scalelatent.engine.threads import single_threaded
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.mbn.kernels.cpu import dense, lists, sparse
 
-# Numbers of rows and of centroids of each matrix product in the search by BLAS and numpy.
+# The search by BLAS and numpy multiplies this number of rows with this number of centroids at a time.
 TILE_ROWS, TILE_CENTROIDS = 1024, 512
 # Number of clusterings whose codes a fit computes in one call of the kernel.
-SETS = 8
+CLUSTERINGS_PER_CALL = 8
 
 
 def load_images(n: int, seed: int) -> tuple[np.ndarray, str]:
@@ -62,9 +62,7 @@ def find_by_blas_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def measure_dense_rates(k: int, seed: int) -> dict[str, Any]:
-    """Return the GFlop/s of each method to find the nearest of k centroids, and the number of codes that
-    differ.
-    """
+    """Return the GFlop/s of searches for the nearest of k centroids, by this package and by others."""
     rows, what = load_images(60_000, seed)
     rng = np.random.default_rng(seed)
     x, columns = rows[:4096], np.sort(rng.permutation(784)[:392])
@@ -104,10 +102,10 @@ def measure_dense_rates(k: int, seed: int) -> dict[str, Any]:
 
 
 def draw_random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[np.ndarray, str]:
-    """Return codes (n, clusterings) of rows by random clusterings with ``below`` centroids, and the rows'
-    name.
+    """Return codes (n, clusterings) of image rows, and the name of the rows.
 
-    The clusterings use few columns, which makes them fast; their codes are as uneven as in real fits.
+    A code is the nearest of ``below`` random rows. To save time, a clustering uses 49 of the 784 columns; the
+    codes are as uneven as in real fits.
     """
     rows, what = load_images(n, seed)
     rng = np.random.default_rng(seed)
@@ -120,11 +118,12 @@ def draw_random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[
 
 
 def measure_code_look_ups(
-    codes: np.ndarray, below: int, k: int, seed: int, sets: int = SETS
+    codes: np.ndarray, below: int, k: int, seed: int, sets: int = CLUSTERINGS_PER_CALL
 ) -> dict[str, Any]:
     """Return the times of finding nearest centroids in an upper layer, for 8,192 rows of codes.
 
-    The layer has k centroids and ``sets`` clusterings; the layer below has ``below`` centroids.
+    Codes are numbers of nearest centroids in the layer below, which has ``below`` centroids. The layer itself
+    has k centroids and ``sets`` clusterings.
     """
     rng = np.random.default_rng(seed)
     clusterings = codes.shape[1]
@@ -165,8 +164,9 @@ def to_one_hot(codes: np.ndarray, below: int) -> np.ndarray:
 
 
 def load_documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
-    """Return CSR rows of counts of the most frequent stems (None: all stems), without empty rows, and their
-    name.
+    """Return CSR rows of counts of stems, without empty rows, and their name.
+
+    ``vocabulary`` is the number of most frequent stems; None takes all stems.
     """
     file = Path(os.environ.get("SCALELATENT_DATA", "")) / "rcv1" / "rcv1v2_subset27613.npz"
     if file.exists():
@@ -249,14 +249,16 @@ def main() -> None:
     layers = (8000, 4000, 2000, 1000, 500, 250, 125, 62)
     for below in (*layers, 100, 20):
         codes, what = draw_random_codes(below, 400, 8192 + below // 2, args.seed)
-        for clusterings, sets in ((400, SETS), (100, SETS), (400, 1)):
+        for clusterings, sets in ((400, CLUSTERINGS_PER_CALL), (100, CLUSTERINGS_PER_CALL), (400, 1)):
             line = measure_code_look_ups(codes[:, :clusterings], below, below // 2, args.seed, sets)
             results["codes"].append({"rows": what, **line})
             print(results["codes"][-1], flush=True)
     of_layers = [
         r
         for r in results["codes"]
-        if r["clusterings below"] == 400 and r["clusterings at once"] == SETS and r["k below"] in layers
+        if r["clusterings below"] == 400
+        and r["clusterings at once"] == CLUSTERINGS_PER_CALL
+        and r["k below"] in layers
     ]
     mean = sum(r["ns a look-up"] for r in of_layers) / len(of_layers)
     results["ns a look-up, mean of the layers of 8,000 to 31"] = round(mean, 2)

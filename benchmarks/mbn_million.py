@@ -2,15 +2,17 @@
 
     python benchmarks/mbn_million.py FOLDER --parts digits,documents
 
-digits     1,000,000 infinite digits from MNIST rows 0:50000, V = 32, k1 = 2,000.
-pools      The same digits with V = 32 and a draw of centroids for each clustering (n_pools = "paper"), then
-           with V = 200 and the default number of pools: seconds of both fits in one run.
+V is the number of clusterings in a layer, and k1 the number of centroids in the first layer.
+
+digits     1,000,000 infinite digits (random deformations) of MNIST rows 0:50000, V = 32, k1 = 2,000.
+pools      Seconds of two fits of these digits: V = 32 where each clustering draws its own centroids, and
+           V = 200 where clusterings share pools of random rows (the default).
 documents  804,414 documents, resampled from the subset of RCV1-v2 (counts of the 2,000 most frequent
            terms): sparse rows, cosine metric, V = 32, k1 = 500.
 
-The rate of one process is that of a fit of the first --part rows with as many threads as the cluster has
-workers. It is measured before and after the fit on the cluster, and the faster one counts. The datasets are
-written to FOLDER once; the same command resumes an interrupted fit. Needs SCALELATENT_DATA.
+The rate of one process is the rows per second of a fit of the first --part rows with as many threads as the
+cluster has workers. It is measured before and after the fit on the cluster, and the higher one counts. The
+datasets are written to FOLDER once; the same command resumes an interrupted fit. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -36,18 +38,18 @@ def open_documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 
 def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, Any]:
-    """Fit a part in this process, all rows on a cluster, and the part again; return the rates."""
+    """Fit --part rows in this process, all rows on a cluster, and the part again; return the rates."""
     pools = args.pools if args.pools in ("auto", "paper") else int(args.pools)
     params |= {"n_clusterings": args.clusterings, "n_pools": pools, "decay": 0.5, "random_state": args.seed}
 
-    def in_process() -> float:
+    def time_in_process() -> float:
         model = sl.MultilayerBootstrapNetwork(**params, n_jobs=args.workers)
         run = args.folder / f"part-{name}-{time.time_ns()}"
         begin = time.perf_counter()
         model.fit(ds[: args.part], run_dir=run)
         return time.perf_counter() - begin
 
-    before = in_process()
+    before = time_in_process()
     run = args.folder / f"run-{name}-{len(ds)}"
     resumed = (run / "engine").exists()
     with sl.cluster("local", workers=args.workers, memory_limit=args.memory_limit) as client:
@@ -60,7 +62,7 @@ def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, An
         begin = time.perf_counter()
         with_output = model.transform(None, out=str(run / "z.zarr"), overwrite=True)
         transform = time.perf_counter() - begin
-    alone = min(before, in_process())
+    alone = min(before, time_in_process())
     found = {
         "rows": len(ds),
         "ks": model.ks_,
@@ -81,7 +83,10 @@ def measure(ds: sl.Dataset, args: Any, name: str, **params: Any) -> dict[str, An
 
 
 def compare_pools(ds: sl.Dataset, args: Any) -> dict[str, Any]:
-    """Fit V = 32 as the paper and V = 200 with pools, both on a cluster; return their seconds and ratio."""
+    """Return the seconds of two fits on a cluster, and their ratio.
+
+    One has 32 clusterings that draw their own centroids, the other 200 that share pools of random rows.
+    """
     found: dict[str, Any] = {"rows": len(ds), "workers": args.workers}
     for name, clusterings, pools in (("paper", 32, "paper"), ("pools", 200, "auto")):
         model = sl.MultilayerBootstrapNetwork(
@@ -109,7 +114,6 @@ def compare_pools(ds: sl.Dataset, args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run each part."""
     arguments = parser(__doc__, "mbn_million")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--parts", default="digits,documents")

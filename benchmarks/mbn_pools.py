@@ -27,12 +27,12 @@ from scalelatent.evaluation import kmeans_scores
 from scalelatent.models.mbn.decay import code_rows, compute_output
 from scalelatent.models.mbn.fit import plan_layers
 
-# Values of n_pools.
+# Numbers of pools that are compared; "paper" has no pools.
 POOLS = (4, 10, 20, 40, 80, "paper")
-# Number of documents, each with one topic.
+# The set "documents" has this number of random documents with exactly one topic.
 DOCUMENTS = 4000
-# Number of centroids of the first layer for the large sets: a fifth of the rows, and that of Zhang (2018).
-# The default, half of the rows, would take hours.
+# Number of centroids in the first layer for the large sets: a fifth of the rows, or the number of Zhang
+# (2018). The default, half of the rows, would take hours.
 K1 = {"mnist20000": 4000, "mnist": 8000}
 
 
@@ -80,7 +80,6 @@ def measure(x: Any, y: np.ndarray, seed: int, jobs: int | None, **params: Any) -
 
 
 def main() -> None:
-    """Measure all data sets and numbers of pools for a seed before the next seed."""
     arguments = parser(__doc__, "mbn_pools")
     arguments.add_argument("--sets", default="wine,thyroid,umist,digits,coil20,isolet1,mnist5000,documents")
     arguments.add_argument("--seeds", type=int, default=10)

@@ -71,7 +71,6 @@ def measure(name: str, clusterings: int, seed: int, jobs: int | None) -> dict[st
 
 
 def main() -> None:
-    """Run one seed after the other."""
     arguments = parser(__doc__, "mbn_ties")
     arguments.add_argument("--sets", default="documents,digits")
     arguments.add_argument("--clusterings", default="25,50,100")

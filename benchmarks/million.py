@@ -1,4 +1,4 @@
-"""Fit all_vs_all capsules to a million infinite digits, out of core on a local cluster.
+"""Fit capsules for all pairs of classes to a million infinite digits, out of core on a local cluster.
 
     python benchmarks/million.py FOLDER             d = 4
     python benchmarks/million.py FOLDER --dim 16    as the paper; written to million_d16.json
@@ -32,7 +32,6 @@ class PrintPasses(sl.Callback):
 
 
 def main() -> None:
-    """Write the rows to disk, run the fit and write the results."""
     args = parser(__doc__, "million")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)

@@ -1,19 +1,19 @@
-"""Measure the time of a minibatch step beyond its computation.
+"""Measure how long a minibatch step takes beyond its computation.
 
     python benchmarks/minibatch_steps.py [--parts in_process dask auto]
 
-A step runs one or more chains (sequences of minibatches) and updates the state.
+A step runs one or more chains (sequences of minibatches, each on one worker) and then updates the parameters.
 
 in_process  Milliseconds of a step of a learner that computes nothing, with rows in memory and on disk.
-dask        The same times on a LocalCluster of two workers, for 1, 2 and 4 chains and states of 16 kB
-            to 1 MB. All steps run on one worker ("one"), or the chains are spread over both workers ("all").
+dask        The same times on a LocalCluster of two workers, for 1, 2 and 4 chains and parameters of 16 kB to
+            1 MB. All steps run on one worker ("one"), or the chains are spread over both workers ("all").
             "beyond_computing" is the time of a step that computes for 20 ms per chain, minus the computing
             time of the busier worker. "transfer" is the time of a pair of plain Dask tasks that exchange the
             same bytes.
 auto        Milliseconds of steps that compute for 0.2, 5 and 40 ms per chain: on one worker, on both, and as
-            the executor chooses.
+            the engine chooses.
 
-Each time is the smallest of several segments of one fit. Fits that are compared run in turn.
+A fit reports several times; each time is the smallest of its reports.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from scalelatent.engine.passes import make_stage
 from scalelatent.engine.threads import single_threaded
 
 # Number of features, and number of rows in a minibatch.
-FEATURES, BATCH = 196, 256
+FEATURES, BATCH_ROWS = 196, 256
 
 
 class ReportSeconds(Callback):
-    """Callback that records the seconds per step of each report, which covers ``every`` steps."""
+    """Callback that records the seconds per step of each report of a fit; a report covers ``every`` steps."""
 
     def __init__(self, every: int) -> None:
         self.every, self.seconds = every, list[float]()
@@ -61,14 +61,14 @@ class ReportSeconds(Callback):
 def measure_step_seconds(
     make: Callable[[], Any], learner: IdleLearner, rows: sl.Dataset, chains: int, steps: int
 ) -> float:
-    """Return the smallest seconds of a step over the segments of a fit.
+    """Return the smallest seconds per step over the reports of a fit.
 
-    The first segment does not count, because it starts threads. ``make`` returns an executor of the engine.
+    The first report does not count, because it starts threads. ``make`` returns an executor of the engine.
     """
     executor, parts = make(), ReportSeconds(steps)
-    rows = rows[: BATCH * (7 * steps + 1)]
+    rows = rows[: BATCH_ROWS * (7 * steps + 1)]
     stage = make_stage("idle_step", learner, {"train": rows}, "cpu", rows.classes)
-    order = RowOrder(len(rows), 0, BATCH, n_chains=chains)
+    order = RowOrder(len(rows), 0, BATCH_ROWS, n_chains=chains)
     store = getattr(executor, "store", None)
     fit_online(
         executor, stage, learner.start(), order=order, n_epochs=1, callbacks=Callbacks(parts),
@@ -120,7 +120,10 @@ def time_bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
 
 
 def make_executor_factory(folder: Path, client: Any, spread: str) -> Callable[[], DaskExecutor]:
-    """Return a function that makes a Dask executor with a new run folder and this value of ``spread``."""
+    """Return a function that makes a Dask executor with a new run folder.
+
+    ``spread`` is "one" (all chains on one worker), "all" (on all workers) or "auto" (as the engine chooses).
+    """
 
     def make() -> DaskExecutor:
         executor = DaskExecutor(client, EngineStore(tempfile.mkdtemp(dir=folder)))
@@ -170,7 +173,7 @@ def time_automatic_choice(folder: Path, client: Any, rows: sl.Dataset) -> list[d
 
 
 def make_and_store_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl.Dataset]:
-    """Return the same rows in memory and on disk."""
+    """Return random rows as a dataset in memory, and the same rows as a dataset on disk."""
     rng = np.random.Generator(np.random.Philox(seed))
     x = rng.standard_normal((n, FEATURES), dtype=np.float32)
     memory = sl.Dataset.from_arrays(x, rng.integers(0, 10, n))
@@ -178,15 +181,14 @@ def make_and_store_rows(folder: Path, n: int, seed: int) -> tuple[sl.Dataset, sl
 
 
 def main() -> None:
-    """Run each part, and write the results."""
     args = parser(__doc__, "minibatch_steps")
     args.add_argument("--parts", nargs="+", choices=("in_process", "dask", "auto"), default=None)
     a = args.parse_args()
     parts = a.parts or ["in_process", "dask", "auto"]
-    results: dict[str, Any] = {"features": FEATURES, "batch_rows": BATCH}
+    results: dict[str, Any] = {"features": FEATURES, "batch_rows": BATCH_ROWS}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        memory, stored = make_and_store_rows(folder, BATCH * 1000, a.seed)
+        memory, stored = make_and_store_rows(folder, BATCH_ROWS * 1000, a.seed)
         if "in_process" in parts:
             with single_threaded():
                 results["in_process_ms"] = time_in_process(stored, memory)

@@ -2,11 +2,11 @@
 
     python benchmarks/online_capsule.py FOLDER
 
-The fits are batch EM with the schedule of Saul (2021) and stepwise EM. (The stored results also have
-passive-aggressive learning and incremental EM, which only earlier versions of this package had.) The dataset
-is written to FOLDER; its rows are random deformations of MNIST rows 0:50000. The validation rows are MNIST
-rows 50000:60000. Each fit ends by the validation error of its schedule or at its last pass. The curve shows
-the validation error of the model during the fit; its label has the test error of the final model.
+The fits are batch EM with the schedule of Saul (2021), which ends by the validation error, and stepwise EM.
+(The stored results also have two algorithms that only earlier versions of this package had.) The dataset is
+written to FOLDER; its rows are random deformations of MNIST rows 0:50000. The validation rows are MNIST rows
+50000:60000. The figure shows the validation error during the fit; a label has the final test error.
+
 `--only stepwise --partial FILE` runs one fit and adds it to FILE. Without --only, the command runs the fits
 that FILE lacks, and writes JSON and PNG. Needs SCALELATENT_DATA.
 """
@@ -24,19 +24,17 @@ from common import infinite_digits, parser, write
 import scalelatent as sl
 from scalelatent.report.style import COLORS, INK, new_figure, style_axes
 
-NAMES = {
+FIT_TITLES = {
     "em": "batch EM",
     "stepwise": "stepwise EM",
 }
 # Goal: the test error of stepwise EM exceeds that of batch EM by at most this number of percentage points,
-# and it reads at most this share of the rows that batch EM reads.
+# and stepwise EM reads at most this share of the rows that batch EM reads.
 TARGET_POINTS, TARGET_SHARE = 0.3, 0.1
 
 
-def run(name: str, a: Any) -> dict[str, Any]:
-    """Run one fit and return its errors, its seconds, and the curve as lines (rows read, error, best
-    error).
-    """
+def run_fit(name: str, a: Any) -> dict[str, Any]:
+    """Run one fit; return errors, seconds, and the curve: lists [rows read, error, best error so far]."""
     train, held, test = infinite_digits(a.folder, a.rows, a.seed)
     steps = -(-a.rows // 1024)
     model = sl.CapsuleRegression(
@@ -74,11 +72,11 @@ def run(name: str, a: Any) -> dict[str, Any]:
     return record
 
 
-def compare(fits: dict[str, Any]) -> dict[str, Any]:
-    """Return, for each fit, results relative to batch EM.
+def compare_with_batch(fits: dict[str, Any]) -> dict[str, Any]:
+    """Return results of each fit relative to batch EM, and whether stepwise EM reaches the goal.
 
-    They are the test error in points above batch EM, the share of its rows read, and the share of its rows
-    until the validation error is within 0.3 points of that of batch EM.
+    The results are the difference of test errors in percentage points, the rows read as a share of those of
+    batch EM, and the same share until the validation error is within 0.3 points of that of batch EM.
     """
     em, out = fits["em"], {}
     for name, fit in fits.items():
@@ -103,7 +101,7 @@ def draw_picture(fits: dict[str, Any], rows: int, path: Path) -> None:
     style_axes(ax)
     for (name, fit), colour in zip(fits.items(), (INK, COLORS[0]), strict=True):
         seen, _, best = np.array(fit["curve"]).T
-        label = f"{NAMES[name]}: test {100 * fit['test_error']:.2f} %"
+        label = f"{FIT_TITLES[name]}: test {100 * fit['test_error']:.2f} %"
         ax.plot(seen, 100 * best, color=colour, label=label, lw=1.6)
     ax.axhline(100 * fits["em"]["validation_error"] + TARGET_POINTS, color=INK, lw=0.8, ls=":")
     ax.set_xscale("log")
@@ -119,7 +117,6 @@ def draw_picture(fits: dict[str, Any], rows: int, path: Path) -> None:
 
 
 def main() -> None:
-    """Run the fits, and write the results and the picture."""
     args = parser(__doc__, "online_capsule")
     args.add_argument("folder", type=Path)
     args.add_argument("--rows", type=int, default=1_000_000)
@@ -127,18 +124,24 @@ def main() -> None:
     args.add_argument("--epochs", type=int, default=10, help="passes of the online algorithms")
     args.add_argument("--passes", type=int, default=2000, help="largest number of passes of batch EM")
     args.add_argument("--jobs", type=int, default=None)
-    args.add_argument("--only", choices=list(NAMES), help="run this fit only")
+    args.add_argument("--only", choices=list(FIT_TITLES), help="run this fit only")
     args.add_argument("--partial", type=Path, help="JSON file of the finished fits")
     a = args.parse_args()
     fits = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else {}
-    for name in [a.only] if a.only else [n for n in NAMES if n not in fits]:
-        fits[name] = run(name, a)
+    for name in [a.only] if a.only else [n for n in FIT_TITLES if n not in fits]:
+        fits[name] = run_fit(name, a)
         if a.partial:
             a.partial.write_text(json.dumps(fits))
-    if set(fits) < set(NAMES):
+    if set(fits) < set(FIT_TITLES):
         return
-    fits = {name: fits[name] for name in NAMES}
-    results = {"rows": a.rows, "dim": a.dim, "epochs": a.epochs, "fits": fits, "comparison": compare(fits)}
+    fits = {name: fits[name] for name in FIT_TITLES}
+    results = {
+        "rows": a.rows,
+        "dim": a.dim,
+        "epochs": a.epochs,
+        "fits": fits,
+        "comparison": compare_with_batch(fits),
+    }
     print(json.dumps(results["comparison"], indent=1))
     write(a.out, a.seed, results)
     draw_picture(fits, a.rows, a.out.with_suffix(".png"))

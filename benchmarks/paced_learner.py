@@ -1,6 +1,6 @@
-"""Batch learner that sleeps for each row, by the speed of its worker; workers can receive this file.
+"""Batch learner that sleeps for each row, as long as a worker of a given speed would compute.
 
-Sleeping needs no core, so that two cores are enough for workers with any speeds.
+Sleeping needs no core, so that two cores are enough for many workers. Dask sends this file to the workers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from scalelatent.contract.stats import Layout, Stats
 
 sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
-# Blocks that this process computed: pass (from 0), number of rows, start and end in seconds of the clock.
+# Blocks of rows that this process computed: (pass from 0, number of rows, start and end by time.time()).
 blocks: list[tuple[int, int, float, float]] = []
-# Seconds by which earlier sleeps were too long; the next sleep is shorter by this time.
-_late = 0.0
+# The operating system ended earlier sleeps late by this number of seconds; the next sleep is shorter by them.
+overslept_seconds = 0.0
 
 
 def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
-    """Return the speed of this thread's worker, whose name is its number; None outside a worker."""
+    """Return the speed of the worker that runs this thread, or None outside a worker.
+
+    The name of a worker is its index in ``speeds``.
+    """
     from distributed import get_worker
 
     try:
@@ -36,7 +39,7 @@ def get_worker_speed(speeds: tuple[float, ...]) -> float | None:
 
 @dataclass(frozen=True)
 class PacedSums:
-    """Reduction that sums sines of the rows, and sleeps ``row_seconds`` per row at speed 1.
+    """Computation of a pass: it sums sines of the rows, and sleeps ``row_seconds`` per row at speed 1.
 
     The last bits of the sums depend on the order of the rows, so that a test detects another order.
     """
@@ -56,15 +59,15 @@ class PacedSums:
         return float(state["shift"]), int(state["iteration"]), get_worker_speed(self.speeds)
 
     def accumulate(self, prepared: tuple[float, int, float | None], block: Block, stats: Stats) -> None:
-        global _late
+        global overslept_seconds
         shift, iteration, speed = prepared
         begin = time.time()
         stats["total"][:] += np.sin(block.x.astype("f8") + shift).sum(axis=0)
         if speed is not None:
             due = begin + len(block.x) * self.row_seconds / speed
-            time.sleep(max(0.0, due - _late - time.time()))
+            time.sleep(max(0.0, due - overslept_seconds - time.time()))
             end = time.time()
-            _late = min(max(0.0, end - due + _late), 0.01)
+            overslept_seconds = min(max(0.0, end - due + overslept_seconds), 0.01)
             blocks.append((iteration, len(block.x), begin, end))
 
 
@@ -94,7 +97,7 @@ class PacedLearner:
 
 
 def list_computed_blocks(dask_worker: Any) -> list[tuple[int, int, float, float]]:
-    """Return the blocks that a worker has computed."""
+    """Return the blocks that a worker has computed; Dask calls this function on the worker."""
     return list(sys.modules["scalelatent.paced_learner"].blocks)
 
 

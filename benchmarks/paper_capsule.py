@@ -2,13 +2,13 @@
 
     python benchmarks/paper_capsule.py dims|architectures|convergence|starts|latents [--data SET]
 
-dims           Test error for each capsule dimension d (Figure 5, multiclass), with the paper's protocol.
+dims           Test error for each capsule dimension d (Figure 5, multiclass).
 architectures  The same test errors for one_vs_all and all_vs_all (Figure 5).
 convergence    Log-loss and training error of four updates, d = 4, 1,000 passes (Figures 6 and 7): with and
                without momentum, with and without the threshold nu.
 starts         The subspace start (PCA) and 20 random starts per noise level, d = 4, 1,000 passes (Figure 8).
-latents        Fits with d = 2 and d = 8: draws squashed latent vectors of test rows (Figure 2), and a
-               prototype for each element of each capsule (Figure 4).
+latents        Fits with d = 2 and d = 8: draws capsule vectors of test rows (Figure 2), and, for each element
+               of each capsule, the training row that it responds to most (Figure 4).
 
 --data is "mnist" (default), "usps", or a folder with the datasets train.zarr and test.zarr. In dims,
 architectures and latents the last sixth of the training rows is the validation set (MNIST: rows 50,000 to
@@ -37,27 +37,28 @@ from common import RESULTS, mnist, parser, usps, write, write_png
 
 import scalelatent as sl
 
-# Model and algorithm of Saul (2021).
+# Parameters with which the estimator has the model and the algorithm of Saul (2021).
 PAPER: dict[str, Any] = {"architecture": "multiclass", "algorithm": "em", "fit_intercept": False, "ridge": 0}
-# Capsule dimensions.
+# Dimensions of a capsule in the experiments dims and architectures, as in Figure 5.
 DIMS = (1, 2, 4, 8, 16)
-NAMED = {"mnist": mnist, "usps": usps}
-# Number of random starts for each standard deviation (noise level) of the latents h, and the noise levels.
+DATA_SETS = {"mnist": mnist, "usps": usps}
+# Part "starts": number of random starts for each noise level, and the noise levels (standard deviations of
+# the capsule vectors at the start).
 N_STARTS, SCALES = 20, (0.1, 1.0, 10.0)
 
 
-def datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
+def open_datasets(data: str) -> tuple[sl.Dataset, sl.Dataset]:
     """Return training and test datasets, by name or from a folder."""
-    if data in NAMED:
-        train, test = (sl.Dataset.from_arrays(*NAMED[data](part=part)) for part in ("train", "test"))
+    if data in DATA_SETS:
+        train, test = (sl.Dataset.from_arrays(*DATA_SETS[data](part=part)) for part in ("train", "test"))
         return train, test
     train, test = (sl.open_dataset(Path(data) / f"{part}.zarr") for part in ("train", "test"))
     return train, test
 
 
 def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegression, dict[str, Any]]:
-    """Run one fit with the paper's protocol; return the model, and its errors and seconds."""
-    rows, test = datasets(a.data)
+    """Fit five sixths of the training rows, and validate on the rest; return the model, and its results."""
+    rows, test = open_datasets(a.data)
     train, held = rows[: 5 * len(rows) // 6], rows[5 * len(rows) // 6 :]
     begin = time.perf_counter()
     how = {**PAPER, **params}
@@ -79,36 +80,36 @@ def fit_and_score(a: argparse.Namespace, **params: Any) -> tuple[sl.CapsuleRegre
 
 
 def run_settings(
-    a: argparse.Namespace, settings: list[dict[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]
+    a: argparse.Namespace,
+    settings: list[dict[str, Any]],
+    measure_setting: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the results of all settings; the file --partial stores results, which a later run does not
-    repeat.
-    """
+    """Return the results of all settings; those in the file --partial are not computed again."""
     done = json.loads(a.partial.read_text()) if a.partial and a.partial.exists() else []
     for setting in settings[len(done) :]:
-        done.append(run(setting))
+        done.append(measure_setting(setting))
         if a.partial:
             a.partial.write_text(json.dumps(done))
     return done
 
 
-def dims(a: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_dims(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the results of multiclass fits for each capsule dimension (Figure 5)."""
     return run_settings(a, [{"capsule_dim": d} for d in a.dims], lambda one: fit_and_score(a, **one)[1])
 
 
-def architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_architectures(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the results of one_vs_all and all_vs_all for each capsule dimension (Figure 5)."""
     kinds = ("one_vs_all", "all_vs_all")
     settings = [{"capsule_dim": d, "architecture": kind} for kind in kinds for d in a.dims]
     return run_settings(a, settings, lambda one: fit_and_score(a, **one)[1])
 
 
-def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return normalised log-loss and training error after each pass, for four updates (Figures 6 and 7)."""
-    data, _ = datasets(a.data)
+def measure_convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return log-loss and training error after each pass, with and without momentum and threshold nu."""
+    data, _ = open_datasets(a.data)
 
-    def run(one: dict[str, Any]) -> dict[str, Any]:
+    def fit_update(one: dict[str, Any]) -> dict[str, Any]:
         model = sl.CapsuleRegression(
             **PAPER,
             capsule_dim=4,
@@ -128,16 +129,15 @@ def convergence(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(one, found["log_loss"][-1], found["train_error"][-1], found["seconds"], flush=True)
         return found
 
-    return run_settings(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], run)
+    return run_settings(a, [{"momentum": m, "nu": nu} for m in (0.0, 0.9) for nu in (0.0, 0.8)], fit_update)
 
 
-def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_starts(a: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the lowest training error within 1,000 passes for several starts (Figure 8).
 
-    The noise level of a random start is the standard deviation of the latents h. The update is that of the
-    first round of the main experiments: momentum 0.9, nu = 0.8.
+    The updates have momentum 0.9 and the threshold nu = 0.8, as at the start of the paper's main experiments.
     """
-    data, _ = datasets(a.data)
+    data, _ = open_datasets(a.data)
     n = len(data)
     x, y = data.read_x(0, n).reshape(n, -1).astype(np.float32), data.read_y(0, n)
     first = sl.CapsuleRegression(capsule_dim=1, max_iter=1, **PAPER).fit(data)
@@ -151,7 +151,7 @@ def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
         for i in range(a.starts)
     ]
 
-    def run(one: dict[str, Any]) -> dict[str, Any]:
+    def fit_start(one: dict[str, Any]) -> dict[str, Any]:
         schedule, passes = [(0.8, 10**6)], a.passes or 1000
         model = sl.CapsuleRegression(
             **PAPER, capsule_dim=4, nu_schedule=schedule, max_iter=passes, n_jobs=a.jobs, **one
@@ -161,34 +161,37 @@ def starts(a: argparse.Namespace) -> list[dict[str, Any]]:
         print(found, flush=True)
         return found
 
-    return run_settings(a, settings, run)
+    return run_settings(a, settings, fit_start)
 
 
-def latents(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """Draw latent vectors of test rows with d = 2, and prototypes among training rows with d = 8."""
+def draw_latents(a: argparse.Namespace) -> list[dict[str, Any]]:
+    """Draw capsule vectors of test rows (d = 2), and the best training row of each element (d = 8)."""
     from scalelatent.models.capsule.report_data import collect_report_data
     from scalelatent.models.capsule.report_figures import plot_latents, plot_prototypes
 
-    train, test = datasets(a.data)
+    train, test = open_datasets(a.data)
     flat, in_plane = fit_and_score(a, capsule_dim=2)
     shown = collect_report_data(flat, test)
     assert shown.sample is not None
-    write_png(plot_latents(shown.sample.points, shown.sample.codes, shown.class_names), picture(a, "latents"))
+    write_png(
+        plot_latents(shown.sample.points, shown.sample.codes, shown.class_names),
+        get_picture_path(a, "latents"),
+    )
     deep, in_space = fit_and_score(a, capsule_dim=8)
     kept = collect_report_data(deep, train[: 5 * len(train) // 6])
     side = round(kept.prototypes.x.shape[-1] ** 0.5)
     figure = plot_prototypes(kept.prototypes.x, kept.prototypes.rows >= 0, kept.class_names, (side, side))
-    write_png(figure, picture(a, "prototypes"))
+    write_png(figure, get_picture_path(a, "prototypes"))
     return [in_plane, in_space]
 
 
-def picture(a: argparse.Namespace, name: str) -> Path:
+def get_picture_path(a: argparse.Namespace, name: str) -> Path:
     """Return the path of a picture, with the name of the data set unless it is MNIST."""
     other = "" if a.data == "mnist" else f"_{Path(a.data).name.lower()}"
     return RESULTS / f"paper_capsule_{name}{other}.png"
 
 
-def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
+def draw_experiment(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
     """Draw the figure of an experiment into a PNG file."""
     from matplotlib.figure import Figure
 
@@ -232,19 +235,18 @@ def draw(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
 
 
 EXPERIMENTS = {
-    "dims": dims,
-    "architectures": architectures,
-    "convergence": convergence,
-    "starts": starts,
-    "latents": latents,
+    "dims": measure_dims,
+    "architectures": measure_architectures,
+    "convergence": measure_convergence,
+    "starts": measure_starts,
+    "latents": draw_latents,
 }
 
 
 def main() -> None:
-    """Run one experiment, and write its results and its figure."""
     args = parser(__doc__, "paper_capsule")
     args.add_argument("experiment", choices=EXPERIMENTS)
-    args.add_argument("--data", default="mnist", help=f"{' or '.join(NAMED)}, or a folder")
+    args.add_argument("--data", default="mnist", help=f"{' or '.join(DATA_SETS)}, or a folder")
     args.add_argument("--jobs", type=int, default=None, help="threads; all cores by default")
     args.add_argument("--dims", type=lambda text: [int(d) for d in text.split(",")], default=DIMS)
     args.add_argument(
@@ -256,9 +258,9 @@ def main() -> None:
     )
     a = args.parse_args()
     results = EXPERIMENTS[a.experiment](a)
-    out = picture(a, a.experiment).with_suffix(".json") if a.out.stem == "paper_capsule" else a.out
+    out = get_picture_path(a, a.experiment).with_suffix(".json") if a.out.stem == "paper_capsule" else a.out
     if a.experiment != "latents":
-        draw(a.experiment, results, out.with_suffix(".png"))
+        draw_experiment(a.experiment, results, out.with_suffix(".png"))
     write(out, a.seed, results)
 
 

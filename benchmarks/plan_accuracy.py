@@ -2,10 +2,10 @@
 
     python benchmarks/plan_accuracy.py [--only NAME…] [--base MNIST.zarr]
 
-Each job is two commands: `scalelatent plan --json`, then `scalelatent fit --json`. The time is that of the
-whole second command. Peak memory is the largest resident size of the process or of any worker. A first plan
-of each job compiles the kernels and measures the rates of this machine. Without --only, the peak memory of a
-fit of capsules in one process is measured with 50,000 and with 800,000 rows as well.
+Each job runs `scalelatent plan --json`, then `scalelatent fit --json`. The measured time is that of the whole
+second command. Peak memory is the largest resident size of the process or of any worker. A first plan of each
+job, which does not count, compiles the kernels and measures the rates of this machine. Without --only, the
+peak memory of a fit of capsules is also measured with 50,000 and with 800,000 rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import scalelatent as sl
 
 CAPSULES = "kind = 'capsule'\narchitecture = 'multiclass'"
 CLUSTER = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
-# By name of the job: number of training rows, kind of rows, and lines of the job file from [model] on.
+# Jobs by name: number of training rows, data set ("digits", or "bits": binary digits), and the lines of the
+# job file after [model].
 JOBS: dict[str, tuple[int, str, str]] = {
     "capsule em, d = 8": (50_000, "digits", f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 200"),
     "capsule em, whole schedule": (20_000, "digits", f"{CAPSULES}\ncapsule_dim = 4"),
@@ -73,13 +74,13 @@ JOBS: dict[str, tuple[int, str, str]] = {
         f"corruption = {{kind = 'flip', rate = 0.1}}\n{CLUSTER}",
     ),
 }
-# Number of validation rows and number of test rows of each job.
-HELD = 2_000
-# Numbers of rows of the fits whose peak memory is compared.
-FEW, MOST = 50_000, 800_000
+# Each job has this number of validation rows, and this number of test rows.
+HELD_OUT_ROWS = 2_000
+# The peak memory is compared between a fit of this few and a fit of this many rows.
+FEW_ROWS, MANY_ROWS = 50_000, 800_000
 
 
-def run_verb(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
+def run_command(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
     """Run a command of scalelatent; return its JSON, seconds, peak bytes of its process, and CPU seconds.
 
     The CPU seconds include those of its workers.
@@ -99,9 +100,7 @@ def run_verb(*arguments: str) -> tuple[dict[str, Any], float, int, float]:
 
 
 def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
-    """Write digit images of 28 x 28 pixels, and binary images made from them; return the paths of both
-    datasets.
-    """
+    """Write datasets "digits" (28 x 28 pixels) and "bits" (the same, binary); return their paths by name."""
     from sklearn.datasets import load_digits
 
     if base is None:
@@ -110,7 +109,7 @@ def make_rows(folder: Path, base: str | None) -> dict[str, Path]:
         base = str(folder / "base.zarr")
         sl.Dataset.from_arrays(large.astype("uint8"), y).save(base)
     made = {"digits": folder / "digits.zarr", "bits": folder / "bits.zarr"}
-    run_verb("data", "make", "digits", str(made["digits"]), "--rows", str(MOST), "--base", base)
+    run_command("data", "make", "digits", str(made["digits"]), "--rows", str(MANY_ROWS), "--base", base)
     x = sl.open_dataset(made["digits"]).read_x(0, 30_000).reshape(30_000, -1)
     sl.Dataset.from_arrays((x > x.max() / 2).astype("uint8")).save(made["bits"])
     return made
@@ -121,9 +120,9 @@ def write_job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
     count, kind, lines = JOBS[name]
     place = str(rows[kind])
     data = [f"train = '{place}'", f"train_rows = '0:{count}'"]
-    data += [f"test = '{place}'", f"test_rows = '{-HELD}:'"]
+    data += [f"test = '{place}'", f"test_rows = '{-HELD_OUT_ROWS}:'"]
     if "mbn" not in lines:
-        data += [f"validation = '{place}'", f"validation_rows = '{-2 * HELD}:{-HELD}'"]
+        data += [f"validation = '{place}'", f"validation_rows = '{-2 * HELD_OUT_ROWS}:{-HELD_OUT_ROWS}'"]
     file = folder / f"{name.replace(' ', '-').replace(',', '')}.toml"
     out = folder / f"run-{len(list(folder.iterdir()))}"
     file.write_text(f"[job]\nseed = 0\nout = '{out}'\n[data]\n" + "\n".join(data) + f"\n[model]\n{lines}\n")
@@ -132,9 +131,9 @@ def write_job_file(folder: Path, name: str, rows: dict[str, Path]) -> Path:
 
 def measure_job(file: Path) -> dict[str, Any]:
     """Return the predicted and the measured time and memory of a job."""
-    run_verb("plan", str(file))
-    reported = run_verb("plan", str(file))[0]["plan"]
-    done, seconds, peak, cpu = run_verb("fit", str(file))
+    run_command("plan", str(file))
+    reported = run_command("plan", str(file))[0]["plan"]
+    done, seconds, peak, cpu = run_command("fit", str(file))
     peak = done.get("peak_worker_bytes") or peak
     took = {
         "told_seconds": reported["expected_seconds"],
@@ -151,8 +150,8 @@ def measure_job(file: Path) -> dict[str, Any]:
     return took | {"stages": reported["seconds"], "summary": reported["summary"]}
 
 
-# Program that prints the peak bytes of a fit with this number of rows.
-GROWTH = """
+# Program that prints the peak bytes of a fit; its arguments are a dataset and a number of rows.
+GROWTH_PROGRAM = """
 import json, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
@@ -165,16 +164,18 @@ print(json.dumps(peak_bytes()))
 def measure_growth(place: Path) -> dict[str, int]:
     """Return the peak bytes of a fit in one process, for few and for many rows."""
     found = {}
-    for rows in (FEW, MOST):
+    for rows in (FEW_ROWS, MANY_ROWS):
         out = subprocess.run(
-            [sys.executable, "-c", GROWTH, str(place), str(rows)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", GROWTH_PROGRAM, str(place), str(rows)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         found[f"{rows:,} rows"] = int(out.stdout.splitlines()[-1])
     return found
 
 
 def main() -> None:
-    """Run the jobs, and print the table."""
     arguments = parser(__doc__, "plan_accuracy")
     arguments.add_argument(
         "--only", nargs="*", help="run only jobs whose names contain one of these texts, and write nothing"
@@ -193,7 +194,7 @@ def main() -> None:
         for name in wanted:
             try:
                 job = results["jobs"][name] = measure_job(write_job_file(folder, name, rows))
-            except (RuntimeError, KeyError, ValueError) as error:  # The other jobs still run.
+            except (RuntimeError, KeyError, ValueError) as error:  # A failed job does not stop the others.
                 results["jobs"][name] = {"error": str(error)}
                 print(f"| {name} | failed: {str(error)[-400:]} |", flush=True)
                 continue

@@ -40,14 +40,12 @@ from typing import Any
 from common import parser, write_part
 from rivals_tasks import NEEDS, TASKS
 
-# Measured unit of the benchmark: task, data set, method and seed.
+# One measurement of the benchmark: (task, data set, method, seed).
 Unit = tuple[str, str, str, int]
 
 
 def measure(unit: Unit, limit: int) -> dict[str, Any]:
-    """Return the scores and CPU seconds of a unit; the system kills this process after ``limit`` CPU
-    seconds.
-    """
+    """Return scores and CPU seconds of a unit; the system kills the process after ``limit`` CPU seconds."""
     name, set_name, method, seed = unit
     task = TASKS[name]
     rows = task.sets[set_name](seed)
@@ -71,7 +69,7 @@ def send_record(sender: Connection, unit: Unit, limit: int) -> None:
 
 def run_unit(unit: Unit, limit: int) -> dict[str, Any] | None:
     """Return the record of a unit that runs in another process, or None if it failed."""
-    fork = multiprocessing.get_context("fork")  # A forked process does not import the modules again.
+    fork = multiprocessing.get_context("fork")  # Forking is fast: the modules are not imported again.
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=send_record, args=(sender, unit, limit))
     process.start()
@@ -92,7 +90,7 @@ def plan_units(args: argparse.Namespace) -> Iterator[Unit]:
     for large in (False, True):
         for seed in range(args.seed, args.seed + args.seeds):
             for name, task in TASKS.items():
-                for set_name, method in task.pairs():
+                for set_name, method in task.list_pairs():
                     wanted = (
                         (not args.task or name in args.task)
                         and (not args.set or set_name in args.set)
@@ -111,7 +109,7 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_measured(found: dict[str, Any], seed: int, limit: int) -> bool:
-    """Return True if the records of a method have this seed, or show that no seed ends within the limit."""
+    """Return True if a method has a record of this seed, or has exceeded the limit with another seed."""
     longest = max((record.get("over_seconds", 0) for record in found.values()), default=0)
     return longest >= limit or "cpu_seconds" in found.get(str(seed), {})
 
@@ -122,7 +120,6 @@ def split_names(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Measure the units whose records the file lacks."""
     arguments = parser(__doc__, "rivals")
     arguments.add_argument("--task", type=split_names, help="tasks, separated by semicolons")
     arguments.add_argument("--set", type=split_names, help="sets, separated by semicolons")

@@ -1,12 +1,9 @@
 """Data sets, methods and scores of rivals.py.
 
 A method receives rows and a seed, fits, and answers for held-out rows. Methods have the default parameters
-of their library, except for some parameters that are chosen on a fifth of the training rows: C of logistic
-regression and of the SVM, the number of neighbours, the number of components of Gaussian mixtures and of
-PCA, the bandwidth of kernel densities, the weight decay of logistic regression and of an MLP for images (20
-epochs), the epochs of an MLP for labels, and the epoch of the U-Net. "chosen" in the name of a model of
-scalelatent means that its numbers of components and directions are chosen in this way. The seconds of a
-method include its choice.
+of their library, except for the most important parameter of some methods (such as C of the SVM), which is
+chosen on a fifth of the training rows. "chosen" in the name of a model of scalelatent means that its numbers
+of components and directions are chosen in this way. The seconds of a method include its choice.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import numpy as np
 from common import averaged, mnist, rcv1_subset, usps
 from defaults import small_sets, splits
 from hcn_common import count_found
-from hcn_single import SETS as IMAGES
+from hcn_single import SETS as IMAGE_SETS
 from hcn_single import count_placed_kinds, cut_patches, draw_image, make_estimator
 from scipy.ndimage import median_filter
 from sklearn.cluster import HDBSCAN, KMeans, SpectralClustering
@@ -41,13 +38,13 @@ import scalelatent as sl
 from scalelatent.evaluation.clustering import clustering_accuracy, nmi
 from scalelatent.kernels.corruption import corrupt
 
-# Function of the rows and a seed that returns the answer for held-out rows.
+# Function that receives the rows of a task and a seed, and returns the answer for held-out rows.
 Method = Callable[[Any, int], Any]
-# Function of a seed that returns an unfitted estimator.
-Make = Callable[[int], Any]
-# Largest number of training rows in the choice of a parameter.
+# Function that receives a seed, and returns an unfitted estimator.
+MakeEstimator = Callable[[int], Any]
+# A parameter is chosen with at most this number of training rows, to save time.
 CHOICE_ROWS = 5_000
-# Rows per class of the small fit before the measurement, which compiles the code.
+# A small fit with this number of rows per class runs before the measurement, so that the code is compiled.
 FIRST_ROWS = 20
 
 
@@ -73,26 +70,26 @@ class Task:
     methods: dict[str, Method]
     score: Callable[[Any, Any], dict[str, float]]
     first: Callable[[Any, str], Any]
-    # Data sets that rivals.py measures after all other data sets, because their fits take long.
+    # Data sets that are measured after all others, because their fits take long.
     large: tuple[str, ...] = ()
-    # Names of the data sets of each method that cannot run on all sets.
+    # Data sets by method, for methods that cannot run on all sets.
     only: dict[str, tuple[str, ...]] | None = None
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def list_pairs(self) -> list[tuple[str, str]]:
         """Return all pairs of a set and a method."""
         only = self.only or {}
         return [(s, m) for s in self.sets for m in self.methods if s in only.get(m, (s,))]
 
 
-def predict_with(make: Make) -> Method:
+def predict_with(make: MakeEstimator) -> Method:
     """Return a method that predicts the targets of held-out rows."""
     return lambda rows, seed: make(seed).fit(rows.train, rows.target).predict(rows.test)
 
 
-def choose_and_predict(*makes: Make) -> Method:
+def choose_and_predict(*makes: MakeEstimator) -> Method:
     """Return a method that first chooses the estimator with the fewest wrong targets of validation rows.
 
-    An estimator that needs more rows than there are is not chosen.
+    An estimator that raises ValueError, because it needs more rows, is not chosen.
     """
 
     def run(rows: TaskRows, seed: int) -> Any:
@@ -114,9 +111,6 @@ def choose_and_predict(*makes: Make) -> Method:
 def to_percent(value: float) -> float:
     """Return a share in percent with three decimals."""
     return round(100 * float(value), 3)
-
-
-# -- classification
 
 
 def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -178,7 +172,7 @@ def make_logistic(seed: int, c: float) -> Any:
 
 
 def select_first_of_classes(rows: TaskRows, method: str) -> TaskRows:
-    """Return the first 20 training rows of each class, and 50 held-out rows."""
+    """Return rows for the small first fit: 20 training rows of each class, and 50 held-out rows."""
     found = [np.flatnonzero(rows.target == c)[:FIRST_ROWS] for c in np.unique(rows.target)]
     kept = np.concatenate(found)
     return TaskRows(rows.train[kept], rows.target[kept], rows.test[:50], rows.truth[:50])
@@ -223,11 +217,8 @@ CLASSIFICATION = Task(
 )
 
 
-# -- density and outliers
-
-
 def load_noisy_digits(seed: int) -> TaskRows:
-    """Return digits with uniform noise of the width of a grey level."""
+    """Return digits whose grey levels are made continuous by uniform noise of the width of a level."""
     rows = split_rows("digits", seed)
     rng = np.random.default_rng(seed)
     return replace(
@@ -236,7 +227,7 @@ def load_noisy_digits(seed: int) -> TaskRows:
 
 
 def load_usps_levels(seed: int) -> TaskRows:
-    """Return USPS rows in 256 grey levels, with uniform noise of the width of a level."""
+    """Return USPS rows in 256 grey levels, made continuous by uniform noise of the width of a level."""
     rows, rng = load_usps(seed), np.random.default_rng(seed)
     return replace(
         rows,
@@ -246,7 +237,7 @@ def load_usps_levels(seed: int) -> TaskRows:
 
 
 def load_mnist_levels(seed: int, n: int) -> TaskRows:
-    """Return MNIST rows in 256 grey levels with uniform noise, averaged to 16 x 16 pixels."""
+    """Return MNIST rows in 256 grey levels, made continuous by noise, averaged to 16 x 16 pixels."""
     rows, rng = load_mnist(seed, n), np.random.default_rng(seed)
     noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
     train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
@@ -274,8 +265,11 @@ def add_outliers(load: Callable[[int], TaskRows]) -> Callable[[int], TaskRows]:
     return make
 
 
-def score_with_density(*makes: Make, is_density: bool = True) -> Method:
-    """Return a method that scores held-out rows; validation rows choose one of several densities."""
+def score_with_density(*makes: MakeEstimator, is_density: bool = True) -> Method:
+    """Return a method that scores held-out rows by the model with the best likelihood of validation rows.
+
+    ``is_density`` is False if the scores are not log-likelihoods.
+    """
 
     def run(rows: TaskRows, seed: int) -> tuple[np.ndarray, bool]:
         best = makes[0]
@@ -315,9 +309,7 @@ class KernelDensityByScale:
 
 
 def compute_density_score(rows: TaskRows, answer: tuple[np.ndarray, bool]) -> dict[str, float]:
-    """Return the mean log-likelihood of usual rows, and the ROC areas in percent of both kinds of
-    outliers.
-    """
+    """Return the mean log-likelihood of usual rows, and the ROC areas in percent of both outlier kinds."""
     scores, is_density = answer
     found = {}
     for kind, code in (("class", 1), ("mixed", 2)):
@@ -362,9 +354,6 @@ DENSITY = Task(
     score=compute_density_score,
     first=lambda rows, method: TaskRows(rows.train[:200], None, rows.test[::20], rows.truth[::20]),
 )
-
-
-# -- clustering
 
 
 def load_all_rows(name: str) -> Callable[[int], TaskRows]:
@@ -417,7 +406,10 @@ def cluster_spectrally(rows: TaskRows, seed: int) -> np.ndarray:
 
 
 def select_first_to_cluster(rows: TaskRows, method: str) -> TaskRows:
-    """Return a few random rows; 4,200 for UMAP, which compiles its neighbour search from 4,096 rows on."""
+    """Return random rows for the small first fit: 300, or 4,200 for UMAP.
+
+    From 4,096 rows on, UMAP uses another neighbour search, which it has to compile.
+    """
     most = 4_200 if method.startswith("UMAP") and len(rows.train) >= 4_096 else 300
     order = np.random.default_rng(0).permutation(len(rows.train))[:most]
     return TaskRows(rows.train[order], None, rows.train[order], rows.truth[order])
@@ -449,9 +441,7 @@ CLUSTERING = Task(
 )
 
 
-# -- denoising and completion
-
-# Numbers of training and of held-out images.
+# The tasks of denoising have this number of training images, and this number of held-out images.
 IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
 
 
@@ -467,9 +457,9 @@ def make_corrupted_mnist(seed: int, **how: Any) -> TaskRows:
 
 
 def make_silhouettes(seed: int) -> TaskRows:
-    """Return upper and lower halves of 20 kinds of filled shapes that vary in form, size and place.
+    """Return upper halves as rows, and lower halves as targets, of 20 kinds of filled shapes.
 
-    The outline of a shape is a radius that is a sum of five harmonics of the angle.
+    The logarithm of a shape's radius is a sum of five harmonics of the angle; size and place are random.
     """
     rng, n = np.random.default_rng(seed), IMAGE_ROWS + HELD_IMAGES
     kinds = rng.normal(size=(20, 5, 2)) * 0.35 / np.arange(1, 6)[:, None] ** 0.5
@@ -487,9 +477,7 @@ def make_silhouettes(seed: int) -> TaskRows:
 
 
 class LabelNeighbours:
-    """Classifier of several labels: a label is on if more than half of the k nearest training rows have
-    it.
-    """
+    """Classifier of several labels: a label is on if most of the k nearest training rows have the label."""
 
     def __init__(self, k: int) -> None:
         self.near = NearestNeighbors(n_neighbors=k)
@@ -507,11 +495,13 @@ class TargetPerceptron(MLPClassifier):
     """MLP with a logistic output per target; without hidden units it is logistic regression."""
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> TargetPerceptron:
-        # scikit-learn 1.9 mixes up the columns of more than 256 targets that are uint8.
+        # scikit-learn 1.9 confuses the columns of uint8 targets if there are more than 256.
         return super().fit(X, np.asarray(y, np.int64))
 
 
-def make_perceptron(hidden: Sequence[int], epochs: int, rate: float = 1e-3, alpha: float = 1e-4) -> Make:
+def make_perceptron(
+    hidden: Sequence[int], epochs: int, rate: float = 1e-3, alpha: float = 1e-4
+) -> MakeEstimator:
     return lambda seed: TargetPerceptron(
         tuple(hidden), max_iter=epochs, learning_rate_init=rate, alpha=alpha, random_state=seed
     )
@@ -539,15 +529,17 @@ def restore_by_unet(epochs: int) -> Method:
         torch.manual_seed(seed)
         torch.set_num_threads(1)
 
-        def pair(channels: int, out: int) -> nn.Module:
+        def make_convolutions(channels: int, out: int) -> nn.Module:
             first, second = nn.Conv2d(channels, out, 3, padding=1), nn.Conv2d(out, out, 3, padding=1)
             return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
 
-        class Net(nn.Module):
+        class UNet(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.down = nn.ModuleList([pair(1, 16), pair(16, 32), pair(32, 64)])
-                self.up = nn.ModuleList([pair(96, 32), pair(48, 16)])
+                self.down = nn.ModuleList(
+                    [make_convolutions(1, 16), make_convolutions(16, 32), make_convolutions(32, 64)]
+                )
+                self.up = nn.ModuleList([make_convolutions(96, 32), make_convolutions(48, 16)])
                 self.out, self.pool = nn.Conv2d(16, 1, 1), nn.MaxPool2d(2)
                 self.wide = nn.Upsample(scale_factor=2)
 
@@ -557,20 +549,22 @@ def restore_by_unet(epochs: int) -> Method:
                 x = self.up[0](torch.cat([self.wide(self.down[2](self.pool(b))), b], 1))
                 return self.out(self.up[1](torch.cat([self.wide(x), a], 1)))
 
-        def pictures(x: np.ndarray) -> Any:
+        def to_pictures(x: np.ndarray) -> Any:
             whole = np.zeros((len(x), 784), np.float32)  # Hidden halves are 0.
             whole[:, : x.shape[1]] = x
             return torch.from_numpy(whole.reshape(-1, 1, 28, 28))
 
         size = rows.target.shape[1]
-        net, x, v = Net(), pictures(rows.train), torch.from_numpy(np.asarray(rows.target, np.float32))
+        net, x, v = UNet(), to_pictures(rows.train), torch.from_numpy(np.asarray(rows.target, np.float32))
 
-        def logits(x: Any) -> Any:
+        def compute_logits(x: Any) -> Any:
             return net(x).reshape(len(x), -1)[:, -size:]
 
-        def restored(x: Any) -> np.ndarray:
+        def restore(x: Any) -> np.ndarray:
             with torch.no_grad():
-                return np.concatenate([(logits(part) > 0).numpy().astype(np.uint8) for part in x.split(500)])
+                return np.concatenate(
+                    [(compute_logits(part) > 0).numpy().astype(np.uint8) for part in x.split(500)]
+                )
 
         steps = torch.optim.Adam(net.parameters(), lr=2e-3)
         held, best = len(x) // 10, (1.0, {})
@@ -578,13 +572,13 @@ def restore_by_unet(epochs: int) -> Method:
         for _ in range(epochs):
             for batch in (held + torch.randperm(len(x) - held)).split(64):
                 steps.zero_grad()
-                nn.functional.binary_cross_entropy_with_logits(logits(x[batch]), v[batch]).backward()
+                nn.functional.binary_cross_entropy_with_logits(compute_logits(x[batch]), v[batch]).backward()
                 steps.step()
-            wrong = float(np.mean(restored(x[:held]) != truth))
+            wrong = float(np.mean(restore(x[:held]) != truth))
             if wrong < best[0] or not best[1]:
                 best = wrong, {name: values.clone() for name, values in net.state_dict().items()}
         net.load_state_dict(best[1])
-        return restored(pictures(rows.test))
+        return restore(to_pictures(rows.test))
 
     return run
 
@@ -628,9 +622,6 @@ DENOISING = Task(
 )
 
 
-# -- several labels
-
-
 def load_documents(seed: int) -> TaskRows:
     """Return 5,000 documents of RCV1 as 500 binary terms, with their 20 most frequent topics."""
     counts, topics, _ = rcv1_subset(500)
@@ -665,9 +656,7 @@ def predict_by_ten_chains(rows: TaskRows, seed: int) -> np.ndarray:
 
 
 def compute_labels_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]:
-    """Return the percentage of wrong labels, micro-averaged F1, and the percentage of rows with a wrong
-    label.
-    """
+    """Return three percentages: wrong labels, micro-averaged F1, and rows with a wrong label."""
     return {
         "error": to_percent(np.mean(answer != rows.truth)),
         "f1": to_percent(f1_score(rows.truth, answer, average="micro")),
@@ -676,7 +665,7 @@ def compute_labels_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]
 
 
 def select_first_labels(rows: TaskRows, method: str) -> TaskRows:
-    """Return 100 training rows, in which each label has both values, as logistic regression needs."""
+    """Return 100 training rows for the small first fit; each label has both values, as methods need."""
     target = rows.target[:100].copy()
     target[:20], target[20:40] = 0, 1
     return TaskRows(rows.train[:100], target, rows.test[:20], rows.truth[:20])
@@ -702,12 +691,9 @@ LABELS = Task(
 )
 
 
-# -- parts
-
-
 @dataclass(frozen=True)
 class GeneratedPicture:
-    """Image of a generator that knows its true features; ``epochs`` replaces ``n_epochs`` of the network."""
+    """Image with the generator that knows its true features; ``epochs`` limits the small first fit."""
 
     name: str
     seed: int
@@ -732,14 +718,13 @@ def learn_parts_by_network(restarts: int) -> Method:
 
 
 def decompose_patches(make: Callable[[int, int], Any]) -> Method:
-    """Return a method whose features are components of patches, cut at 0.3, 0.5 and 0.7 of their maximum.
+    """Return a method that decomposes image patches into components, three times as many as the network has.
 
-    There are three times as many components as the network has features. A feature counts as found if any of
-    its three cuts matches.
+    Each component gives three features, whose pixels are on above 0.3, 0.5 or 0.7 of its maximum.
     """
 
     def run(given: GeneratedPicture, seed: int) -> np.ndarray:
-        count, window = IMAGES[given.name][1]
+        count, window = IMAGE_SETS[given.name][1]
         found = np.abs(
             make(3 * count, seed).fit(cut_patches(given.name, given.images, given.dataset)).components_
         )
@@ -754,15 +739,13 @@ def make_dictionary(count: int, seed: int, **given: Any) -> Any:
 
 
 def compute_parts_score(given: GeneratedPicture, features: np.ndarray) -> dict[str, float]:
-    """Return the share of the image's building blocks that match a feature (intersection over union >=
-    .9).
-    """
+    """Return the percentage of the image's building blocks that match a feature, and their number."""
     kinds = given.images.features[count_placed_kinds(given.images)[0]]
     found = count_found(features, kinds) if len(features) else 0
     return {"found": to_percent(found / len(kinds)), "kinds": len(kinds)}
 
 
-PARTS = Task(
+IMAGE_PARTS = Task(
     sets={name: make_picture(name) for name in ("bars", "symbols", "letters", "noisy letters")},
     methods={
         "HierarchicalCompositionalNetwork, 1 start": learn_parts_by_network(1),
@@ -786,7 +769,7 @@ TASKS = {
     "density": DENSITY,
     "classification": CLASSIFICATION,
     "clustering": CLUSTERING,
-    "parts": PARTS,
+    "parts": IMAGE_PARTS,
     "denoising": DENOISING,
 }
 # Package of the extra "bench" that a method needs, by the first word of the method's name.

@@ -2,9 +2,9 @@
 
     python benchmarks/s3_pass.py [--parts pass,troubled]
 
-pass      A capsule E-step (D = 80) over stored float32 rows without a cache, on one computing thread. The
-          same rows come in turn from the disk and from an S3 server (moto, in a separate process on
-          127.0.0.1). The fastest round counts.
+pass      An E-step of ten capsules of 8 dimensions over stored float32 rows without a cache, on one thread.
+          The rows come from the disk, or from an S3 server (moto, in a separate process on 127.0.0.1). The
+          fastest round counts.
 troubled  A fit of ten passes without a cache, from the server alone and through a proxy in another process.
           The proxy delays each request by --latency milliseconds. It answers one request of a hundred with
           503, resets the connection in the middle of one answer of a hundred, and sends one answer of a
@@ -61,7 +61,7 @@ ENVIRONMENT = {
 
 
 def point_environment_to(port: int) -> None:
-    """Set the environment variables that name the server or a proxy."""
+    """Set the environment variables so that S3 clients use the server or the proxy at this port."""
     os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
 
 
@@ -97,9 +97,7 @@ def serve(pipe: Any, delay: Any) -> None:
 
 @contextmanager
 def start_s3_server() -> Iterator[tuple[int, Any]]:
-    """Start an S3 server in a separate process; yield its port and its delay in seconds, which can be
-    changed.
-    """
+    """Start an S3 server in a separate process; yield its port, and a shared number: its delay in seconds."""
     context = multiprocessing.get_context("spawn")
     delay = context.Value("d", 0.0)
     here, there = context.Pipe()
@@ -114,9 +112,9 @@ def start_s3_server() -> Iterator[tuple[int, Any]]:
         process.join(10)
 
 
-# Failures of the proxy, and the share of requests with each of them.
-TROUBLES = ("503", "reset", "slow")
-SHARE = 0.01
+# Failures of the proxy: error 503, a broken connection, a slow answer; and the share of requests with each.
+FAILURES = ("503", "reset", "slow")
+FAILURE_SHARE = 0.01
 # A slow answer arrives in this number of pieces over this number of seconds.
 PIECES, SLOW_SECONDS = 10, 0.5
 
@@ -131,10 +129,10 @@ def serve_with_failures(pipe: Any, server: int, latency: float, counts: Any, see
     class Proxy(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def handle_one(self) -> None:
+        def handle_request(self) -> None:
             with lock:
-                draw = chance.random() / SHARE
-                what = TROUBLES[int(draw)] if draw < len(TROUBLES) else None
+                draw = chance.random() / FAILURE_SHARE
+                what = FAILURES[int(draw)] if draw < len(FAILURES) else None
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             time.sleep(latency)
             if what == "503":
@@ -144,15 +142,18 @@ def serve_with_failures(pipe: Any, server: int, latency: float, counts: Any, see
             onward = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
             onward.request(self.command, self.path, body, dict(self.headers.items()))
             got = onward.getresponse()
-            reported, headers = got.read(), [(k, v) for k, v in got.getheaders() if k.lower() not in SINGLE]
+            reported, headers = (
+                got.read(),
+                [(k, v) for k, v in got.getheaders() if k.lower() not in PROXY_HEADERS],
+            )
             onward.close()
             self.answer(got.status, headers, reported, what if len(reported) > 1 else None)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_request
 
         def count(self, what: str) -> None:
             with lock:
-                counts[TROUBLES.index(what)] += 1
+                counts[FAILURES.index(what)] += 1
 
         def answer(
             self, status: int, headers: list[tuple[str, str]], body: bytes, what: str | None = None
@@ -187,15 +188,15 @@ def serve_with_failures(pipe: Any, server: int, latency: float, counts: Any, see
     proxy.serve_forever()
 
 
-# Headers that the proxy sets itself.
-SINGLE = ("content-length", "connection", "transfer-encoding")
+# The proxy sets these headers itself, and does not forward those of the server.
+PROXY_HEADERS = ("content-length", "connection", "transfer-encoding")
 
 
 @contextmanager
 def start_failing_proxy(server: int, latency: float, seed: int) -> Iterator[tuple[int, Any]]:
     """Start a proxy of a server in a separate process; yield its port and the counts of its failures."""
     context = multiprocessing.get_context("spawn")
-    counts = context.Array("q", len(TROUBLES))
+    counts = context.Array("q", len(FAILURES))
     here, there = context.Pipe()
     process = context.Process(
         target=serve_with_failures, args=(there, server, latency, counts, seed), daemon=True
@@ -211,7 +212,7 @@ def start_failing_proxy(server: int, latency: float, seed: int) -> Iterator[tupl
 
 
 def make_pass(dataset: sl.Dataset, seed: int, cache: PieceCache) -> Callable[[], Any]:
-    """Return a function that runs an E-step over a dataset, always from the same state."""
+    """Return a function that runs an E-step over a dataset, always with the same parameters."""
     em, state = make_learner(8, seed)
     stage = make_stage("capsule_estep", em, {"train": dataset}, "cpu", dataset.classes)
     executor = InProcessExecutor(1, cache=cache)
@@ -250,7 +251,7 @@ def make_plain_gets(port: int, dataset: sl.Dataset) -> Callable[[], Any]:
 
 
 def measure(folder: Path, rows: int, seed: int, rounds: int, milliseconds: float) -> dict[str, Any]:
-    """Return the results of a pass that reads rows from the object store and from disk.
+    """Return the results of a pass that reads rows from the S3 server and from disk.
 
     ``milliseconds`` is the delay of every request in the results "delay".
     """
@@ -324,13 +325,12 @@ def measure_failures(folder: Path, a: Any) -> dict[str, Any]:
             read = sum(record["bytes_read"] for record in model.history_)
             found[f"{name}_mb_per_s"] = round(read / 1e6 / found[f"{name}_s"], 1)
             weights.append(model.W_)
-        found |= {f"times {what}": int(n) for what, n in zip(TROUBLES, counts, strict=True)}
-    found |= {"rows": a.rows, "latency_ms": a.latency, "share_of_each_trouble": SHARE}
+        found |= {f"times {what}": int(n) for what, n in zip(FAILURES, counts, strict=True)}
+    found |= {"rows": a.rows, "latency_ms": a.latency, "share_of_each_trouble": FAILURE_SHARE}
     return found | {"same_bits": bool(np.array_equal(*weights))}
 
 
 def main() -> None:
-    """Run each part, and write its results."""
     args = parser(__doc__, "s3_pass")
     args.add_argument("--parts", default="pass,troubled")
     args.add_argument("--rows", type=int, default=400_000)

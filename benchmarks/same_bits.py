@@ -40,7 +40,7 @@ MODELS: dict[str, Callable[[int | None], Any]] = {
         online=True, n_epochs=4, batch_size=50, random_state=0, n_jobs=n
     ),
 }
-WAYS = ("one thread", "two threads", "two workers", "a worker killed", "interrupted, resumed")
+SETTINGS = ("one thread", "two threads", "two workers", "a worker killed", "interrupted, resumed")
 
 
 class CallOnce(sl.Callback):
@@ -76,9 +76,7 @@ def open_images(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
 
 def compute_digest(model: Any, folder: Path) -> str:
-    """Return a digest of all arrays of the saved model, without its metadata, which contain the run
-    folder.
-    """
+    """Return a digest of all arrays of the saved model, without metadata, which name the run folder."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save(folder)
     total = hashlib.sha256()
@@ -87,13 +85,13 @@ def compute_digest(model: Any, folder: Path) -> str:
     return total.hexdigest()[:12]
 
 
-def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run: Path) -> Any:
-    """Return a model that was fitted in the setting ``way``, or a text if the fit was not interrupted."""
-    if way == "one thread":
+def fit_model(make: Callable[[int | None], Any], setting: str, data: sl.Dataset, run: Path) -> Any:
+    """Fit a model in the setting ``setting``; return it, or a text if the interruption came too late."""
+    if setting == "one thread":
         return make(1).fit(data)
-    if way == "two threads":
+    if setting == "two threads":
         return make(2).fit(data)
-    if way == "interrupted, resumed":
+    if setting == "interrupted, resumed":
         stop = CallOnce(partial(signal.raise_signal, signal.SIGINT))
         try:
             make(2).fit(data, run_dir=run, callbacks=[stop])
@@ -102,7 +100,7 @@ def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run
         return "not interrupted"
     with sl.cluster(workers=2) as client:
         callbacks = []
-        if way == "a worker killed":
+        if setting == "a worker killed":
             processes = client.run(os.getpid)
             kill = partial(os.kill, next(iter(processes.values())), signal.SIGKILL)
             callbacks.append(CallOnce(kill))
@@ -110,7 +108,6 @@ def fit_model(make: Callable[[int | None], Any], way: str, data: sl.Dataset, run
 
 
 def main() -> None:
-    """Fit all models in all settings."""
     arguments = parser(__doc__, "same_bits")
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=20_000)
@@ -119,11 +116,11 @@ def main() -> None:
     results: dict[str, dict[str, str]] = {}
     for name, make in MODELS.items():
         results[name] = {}
-        for way in WAYS:
-            run = a.folder / f"{name}-{way.replace(' ', '-').replace(',', '')}"
+        for setting in SETTINGS:
+            run = a.folder / f"{name}-{setting.replace(' ', '-').replace(',', '')}"
             shutil.rmtree(run, ignore_errors=True)
-            model = fit_model(make, way, data, run)
-            results[name][way] = (
+            model = fit_model(make, setting, data, run)
+            results[name][setting] = (
                 model if isinstance(model, str) else compute_digest(model, a.folder / "model")
             )
         print(name, results[name], flush=True)

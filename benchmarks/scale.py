@@ -4,22 +4,23 @@
     python benchmarks/scale.py FOLDER --quickest --seconds 450
     python benchmarks/scale.py FOLDER --parts ten_million
 
-passes       One pass (online: an epoch; mbn: the codes of its first layer) of each kind, for each number of
-             rows and of workers of a local cluster. Each is a part of results/scale.json. Stored parts are
-             measured again only with --again, so that an interrupted run resumes. No pass starts that would
-             end after --seconds, as predicted from the earlier passes.
+A kind is a model. Kinds that learn in batch, such as capsules, read all rows in each pass. Kinds that learn
+online take minibatches; an epoch counts as a pass. The pass of a bootstrap network (mbn) maps rows to the
+codes of its first layer.
+
+passes       Measure one pass of each kind, for several numbers of rows and of workers of a local cluster.
+             Stored results are measured again only with --again, so that an interrupted run resumes. No pass
+             starts that would end after --seconds.
 page         Write scale.md from results/scale.json and results/simulated_cluster.json.
-ten_million  Fits of --rows infinite digits with the memory of the workers over time: stepwise capsules, one
-             layer of a bootstrap network, an epoch of a conditional RBM.
+ten_million  Fit --rows infinite digits, and record the memory of the workers over time: stepwise capsules,
+             one layer of a bootstrap network, an epoch of a conditional RBM.
 
 ``--quickest`` measures capsules and mixtures with up to a million rows and the other kinds with up to
-100,000; by default the limits are ten million and four million rows. Needs SCALELATENT_DATA. Batch learners
-cache rows between passes (`[engine] cache = 0.3`), as their plans suggest.
+100,000; by default the limits are ten million and four million rows. Needs SCALELATENT_DATA.
 
-The model of the time of a pass. Two passes of a kind by one worker, over the two smallest numbers of rows,
-give two constants: the seconds per row, and the seconds of a pass that do not depend on its rows. A span is
-the range of rows of one task; the functions of the engine give the spans of a pass over n rows by W workers.
-The parts of a pass are then:
+The time of a pass is predicted from two constants of a kind: the seconds per row, and the seconds of a pass
+that do not depend on its rows. Two passes by one worker, over the two smallest numbers of rows, give them. A
+span is the range of rows of one task. A pass takes the longest of these times, which overlap:
 
     batch, map  the rows of the worker with most spans, times the seconds per row
     online      steps, one after another: the rows of the worker with most chains (sequences of minibatches),
@@ -27,11 +28,10 @@ The parts of a pass are then:
                 worker if that is faster
     all         the bytes from a store at the rate of a worker; the scheduler's seconds of all tasks
 
-These times overlap, so that the longest counts. Two times are added: the seconds of a pass that do not
-depend on its rows, and the time of the levels of the tree that merges the workers' sums, which are sent over
-the network. Passes that gave no constants check the model. Their workers, scheduler and driver share two
-processors, so that two costs are added: the scheduler's and driver's seconds of further spans (with the
-fewest simulated workers), and the sums sent between workers at the rate of a network.
+Two times are added: the seconds that do not depend on the rows, and the time to merge the sums of the
+workers, level by level of a tree, over the network. The other measured passes check the prediction. Their
+workers, scheduler and driver share two processors, so the scheduler's and driver's seconds of further spans
+are added, and the time to send the sums.
 
 Prices and rates of store and network are assumptions (ASSUMED). The scheduler's cost of a span, an output
 shard and a step is measured with simulated workers (simulated_cluster.py).
@@ -66,11 +66,10 @@ from scalelatent.estimators.session import tile_layout
 from scalelatent.models.mbn.fit import LayerCoder, plan_layers
 
 PAGE = Path(__file__).parent / "scale.md"
-# Numbers of rows and of workers of the estimate.
+# The estimate is that of a pass over this number of rows by this number of workers.
 BILLION, WORKERS = 10**9, 1000
-# Assumptions about an object store and a network, none of which was measured: dollars of a thousand reading
-# and of a thousand writing requests (list prices of S3 standard), MB/s that a worker reads, MB/s of its
-# network.
+# Assumptions about an object store and a network, which were not measured: dollars of a thousand reading and
+# writing requests (list prices of S3 standard), MB/s that a worker reads, MB/s of its network.
 ASSUMED = {
     "dollars_of_1000_gets": 0.0004,
     "dollars_of_1000_puts": 0.005,
@@ -78,26 +77,26 @@ ASSUMED = {
     "network_mb_per_second_of_a_worker": 1000.0,
 }
 # Setting of the job file that helps against each bottleneck of a pass.
-SETTINGS = {
+REMEDIES = {
     "refused": "`[engine] leaf_rows`: fewer, longer leaves",
     "computing": "more workers, up to the number of spans (`[engine] leaf_rows`)",
     "reading": "`[engine] cache`: workers keep rows",
     "scheduler": "`[engine] leaf_rows`: fewer, longer spans",
     "steps": "`n_chains`, and with it the rows of a step: more chains at a time",
 }
-# Messages of Dask whose number depends on time, not on the number of tasks.
+# Messages of Dask that are not counted, because their number depends on time, not on the number of tasks.
 TIMED_MESSAGES = ("keep-alive", "heartbeat-client")
-# Number of passes of batch learners; the first one reads rows and compiles, and does not count.
+# Batch learners run this number of passes; the first one reads rows and compiles, and does not count.
 PASSES = 4
-# Numbers of rows of the passes that give the constants of batch learners, and of slower kinds.
-SMALLEST = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
-# Numbers of rows of the passes that check the model, and the largest one with --quickest.
-LARGER = {
+# Numbers of rows of the two passes that give the constants of a kind: batch learners, and slower kinds.
+CONSTANT_ROWS = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
+# Numbers of rows of the passes that check the predictions, and the largest one with --quickest.
+CHECK_ROWS = {
     "batch": (100_000, 1_000_000, 4_000_000, 10_000_000),
     "map": (100_000, 1_000_000, 4_000_000),
     "online": (100_000, 1_000_000, 4_000_000),
 }
-QUICKEST = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
+QUICKEST_ROWS = {"batch": 1_000_000, "map": 100_000, "online": 100_000}
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,8 @@ class ScaleCase:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of rows: two that give the constants, and others that check the model."""
-        return SMALLEST["batch" if self.loop == "batch" else "slow"] + LARGER[self.loop]
+        """Numbers of rows: two that give the constants, and others that check the predictions."""
+        return CONSTANT_ROWS["batch" if self.loop == "batch" else "slow"] + CHECK_ROWS[self.loop]
 
 
 def make_crbm(n_hidden: int = 64) -> Any:
@@ -163,10 +162,7 @@ CASES = {
 
 
 def open_rows(folder: Path, name: str, n: int) -> Dataset:
-    """Return a dataset of n infinite digits or letter images.
-
-    It is a part of the smallest stored dataset with enough rows; without one, n rows are created.
-    """
+    """Return a dataset of n infinite digits or letter images; create it if no stored one has n rows."""
     made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
     size = min((rows for rows in made if rows >= n), default=n)
     place = folder / f"{name}-{size}.zarr"
@@ -180,21 +176,18 @@ def open_rows(folder: Path, name: str, n: int) -> Dataset:
     return found if len(found) == n else found[:n]
 
 
-# -- measuring -----------------------------------------------------------------------------------------------
-
-
 class MeasuredEnough(KeyboardInterrupt):
     """Exception that ends a fit after the measured passes."""
 
 
 class PassSeconds(sl.Callback):
-    """Callback that records the seconds of the passes of a stage.
+    """Callback that records the seconds of the passes of a stage, and ends the fit after them.
 
-    A map reports no passes; its seconds are those until the next stage.
+    A map to codes reports no passes, so the seconds until the next stage are recorded.
     """
 
-    def __init__(self, stage: str, wanted: int = PASSES) -> None:
-        self.stage, self.wanted, self.began, self.passes = stage, wanted, 0.0, list[float]()
+    def __init__(self, stage: str, wanted_passes: int = PASSES) -> None:
+        self.stage, self.wanted, self.began, self.passes = stage, wanted_passes, 0.0, list[float]()
         self.parts = 0.0  # seconds of the reported parts of an epoch
         self.checkpoint_bytes = 0
 
@@ -229,7 +222,7 @@ class PassSeconds(sl.Callback):
 
 @dataclass(frozen=True)
 class RowShape:
-    """Number of rows and of features, in place of a dataset in functions of the engine that divide rows."""
+    """Stand-in for a dataset of any size, for functions of the engine that divide rows among tasks."""
 
     n: int
     n_features: int
@@ -239,9 +232,9 @@ class RowShape:
 
 
 def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> dict[str, int]:
-    """Return the number of spans (tasks) of a pass, the rows of a span, and the levels of the tree of sums.
+    """Return the number of spans (ranges of rows of one task) of a pass over n rows, and the rows of a span.
 
-    The tree merges the sums of the spans level by level.
+    "levels" is the height of the tree in which tasks merge the sums of the spans.
     """
     grid = choose_grid(RowShape(n, n_features), reduction)
     level = choose_level(grid, reduction, workers)
@@ -250,10 +243,10 @@ def divide_pass(n: int, workers: int, n_features: int, reduction: Reduction) -> 
 
 
 def divide_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
-    """Return the number of tasks of a map to the codes of a layer, the rows of a task, and reads of a row.
+    """Return the number of tasks ("spans") that map n rows to the codes of a layer, and their sizes.
 
-    A task computes some columns of the codes of a range of rows, so that several tasks read the same row:
-    "readings" is the number of these tasks. "span_rows" is the rows of a task times its share of the columns.
+    A task computes some columns of the codes of a range of rows, so "readings" tasks read the same row.
+    "span_rows" is the number of rows of a task times its share of the columns.
     """
     tiles = tile_layout(n, row_bytes, coder)
     width = int(coder.output()[0][0])
@@ -263,9 +256,7 @@ def divide_map(n: int, row_bytes: int, coder: LayerCoder) -> dict[str, int]:
 
 
 def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> dict[str, Any]:
-    """Return sizes of a pass (bytes, flops, tasks), and the tasks (spans) for the measured rows and for a
-    billion rows.
-    """
+    """Return sizes of a pass: bytes, operations, and tasks for the measured rows and for a billion rows."""
     store, pieces = EngineStore(run / "engine"), ds.pieces()
     found: dict[str, Any] = {
         "row_bytes": ds.nbytes / len(ds),
@@ -303,7 +294,7 @@ def count_pass_parts(case: ScaleCase, ds: Dataset, run: Path, workers: int) -> d
 
 
 def measure_busy_share() -> float:
-    """Return the share of this machine's processors that other programs use now."""
+    """Return the share of this machine's processors that programs use now, before a measurement."""
     return psutil.cpu_percent(interval=1.0) / 100
 
 
@@ -328,12 +319,12 @@ def run_measured_fit(case: ScaleCase, ds: Dataset, workers: int) -> dict[str, An
 
 
 def list_wanted_passes(a: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """Return (kind, rows, workers) of the requested passes, first those that give constants."""
+    """Return (kind, rows, workers) of the requested passes, by number of workers, then of rows."""
     out = []
     for name in a.kinds.split(","):
         case = CASES[name]
-        sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST[case.loop]]
-        # The two smallest sizes give the constants of the model, for which one worker is enough.
+        sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST_ROWS[case.loop]]
+        # The two smallest sizes give the constants of the kind; they are measured with one worker only.
         out += [(name, n, w) for i, n in enumerate(sizes) for w in a.workers if i > 1 or w == 1]
     return sorted(out, key=lambda piece: (piece[2], piece[1]))
 
@@ -365,11 +356,8 @@ def measure(a: argparse.Namespace) -> None:
                 write_part(a.out, f"{name}, {n:,} rows, {workers} workers", a.seed, found)
 
 
-# -- predicting ----------------------------------------------------------------------------------------------
-
-
 def read_measured_passes(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Return the measured passes with their dates."""
+    """Return the results of all measured passes, with their dates, by (kind, rows, workers)."""
     parts = json.loads(out.read_text(encoding="utf-8"))["parts"] if out.exists() else {}
     return {
         (r["kind"], r["rows"], r["workers"]): r | {"date": part["machine"]["date"]}
@@ -398,41 +386,42 @@ def compute_constants(kind: str, pieces: dict[tuple[str, int, int], dict[str, An
     }
 
 
-def get_scheduler_costs(which: int = -1) -> dict[str, dict[str, float]]:
-    """Return the scheduler's cost of a span (task), a shard and a step, by loop (batch, map, online).
+def get_scheduler_costs(size_index: int = -1) -> dict[str, dict[str, float]]:
+    """Return the scheduler's cost of a span (range of rows of one task), an output shard and a step.
 
-    The costs were measured with several numbers of simulated workers; ``which`` is -1 for the largest and 0
-    for the smallest number. Tasks and messages are counted. The scheduler's seconds of a message come from
-    batch passes with the same number of workers, in which messages of spans far outnumber heartbeats.
+    The keys are the loops "batch", "map" and "online N" with N chains. The costs were measured with several
+    numbers of simulated workers; ``size_index`` is -1 for the largest and 0 for the smallest number. The
+    scheduler's seconds per message come from batch passes, where few messages are heartbeats.
     """
     parts = json.loads((RESULTS / "simulated_cluster.json").read_text(encoding="utf-8"))["parts"]
 
-    def by_workers(loop: str) -> list[dict[str, Any]]:
+    def read_loop(loop: str) -> list[dict[str, Any]]:
         found = [part["result"] for name, part in parts.items() if name.split()[0] == loop]
         return sorted(found, key=lambda r: int(r["workers"]))
 
-    def messages(r: dict[str, Any]) -> int:
+    def count_messages(r: dict[str, Any]) -> int:
         reported = (r["messages_in"], r["messages_out"])
         return sum(n for ops in reported for op, n in ops.items() if op not in TIMED_MESSAGES)
 
-    batch = by_workers("batch")[which]
+    batch = read_loop("batch")[size_index]
     beats = batch["idle_scheduler_share"] * batch["seconds_per_pass"]
-    seconds_of_a_message = (batch["scheduler_cpu_seconds_per_pass"] - beats) / messages(batch)
+    seconds_of_a_message = (batch["scheduler_cpu_seconds_per_pass"] - beats) / count_messages(batch)
 
-    def each(r: dict[str, Any], count: int) -> dict[str, float]:
-        tasks, sent = r["tasks_per_pass"] / count, messages(r) / count
+    def compute_costs(r: dict[str, Any], count: int) -> dict[str, float]:
+        tasks, sent = r["tasks_per_pass"] / count, count_messages(r) / count
         driver = r["driver_cpu_ms_per_task"] / 1e3 * tasks
         counts = {"workers": r["workers"], "tasks": tasks, "messages": sent, "driver": driver}
         return counts | {"seconds": sent * seconds_of_a_message}
 
-    shards = by_workers("map")[which]
-    out = {"batch": each(batch, batch["spans"]), "map": each(shards, shards["shards"])}
-    return out | {f"online {r['chains']}": each(r, r["steps"]) for r in by_workers("online")}
+    shards = read_loop("map")[size_index]
+    out = {"batch": compute_costs(batch, batch["spans"]), "map": compute_costs(shards, shards["shards"])}
+    return out | {f"online {r['chains']}": compute_costs(r, r["steps"]) for r in read_loop("online")}
 
 
 def get_spreading_cost(chains: int, statistic_bytes: float) -> float:
-    """Return the seconds of a step beyond its computing, measured with two workers and a state of similar
-    size.
+    """Return the seconds that a step takes beyond its computing if its chains run on two workers.
+
+    It is the measured value whose number of bytes and of chains is nearest.
     """
     kept = json.loads((RESULTS / "minibatch_steps.json").read_text(encoding="utf-8"))["results"]
     spread = [r for r in kept["dask_2_workers"] if "all_beyond_computing_ms" in r]
@@ -457,11 +446,11 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
     scheduler, parts, spans = get_scheduler_costs(), dict[str, float](), shared["spans"]
     if loop == "online":
         steps, chains = math.ceil(n / r["step_rows"]), r["chains"]
-        each = r["step_rows"] / chains * row
+        chain_seconds = r["step_rows"] / chains * row
         at_once = math.ceil(chains / workers)
-        spread = each * at_once + get_spreading_cost(chains, r["statistic_bytes"])
-        alone = each * chains <= spread
-        parts["steps"] = steps * (each * chains if alone else spread)
+        spread = chain_seconds * at_once + get_spreading_cost(chains, r["statistic_bytes"])
+        alone = chain_seconds * chains <= spread
+        parts["steps"] = steps * (chain_seconds * chains if alone else spread)
         spans, reading, sent = steps, 1 if alone else min(workers, chains), 0 if alone else chains
         counted = min(
             (known for name, known in scheduler.items() if (name == "online 1") == alone and " " in name),
@@ -476,7 +465,7 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
         parts["reading"] = bytes_read / reading / (ASSUMED["store_mb_per_second_of_a_worker"] * 1e6)
         parts["scheduler"] = spans * counted["seconds"]
     first = max(parts, key=lambda name: parts[name])
-    refused = loop != "online" and spans > MAX_TASKS  # Online steps are few tasks, each of several seconds.
+    refused = loop != "online" and spans > MAX_TASKS  # Several online steps share one task.
     network = ASSUMED["network_mb_per_second_of_a_worker"] * 1e6
     if remote:
         merging = shared["levels"] * FAN_IN * r["statistic_bytes"] / network
@@ -492,7 +481,7 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
         "seconds": r["seconds_of_a_pass"] + parts[first] + merging + beside,
         "parts": parts | ({"merging": merging} if remote else {}),
         "breaks": f"refused: above {MAX_TASKS:,} tasks" if refused else first,
-        "setting": SETTINGS["refused" if refused else first],
+        "setting": REMEDIES["refused" if refused else first],
         "bytes_read": bytes_read,
         "spans": spans,
         "tasks": round(spans * counted["tasks"]),
@@ -502,19 +491,19 @@ def predict_pass(r: dict[str, Any], n: int, workers: int, *, remote: bool = Fals
     }
 
 
-def format_table(head: str, rows: list[list[str]]) -> list[str]:
-    """Return the lines of a Markdown table; ``head`` has the names of columns, separated by |."""
-    names = head.split("|")
+def format_table(columns: str, rows: list[list[str]]) -> list[str]:
+    """Return the lines of a Markdown table; ``columns`` has the column names, separated by |."""
+    names = columns.split("|")
     return ["", *(f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows))]
 
 
 def round_to_three(number: float) -> str:
-    """Return a number with three significant figures."""
+    """Return a number as text with three significant figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def check_predictions(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return predicted and measured seconds of the passes that did not give the model's constants."""
+    """Return predicted and measured seconds of the passes that did not give the constants."""
     out = []
     for (kind, n, workers), r in sorted(
         pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])
@@ -527,7 +516,7 @@ def check_predictions(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> lis
     return out
 
 
-def write_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, dict[str, Any]]) -> str:
+def format_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, dict[str, Any]]) -> str:
     """Return the text of scale.md."""
     dates = sorted({r["date"] for r in pieces.values()})
     others = sorted(r["busy_before"] for r in pieces.values())
@@ -657,9 +646,7 @@ def describe_step_costs() -> list[str]:
     ]
 
 
-# -- ten million ---------------------------------------------------------------------------------------------
-
-# Number of equal parts of a fit's duration for which the peak memory is written.
+# The peak memory is written for each of this number of equal parts of a fit's time.
 QUARTERS = 4
 
 
@@ -673,18 +660,18 @@ class WorkerSamples:
 
 @contextmanager
 def sample_workers(client: Any, seconds: float = 2.0) -> Iterator[WorkerSamples]:
-    """Yield samples of the workers' memory and CPU time, which a thread adds every ``seconds`` seconds."""
+    """Yield an object to which a thread adds the workers' memory and CPU time every ``seconds`` seconds."""
     workers = [psutil.Process(pid) for pid in client.run(lambda: psutil.Process().pid).values()]
     seen, ended = WorkerSamples([]), threading.Event()
 
-    def look() -> None:
+    def take_samples() -> None:
         while not ended.wait(seconds):
             with suppress(psutil.NoSuchProcess):
                 seen.sizes.append(max(worker.memory_info().rss for worker in workers))
                 times = [worker.cpu_times() for worker in workers]
                 seen.seconds = sum(t.user + t.system for t in times)
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=take_samples, daemon=True)
     thread.start()
     try:
         yield seen
@@ -694,7 +681,7 @@ def sample_workers(client: Any, seconds: float = 2.0) -> Iterator[WorkerSamples]
 
 
 def add_class_outputs(folder: Path, ds: Dataset) -> Dataset:
-    """Return a dataset whose outputs are the classes of the rows in one-hot form, with ten columns."""
+    """Return the dataset with targets for a conditional RBM: ten columns, 1 in the column of the class."""
 
     def make() -> Dataset:
         classes = ds.read_y(0, len(ds))
@@ -748,7 +735,6 @@ def run_ten_million(a: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run the requested parts."""
     args = parser(__doc__, "scale")
     args.add_argument("folder", type=Path)
     args.add_argument("--parts", default="passes,page")
@@ -784,7 +770,7 @@ def main() -> None:
         kept = json.loads(a.out.read_text(encoding="utf-8"))["parts"]
         memory = {name: part["result"] for name, part in kept.items() if "peaks_mib" in part["result"]}
         target = PAGE if a.out.parent == RESULTS else a.out.with_suffix(".md")
-        target.write_text(write_page(read_measured_passes(a.out), memory), encoding="utf-8")
+        target.write_text(format_page(read_measured_passes(a.out), memory), encoding="utf-8")
         print(f"written to {target}")
 
 

@@ -12,8 +12,8 @@ pass reads all rows:
     folds     `sl.Search` over the first 4 candidates in 4 folds (16 fits); compared with `folds_grid`, which
               is GridSearchCV with the same folds on the array in memory
 
-Seconds (wall and CPU) are the smallest of several rounds, in turn. Rows and bytes are those that the
-learning passes read.
+Seconds (wall and CPU) are the smallest of several rounds; a round runs all methods. Rows and bytes are those
+that the learning passes read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ GRID = {"capsule_dim": [1, 2, 4, 8], "momentum": [0.0, 0.3, 0.6, 0.9]}
 class KeepingSearch(sl.Search):
     """Search that stores the models of all candidates in ``models_``."""
 
-    def _gather(self, params: Any, candidates: Any, scores: Any) -> None:
+    def _set_results(self, params: Any, candidates: Any, scores: Any) -> None:
         self.models_ = [candidate.model for candidate in candidates]
-        super()._gather(params, candidates, scores)
+        super()._set_results(params, candidates, scores)
 
 
 class PassReads(sl.Callback):
@@ -57,8 +57,8 @@ class PassReads(sl.Callback):
         self.rows += record["rows"]
         self.bytes += record["bytes_read"]
 
-    def reported(self) -> dict[str, Any]:
-        """Return the counts in the format of the results."""
+    def to_results(self) -> dict[str, Any]:
+        """Return the counts by their names in the JSON file."""
         return {"passes": self.passes, "rows_read": self.rows, "bytes_read": self.bytes}
 
 
@@ -68,7 +68,7 @@ def read_all_rows(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dict[str, Any]:
-    """Return the seconds, passes, rows and bytes of the search and of the single fits."""
+    """Return the seconds, passes, rows and bytes of all methods that the docstring of this file describes."""
     cut = len(dataset) * 5 // 6
     train, held = dataset[:cut], dataset[cut:]
     candidates = list(ParameterGrid(GRID))
@@ -105,7 +105,7 @@ def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dic
             least = {"seconds": round(seconds, 3), "cpu_seconds": round(busy, 3)}
             for key, value in least.items():
                 least[key] = min(value, results[name].get(key, np.inf))
-            results[name] = {**least, **(log.reported() if log.passes else {})}
+            results[name] = {**least, **(log.to_results() if log.passes else {})}
             print(name, results[name], flush=True)
     pairs = zip(kept["search"].models_, kept["singles"], strict=True)
     results["candidates_of_same_bits"] = sum(bool(np.array_equal(a.W_, b.W_)) for a, b in pairs)

@@ -2,10 +2,10 @@
 
     python benchmarks/simulated_cluster.py [--loops batch paced online map] [--workers 10 100 1000]
 
-The scheduler is a real one in a separate process. The workers are real Worker objects, many in each of a
-few processes. They receive, answer and exchange the messages of 1,000 machines, but their spans (tasks over
-ranges of rows) have few rows. The driver is that of the engine. The results are the CPU seconds of scheduler
-and driver and the messages of a pass, of a step and of a map. The cost of a task gives the number of workers
+The scheduler is a real one in a separate process. The workers are real Worker objects of Dask, many in each
+of a few processes. They exchange the messages of 1,000 machines, but their spans (ranges of rows of one task)
+have few rows. The results are the messages, and the CPU seconds of the scheduler and of the driver (the
+process that runs the fit), for a pass, a step and a map. From the cost of a task follow the number of workers
 that one job can keep busy, and the shortest useful duration of its spans.
 
 batch   Passes of a batch learner whose spans compute nothing.
@@ -35,10 +35,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write_part
 
-# Number of rows in a span (task), and number of features.
+# A span (range of rows of one task) has this number of rows, with this number of features.
 LEAF_ROWS, FEATURES = 8, 4
 # Options of Dask that turn off services whose cost depends on the machine, not on the number of workers.
-QUIET = {
+DASK_OPTIONS = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
@@ -50,8 +50,8 @@ QUIET = {
     "distributed.comm.timeouts.tcp": "600s",  # All workers share two cores, so that answers may take minutes.
     "distributed.scheduler.worker-ttl": None,
 }
-# Number of workers that start at the same time, and largest number of workers in a process.
-BATCH, PROCESS_WORKERS = 25, 250
+# Number of workers that a process starts at the same time, and largest number of workers in a process.
+WORKERS_AT_ONCE, PROCESS_WORKERS = 25, 250
 
 
 def run_scheduler(pipe: Any) -> None:
@@ -64,17 +64,17 @@ def run_scheduler(pipe: Any) -> None:
             await scheduler.finished()
 
     logging.getLogger("distributed").setLevel(logging.WARNING)
-    with dask.config.set(QUIET):
+    with dask.config.set(DASK_OPTIONS):
         asyncio.run(serve())
 
 
 def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
     import dask
-    import idle_learner  # noqa: F401  Tasks and run folders name these modules.
-    import simulated_learner  # noqa: F401
+    import idle_learner  # noqa: F401  Workers find the classes of tasks in this module,
+    import simulated_learner  # noqa: F401  and in this one.
     from distributed import Worker
 
-    class Tiny(Worker):
+    class WorkerWithoutServer(Worker):
         def start_http_server(self, *args: Any, **how: Any) -> None:
             """Start no server, because 1,000 web servers in one process measure nothing."""
 
@@ -82,21 +82,22 @@ def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
         pool = ThreadPoolExecutor(threads)
         common = {"nthreads": 1, "host": "127.0.0.1", "memory_limit": 0, "executor": pool}
         # Without this limit each worker keeps a connection to every other, a million in total.
-        workers = [Tiny(address, name=name, connection_limit=4, **common) for name in names]
-        for i in range(0, len(names), BATCH):
-            await asyncio.gather(*workers[i : i + BATCH])
+        workers = [WorkerWithoutServer(address, name=name, connection_limit=4, **common) for name in names]
+        for i in range(0, len(names), WORKERS_AT_ONCE):
+            await asyncio.gather(*workers[i : i + WORKERS_AT_ONCE])
         pipe.send(len(names))
         await asyncio.gather(*(worker.finished() for worker in workers))
 
     logging.getLogger("distributed").setLevel(logging.WARNING)
-    with dask.config.set(QUIET):
+    with dask.config.set(DASK_OPTIONS):
         asyncio.run(serve())
 
 
 @contextmanager
 def start_simulated_cluster(count: int, threads: int = 0) -> Any:
-    """Yield a client of ``count`` simulated workers; a process has ``threads`` threads, or (0) one per
-    worker.
+    """Yield a client of ``count`` simulated workers.
+
+    All workers of a process share ``threads`` threads; 0 means one thread per worker.
     """
     import dask
     from distributed import Client
@@ -117,7 +118,7 @@ def start_simulated_cluster(count: int, threads: int = 0) -> Any:
             processes[-1].start()
         for _ in processes[1:]:
             receive(mine, 600)
-        with dask.config.set(QUIET), Client(address, timeout=60, set_as_default=False) as client:
+        with dask.config.set(DASK_OPTIONS), Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(count, timeout=120)
             print(f"{count} workers after {time.monotonic() - begin:.0f} s", flush=True)
             yield client
@@ -134,9 +135,9 @@ def receive(pipe: Any, seconds: float) -> Any:
 
 
 def retry(make: Callable[[], Any], times: int = 5) -> Any:
-    """Return ``make()``, after retries if it raises RunError.
+    """Return ``make()``; call it again, up to ``times`` times in all, if it raises RunError.
 
-    Starting tasks on 1,000 workers in few processes may take over a minute.
+    It may exceed a time limit, because tasks on 1,000 workers in few processes start slowly.
     """
     from scalelatent.errors import RunError
 
@@ -147,13 +148,13 @@ def retry(make: Callable[[], Any], times: int = 5) -> Any:
 
 
 def count_messages(dask_scheduler: Any) -> None:
-    """Make the scheduler count incoming and outgoing messages by operation from now on."""
+    """Make the scheduler count its incoming and outgoing messages by operation."""
     import inspect
 
     received, sent = Counter(), Counter()
     dask_scheduler.simulated = {"in": received, "out": sent}
 
-    def counting(name: str, handler: Any) -> Any:
+    def wrap_handler(name: str, handler: Any) -> Any:
         def count(*args: Any, **how: Any) -> Any:
             received[name] += 1
             return handler(*args, **how)
@@ -165,15 +166,15 @@ def count_messages(dask_scheduler: Any) -> None:
         return count_and_wait if inspect.iscoroutinefunction(handler) else count
 
     for name, handler in list(dask_scheduler.stream_handlers.items()):
-        dask_scheduler.stream_handlers[name] = counting(name, handler)
+        dask_scheduler.stream_handlers[name] = wrap_handler(name, handler)
     send = dask_scheduler.send_all
 
-    def counting_send(client_msgs: Any, worker_msgs: Any) -> Any:
+    def send_and_count(client_msgs: Any, worker_msgs: Any) -> Any:
         for messages in (*client_msgs.values(), *worker_msgs.values()):
             sent.update(message["op"] for message in messages)
         return send(client_msgs, worker_msgs)
 
-    dask_scheduler.send_all = counting_send
+    dask_scheduler.send_all = send_and_count
 
 
 def read_meter(dask_scheduler: Any) -> dict[str, Any]:
@@ -197,16 +198,16 @@ class MeterReadings:
         readings = self
         self.client, self.taken = client, []
 
-        class Read(Callback):
+        class ReadAfterPass(Callback):
             def on_pass_end(self, record: dict[str, Any]) -> None:
-                readings.take()
+                readings.take_reading()
 
             def on_report(self, record: dict[str, Any]) -> None:
-                readings.take()
+                readings.take_reading()
 
-        self.callback = Read()
+        self.callback = ReadAfterPass()
 
-    def take(self) -> None:
+    def take_reading(self) -> None:
         self.taken.append(self.client.run_on_scheduler(read_meter) | {"driver": time.process_time()})
 
 
@@ -259,7 +260,7 @@ def measure_steps(
         client.run_on_scheduler(count_messages)
         idle = measure_idle_share(client)
         for n in (n for n in chains if n <= count):
-            # With one worker the steps are not tasks, so that a report covers more of them.
+            # With one chain, one task runs many steps, so that a report covers more of them.
             batch, every = 2 * n, steps if n > 1 else 50 * steps
             rows = dataset[: batch * every * 4]
             stage = make_stage("simulated_step", IdleLearner(numbers), {"train": rows}, "cpu")
@@ -299,9 +300,9 @@ def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
             place = Path(folder) / f"out-{turn}"
             layout = {"shard_rows": LEAF_ROWS, "chunk_rows": LEAF_ROWS}
             task = start_map(f"simulated_map-{turn}", rows, EchoMap(FEATURES), place, "cpu", **layout)
-            readings.take()
+            readings.take_reading()
             map_rows(executor, task, lambda done, total: None)
-        readings.take()
+        readings.take_reading()
     found = {"workers": count, "shards": shards * count, "idle_scheduler_share": idle}
     return found | summarise(readings.taken[1:], shards * count)
 
@@ -318,31 +319,31 @@ def measure_idle_share(client: Any, seconds: float = 5.0) -> float:
 def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
     pairs = list(itertools.pairwise(taken))
 
-    def each(name: str) -> list[float]:
+    def list_differences(name: str) -> list[float]:
         return [b[name] - a[name] for a, b in pairs]
 
-    def messages(way: str) -> dict[str, int]:
+    def count_per_pass(way: str) -> dict[str, int]:
         ops = {op for reading in taken for op in reading[way]}
         per_pass = {
             op: statistics.median(b[way].get(op, 0) - a[way].get(op, 0) for a, b in pairs) for op in ops
         }
         return {op: round(n) for op, n in sorted(per_pass.items(), key=lambda item: -item[1]) if n >= 1}
 
-    shares = [c / w for c, w in zip(each("cpu"), each("wall"), strict=True)]
-    tasks = messages("out").get("compute-task", spans)
-    cpu, wall = min(each("cpu")), min(each("wall"))
-    received, sent = messages("in"), messages("out")
+    shares = [c / w for c, w in zip(list_differences("cpu"), list_differences("wall"), strict=True)]
+    tasks = count_per_pass("out").get("compute-task", spans)
+    cpu, wall = min(list_differences("cpu")), min(list_differences("wall"))
+    received, sent = count_per_pass("in"), count_per_pass("out")
     return {
         "tasks_per_pass": tasks,
         "seconds_per_pass": round(wall, 3),
         "scheduler_cpu_seconds_per_pass": round(cpu, 4),
         "scheduler_cpu_ms_per_task": round(1e3 * cpu / tasks, 4),
         "scheduler_share_of_a_core": round(statistics.median(shares), 3),
-        "driver_cpu_ms_per_task": round(1e3 * min(each("driver")) / tasks, 4),
+        "driver_cpu_ms_per_task": round(1e3 * min(list_differences("driver")) / tasks, 4),
         "messages_per_pass": sum(received.values()) + sum(sent.values()),
         "messages_in": received,
         "messages_out": sent,
-        "transitions_per_task": round(statistics.median(each("transitions")) / tasks, 1),
+        "transitions_per_task": round(statistics.median(list_differences("transitions")) / tasks, 1),
         "scheduler_mib": round(taken[-1]["rss"] / 2**20),
     }  # fmt: skip
 
@@ -350,8 +351,7 @@ def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
     """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of a task.
 
-    The result does not depend on the rows: a pass has between 4 and 32 tasks for each thread
-    (`choose_level`), for any number of rows.
+    It does not depend on the number of rows, because the engine makes 4 to 32 tasks per thread in a pass.
     """
     # Heartbeats during the pass are subtracted, because their number depends on this machine.
     beats = found["idle_scheduler_share"] * found["seconds_per_pass"]
@@ -393,24 +393,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dataset = Dataset.from_arrays(x).save(Path(folder) / "rows", chunk_rows=LEAF_ROWS * 64)
 
-        def passes(count: int, number: int, seconds: float) -> dict[str, Any]:
+        def measure_passes(count: int, number: int, seconds: float) -> dict[str, Any]:
             found = measure(dataset[: 4 * LEAF_ROWS * count], count, number, seconds, a.numbers)
             return found | {"bounds": compute_bounds(found)}
 
-        def keep(name: str, found: dict[str, Any]) -> None:
+        def record(name: str, found: dict[str, Any]) -> None:
             print(found, flush=True)
             write_part(a.out, name, a.seed, found)
 
         if "paced" in a.loops:
-            keep("paced", passes(a.paced, max(2, a.passes // 2), 1.0))
+            record("paced", measure_passes(a.paced, max(2, a.passes // 2), 1.0))
         for count in a.workers:
             if "batch" in a.loops:
-                keep(f"batch {count}", passes(count, a.passes, 0.0))
+                record(f"batch {count}", measure_passes(count, a.passes, 0.0))
             if "online" in a.loops:
                 for found in measure_steps(dataset, count, a.chains, a.steps, a.numbers):
-                    keep(f"online {count} by {found['chains']}", found)
+                    record(f"online {count} by {found['chains']}", found)
             if "map" in a.loops:
-                keep(f"map {count}", measure_map(dataset, count, a.shards))
+                record(f"map {count}", measure_map(dataset, count, a.shards))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Learner and map that compute almost nothing, to measure the engine alone; workers can receive this file."""
+"""Learner and map that compute almost nothing, so that a benchmark measures the engine that runs fits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ sys.modules.setdefault("scalelatent.simulated_learner", sys.modules[__name__])
 
 @dataclass(frozen=True)
 class CountReduction:
-    """Reduction that counts rows, to measure the engine alone: each block of rows sleeps for ``seconds``.
+    """Computation of a pass: it counts rows, and sleeps ``seconds`` seconds per block of rows.
 
-    The statistic is an array of ``numbers`` numbers, so that the cost of sending it can be varied.
+    Its sum is an array of ``numbers`` numbers, so that the cost of sending the sum can be varied.
     """
 
     requirements = BlockRequirements()

@@ -2,17 +2,17 @@
 
     python benchmarks/streamed_pass.py FOLDER [--parts overlap dask kept memory pairs]
 
-D is the total dimension of ten capsules.
+D is the total dimension of ten capsules, which sets how much a pass computes per row.
 
-overlap  Seconds of three passes over stored float32 rows, for several D: one that only reads, one that only
-         computes (all rows cached), and one that does both and should be hardly slower than the slower of
-         the other two. A fourth pass reads the rows into new memory.
-dask     Seconds per pass over 1,000,000 x 196 rows, all cached after the first pass: in one process with 2
-         threads, and on a LocalCluster of 2 workers with 1 thread, in turn. The allowed difference is 20 ms
-         + 2 ms per span (task of a pass).
-kept     Seconds per pass over the same rows with two threads in one process, for several D: with all rows
-         cached between passes, with none, and with the fit's own choice, in turn.
-memory   Largest resident size of a worker with 100,000 and with 1,000,000 rows, with caches so small that
+overlap  Seconds of three passes over stored float32 rows: one that only reads, one that only computes (all
+         rows cached), and one that does both. The last one should take hardly longer than the slower of the
+         others. A fourth pass reads the rows into new memory.
+dask     Seconds per pass over 1,000,000 rows of 196 features, all cached after the first pass: in one
+         process with 2 threads, and on a LocalCluster of 2 workers with 1 thread. The allowed difference is
+         20 ms + 2 ms per span (range of rows of one task).
+kept     Seconds per pass over the same rows with two threads in one process: with all rows cached between
+         passes, with none, and with the default of the fit.
+memory   Largest resident size of a worker with 100,000 and with 1,000,000 rows; the caches are so small that
          both numbers of rows fill them.
 pairs    Bytes that a fit of all 45 pairs of classes (all_vs_all) reads per pass without a cache, compared
          with the bytes of the rows.
@@ -46,12 +46,12 @@ from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import build_members
 
 FEATURES = 196
-# Engine options of workers that cache all rows: 0.3 is the share of the memory for the cache.
-KEPT = {"cache": 0.3}
+# Engine options of fits whose workers cache all rows; the cache may use 0.3 of a worker's memory limit.
+CACHE_OPTIONS = {"cache": 0.3}
 
 
 def make_learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[CapsuleEM, Any]:
-    """Return a learner of capsules of d dimensions with nu = 0, and its first state, without reading rows."""
+    """Return a learner of ten capsules of d dimensions, and its first state; no rows are read."""
     members = build_members(architecture, 10, d)
     moment = np.stack([np.eye(FEATURES)] * 10)
     em = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.0, 0.0, 0.0, 10**9, None, 0)
@@ -66,7 +66,7 @@ def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
 
 
 def run_with_fresh_pages(call: Callable[[], Any]) -> None:
-    """Run a pass that reads its rows into memory pages that the process has not used before."""
+    """Run a pass that allocates new memory for each block of rows; other passes use the same memory again."""
     with patch.object(RecyclingAllocator, "empty", lambda self, shape, dtype: np.empty(shape, dtype)):
         call()
 
@@ -80,7 +80,7 @@ def time_pass(context: PassContext) -> tuple[float, float]:
 
 
 def measure_overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """Measure reading, computing and both on one computing thread, in turn."""
+    """Return the seconds of passes that only read, only compute, or do both, with one computing thread."""
     dataset, out = stored_rows(folder, rows, seed), []
     for d in (2, 8, 32):
         em, state = make_learner(d, seed)
@@ -89,15 +89,15 @@ def measure_overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]
         cold = InProcessExecutor(1, cache=PieceCache(0))
         warm = InProcessExecutor(1, cache=PieceCache(2**34))
 
-        def step(executor: InProcessExecutor, stage: Any = stage, state: Any = state) -> None:
+        def run_step(executor: InProcessExecutor, stage: Any = stage, state: Any = state) -> None:
             executor.step(stage, 0, state, lambda done, total: None)
 
         with single_threaded():
             works = {
                 "read_only_s": partial(read_all, dataset, grid.blocks(0, grid.n_rows)),
-                "compute_only_s": partial(step, warm),
-                "pass_s": partial(step, cold),
-                "pass_fresh_pages_s": partial(run_with_fresh_pages, partial(step, cold)),
+                "compute_only_s": partial(run_step, warm),
+                "pass_s": partial(run_step, cold),
+                "pass_fresh_pages_s": partial(run_with_fresh_pages, partial(run_step, cold)),
             }
             record = {"D": 10 * d} | interleaved(works, 15 if d == 2 else 5)
             # A pass may take longer than reading or computing alone because it waits for rows, or because it
@@ -148,14 +148,14 @@ def time_fit(
 def time_fit_on_cluster(
     dataset: sl.Dataset, d: int, client: Any
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return, for the passes of a fit on a cluster, seconds, idle seconds of the busiest worker, CPU seconds.
+    """Fit on a cluster; return seconds, idle seconds of the busiest worker, and CPU seconds of each pass.
 
     The CPU seconds are those of this process, which runs the driver and the scheduler.
     """
     from distributed import get_task_stream
 
     with get_task_stream(client=client) as stream:
-        reported = time_fit(dataset, 12, d, client=client, engine=KEPT)
+        reported = time_fit(dataset, 12, d, client=client, engine=CACHE_OPTIONS)
     seconds = reported.seconds
     busy: dict[tuple[int, str], float] = {}
     for task in stream.data:
@@ -172,7 +172,7 @@ def time_fit_on_cluster(
 
 
 def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, float]]:
-    """Return the seconds of passes in one process and on a cluster, measured in turn."""
+    """Return the seconds of passes in one process and on a cluster; fits of both kinds alternate."""
     dataset, out = stored_rows(folder, rows, seed), []
     with sl.cluster("local", workers=2, memory_limit="6GB", dashboard_address=None) as client:
         for d in (2, 8):
@@ -184,8 +184,8 @@ def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, 
             for _ in range(3):
                 seconds, not_computing, cpu = time_fit_on_cluster(dataset, d, client)
                 there, idle, driver = there + seconds, idle + not_computing, driver + cpu
-                with _no_client():
-                    here += time_fit(dataset, 12, d, engine=KEPT).seconds[2:]
+                with without_current_client():
+                    here += time_fit(dataset, 12, d, engine=CACHE_OPTIONS).seconds[2:]
             record = {
                 "D": 10 * d,
                 "spans": spans,
@@ -207,7 +207,7 @@ def measure_dask_overhead(folder: Path, rows: int, seed: int) -> list[dict[str, 
     return out
 
 
-def _no_client() -> Any:
+def without_current_client() -> Any:
     from contextlib import contextmanager
 
     from scalelatent.deploy import clusters as cluster
@@ -276,7 +276,7 @@ def measure_row_cache(folder: Path, rows: int, seed: int) -> list[dict[str, floa
     return out
 
 
-PARTS = {
+PART_FUNCTIONS = {
     "overlap": measure_overlap,
     "dask": measure_dask_overhead,
     "kept": measure_row_cache,
@@ -286,7 +286,6 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the parts, and write their results."""
     args = parser(__doc__, "streamed_pass")
     args.add_argument(
         "folder",
@@ -296,13 +295,13 @@ def main() -> None:
         help="folder of the rows; a temporary folder by default",
     )
     args.add_argument("--rows", type=int, default=1_000_000)
-    args.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    args.add_argument("--parts", nargs="+", choices=PART_FUNCTIONS, default=list(PART_FUNCTIONS))
     a = args.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = a.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for name in a.parts:
-            write_part(a.out, name, a.seed, PARTS[name](folder, a.rows, a.seed))
+            write_part(a.out, name, a.seed, PART_FUNCTIONS[name](folder, a.rows, a.seed))
 
 
 if __name__ == "__main__":

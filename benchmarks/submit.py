@@ -2,10 +2,11 @@
 
     python benchmarks/submit.py
 
-A span is the range of rows of one task. Scheduler and workers are separate processes on loopback, as on a
-cluster. After two first jobs, which compile and load, each round submits one job from the command line (a
-new process) and one from this process. The CPU shares of driver and scheduler are those of a fit whose spans
-take about one second. The result also has the bytes of each kind of task.
+A span is the range of rows of one task. The driver is the task that runs the loop of a fit. Scheduler and
+workers are separate processes on loopback. After two first jobs, which compile and load code, each round
+submits one job from the command line (a new process) and one from this process. The CPU shares of driver and
+scheduler are measured in a fit whose spans take about one second. The result also has the bytes of each kind
+of task.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from scalelatent.jobs.submit import submit_job
 
 # Number of rows of a span (task) in the fit whose CPU shares are measured: about one second of work.
 LEAF_ROWS = 2**19
-# Topic of Dask events that the scheduler plugin logs.
+# The scheduler plugin logs Dask events under this topic, and this process reads them.
 TOPIC = "benchmark"
 
 
 class FirstSpanRecorder(SchedulerPlugin):
-    """Scheduler plugin that logs the time of the first task of each fit, and the bytes of task kinds."""
+    """Scheduler plugin that logs when the first task of a fit starts and ends, and the bytes of tasks."""
 
     name = "first-spans"
 
@@ -151,9 +152,7 @@ def measure_first_spans(client: Client, folder: Path, address: str, rounds: int)
 
 
 def measure_driver_threads(dask_worker: Any = None) -> dict[str, float]:
-    """Return the CPU seconds of the threads of a job's driver, including its client's event loop, in this
-    worker.
-    """
+    """Return the CPU seconds of the threads with which a worker runs the driver of a job, by thread name."""
     import threading
 
     import psutil
@@ -182,7 +181,7 @@ def measure_shares(
         time.sleep(0.2)
     worker = run.read_state()["driver"]
 
-    def look() -> tuple[float, float, float, int]:
+    def take_sample() -> tuple[float, float, float, int]:
         threads = client.run(measure_driver_threads, workers=[worker])[worker]
         cpu = process.cpu_times()
         return (
@@ -192,9 +191,9 @@ def measure_shares(
             len(run.records("metrics.jsonl")),
         )
 
-    first = look()
+    first = take_sample()
     time.sleep(seconds)
-    last = look()
+    last = take_sample()
     spans = client.run_on_scheduler(
         lambda dask_scheduler: dask_scheduler.task_prefixes["capsule_estep"].duration_average
     )
@@ -234,7 +233,7 @@ def main() -> None:
         with Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(given.workers, timeout=60)
             client.register_plugin(FirstSpanRecorder())
-            for i in range(2):  # These jobs warm up every worker.
+            for i in range(2):  # These jobs compile and load code on every worker.
                 submit_job(
                     make_job(folder, f"warm-{i}", "small.zarr", address, capsule_dim=4, max_iter=3),
                     client=client,

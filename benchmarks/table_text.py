@@ -10,10 +10,10 @@ from typing import Any
 
 from common import RESULTS
 
-# Function of each table, and its names of columns separated by |, by the name of the table.
+# Functions that return the Markdown of a table, and column names separated by |, both by table name.
 TABLES: dict[str, Callable[[], str]] = {}
 HEADS: dict[str, str] = {}
-# Parts of results/mbn_clustering.json and their names on the pages.
+# Names of data sets on the pages, by their parts of results/mbn_clustering.json.
 CLUSTERED = {
     "wine": "Wine",
     "thyroid": "New-Thyroid",
@@ -23,7 +23,7 @@ CLUSTERED = {
     "mnist5000": "MNIST (small), 5,000 images",
     "mnist": "MNIST, 70,000 images, k1 = 8,000",
 }
-# Parts of results/crbm_mnist.json and their names on the pages.
+# Names of corruptions on the pages, by their parts of results/crbm_mnist.json.
 TASKS = {
     "noisy10": "10 % flipped",
     "noisy20": "20 % flipped",
@@ -32,27 +32,27 @@ TASKS = {
 }
 
 
-def shown(head: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
-    """Return a decorator that registers a function of rows as a table with these columns.
+def as_table(columns: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], Callable[[], str]]:
+    """Return a decorator for functions that yield the rows of a table; it adds the function to TABLES.
 
-    ``head`` has the names of columns, separated by |. The decorated function returns the table as Markdown.
+    ``columns`` has the column names, separated by |. The decorated function returns the table as Markdown.
     """
 
     def wrap(rows: Callable[[], Iterable[Iterable[Any]]]) -> Callable[[], str]:
         def text() -> str:
-            names = head.split("|")
+            names = columns.split("|")
             lines = [[name.strip() for name in names], ["---"] * len(names), *rows()]
             cells = (" | ".join(str(cell) for cell in line) for line in lines)
             return "".join(re.sub(" +", " ", f"| {line} |") + "\n" for line in cells)
 
-        TABLES[rows.__name__], HEADS[rows.__name__] = text, head
+        TABLES[rows.__name__], HEADS[rows.__name__] = text, columns
         return text
 
     return wrap
 
 
 def read(name: str) -> Any:
-    """Return the results in a file of results/."""
+    """Return the results of results/NAME.json: those of each part, or the only ones."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "parts" in content:
         return {part: found["result"] for part, found in content["parts"].items()}
@@ -60,7 +60,7 @@ def read(name: str) -> Any:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share in percent."""
+    """Return a share, such as 0.25, as text in percent."""
     return f"{100 * share:.{digits}f} %"
 
 

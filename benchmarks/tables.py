@@ -22,13 +22,13 @@ from typing import Any
 
 from common import RESULTS
 from papers import PAPER_SINGLE, caption
-from table_text import CLUSTERED, HEADS, TABLES, TASKS, mean_of, over_seeds, percent, read, shown
+from table_text import CLUSTERED, HEADS, TABLES, TASKS, as_table, mean_of, over_seeds, percent, read
 
 import scalelatent as sl
 
 _ROOT = RESULTS.parent.parent
 PAGES = (RESULTS.parent / "README.md", RESULTS.parent / "papers.md", _ROOT / ".docs" / "guide" / "gpu.md")
-# Lines of a page that name a table, a picture or a source, with the text that follows and is rewritten.
+# These patterns find the marks for a table, a picture or a source in a page, and the text to replace.
 _TABLE = re.compile(r"(<!-- table: (\w+)(?:: (.*))? -->\n)(?:\|.*\n)*")
 _PICTURE = re.compile(r"(<!-- picture: (\w+) -->\n)(?:!\[.*\n\n.*\n)?")
 _SOURCE = re.compile(r"(<!-- source: (\w+)(?:/(.*))? -->\n)(?:`python .*\n)?")
@@ -50,10 +50,10 @@ def to_millions(rows: float) -> str:
     return f"{rows / 1e6:.0f} million"
 
 
-@shown("architecture|d|test error|validation error|passes")
+@as_table("architecture|d|test error|validation error|passes")
 def capsule_dims() -> Iterable[Iterable[Any]]:
     found = read("paper_capsule_dims") + read("paper_capsule_architectures")
-    # Both files contain the same fit for multiclass, d = 4.
+    # If both files have a fit of the same architecture and d, the fit of the first file counts.
     fits = {(r["architecture"], r["capsule_dim"]): r for r in reversed(found)}
     kinds = list(dict.fromkeys(r["architecture"] for r in found))
     for (kind, d), r in sorted(fits.items(), key=lambda fit: (kinds.index(fit[0][0]), fit[0][1])):
@@ -63,13 +63,13 @@ def capsule_dims() -> Iterable[Iterable[Any]]:
         yield name, d, percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
 
 
-@shown("USPS: d|test error|validation error|passes")
+@as_table("USPS: d|test error|validation error|passes")
 def capsule_dims_usps() -> Iterable[Iterable[Any]]:
     for r in read("paper_capsule_dims_usps"):
         yield r["capsule_dim"], percent(r["test_error"]), percent(r["validation_error"]), r["passes"]
 
 
-@shown("momentum|nu|log-loss / log 10 after 10, 100, 1,000 passes|training error after 10, 100, 1,000")
+@as_table("momentum|nu|log-loss / log 10 after 10, 100, 1,000 passes|training error after 10, 100, 1,000")
 def convergence() -> Iterable[Iterable[Any]]:
     for r in read("paper_capsule_convergence"):
         losses = ", ".join(f"{r['log_loss'][i]:.4f}" for i in (9, 99, -1))
@@ -81,7 +81,7 @@ def convergence() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown(
+@as_table(
     "rows|nu|passes of momentum 0.9|training error|passes to the same log-loss: EM, SQUAREM, Anderson"
     "|to the same training error"
 )
@@ -94,7 +94,7 @@ def acceleration() -> Iterable[Iterable[Any]]:
         yield r["set"], f"{r['nu']:g}", r["passes_of_momentum"], percent(r["train_error"]), *cells
 
 
-@shown("start|lowest, median, highest of the 20")
+@as_table("start|lowest, median, highest of the 20")
 def starts() -> Iterable[Iterable[Any]]:
     found = read("paper_capsule_starts")
     groups = {"subspace": [r["lowest_train_error"] for r in found if r["init"] == "subspace"]}
@@ -106,7 +106,7 @@ def starts() -> Iterable[Iterable[Any]]:
         yield name, ", ".join(percent(error) for error in dict.fromkeys(shown_errors))
 
 
-@shown("algorithm|test error|rows read|share of batch EM's rows|seconds of the fit, on a busy machine")
+@as_table("algorithm|test error|rows read|share of batch EM's rows|seconds of the fit, on a busy machine")
 def online() -> Iterable[Iterable[Any]]:
     found = read("online_capsule")
     for key, name in {
@@ -125,7 +125,7 @@ def online() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("|test error|validation error|passes|seconds")
+@as_table("|test error|validation error|passes|seconds")
 def beside_sklearn() -> Iterable[Iterable[Any]]:
     found = read("choosing")["algorithms"]
     for key, name in {
@@ -139,7 +139,7 @@ def beside_sklearn() -> Iterable[Iterable[Any]]:
         yield name, percent(r["test_error"]), percent(r["validation_error"]), r["passes"], r["seconds"]
 
 
-@shown(
+@as_table(
     "D|pass / products, nu = 0|pass / products, nu = .8|active rows at nu = .8|plain numpy / pass"
     "|numpy in the form of the paper / pass, both with 2 threads"
 )
@@ -151,7 +151,7 @@ def capsule_pass() -> Iterable[Iterable[Any]]:
         yield r["D"], *ratios, active, r["times faster than numpy"], both["times faster"]
 
 
-@shown(
+@as_table(
     "D|read only|compute only, 1 thread|both|both, rows into new memory|both / slower of the two"
     "|wait for rows|CPU of the computing thread"
 )
@@ -164,7 +164,7 @@ def overlap() -> Iterable[Iterable[Any]]:
         yield r["D"], *seconds, f"{r['ratio']:.2f}", waited, cpu
 
 
-@shown(
+@as_table(
     "D|spans|in process, 2 threads|LocalCluster 2 x 1|difference|difference of the fastest passes"
     "|allowed difference|cluster's pass without computing|CPU of driver and scheduler"
 )
@@ -175,7 +175,7 @@ def on_dask() -> Iterable[Iterable[Any]]:
         yield r["D"], r["spans"], f"{r['in_process_s']:.3f} s", f"{r['cluster_s']:.3f} s", *ms
 
 
-@shown("D|reading / computing|all rows cached|no rows cached|no rows / all rows cached|choice of the fit")
+@as_table("D|reading / computing|all rows cached|no rows cached|no rows / all rows cached|choice of the fit")
 def kept_rows() -> Iterable[Iterable[Any]]:
     for r in read("streamed_pass")["kept"]:
         times, again = (f"{r[key]:.3f} s" for key in ("kept_s", "read_again_s")), r["read_again / kept"]
@@ -188,7 +188,7 @@ def kept_rows() -> Iterable[Iterable[Any]]:
         )
 
 
-def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable[float] = ()) -> str:
+def format_scores(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable[float] = ()) -> str:
     """Return NMI and accuracy as text, with their standard deviations, and the chosen decays."""
     if found is None:
         return ""
@@ -200,28 +200,26 @@ def _pair(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable
     return scores + (f" ({chosen})" if chosen else "")
 
 
-def _widths(found: dict[str, Any] | None) -> tuple[str, str]:
-    """Return the NMI of spectral clustering, here and in the paper, with the fixed and the best kernel
-    width.
-    """
+def format_widths(found: dict[str, Any] | None) -> tuple[str, str]:
+    """Return two cells, here and in the paper: NMI of spectral clustering with a fixed and the best width."""
     if found is None:
         return "", ""
     ours = tuple(found[width]["nmi"] for width in ("fixed", "best"))
     return tuple("{:.1f} / {:.1f}".format(*pair) for pair in (ours, found["paper"]))
 
 
-def _paper(found: dict[str, Any] | None, what: str) -> str:
-    """Return NMI and accuracy from the tables of the paper as text; ``what`` is the column."""
-    if found is None or what not in found["nmi"]:
+def format_paper(found: dict[str, Any] | None, column: str) -> str:
+    """Return NMI and accuracy from the tables of the paper as text; ``column`` is a column, such as "mbn"."""
+    if found is None or column not in found["nmi"]:
         return ""
     keys = {"nmi": found["nmi"], "accuracy": found["accuracy"]}
-    return _pair(
-        {key: of[what] for key, of in keys.items()}
-        | {f"{key}_spread": of[f"{what}_spread"] for key, of in keys.items()}
+    return format_scores(
+        {key: of[column] for key, of in keys.items()}
+        | {f"{key}_spread": of[f"{column}_spread"] for key, of in keys.items()}
     )
 
 
-@shown(
+@as_table(
     "set (seeds; seeds of the best decay)|raw features|PCA, 98 % of the variance"
     "|spectral, NMI: fixed / best width|paper|decay .5|paper"
     "|best decay|paper's best"
@@ -235,18 +233,20 @@ def clustering() -> Iterable[Iterable[Any]]:
         several = seeds > 1
         yield (
             f"{name} ({seeds}" + (f"; {best['seeds']})" if best["seeds"] != seeds else ")"),
-            _pair(r["raw"], spread=False),
-            _pair(r["pca"], spread=False),
-            *_widths(found["spectral"].get(key)),
-            _pair(r["default"], spread=several),
-            _paper(r.get("paper"), "mbn"),
-            _pair(best, spread=several, decays=[best["decay"]]),
-            _paper(r.get("paper"), "best"),
-            _pair(auto, spread=several, decays=auto["chosen"][:seeds]),
+            format_scores(r["raw"], spread=False),
+            format_scores(r["pca"], spread=False),
+            *format_widths(found["spectral"].get(key)),
+            format_scores(r["default"], spread=several),
+            format_paper(r.get("paper"), "mbn"),
+            format_scores(best, spread=several, decays=[best["decay"]]),
+            format_paper(r.get("paper"), "best"),
+            format_scores(auto, spread=several, decays=auto["chosen"][:seeds]),
         )
 
 
-@shown("set (seeds)|rows, features|4 pools|10|20|40|80|no pools|time of the first layer: 40 pools / no pools")
+@as_table(
+    "set (seeds)|rows, features|4 pools|10|20|40|80|no pools|time of the first layer: 40 pools / no pools"
+)
 def pools() -> Iterable[Iterable[Any]]:
     sizes = {"wine": "178, 13", "thyroid": "215, 5", "umist": "575, 10,304", "digits": "1,797, 64"}
     sizes |= {"coil20": "1,440, 1,024", "isolet1": "1,560, 617", "mnist5000": "5,000, 784"}
@@ -264,7 +264,7 @@ def pools() -> Iterable[Iterable[Any]]:
         yield f"{name} ({len(runs.get('40', {}))})", sizes[name], *shown_means, ratio
 
 
-@shown(
+@as_table(
     'set (seeds)|decay .5|`decay="auto"`|.3, .5 and .7 together|nine together|three by agreement'
     "|three by similarity|best by labels"
 )
@@ -274,7 +274,7 @@ def ensembles() -> Iterable[Iterable[Any]]:
         yield f"{name} ({len(found['runs'])})", *(f"{found['mean_nmi'][way]:.1f}" for way in ways)
 
 
-@shown("set|NMI at .5|accuracy at .5|NMI at the best decay|accuracy at the best decay")
+@as_table("set|NMI at .5|accuracy at .5|NMI at the best decay|accuracy at the best decay")
 def from_the_paper() -> Iterable[Iterable[Any]]:
     found = read("mbn_clustering")
     for key, name in CLUSTERED.items():
@@ -291,7 +291,7 @@ def from_the_paper() -> Iterable[Iterable[Any]]:
             )
 
 
-@shown("clusterings V|5|10|25|50|100|200|400|LSA, 28 components")
+@as_table("clusterings V|5|10|25|50|100|200|400|LSA, 28 components")
 def few_clusterings() -> Iterable[Iterable[Any]]:
     nmi = read("choosing")["clusterings"]["nmi"]
     pairs = (
@@ -301,7 +301,7 @@ def few_clusterings() -> Iterable[Iterable[Any]]:
     yield "NMI, %", *pairs, f"{100 * nmi['LSA']:.1f}"
 
 
-@shown("output|first document|first 15|first 255")
+@as_table("output|first document|first 15|first 255")
 def retrieval() -> Iterable[Iterable[Any]]:
     curves = read("mbn_retrieval")["curves"]
     for name in (
@@ -316,26 +316,26 @@ def retrieval() -> Iterable[Iterable[Any]]:
         yield name, *(f"{at[level]:.1f}" for level in (1, 15, 255))
 
 
-@shown("nearest of k centroids|rate / sgemm of the same shapes|rate / faiss `IndexFlatL2.search(x, 1)`")
+@as_table("nearest of k centroids|rate / sgemm of the same shapes|rate / faiss `IndexFlatL2.search(x, 1)`")
 def nearest() -> Iterable[Iterable[Any]]:
     for r in read("mbn_kernels")["dense"]:
         yield f"{r['k']:,}", f"{r['share of sgemm']:.2f}", f"{r['times faiss']:.2f}"
 
 
-def _layers() -> list[dict[str, Any]]:
+def read_layers() -> list[dict[str, Any]]:
     wanted = ("clusterings below", 400), ("clusterings at once", 8)
     found = [r for r in read("mbn_kernels")["codes"] if all(r[key] == value for key, value in wanted)]
     return [r for r in found if r["k below"] in (8000, 4000, 2000, 1000, 500, 250, 125, 62)]
 
 
-@shown("upper layer, k below to k|8,000 to 4,000|4,000|2,000|1,000|500|250|125|62 to 31")
+@as_table("upper layer, k below to k|8,000 to 4,000|4,000|2,000|1,000|500|250|125|62 to 31")
 def upper_layers() -> Iterable[Iterable[Any]]:
-    yield "ns per look-up", *(f"{r['ns a look-up']:.1f}" for r in _layers())
+    yield "ns per look-up", *(f"{r['ns a look-up']:.1f}" for r in read_layers())
     name = "times faster than one-hot products"
-    yield "rate / one-hot products in sgemm", *(round_to_three(r[name]) for r in _layers())
+    yield "rate / one-hot products in sgemm", *(round_to_three(r[name]) for r in read_layers())
 
 
-@shown("rows|V, k1|layers|seconds|time per row / time of one process|peak of a worker")
+@as_table("rows|V, k1|layers|seconds|time per row / time of one process|peak of a worker")
 def network_million() -> Iterable[Iterable[Any]]:
     found = read("mbn_million")
     for key, name in {"digits": "infinite digits", "documents": "documents, CSR"}.items():
@@ -350,7 +350,7 @@ def network_million() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("|edge updates/s|")
+@as_table("|edge updates/s|")
 def propagation() -> Iterable[Iterable[Any]]:
     found = read("crbm_kernels")
     edges, pgmax = found["edges"], found["pgmax"]
@@ -374,7 +374,7 @@ def propagation() -> Iterable[Iterable[Any]]:
     yield "mixed-product; max-product; mean field", others, ""
 
 
-def _errors(found: dict[str, Any] | None) -> str:
+def format_errors(found: dict[str, Any] | None) -> str:
     if found is None or "failed" in found:
         return ""
     paper = found.get("paper")
@@ -382,17 +382,17 @@ def _errors(found: dict[str, Any] | None) -> str:
     return own + (f" ({paper['all']:.2f} / {paper['changed']:.1f})" if paper else "")
 
 
-@shown("learner|" + "|".join(TASKS.values()))
+@as_table("learner|" + "|".join(TASKS.values()))
 def learners() -> Iterable[Iterable[Any]]:
     found = read("crbm_mnist")
     for learner in dict.fromkeys(name.split("/")[-1] for name in found):
         for kind, prefix in (("", ""), (", 50 epochs", "full/")):
-            cells = [_errors(found.get(f"{prefix}{task}/{learner}")) for task in TASKS]
+            cells = [format_errors(found.get(f"{prefix}{task}/{learner}")) for task in TASKS]
             if any(cells):
                 yield learner + kind, *cells
 
 
-@shown(
+@as_table(
     "rows per step|default chains|one chain|one chain, `local_steps=16`"
     "|the three with 32 sweeps (mean of 50 epochs)|rate of 2 threads / 1, default chains"
 )
@@ -408,19 +408,21 @@ def steps() -> Iterable[Iterable[Any]]:
         yield r["batch"], *(f"{s} %" for s in at[10]), ", ".join(at[32]) + " %", f"{r['speedup']:.2f}"
 
 
-def _mixtures(what: str) -> dict[str, Any]:
-    """Return the results of one experiment of linear_mixture_paper.py by data set."""
+def read_mixtures(part_name: str) -> dict[str, Any]:
+    """Return the results of a part of linear_mixture_paper.py, such as "table2", by data set."""
     found = read("linear_mixture_paper")
-    return {part.removeprefix(f"{what}_"): r for part, r in found.items() if part.startswith(f"{what}_")}
+    return {
+        part.removeprefix(f"{part_name}_"): r for part, r in found.items() if part.startswith(f"{part_name}_")
+    }
 
 
-# Names of data sets in the tables.
+# Names of data sets in the tables, by their names in linear_mixture_paper.py.
 _ROWS = {"usps": "USPS", "mnist16": "MNIST 16 x 16", "mnist28": "MNIST 28 x 28", "usps732": "USPS, 732 rows"}
 
 
-def _setting(given: dict[str, Any]) -> str:
-    """Return settings of a classifier or of nearest neighbours as short text."""
-    if "n_components" not in given:  # These are settings of nearest neighbours.
+def format_setting(given: dict[str, Any]) -> str:
+    """Return settings of a mixture, or of nearest neighbours, as a short text."""
+    if "n_components" not in given:  # Only settings of nearest neighbours lack this key.
         return f"smoothing {given['smoothing']:g}, {len(given['tangents'])} tangents"
     words = [f"k = {given['n_components']}, h = {given['n_dims']}", f"smoothing {given['smoothing']:g}"]
     if given["likelihood"] != "error":
@@ -430,18 +432,18 @@ def _setting(given: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-@shown("rows|way|settings|0 %|1 %|5 %|10 % rejected|images per class")
+@as_table("rows|way|settings|0 %|1 %|5 %|10 % rejected|images per class")
 def mixture_errors() -> Iterable[Iterable[Any]]:
-    for data, found in _mixtures("table2").items():
-        for way, r in (found | _mixtures("neighbours").get(data, {})).items():
+    for data, found in read_mixtures("table2").items():
+        for way, r in (found | read_mixtures("neighbours").get(data, {})).items():
             if isinstance(r, dict) and "at_rejects" in r:
                 errors = map(mean_of, r["at_rejects"].values())
-                yield _ROWS[data], way, _setting(r["settings"]), *errors, f"{r['images_a_class']:,}"
+                yield _ROWS[data], way, format_setting(r["settings"]), *errors, f"{r['images_a_class']:,}"
 
 
-@shown("rows|h|none, none|none, light|heavy, light|heavy, none|heavy, heavy")
+@as_table("rows|h|none, none|none, light|heavy, light|heavy, none|heavy, heavy")
 def mixture_tangents() -> Iterable[Iterable[Any]]:
-    for data, found in _mixtures("table1").items():
+    for data, found in read_mixtures("table1").items():
         name = _ROWS.get(data, data) + (f", {found['rows']:,} rows" if data == "mnist16" else "")
         for size, ways in found.items():
             if size.startswith("n_dims"):
@@ -450,9 +452,9 @@ def mixture_tangents() -> Iterable[Iterable[Any]]:
                 yield name, size.removeprefix("n_dims "), mean_of(first["error"]), *rest
 
 
-@shown("rows|k|h|none, none|none, light|heavy, none|heavy, light")
+@as_table("rows|k|h|none, none|none, light|heavy, none|heavy, light")
 def mixture_search() -> Iterable[Iterable[Any]]:
-    for data, r in _mixtures("search").items():
+    for data, r in read_mixtures("search").items():
         lines: dict[Any, list[str]] = {}
         for one in r["candidates"]:
             own = one["params"]
@@ -463,19 +465,21 @@ def mixture_search() -> Iterable[Iterable[Any]]:
             yield _ROWS[data], *sizes, *line
 
 
-@shown("rows|rows that choose|draws|temperature|spread|log-loss of the test rows|log-loss of the worst draw")
+@as_table(
+    "rows|rows that choose|draws|temperature|spread|log-loss of the test rows|log-loss of the worst draw"
+)
 def mixture_temperature() -> Iterable[Iterable[Any]]:
-    for data, r in _mixtures("temperature").items():
+    for data, r in read_mixtures("temperature").items():
         for rows, of in r["draws"].items():
             losses = (f"{of[key]:.4f}" for key in ("log_loss", "worst_log_loss"))
             spread = f"{100 * of['spread']:.1f} %" if of["draws"] > 1 else ""
             yield _ROWS[data], f"{int(rows):,}", of["draws"], f"{of['temperature']:.3g}", spread, *losses
 
 
-@shown("rows|way|h|held-out error|test error|p")
+@as_table("rows|way|h|held-out error|test error|p")
 def mixture_ways() -> Iterable[Iterable[Any]]:
     for what in ("extensions", "floors", "dims", "stepwise", "steps"):
-        for data, found in _mixtures(what).items():
+        for data, found in read_mixtures(what).items():
             first, *_ = found["ways"]
             for way, r in found["ways"].items():
                 h = ", ".join(map(str, r["n_dims"]))
@@ -483,7 +487,7 @@ def mixture_ways() -> Iterable[Iterable[Any]]:
                 yield _ROWS[data], way, h, percent(r["held_out"]), mean_of(r["test"]) + " %", p
 
 
-@shown(
+@as_table(
     "image|compression: ours, generator's|ratio: median, worst|paper, on its image|kinds found"
     "|images with all kinds; with all kinds placed twice|images shorter than by the true features"
     "|wrong pixels: ours, noisy image"
@@ -511,7 +515,7 @@ def single_images() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown(
+@as_table(
     "image|ours: compression, CPU seconds|NMF of patches: compression, CPU seconds|kinds found: ours, NMF"
     "|paper, on its image and machine: HCN|paper: NOCA"
 )
@@ -519,17 +523,17 @@ def single_images_times() -> Iterable[Iterable[Any]]:
     found = read("hcn_single")
     for name, paper in PAPER_SINGLE.items():
         ours, other = found[name], found[f"nmf, {name}"]["fits"]
-        seconds, least = statistics.median(found["seconds"][name]), _median(other, "compression")
+        seconds, least = statistics.median(found["seconds"][name]), take_median(other, "compression")
         yield (
             name,
             f"{100 * ours['compression']:.0f} %, {seconds:.2g}",
-            f"{100 * least:.0f} %, {_median(other, 'cpu_seconds'):.2g}",
+            f"{100 * least:.0f} %, {take_median(other, 'cpu_seconds'):.2g}",
             f"{ours['found']}, {sum(fit['found'] for fit in other)} of {ours['kinds']}",
             *(f"{share} %, {minutes:g} minutes" for share, minutes in paper),
         )
 
 
-@shown(
+@as_table(
     "image|restarts|images with all kinds|kinds found"
     "|missed kinds in images shorter than by the true features"
 )
@@ -547,11 +551,11 @@ def restarts() -> Iterable[Iterable[Any]]:
             yield name, starts, all_kinds, f"{r['found']} of {r['kinds']}", shorter
 
 
-def _median(fits: list[dict[str, Any]], key: str) -> float:
+def take_median(fits: list[dict[str, Any]], key: str) -> float:
     return statistics.median(fit[key] for fit in fits)
 
 
-@shown(
+@as_table(
     "p01, p10 of the images|error: median, worst"
     "|images with another class than at 0.001, 0.001: median, worst"
 )
@@ -562,7 +566,7 @@ def traits_read() -> Iterable[Iterable[Any]]:
         yield name, *(f"{percent(statistics.median(of), 1)}, {percent(max(of), 1)}" for of in shares)
 
 
-@shown("images|letters found: median, fewest|seeds with all|compression / generator's compression")
+@as_table("images|letters found: median, fewest|seeds with all|compression / generator's compression")
 def letters_online() -> Iterable[Iterable[Any]]:
     found = read("hcn_online")
     ways = dict(found["five"]["ways"])
@@ -572,7 +576,7 @@ def letters_online() -> Iterable[Iterable[Any]]:
         yield name, letters, f"{r['seeds_with_all']} of {len(r['fits'])}", f"{r['over_truth']:.2f}"
 
 
-@shown("two traits|seeds|error: median, worst|paper's error|fits with restarts|weights on in each layer")
+@as_table("two traits|seeds|error: median, worst|paper's error|fits with restarts|weights on in each layer")
 def two_traits() -> Iterable[Iterable[Any]]:
     found = read("hcn_traits")
     kinds = {
@@ -595,7 +599,9 @@ def two_traits() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("training pixels flipped|seeds|compositional: median, worst|convolutional of the same form|standard")
+@as_table(
+    "training pixels flipped|seeds|compositional: median, worst|convolutional of the same form|standard"
+)
 def flipped_traits() -> Iterable[Iterable[Any]]:
     for part, seeds in read("hcn_traits").items():
         if part.startswith("flips "):
@@ -607,7 +613,7 @@ def flipped_traits() -> Iterable[Iterable[Any]]:
             yield f"{100 * float(part.removeprefix('flips ')):g} %", len(errors), *cells
 
 
-@shown(
+@as_table(
     "hidden halves|seeds|filled pixels within 1 of a true one: median, lowest"
     "|hidden pixels within 1 of a filled"
 )
@@ -620,7 +626,7 @@ def hidden_traits() -> Iterable[Iterable[Any]]:
     yield "1,000 test images", len(fits), *cells
 
 
-@shown("400 digits|clean|flips|border|patches|grid|line clutter|deletion|mean of the six")
+@as_table("400 digits|clean|flips|border|patches|grid|line clutter|deletion|mean of the six")
 def corrupted_digits() -> Iterable[Iterable[Any]]:
     found = read("hcn_digits") | read("hcn_digits_more")
     kinds = {
@@ -635,20 +641,20 @@ def corrupted_digits() -> Iterable[Iterable[Any]]:
         yield name, *(over_seeds([e[key] for e in errors]) for key in errors[0])
 
 
-# Parts of the results with templates, and their names in the table.
+# Parts of results/hcn_digits.json whose templates a table describes, and their names in the table.
 READ_BY = {
     "hcn": "forward passes",
     "hcn, 64 features of 26 x 26": "forward passes, 64 features of 26 x 26",
 }
 
 
-def spread_of(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     """Return the median as text and, for several values, the smallest and the largest value."""
     reported = f"{statistics.median(values):,.4g}"
     return reported if len(values) == 1 else f"{reported} ({min(values):,.4g} - {max(values):,.4g})"
 
 
-@shown(
+@as_table(
     "network|used features|weights per feature|used templates|weights per template|"
     "edges / edges of a digit|training error|CPU ms per image"
 )
@@ -658,7 +664,7 @@ def digit_templates() -> Iterable[Iterable[Any]]:
         if part in found:
             fits = list(found[part].values())
             sizes = (
-                spread_of([r[key] for r in fits])
+                format_spread([r[key] for r in fits])
                 for key in (
                     "features_used",
                     "weights_of_a_used_feature",
@@ -669,24 +675,24 @@ def digit_templates() -> Iterable[Iterable[Any]]:
             )
             times = [r["cpu_milliseconds_an_image"] for r in fits if "cpu_milliseconds_an_image" in r]
             errors = over_seeds([r["training_error"] for r in fits])
-            yield how, *sizes, errors, spread_of(times) if times else ""
+            yield how, *sizes, errors, format_spread(times) if times else ""
 
 
-@shown("digits per class|error|edges / edges of a digit")
+@as_table("digits per class|error|edges / edges of a digit")
 def more_digits() -> Iterable[Iterable[Any]]:
     for fit in read("hcn_digits_more")["more"].values():
         for name, r in fit.items():
             yield name.split()[0], percent(r["test_error"], 2), r["edges_drawn_over_those"]
 
 
-@shown("seeds|images with both digits right|digits right|digits within two pixels of their place")
+@as_table("seeds|images with both digits right|digits right|digits within two pixels of their place")
 def digits_side_by_side() -> Iterable[Iterable[Any]]:
     fits = list(read("hcn_digits_more")["objects"].values())
     names = ("both_right", "right", "within_two_pixels")
     yield len(fits), *(over_seeds([r[name] for r in fits]) for name in names)
 
 
-@shown("templates learned with p01, p10|images read with p01, p10|error of 2,000 held-out digits")
+@as_table("templates learned with p01, p10|images read with p01, p10|error of 2,000 held-out digits")
 def noise_after_learning() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits_more")["noise"].values())
     for name in seeds[0]:
@@ -694,7 +700,7 @@ def noise_after_learning() -> Iterable[Iterable[Any]]:
         yield learned_by, read_by, over_seeds([one[name] for one in seeds])
 
 
-@shown(
+@as_table(
     "training set, online|epochs by default|compression after one epoch|after the default|"
     "after twice the default"
 )
@@ -705,7 +711,7 @@ def online_epochs() -> Iterable[Iterable[Any]]:
         yield name, r["default_epochs"], *values
 
 
-@shown("templates learned with|weights per template|edges / edges of a digit|error of 400 held-out digits")
+@as_table("templates learned with|weights per template|edges / edges of a digit|error of 400 held-out digits")
 def thinner_templates() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["thin"].values())
     for noise in seeds[0]:
@@ -715,14 +721,14 @@ def thinner_templates() -> Iterable[Iterable[Any]]:
         yield noise, *sizes, over_seeds([r["held_out_error"] for r in found])
 
 
-@shown("network|error of 400 held-out digits")
+@as_table("network|error of 400 held-out digits")
 def digit_layers() -> Iterable[Iterable[Any]]:
     seeds = list(read("hcn_digits")["layers"].values())
     for name in seeds[0]:
         yield name, over_seeds([one[name] for one in seeds])
 
 
-@shown(
+@as_table(
     "grey traits|images|filters|p01, p10|seeds|traits that are a feature"
     "|error of four patterns: median, worst|weights on; changed in the last ten passes"
 )
@@ -746,7 +752,7 @@ def grey_traits() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown(
+@as_table(
     "features|features that pay|compression of test images|places per image|error from places"
     "|error from pixels"
 )
@@ -764,7 +770,7 @@ def digit_parts() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("24 x 24, 32 features of 8 x 6; 14 x 14, 5 of 6 x 6|pairs/s|")
+@as_table("24 x 24, 32 features of 8 x 6; 14 x 14, 5 of 6 x 6|pairs/s|")
 def parts_sweeps() -> Iterable[Iterable[Any]]:
     found = read("hcn_kernels")
     sizes = [r for r in found.values() if isinstance(r, dict) and "pairs_per_second" in r]
@@ -784,7 +790,7 @@ def parts_sweeps() -> Iterable[Iterable[Any]]:
         yield name, rates, "; ".join(f"{r[key]:.2f}" for r in sizes) + f" {words}" if key else ""
 
 
-@shown("operations of several layers|milliseconds|ratio|to")
+@as_table("operations of several layers|milliseconds|ratio|to")
 def parts_layers() -> Iterable[Iterable[Any]]:
     found = read("hcn_layers")
     r, reported = found["pieces"], found["pieces"]["milliseconds"]
@@ -807,7 +813,7 @@ def parts_layers() -> Iterable[Iterable[Any]]:
     yield name, seconds, f"{r['of their rate']:.2f}", "of the rate of two threads, same bits"
 
 
-@shown(
+@as_table(
     "64 features, 32 templates per class|p_weight|digits, leaves|passes|size at 8 bytes per pair|"
     "largest size of a pass|bytes per pair|run folder: measured, predicted|peak memory: measured, predicted"
 )
@@ -830,7 +836,9 @@ def kept_messages() -> Iterable[Iterable[Any]]:
         )
 
 
-@shown("images, two workers|seconds|seconds / (pairs / rate of two threads)|letters found|peak of a worker")
+@as_table(
+    "images, two workers|seconds|seconds / (pairs / rate of two threads)|letters found|peak of a worker"
+)
 def letters_million() -> Iterable[Iterable[Any]]:
     found = read("hcn_million")
     r, tenth, part = found["fit"], found["memory"], found["chains"]
@@ -845,10 +853,10 @@ def letters_million() -> Iterable[Iterable[Any]]:
     yield f"{sizes}, small buffers", "", "", "", "; ".join(map(str, peaks.values())) + " MiB"
 
 
-@shown("way|letters found of three, five seeds|compression|iterations")
+@as_table("way|letters found of three, five seeds|compression|iterations")
 def parts_peers() -> Iterable[Iterable[Any]]:
     found = read("hcn_peers")
-    rates = found.get("pairs_per_second", {})  # rates of an idle machine
+    rates = found.get("pairs_per_second", {})  # The benchmark writes rates only with --timings.
     for way, fits in found["ways"].items():
         name = way + (f", {rates[way]:.1e} pairs/s" if way in rates else "")
         columns = ([fit[key] for fit in fits] for key in ("letters", "compression", "iterations"))
@@ -857,7 +865,7 @@ def parts_peers() -> Iterable[Iterable[Any]]:
         yield name, ", ".join(map(str, letters)), ", ".join(f"{c:.2f}" for c in lengths), n
 
 
-@shown("rows|likelihood|components|h|training rows|test rows, nats per row")
+@as_table("rows|likelihood|components|h|training rows|test rows, nats per row")
 def mixture_likelihood() -> Iterable[Iterable[Any]]:
     for part, found in read("linear_mixture_density").items():
         for r in found if part.startswith("likelihood") else ():
@@ -865,13 +873,13 @@ def mixture_likelihood() -> Iterable[Iterable[Any]]:
             yield _ROWS["mnist" + part[-2:]], *sizes, f"{r['train']:.1f}", f"{r['test']:.1f}"
 
 
-@shown("model|test rows, nats per row")
+@as_table("model|test rows, nats per row")
 def mixture_beside() -> Iterable[Iterable[Any]]:
     for r in read("linear_mixture_density").get("beside", ()):
         yield r["model"], " ".join(f"{one:.1f}" for one in r["test"])
 
 
-@shown("work|size|measured|ratio")
+@as_table("work|size|measured|ratio")
 def mixture_kernels() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_kernels")
     for r in found["scan"]:
@@ -890,7 +898,7 @@ def mixture_kernels() -> Iterable[Iterable[Any]]:
         yield "tangent distance", size, f"{r['rows/s']:,.0f} rows/s", f"{r['times']:.2f} x without"
 
 
-@shown("fit|size|measured|ratio")
+@as_table("fit|size|measured|ratio")
 def mixture_fits() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_fit")
     for r in found["pass"]:
@@ -925,7 +933,7 @@ def mixture_fits() -> Iterable[Iterable[Any]]:
         yield "`partial_fit` of a row", size, f"{r['ms a row']:.2f} ms", ""
 
 
-@shown("other method|rows|times as fast|log-likelihood per row, or mean square: ours; theirs")
+@as_table("other method|rows|times as fast|log-likelihood per row, or mean square: ours; theirs")
 def mixture_peers() -> Iterable[Iterable[Any]]:
     found = read("linear_mixture_peers")
     for p, r in found["gaussian"].items():
@@ -955,7 +963,7 @@ def mixture_peers() -> Iterable[Iterable[Any]]:
     yield f"plain numpy, a pass, K = {r['K']}", f"{r['rows']:,}", f"{r['times']:.1f}", ""
 
 
-@shown("sub-classes, memory of two workers|rows|passes|peak of a worker|predicted peak")
+@as_table("sub-classes, memory of two workers|rows|passes|peak of a worker|predicted peak")
 def mixture_peaks() -> Iterable[Iterable[Any]]:
     for part, r in read("linear_mixture_million").items():
         if part.startswith("scale"):
@@ -966,7 +974,7 @@ def mixture_peaks() -> Iterable[Iterable[Any]]:
                 yield f"{which}, {r['memory_limit']}{kept}", f"{rows:,}", r["passes"][i], *sizes
 
 
-@shown(
+@as_table(
     "sub-classes per class|rows|error of rows 50000:60000|error of test rows|passes|seconds per pass"
     "|read|peak of a worker"
 )
@@ -987,7 +995,7 @@ def mixture_million() -> Iterable[Iterable[Any]]:
             yield k + (f", {size.strip(', ')}" if size else ""), f"{rows:,}", *errors, of["passes"], *costs
 
 
-@shown("sub-classes|seconds per pass: two threads|two workers|rate of workers / threads")
+@as_table("sub-classes|seconds per pass: two threads|two workers|rate of workers / threads")
 def mixture_rates() -> Iterable[Iterable[Any]]:
     for part, r in read("linear_mixture_million").items():
         if part.startswith("rates"):
@@ -995,7 +1003,7 @@ def mixture_rates() -> Iterable[Iterable[Any]]:
             yield part.split()[1], *seconds, f"{r['of its rate']:.2f}"
 
 
-@shown("loop|workers|unit|tasks per unit|messages per unit|scheduler, ms|driver, ms")
+@as_table("loop|workers|unit|tasks per unit|messages per unit|scheduler, ms|driver, ms")
 def simulated_loops() -> Iterable[Iterable[Any]]:
     for part, r in read("simulated_cluster").items():
         name = {"batch": "batch", "paced": "batch, spans of 1 s", "map": "map", "online": "online"}
@@ -1012,14 +1020,14 @@ def simulated_loops() -> Iterable[Iterable[Any]]:
         yield name[loop], f"{r['workers']:,}", what, *counts, f"{of_scheduler:.2f}", f"{of_driver:.2f}"
 
 
-@shown("way, clusters|NMI|accuracy")
+@as_table("way, clusters|NMI|accuracy")
 def mixture_clusters() -> Iterable[Iterable[Any]]:
     for part, ways in read("linear_mixture_density").items():
         for way, r in ways.items() if part.startswith("clusters") else ():
             yield way, mean_of(r["nmi"]), mean_of(r["accuracy"])
 
 
-@shown(
+@as_table(
     "job|predicted time|measured time|predicted / measured|predicted peak|measured peak|predicted / measured"
 )
 def plans() -> Iterable[Iterable[Any]]:
@@ -1032,7 +1040,7 @@ def plans() -> Iterable[Iterable[Any]]:
         yield name, reported, took, f"{r['time_ratio']:.2f}", *peaks, f"{r['peak_ratio']:.2f}"
 
 
-@shown(
+@as_table(
     "file|reading, MB/s|reading, hashing and packing, MB/s|import, MB/s"
     "|peak of one and of four times the rows, MiB"
 )
@@ -1049,7 +1057,7 @@ def importers() -> Iterable[Iterable[Any]]:
         "parquet, a column a feature; lists": ("parquet wide", "parquet lists"),
         "csv": ("csv",),
     }.items():
-        if not found.keys() >= set(kinds):  # The results were measured without this kind.
+        if not found.keys() >= set(kinds):  # The stored results lack this kind of file.
             continue
         of = [found[kind] for kind in kinds]
         keys = ("read_mb_s", "read_hash_pack_mb_s", "import_mb_s")
@@ -1058,7 +1066,7 @@ def importers() -> Iterable[Iterable[Any]]:
         yield name, *rates, "; ".join(peaks)
 
 
-@shown("ten passes of a fit from S3|seconds|rate|503s, resets, slow answers|weights")
+@as_table("ten passes of a fit from S3|seconds|rate|503s, resets, slow answers|weights")
 def s3_troubled() -> Iterable[Iterable[Any]]:
     r = read("s3_pass")["troubled"]
     yield "the server alone", r["alone_s"], f"{r['alone_mb_per_s']:.0f} MB/s", "none", ""
@@ -1067,7 +1075,7 @@ def s3_troubled() -> Iterable[Iterable[Any]]:
     yield "through the proxy", r["troubled_s"], f"{r['troubled_mb_per_s']:.0f} MB/s", troubles, same
 
 
-@shown(
+@as_table(
     "set|rows x features|capsules|multiclass|capsules of the paper|linear mixtures|logistic regression"
     "|3 neighbours|RBF SVM"
 )
@@ -1081,7 +1089,9 @@ def defaults() -> Iterable[Iterable[Any]]:
         yield line["set"], " x ".join(f"{size:,}" for size in line["shape"]), *cells
 
 
-@shown("set|classes|error, %: multiclass, one_vs_all, all_vs_all|calibration error, %|CPU seconds of a fit")
+@as_table(
+    "set|classes|error, %: multiclass, one_vs_all, all_vs_all|calibration error, %|CPU seconds of a fit"
+)
 def defaults_architectures() -> Iterable[Iterable[Any]]:
     digits = {"error": 1, "calibration_error": 1, "fit_seconds": 2}
     for line in read("defaults")["architectures"]:
@@ -1090,14 +1100,14 @@ def defaults_architectures() -> Iterable[Iterable[Any]]:
         yield line["set"], line["classes"], *cells
 
 
-@shown("set|capsules: default|capsules: searched|linear mixtures: default|linear mixtures: searched")
+@as_table("set|capsules: default|capsules: searched|linear mixtures: default|linear mixtures: searched")
 def defaults_found() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["best"]:
         errors = ((model["default"], model["found"]) for model in line["models"].values())
         yield line["set"], *(f"{error:.1f} %" for pair in errors for error in pair)
 
 
-@shown("set|test error|calibration error: validation rows choose|training rows choose|temperature 1")
+@as_table("set|test error|calibration error: validation rows choose|training rows choose|temperature 1")
 def defaults_calibration() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["calibration"]:
         hows = [line[how] for how in ("validation rows", "training rows", "temperature 1")]
@@ -1105,7 +1115,7 @@ def defaults_calibration() -> Iterable[Iterable[Any]]:
         yield line["set"], f"{hows[1]['test_error']:.1f} %", *errors
 
 
-@shown(
+@as_table(
     "set|capsules: mean excess|largest|multiclass: mean excess|largest|linear mixtures: mean excess|largest"
 )
 def defaults_subsets() -> Iterable[Iterable[Any]]:
@@ -1114,26 +1124,26 @@ def defaults_subsets() -> Iterable[Iterable[Any]]:
         yield line["set"], *(f"{value:.1f}" for pair in points for value in pair)
 
 
-@shown("set|reconstruction error|factor analysis|default|RBF SVM")
+@as_table("set|reconstruction error|factor analysis|default|RBF SVM")
 def defaults_likelihoods() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["likelihoods"]:
         names = ("error", "factor analysis", "default", "RBF SVM, standardised")
         yield line["set"], *(f"{line[name]['error']:.1f} %" for name in names)
 
 
-@shown("set|bootstrap network|k-means|spectral clustering")
+@as_table("set|bootstrap network|k-means|spectral clustering")
 def defaults_clusters() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["clusters"]:
         yield line["set"], *(f"{model['nmi']:.1f} %" for model in line["models"].values())
 
 
-@shown("set|compositional network, 20 templates|logistic regression|3 neighbours|largest class")
+@as_table("set|compositional network, 20 templates|logistic regression|3 neighbours|largest class")
 def defaults_parts() -> Iterable[Iterable[Any]]:
     for line in read("defaults")["parts"]:
         yield line["set"], *(f"{model['error']:.1f} %" for model in line["models"].values())
 
 
-@shown("task|scalelatent|other methods")
+@as_table("task|scalelatent|other methods")
 def defaults_others() -> Iterable[Iterable[Any]]:
     found = read("defaults")
     for line in found["densities"]:
@@ -1147,7 +1157,7 @@ def defaults_others() -> Iterable[Iterable[Any]]:
             yield f"errors, {line['set']}", ", ".join(ours), ", ".join(rivals)
 
 
-# Column of each method in the tables of rivals.py, by task. The models of this package come first.
+# Column names of the methods of rivals.py, by task. The models of this package come first.
 RIVALS: dict[str, dict[str, str]] = {
     "classification": {
         "CapsuleRegression": "capsules",
@@ -1208,7 +1218,7 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return records of a task by data set and method, for the seeds with results of all methods."""
+    """Return records of a task by data set and method, for those seeds that all methods have."""
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
     out = {}
@@ -1223,13 +1233,13 @@ def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return out
 
 
-def _rival_rows(task: str, *keys: str, digits: int = 1) -> Iterable[Iterable[Any]]:
-    """Yield the rows of a task: scores as means over the seeds, with the median of the CPU seconds."""
+def list_rivals(task: str, *keys: str, digits: int = 1) -> Iterable[Iterable[Any]]:
+    """Yield the rows of a task's table: mean scores over the seeds, and median CPU seconds."""
     for name, methods in rivals(task).items():
-        yield name, *(_rival_cell(methods.get(method, []), keys, digits) for method in RIVALS[task])
+        yield name, *(format_rival(methods.get(method, []), keys, digits) for method in RIVALS[task])
 
 
-def _rival_cell(seeds: list[dict[str, Any]], keys: Iterable[str], digits: int) -> str:
+def format_rival(seeds: list[dict[str, Any]], keys: Iterable[str], digits: int) -> str:
     if over := [record["over_seconds"] for record in seeds if "over_seconds" in record]:
         return f"over {max(over)} s"
     means = [
@@ -1244,46 +1254,46 @@ def _rival_cell(seeds: list[dict[str, Any]], keys: Iterable[str], digits: int) -
     return f"{' / '.join(means)} ({taken} s)"
 
 
-def _rival_head(task: str) -> str:
+def list_rival_columns(task: str) -> str:
     return "|".join(["set", *RIVALS[task].values()])
 
 
-@shown(_rival_head("classification"))
+@as_table(list_rival_columns("classification"))
 def rivals_classification() -> Iterable[Iterable[Any]]:
-    return _rival_rows("classification", "error")
+    return list_rivals("classification", "error")
 
 
-@shown(_rival_head("density"))
+@as_table(list_rival_columns("density"))
 def rivals_density() -> Iterable[Iterable[Any]]:
-    return _rival_rows("density", "log_likelihood")
+    return list_rivals("density", "log_likelihood")
 
 
-@shown(_rival_head("density"))
+@as_table(list_rival_columns("density"))
 def rivals_outliers() -> Iterable[Iterable[Any]]:
-    return _rival_rows("density", "auc_class", "auc_mixed")
+    return list_rivals("density", "auc_class", "auc_mixed")
 
 
-@shown(_rival_head("clustering"))
+@as_table(list_rival_columns("clustering"))
 def rivals_clustering() -> Iterable[Iterable[Any]]:
-    return _rival_rows("clustering", "nmi")
+    return list_rivals("clustering", "nmi")
 
 
-@shown(_rival_head("denoising"))
+@as_table(list_rival_columns("denoising"))
 def rivals_denoising() -> Iterable[Iterable[Any]]:
-    return _rival_rows("denoising", "error", "changed_error", digits=2)
+    return list_rivals("denoising", "error", "changed_error", digits=2)
 
 
-@shown(_rival_head("labels"))
+@as_table(list_rival_columns("labels"))
 def rivals_labels() -> Iterable[Iterable[Any]]:
-    return _rival_rows("labels", "error", "f1", digits=2)
+    return list_rivals("labels", "error", "f1", digits=2)
 
 
-@shown(_rival_head("parts"))
+@as_table(list_rival_columns("parts"))
 def rivals_parts() -> Iterable[Iterable[Any]]:
-    return _rival_rows("parts", "found")
+    return list_rivals("parts", "found")
 
 
-# Names in results/gpu_predicted.json, by the text in the first column of the table of predictions.
+# Names of predictions in results/gpu_predicted.json, by the text in the first column of the table.
 _PREDICTED = {
     "capsule, a block of 65,536 uint8 rows in host memory": "capsule, D = 20, block of 65,536 uint8 rows",
     "capsule, `transform` of a block of 65,536 uint8 rows in host memory": (
@@ -1316,7 +1326,7 @@ _PREDICTED = {
 }
 
 
-@shown("work|H100: share of the limit before → now|H200|waits before → now")
+@as_table("work|H100: share of the limit before → now|H200|waits before → now")
 def gpu_predictions() -> Iterable[Iterable[Any]]:
     content = json.loads((RESULTS / "gpu_predicted.json").read_text(encoding="utf-8"))
     found = {(r["example"], r["card"].split()[0]): r for r in content["predictions"]}
@@ -1326,10 +1336,8 @@ def gpu_predictions() -> Iterable[Iterable[Any]]:
         yield work, *shares, f"{cards[0]['before_downloads']} → {cards[0]['after_downloads']}"
 
 
-def selected(name: str, starts: str | None) -> str:
-    """Return a table, or only its rows that start with one of the texts in ``starts`` (separated by
-    semicolons).
-    """
+def select_rows(name: str, starts: str | None) -> str:
+    """Return a table, or only its rows that start with one of the texts in ``starts``, separated by ;."""
     text = TABLES[name]()
     if starts is None:
         return text
@@ -1338,7 +1346,7 @@ def selected(name: str, starts: str | None) -> str:
     return "".join(lines[:2] + [line for line in lines[2:] if line.startswith(words)])
 
 
-def source(name: str, part: str | None) -> str:
+def describe_source(name: str, part: str | None) -> str:
     """Return the command, machine, date and seed of a file of results, or of one of its parts."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     run = content["parts"][part] if part else content
@@ -1346,11 +1354,11 @@ def source(name: str, part: str | None) -> str:
     return f"`{run['command']}`; {machine['cpu']}, {machine['date']}, seed {run['seed']}.\n"
 
 
-def rewritten(page: str) -> str:
+def rewrite_page(page: str) -> str:
     """Return the text of a page with its tables, pictures and sources made from results/."""
     page = _PICTURE.sub(lambda found: found[1] + caption(found[2]), page)
-    page = _SOURCE.sub(lambda found: found[1] + source(found[2], found[3]), page)
-    return _TABLE.sub(lambda found: found[1] + selected(found[2], found[3]), page)
+    page = _SOURCE.sub(lambda found: found[1] + describe_source(found[2], found[3]), page)
+    return _TABLE.sub(lambda found: found[1] + select_rows(found[2], found[3]), page)
 
 
 def main(arguments: list[str]) -> None:
@@ -1368,7 +1376,7 @@ def main(arguments: list[str]) -> None:
     else:
         for page in PAGES:
             before = page.read_text(encoding="utf-8")
-            after = rewritten(before)
+            after = rewrite_page(before)
             if not arguments:
                 page.write_text(after, encoding="utf-8")
             elif before != after:

@@ -1,4 +1,8 @@
-"""Nearest training rows by Euclidean and by tangent distance, as a baseline for classifiers."""
+"""Find nearest training rows by Euclidean or by tangent distance, as a baseline for classifiers.
+
+Tangents are derivatives of an image by small shifts, rotations and scalings; they span a plane at the image.
+Tangent distance is the distance from such a plane.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ import numpy as np
 from scalelatent.data import Dataset
 from scalelatent.errors import DataError
 
-# Function of rows (n, p) that returns their tangents (n, kinds, p).
+# Function that returns the tangents (rows, kinds of tangents, features) of rows (rows, features).
 Tangents = Callable[[np.ndarray], np.ndarray]
-# Number of rows whose neighbours are searched at a time, and number of training rows in a block.
+# Distances of this number of rows to this number of training rows are computed at a time, to limit memory.
 QUERY_ROWS, BLOCK_ROWS = 256, 4096
-# Singular values of a row's tangents below this share of the largest value count as 0.
+# Tangents whose singular value is below this share of the row's largest one are dropped as dependent.
 _TOL = 1e-4
 
 
 @dataclass(frozen=True)
 class NearestRows:
-    """Nearest training row of each given row."""
+    """Nearest training row of each of n rows."""
 
     rows: np.ndarray  # row numbers, int64 (n,)
     labels: np.ndarray  # labels of these rows, (n,)
@@ -39,9 +43,9 @@ def nearest_neighbours(
     """Find the nearest training row of each row of x; the training rows are read block by block.
 
     ``sides`` is 0 (Euclidean distance), 1 (distance from a training row to the plane of a row's tangents) or
-    2 (distance between the planes of both rows; P. Simard, Y. LeCun, J. Denker, 1993). With 2, the nearest
-    ``n_candidates`` training rows by the one-sided distance are compared by the two-sided distance.
-    ``damping`` is the penalty on steps along unit tangents, so that nearly crossing planes stay apart.
+    2 (distance between the planes of both rows; P. Simard, Y. LeCun, J. Denker, 1993). The distance with 2 is
+    computed only for the ``n_candidates`` rows that are nearest with 1. ``damping`` penalises steps along
+    unit tangents, so that planes that nearly cross far from both rows do not have distance 0.
     """
     if sides not in (0, 1, 2):
         raise ValueError(f"sides={sides!r}: give 0 (Euclidean), 1 or 2")
@@ -87,7 +91,7 @@ def iterate_blocks(train: Dataset) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _make_planes(x: np.ndarray, tangents: Tangents) -> np.ndarray:
-    """Return orthonormal tangents (n, kinds, p) of rows; linearly dependent tangents become 0."""
+    """Return orthonormal tangents (rows, kinds, features) of rows; linearly dependent tangents become 0."""
     _, length, ways = np.linalg.svd(np.asarray(tangents(x), dtype=np.float64), full_matrices=False)
     return np.asarray(ways * (length > _TOL * np.maximum(length[:, :1], np.finfo(float).tiny))[:, :, None])
 
@@ -95,9 +99,9 @@ def _make_planes(x: np.ndarray, tangents: Tangents) -> np.ndarray:
 def _one_sided_distances(
     x: np.ndarray, planes: np.ndarray, rows: np.ndarray, square: np.ndarray
 ) -> np.ndarray:
-    """Return squared distances (n, training rows) of training rows from the tangent planes of rows x.
+    """Return squared distances (rows x, training rows) of training ``rows`` from the planes of rows x.
 
-    Planes without directions give the squared Euclidean distances; ``square`` has the rows' squared norms.
+    Planes without directions give squared Euclidean distances. ``square`` has the squared norms of ``rows``.
     """
     found = (x * x).sum(axis=1)[:, None] - 2.0 * x @ rows.T + square
     for t in range(planes.shape[1]):
@@ -114,7 +118,10 @@ def _two_sided_distances(
     tangents: Tangents,
     damping: float,
 ) -> np.ndarray:
-    """Return squared distances (n, candidates) between tangent planes; each training block is read once."""
+    """Return squared distances (rows x, candidates) between the planes of rows x and of their candidates.
+
+    ``found`` has the row numbers of the candidates (rows x, candidates).
+    """
     out = np.full(found.shape, np.inf)
     for first, rows in iterate_blocks(train):
         queries, places = np.nonzero((found >= first) & (found < first + len(rows)))

@@ -3,9 +3,9 @@
     python benchmarks/thousand_passes.py [--passes 3000]
 
 Scheduler, two workers and the driver are separate processes on loopback. Every 20 passes the script reads
-the resident memory of each process. Dask keeps the last 1,000 events of each topic and the last 1,000
-transitions of each worker's tasks, so that all processes grow slightly over the first thousand passes. The
-result is the slope over the last half of several thousand passes, in bytes per pass.
+the resident memory of each process. Dask keeps its last 1,000 events and task transitions, so all processes
+grow slightly during the first thousand passes. The result is the growth over the last half of the passes, in
+bytes per pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import scalelatent as sl
 from scalelatent.deploy.clusters import close_cluster, start_cluster
 
 # Number of passes between two readings of the memory.
-EVERY = 20
+PASSES_BETWEEN_READINGS = 20
 
 
 def read_resident_size(pid: int | None = None) -> int:
@@ -43,16 +43,14 @@ def serve(ready: Any, ended: Any) -> None:
 
 
 class MemorySizes(sl.Callback):
-    """Callback that records the memory of all processes and the numbers of tasks and files every 20
-    passes.
-    """
+    """Callback that records the memory of all processes, and the numbers of tasks and files."""
 
     def __init__(self, client: Client, scheduler: int, run: Path) -> None:
         self.client, self.scheduler, self.run = client, scheduler, run
         self.seen: list[dict[str, float]] = []
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        if record["pass"] % EVERY:
+        if record["pass"] % PASSES_BETWEEN_READINGS:
             return
         workers = self.client.run(read_resident_size).values()
         tasks = self.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
@@ -69,13 +67,13 @@ class MemorySizes(sl.Callback):
         )
 
 
-def compute_growth(seen: list[dict[str, float]], what: str) -> dict[str, Any]:
+def compute_growth(seen: list[dict[str, float]], process: str) -> dict[str, Any]:
     """Return the MiB after each fifth of the fit, and the slope over its last half in bytes per pass."""
     fifths = [seen[len(seen) * k // 5 - 1] for k in range(1, 6)]
     half = seen[len(seen) // 2 :]
-    slope = np.polyfit([row["pass"] for row in half], [row[what] for row in half], 1)[0]
+    slope = np.polyfit([row["pass"] for row in half], [row[process] for row in half], 1)[0]
     return {
-        "mib": {str(row["pass"]): round(row[what] / 2**20, 1) for row in fifths},
+        "mib": {str(row["pass"]): round(row[process] / 2**20, 1) for row in fifths},
         "bytes_a_pass": round(float(slope)),
     }
 
