@@ -32,7 +32,7 @@ from scalelatent.estimators.inputs import check_finite, check_frame, is_in_memor
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import MappedRows
 from scalelatent.kernels.streams import resolve_seed, stream
-from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
+from scalelatent.models.crbm.model.beliefs import choose_n_sweeps
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.predict import CrbmOutput, CrbmScoring
@@ -410,7 +410,7 @@ class ConditionalRBM(StreamedEstimator):
     def _keep_parameters(self, shape: CrbmShape, theta: np.ndarray, epoch: int) -> None:
         self._shape, self._theta = shape, theta
         self.best_epoch_ = epoch
-        self.n_sweeps_ = sweeps_at_epoch(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
+        self.n_sweeps_ = choose_n_sweeps(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
         self._stream_state = None
 
     def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:

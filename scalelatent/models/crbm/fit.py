@@ -26,7 +26,7 @@ from scalelatent.estimators.steps import ComputeValue, MappedRows, StartFit, Ste
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
 from scalelatent.models.crbm.kernels.inference import BLOCKS, MESSAGE_BYTES, check_weights, largest_magnitude
-from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
+from scalelatent.models.crbm.model.beliefs import choose_n_sweeps
 from scalelatent.models.crbm.model.columns import ColumnUnits
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
@@ -333,7 +333,7 @@ def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:
     shape, units = learner.shape, learner.units
     if model.warm_start and hasattr(model, "W_"):
         check_shape(model, shape, "warm_start", "fit with warm_start=False")
-        return model._theta if units is None else units.for_standardised(shape, model._theta)
+        return model._theta if units is None else units.convert_to_standardised(shape, model._theta)
     return shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
 
 
@@ -399,7 +399,7 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
     row, sweep, step = _measure_seconds(forecast, learner, order)
 
     def row_seconds(epoch: int) -> float:
-        return row + sweep * sweeps_at_epoch(learner.n_sweeps, epoch)
+        return row + sweep * choose_n_sweeps(learner.n_sweeps, epoch)
 
     # The number of sweeps grows with the epoch.
     every = [

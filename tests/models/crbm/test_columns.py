@@ -77,13 +77,13 @@ def test_parameters_for_rows_and_for_standardised_rows_give_the_same_biases():
     theta = rng.normal(size=shape.n_parameters).astype(np.float32)
     units, backend = ColumnUnits.measure(x), make_backend("cpu")
     block = Block(x.astype(np.float32), None, None, 0)
-    raw = units.for_rows(shape, theta)
+    raw = units.convert_to_original(shape, theta)
     found = [
         np.concatenate(compute_block_biases(shape, shape.split(t), b, backend)[1:], axis=1).copy()
         for t, b in ((theta, units.standardise(block)), (raw, block))
     ]
     np.testing.assert_allclose(found[1], found[0], atol=1e-4)
-    np.testing.assert_allclose(units.for_standardised(shape, raw), theta, atol=1e-5)
+    np.testing.assert_allclose(units.convert_to_standardised(shape, raw), theta, atol=1e-5)
 
 
 def test_a_warm_start_continues_from_the_parameters_of_the_last_fit():

@@ -13,7 +13,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.model.energy import CrbmShape, Params
-from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_search, gibbs_steps
+from scalelatent.models.crbm.model.gibbs import Uniforms, run_gibbs_steps, search_lowest_energy
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from tests.models.crbm.cases import (
     central_differences,
@@ -180,7 +180,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     b1, b2 = 2 * rng.normal(size=(n, 6)), rng.normal(size=(n, 4))
     start = rng.integers(0, 2, (n, 6)).astype(float)
     numbers = Uniforms(0, 0, np.arange(n))
-    best, hidden, energy = gibbs_search(params, b1, b2, start, numbers, 30, np)
+    best, hidden, energy = search_lowest_energy(params, b1, b2, start, numbers, 30, np)
 
     def negated(v: np.ndarray) -> np.ndarray:
         return (b1 * v).sum(axis=1) + np.logaddexp(0, v @ params.W + b2).sum(axis=1)
@@ -201,7 +201,7 @@ def test_gibbs_chains_draw_from_the_model() -> None:
     params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(theta)).items()})
     b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
     numbers = Uniforms(0, 0, np.arange(n))
-    v, _ = gibbs_steps(params, b1, b2, np.full((n, 2), 0.5), numbers, 12, np)
+    v, _ = run_gibbs_steps(params, b1, b2, np.full((n, 2), 0.5), numbers, 12, np)
     joint = log_joint(params, np.zeros(0))
     exact = np.exp(log_sum(joint, axis=1) - log_sum(joint))
     found = np.bincount([index_of(row) for row in v], minlength=8) / n
@@ -212,7 +212,7 @@ def test_means_of_gibbs_chains_are_the_marginals() -> None:
     shape, n = CrbmShape(7, 5, 0), 8000
     params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(make_theta(shape))).items()})
     b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
-    found = gibbs_steps(params, b1, b2, np.full((n, 5), 0.5), Uniforms(0, 0, np.arange(n)), 30, np)
+    found = run_gibbs_steps(params, b1, b2, np.full((n, 5), 0.5), Uniforms(0, 0, np.arange(n)), 30, np)
     p = np.exp((joint := log_joint(params, np.zeros(0))) - log_sum(joint))
     for means, want in zip(
         found, (p.sum(axis=1) @ list_states(7), p.sum(axis=0) @ list_states(5)), strict=True
