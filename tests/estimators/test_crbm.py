@@ -361,7 +361,7 @@ def test_rows_of_every_kind_are_held_out() -> None:
 
 def test_ranges_of_many_rows_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "MAX_HELD", 20)
-    monkeypatch.setattr(parameters, "HELD_RUNS", 5)
+    monkeypatch.setattr(parameters, "HELD_RANGES", 5)
     x, v = make_patterns(403, 1)
     spared = np.arange(403) % 80 >= 76
     asked = make_default_model().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))

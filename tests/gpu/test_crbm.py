@@ -137,7 +137,7 @@ def test_the_cuda_file_declares_its_kernels(load_helper) -> None:
 
 
 def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
-    for name in ("THREADS", "BLOCKS", "TOGETHER"):
+    for name in ("THREADS", "BLOCKS", "POSITIVE_ROWS"):
         assert f"constexpr int {name} = {getattr(emulated_gpu, name)}" in emulated_gpu._kernels.text
     levels = (MOST_CHAINS + 1).bit_length() - 1
     assert f"constexpr int LEVELS = {levels};" in emulated_gpu._kernels.text

@@ -34,21 +34,14 @@ from scalelatent.models.crbm.kernels.inference import (
     MAX_WEIGHT,
     MOST_CHAINS,
     WeightError,
-    largest_magnitude,
+    find_largest_magnitude,
 )
 from scalelatent.models.crbm.kernels.products import MAX_ROWS
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
 
 from .beliefs import choose_n_sweeps, count_converged, prepare_coupling
 from .columns import ColumnUnits
-from .energy import (
-    ChainInputs,
-    CrbmShape,
-    Observed,
-    are_usable,
-    compute_block_biases,
-    compute_chain_inputs,
-)
+from .energy import ChainInputs, CrbmShape, Observed, are_usable, compute_block_biases, compute_chain_inputs
 from .gradient import add_weight_gradient, ascend_factors, ascend_phase, compute_gradient
 from .negative_phases import LEARNERS, Phase, PhaseInput
 from .predict import CrbmScoring
@@ -330,7 +323,9 @@ class CrbmLearner:
         if not isinstance(state, GpuState):
             edges = shape.n_visible * shape.n_hidden
             theta = backend.asarray(state.theta, np.float32)
-            state = GpuState(replace(state, theta=theta), largest_magnitude(state.theta[:edges]), backend)
+            state = GpuState(
+                replace(state, theta=theta), find_largest_magnitude(state.theta[:edges]), backend
+            )
         before, seen = state.state, self._standardise(blocks)
         params = shape.split(before.theta)
         with self._report_divergence(backend, before.theta, before):

@@ -9,7 +9,7 @@ import numpy as np
 from scalelatent.contract.learners import Backend
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, largest_magnitude
+from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, find_largest_magnitude
 
 from .beliefs import count_converged
 from .energy import CrbmShape
@@ -89,8 +89,8 @@ def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
     """Return a reason why the parameters cannot be used, or '' if they are finite and W is not too large."""
     # A NaN in Wvx or Whx implies a NaN in a bias, because the gradients of Wvx and Whx are products with the
     # gradients of the biases. So it is enough to check W and the biases, which are far fewer numbers.
-    most = largest_magnitude(theta[: shape.n_visible * shape.n_hidden])
-    if not np.isfinite([most, largest_magnitude(theta[shape.n_weights :])]).all():
+    most = find_largest_magnitude(theta[: shape.n_visible * shape.n_hidden])
+    if not np.isfinite([most, find_largest_magnitude(theta[shape.n_weights :])]).all():
         return NOT_FINITE
     if most > MAX_WEIGHT:
         limits = f"largest {most:.3g}, at most {MAX_WEIGHT:g}"
