@@ -111,7 +111,7 @@ def test_arguments_of_gemm_follow_blas():
 
     from scipy.linalg import cython_blas
 
-    from scalelatent.kernels.cuda import gemm_call
+    from scalelatent.kernels.cuda import make_gemm_arguments
 
     ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
     ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -130,7 +130,7 @@ def test_arguments_of_gemm_follow_blas():
         (x[:5].copy(), np.asfortranarray(wide[:, :7].T)),
     ):
         out = np.empty((a.shape[0], b.shape[1]), np.float32)
-        trans_b, trans_a, m, n, k, ldb, lda, ldc = gemm_call(a, b, out)
+        trans_b, trans_a, m, n, k, ldb, lda, ldc = make_gemm_arguments(a, b, out)
         letters = [ctypes.c_char(b"T" if t else b"N") for t in (trans_b, trans_a)]
         integers = {
             key: ctypes.c_int(v)
@@ -161,10 +161,10 @@ def test_take_gathers_rows_of_host_and_device_arrays(backend, fake):
 
 def test_tables_are_copied_once(backend, fake):
     table = squash_table(6)
-    moved = backend.table(table)
+    moved = backend.copy_table(table)
     assert isinstance(moved.coefficients, fake.ndarray)
     assert moved.scale == table.scale
-    assert backend.table(table) is moved
+    assert backend.copy_table(table) is moved
 
 
 def test_all_work_of_a_backend_runs_on_its_own_stream(backend, fake):

@@ -790,7 +790,7 @@ class ConditionalRBM(StreamedEstimator):
         return compute_free_energies(self._shape, self._theta, ds, self._test_targets(ds))
 
     def _test_targets(self, ds: Dataset) -> Targets:
-        """Return the source of the outputs of ``ds``: its targets, or its rows, whose copies are corrupted."""
+        """Return the source of the outputs of ``ds``: its targets or, without targets, its rows."""
         return choose_targets(self, ds, self.seed_, TEST_STAGE)
 
     def _row_map(self, output: tuple[str, int | None]) -> CrbmOutput:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from scalelatent.kernels.vectors import F32, I64, LANES, Vectors, instructions
+from scalelatent.kernels.vectors import F32, I64, LANES, Vectors, vector_intrinsic
 
 from .coupling import EDGES, LINE_BYTES, ROWS
 
@@ -23,7 +23,7 @@ GATHERED = HALF if LANES == EDGES else 2
 
 
 def _make_gather(rows: int) -> Callable[..., None]:
-    @instructions(EDGES)
+    @vector_intrinsic(EDGES)
     def gather(
         lanes: Vectors, exp_w: ir.Value, messages: ir.Value, row_bytes: ir.Value, h_on: ir.Value,
         h_off: ir.Value, end: ir.Value, chunk_bytes: ir.Value, mantissas: ir.Value, exponents: ir.Value,
@@ -109,7 +109,7 @@ def _send_messages(
 
 
 def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
-    @instructions(EDGES)
+    @vector_intrinsic(EDGES)
     def scatter(
         lanes: Vectors, exp_w: ir.Value, messages: ir.Value, row_bytes: ir.Value, h_on: ir.Value,
         v_on: ir.Value, v_off: ir.Value, end: ir.Value, mantissas: ir.Value, exponents: ir.Value,
@@ -151,7 +151,7 @@ def _store_product(
     lanes.store(product, mantissas, i)
 
 
-@instructions(EDGES)
+@vector_intrinsic(EDGES)
 def scatter_pairs(
     lanes: Vectors, exp_w: ir.Value, messages: ir.Value, row_bytes: ir.Value, h_on: ir.Value, v_on: ir.Value,
     v_off: ir.Value, end: ir.Value, mantissas: ir.Value, exponents: ir.Value, given_h: ir.Value,

@@ -18,7 +18,7 @@ from numba import types
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 from scalelatent.kernels.tiles import TALL_TILE_ROWS, Sums, add_products, make_tile, sum_products, zero_sums
-from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
+from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, vector_intrinsic
 
 # Number of partial sums of each number of x W^T. It is the same on every machine, so the bits are, too.
 PARTIAL_SUMS = 16
@@ -78,7 +78,7 @@ def _sum_lanes(
 
 
 def _make_dots(rows: int, units: int) -> Callable[..., None]:
-    @instructions()
+    @vector_intrinsic()
     def dots(
         v: Vectors, x: ir.Value, x_step: ir.Value, w: ir.Value, w_step: ir.Value, n: ir.Value, bias: ir.Value,
         out: ir.Value, out_step: ir.Value, ahead: ir.Value,

@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
-from scalelatent.kernels.vectors import F32, I64, Vectors, copy_vector, find_largest, instructions
+from scalelatent.kernels.vectors import F32, I64, Vectors, copy_vector, find_largest, vector_intrinsic
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNIT_BYTES, UNITS, Coupling
@@ -36,7 +36,7 @@ def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
     return lanes.b.fsub(lanes.max(lanes.b.fadd(w, cavity), zero), lanes.max(cavity, zero))
 
 
-@instructions(UNITS)
+@vector_intrinsic(UNITS)
 def _gather(
     lanes: Vectors, w: ir.Value, messages: ir.Value, row_bytes: ir.Value, lh: ir.Value, end: ir.Value,
     totals: ir.Value,
@@ -59,7 +59,7 @@ def _gather(
         lanes.store(lanes.fold(total, b.fadd), totals, 4 * r)
 
 
-@instructions(UNITS)
+@vector_intrinsic(UNITS)
 def _scatter(
     lanes: Vectors, w: ir.Value, messages: ir.Value, row_bytes: ir.Value, lv: ir.Value, end: ir.Value,
     totals: ir.Value,

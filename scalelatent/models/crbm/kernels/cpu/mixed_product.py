@@ -17,7 +17,7 @@ from numba import types
 from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, same_bytes
-from scalelatent.kernels.vectors import BIAS, I64, Vectors, copy_vector, find_largest, instructions
+from scalelatent.kernels.vectors import BIAS, I64, Vectors, copy_vector, find_largest, vector_intrinsic
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNIT_BYTES, UNITS, Coupling
@@ -43,7 +43,7 @@ from .units import (
 _HALF = ROWS // 2  # number of visible units whose products are computed together
 
 
-@instructions(UNITS)
+@vector_intrinsic(UNITS)
 def _gather(
     lanes: Vectors, exp_w: ir.Value, row_bytes: ir.Value, x0: ir.Value, x1: ir.Value, x2: ir.Value,
     x3: ir.Value, swap: ir.Value, end: ir.Value, chunk_bytes: ir.Value, mantissas: ir.Value,

@@ -10,7 +10,7 @@ from numba import types
 
 from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
-from scalelatent.kernels.vectors import I32, I64, Vectors, copy_vector, instructions
+from scalelatent.kernels.vectors import I32, I64, Vectors, copy_vector, vector_intrinsic
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, check_biases, check_graphs
 
 from .coupling import UNIT_BYTES, UNITS, Coupling
@@ -39,7 +39,7 @@ def _store_beliefs(
         lanes.store(value, address)
 
 
-@instructions(UNITS)
+@vector_intrinsic(UNITS)
 def update_by_product(
     lanes: Vectors, units: ir.Value, step: ir.Value, mantissas: ir.Value, exponents: ir.Value,
     offset: ir.Value, moved: ir.Value, limit: ir.Value,
@@ -50,11 +50,11 @@ def update_by_product(
     ``offset``. At ``moved`` is the largest change of each belief so far.
     """
     exponent = lanes.b.sub(lanes.load(exponents, 0, lanes.ints), lanes.spread(lanes.b.trunc(offset, I32)))
-    new = lanes.log_plus(lanes.load(mantissas), exponent, lanes.load(units))
+    new = lanes.add_log(lanes.load(mantissas), exponent, lanes.load(units))
     _store_beliefs(lanes, new, units, step, moved, limit)
 
 
-@instructions(UNITS)
+@vector_intrinsic(UNITS)
 def update_by_sum(
     lanes: Vectors, units: ir.Value, step: ir.Value, total: ir.Value, moved: ir.Value, limit: ir.Value
 ) -> None:

@@ -29,7 +29,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors, instructions
+from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors, vector_intrinsic
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
@@ -427,7 +427,7 @@ def _second_pass(on: bool, n_stored: int) -> CodeOf:
     return code_of
 
 
-@instructions()
+@vector_intrinsic()
 def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
     """Load ``size`` bytes, of which ``address`` is the first, into the CPU cache before they are needed."""
 
