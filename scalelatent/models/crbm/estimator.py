@@ -276,8 +276,6 @@ class ConditionalRBM(StreamedEstimator):
         self.device = device
         self.n_jobs = n_jobs
 
-    # -- rows ------------------------------------------------------------------------------------------------
-
     def _make_pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, name: str = "X") -> Dataset:
         """Return rows x with outputs v, or rows v alone, as a dataset; error messages name the rows ``name``.
 
@@ -390,8 +388,6 @@ class ConditionalRBM(StreamedEstimator):
     def _scored_rows(self, X: RowsLike, y: LabelsLike | None, sample_weight: WeightsLike | None) -> Dataset:
         ds = self._make_pairs(X, y)
         return ds if sample_weight is None else ds.with_weight(sample_weight)
-
-    # -- fit -------------------------------------------------------------------------------------------------
 
     _fit_steps = fit_steps
     _plan = plan
@@ -532,8 +528,6 @@ class ConditionalRBM(StreamedEstimator):
         model.batch_size_ = choose_batch_size(model)
         model._keep_parameters(shape, theta, 1)
         return model
-
-    # -- outputs ---------------------------------------------------------------------------------------------
 
     @property
     def _transformed(self) -> OutputName:  # type: ignore[override]
@@ -857,8 +851,6 @@ class ConditionalRBM(StreamedEstimator):
         tags.classifier_tags = ClassifierTags(multi_class=False, multi_label=True)
         tags.transformer_tags.preserves_dtype = []
         return tags
-
-    # -- saving ----------------------------------------------------------------------------------------------
 
     def _state(self) -> SavedModelState:
         arrays = {name: getattr(self, f"{name}_") for name in _PARAMETER_NAMES}

@@ -73,12 +73,9 @@ TIMED_SWEEPS = (4, 12)
 
 
 def pack_parameters(
-    W: npt.ArrayLike,
-    bv: npt.ArrayLike,
-    bh: npt.ArrayLike,
-    Wvx: npt.ArrayLike | None,
+    W: npt.ArrayLike, bv: npt.ArrayLike, bh: npt.ArrayLike, Wvx: npt.ArrayLike | None,
     Whx: npt.ArrayLike | None,
-) -> tuple[CrbmShape, np.ndarray]:
+) -> tuple[CrbmShape, np.ndarray]:  # fmt: skip
     """Return numbers of units and the parameter vector; raise DataError if arrays do not fit each other."""
     given = {"W": W, "Wvx": Wvx, "Whx": Whx, "bv": bv, "bh": bh}
     arrays: dict[str, np.ndarray] = {}

@@ -81,15 +81,9 @@ def check_sweeps(model: ConditionalRBM, n_sweeps: int | None) -> int:
 
 
 def infer_rows(
-    model: ConditionalRBM,
-    rows: Dataset | np.ndarray,
-    *,
-    inference: str | None,
-    n_sweeps: int | None,
-    tol: float | None,
-    pairs: bool,
-    log_z: bool,
-) -> Beliefs:
+    model: ConditionalRBM, rows: Dataset | np.ndarray, *, inference: str | None, n_sweeps: int | None,
+    tol: float | None, pairs: bool, log_z: bool,
+) -> Beliefs:  # fmt: skip
     """Run an inference on rows, and return the result; ``rows`` of a plain RBM is an array of width 0."""
     name = model.inference_ if inference is None else inference
     known = [n for n in INFERENCES if n != "independent"]

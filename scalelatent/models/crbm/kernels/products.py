@@ -80,13 +80,9 @@ def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates:
 
 
 def ascend_outer_difference(
-    arrays: StepArrays,
-    left: np.ndarray,
-    right: np.ndarray,
-    subtracted: np.ndarray,
-    rates: StepRates,
+    arrays: StepArrays, left: np.ndarray, right: np.ndarray, subtracted: np.ndarray, rates: StepRates,
     backend: Backend,
-) -> None:
+) -> None:  # fmt: skip
     """Take a gradient step of a matrix of parameters along left^T right - subtracted."""
     theta, velocity, new_theta, _ = arrays
     if not len(velocity) and not rates.decay and fits_tiles(left, right, subtracted, theta, new_theta):

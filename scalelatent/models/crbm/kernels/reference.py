@@ -133,9 +133,6 @@ def mean_field(
     return _collect(graphs, coupling)
 
 
-# -- one graph --------------------------------------------------------------------------------------------
-
-
 def _sum_message(w: np.ndarray, cavity: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
     return np.logaddexp(w + cavity, 0.0) - np.logaddexp(cavity, 0.0)
 

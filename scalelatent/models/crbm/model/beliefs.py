@@ -38,15 +38,9 @@ def prepare_coupling(weights: Array, backend: Backend) -> AnyCoupling:
 
 
 def infer(
-    inference: str,
-    coupling: AnyCoupling | None,
-    b1: Array,
-    b2: Array,
-    n_sweeps: int,
-    tol: float | None,
-    backend: Backend,
-    pairs: Array | None = None,
-) -> Inference:
+    inference: str, coupling: AnyCoupling | None, b1: Array, b2: Array, n_sweeps: int, tol: float | None,
+    backend: Backend, pairs: Array | None = None,
+) -> Inference:  # fmt: skip
     """Estimate the log odds of all units of each row's RBM, with biases ``b1`` of v and ``b2`` of h.
 
     If ``pairs`` is given, add P(v_i = 1, h_j = 1), summed over rows, to it.
@@ -71,14 +65,9 @@ class PreparedInference(NamedTuple):
 
     @classmethod
     def make(
-        cls,
-        shape: CrbmShape,
-        theta: np.ndarray,
-        inference: str,
-        n_sweeps: int,
-        tol: float | None,
+        cls, shape: CrbmShape, theta: np.ndarray, inference: str, n_sweeps: int, tol: float | None,
         backend: Backend,
-    ) -> PreparedInference:
+    ) -> PreparedInference:  # fmt: skip
         """Copy the parameter vector ``theta`` to the backend; prepare W if the inference needs a kernel."""
         params = shape.split(backend.asarray(theta, np.float32))
         coupled = shape.n_hidden and inference != "independent"

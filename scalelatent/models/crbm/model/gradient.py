@@ -66,14 +66,9 @@ def compute_gradient(
 
 
 def ascend_phase(
-    shape: CrbmShape,
-    backend: Backend,
-    arrays: StepArrays,
-    seen: Observed | None,
-    v: Array,
-    phase: Phase,
+    shape: CrbmShape, backend: Backend, arrays: StepArrays, seen: Observed | None, v: Array, phase: Phase,
     rates: StepRates,
-) -> None:
+) -> None:  # fmt: skip
     """Take a gradient step of all parameters for a few rows, whose outputs are v and whose x are ``seen``.
 
     For few dense rows on the host, the matrix products are added directly to the parameters, and no gradient
@@ -93,14 +88,9 @@ def ascend_phase(
 
 
 def ascend_factors(
-    shape: CrbmShape,
-    arrays: StepArrays,
-    w: np.ndarray,
-    dv: np.ndarray,
-    dh: np.ndarray,
-    x: np.ndarray,
+    shape: CrbmShape, arrays: StepArrays, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray,
     rates: StepRates,
-) -> None:
+) -> None:  # fmt: skip
     """Take a gradient step of all parameters from the gradient ``w`` of W and from factors of the others.
 
     ``dv`` are the outputs minus their expectations in the model, and ``dh`` is the same difference for hidden

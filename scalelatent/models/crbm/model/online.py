@@ -131,8 +131,6 @@ class CrbmLearner:
     # Shift and scale that standardise each column of x before learning; with None x is used unchanged
     units: ColumnUnits | None = None
 
-    # -- the contract ----------------------------------------------------------------------------------------
-
     @property
     def requirements(self) -> BlockRequirements:
         """Blocks that the learner needs: rows x, dense or CSR, with their outputs v."""
@@ -304,8 +302,6 @@ class CrbmLearner:
             for a, b in pairwise(starts)
         ]
 
-    # -- steps on a GPU --------------------------------------------------------------------------------------
-
     def step_on_gpu(
         self, state: CrbmState | GpuState, blocks: Sequence[Block], n_rows: int, backend: Backend
     ) -> GpuState | None:
@@ -470,8 +466,6 @@ class CrbmLearner:
         """Return whether the validation error has not improved for ``patience`` epochs."""
         return bool(self.patience and self.has_validation and state.stale >= self.patience)
 
-    # -- for the estimator -----------------------------------------------------------------------------------
-
     def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
         """Return the parameters with the lowest validation error (else the last ones) and their epoch."""
         is_best = self.has_validation and state.best_epoch
@@ -492,20 +486,14 @@ class CrbmLearner:
         rate = self.rate(state.iteration, state.n_drops)
         return make_divergence_error(problem, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
 
-    # -- gradients -------------------------------------------------------------------------------------------
-
     def gradient(self, stats: Stats) -> np.ndarray:
         """Return the summed gradient in ``stats`` or, with local steps, the change of the parameters."""
         return stats.vector[: self.shape.n_parameters]
 
     def _compute_phase(
-        self,
-        backend: Backend,
-        theta: Array,
-        coupling: AnyCoupling | None,
-        block: Block,
+        self, backend: Backend, theta: Array, coupling: AnyCoupling | None, block: Block,
         particles: Array | None,
-    ) -> tuple[Observed | None, Array, Phase]:
+    ) -> tuple[Observed | None, Array, Phase]:  # fmt: skip
         """Compute the negative phase (the model's expectations) of a block; return (x, v, phase)."""
         params = self.shape.split(theta)
         assert block.rows is not None
@@ -572,8 +560,6 @@ class CrbmLearner:
             raise self._divergence_error(
                 str(error) if np.isfinite(theta).all() else NOT_FINITE, state
             ) from error
-
-    # -- persistent chains -----------------------------------------------------------------------------------
 
     def _find_particles(self, block: Block) -> slice:
         """Return the indices, in the batch, of the persistent Gibbs chains that belong to a block's rows."""

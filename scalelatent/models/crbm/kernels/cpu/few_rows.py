@@ -169,13 +169,9 @@ def _make_outers(end: str) -> Callable[..., None]:
 
     @subkernel
     def outers(
-        left: np.ndarray,
-        x: np.ndarray,
-        subtracted: np.ndarray,
-        rate: np.float32,
-        base: np.ndarray,
+        left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, rate: np.float32, base: np.ndarray,
         out: np.ndarray,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Compute left^T x, and store it in ``out`` by the formula of ``finish``."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize
@@ -234,13 +230,9 @@ def add_outer_difference(left: np.ndarray, x: np.ndarray, subtracted: np.ndarray
 
 @entry(*[in_array("f4", 2)] * 3, numba.float32, in_array("f4", 2), out_array("f4", 2))
 def ascend_outer_difference(
-    left: np.ndarray,
-    x: np.ndarray,
-    subtracted: np.ndarray,
-    rate: np.float32,
-    base: np.ndarray,
+    left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, rate: np.float32, base: np.ndarray,
     out: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """Write base + rate (left^T x - subtracted) to ``out``, which may be ``base``."""
     _ascend(left, x, subtracted, rate, base, out)
 

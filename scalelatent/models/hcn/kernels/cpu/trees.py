@@ -256,7 +256,7 @@ class _Tree:
 
         def run(_: ir.Value, values: Values) -> Values:
             spots, carried = values[:n], values[n:]
-            found = body(spots[:-1], code.at(spots[-1], 0, I8), carried)
+            found = body(spots[:-1], code.point_to(spots[-1], 0, I8), carried)
             return [*(b.add(spot, step) for spot, step in zip(spots, self.steps, strict=True)), *found]
 
         return code.loop(I64(0), self.rows, I64(1), [*self.spots, *start], run, may_be_empty=True)[n:]
