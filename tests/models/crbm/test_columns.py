@@ -1,4 +1,4 @@
-"""Units of the columns of x: learning sees standardised columns, and the results are in the units of x."""
+"""Scale of the columns of x: a fit standardises columns, and its parameters are for the original columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_units_and_offsets_of_columns_do_not_change_the_predictions(change):
     x, v = make_pairs()
     before = sl.ConditionalRBM(**ONE).fit(x, v).predict_marginals(x)
     after = sl.ConditionalRBM(**ONE).fit(change(x), v).predict_marginals(change(x))
-    np.testing.assert_allclose(after, before, atol=2e-4)  # float32 rows, and sums with offsets of 50
+    # The differences are rounding errors of float32 rows, and of sums with an offset of 50.
+    np.testing.assert_allclose(after, before, atol=2e-4)
 
 
 def test_columns_in_their_own_units_are_learned():
@@ -56,7 +57,7 @@ def test_standardised_columns_have_mean_0_and_a_bounded_length():
     rng = np.random.default_rng(0)
     x = rng.normal(3.0, [0.01, 1.0, 100.0, 5.0], (500, 4))
     x[:, 3] = 0.0
-    x[7, 3] = 10.0  # A single row has another value, so the scale of the column is a tenth of its range.
+    x[7, 3] = 10.0  # One row differs, so the scale of the column is the smallest one: a tenth of its range.
     units = ColumnUnits.measure(np.concatenate([x, np.ones((500, 1))], axis=1))
     np.testing.assert_allclose(units.scale[:3], x[:, :3].std(axis=0), rtol=1e-5)
     np.testing.assert_allclose(units.scale[3:], [1.0, 1.0])
