@@ -81,10 +81,10 @@ class ConditionalRBM(StreamedEstimator):
     """Conditional RBM that predicts binary outputs from observed rows, trained by belief propagation.
 
     For a row x, its outputs v and hidden units h, p(v, h | x) is proportional to exp(v'W h + v'Wvx x +
-    h'Whx x + bv'v + bh'h): given x, each row has an RBM with its own biases and shared W. It predicts labels
-    and restored images. Without x it is a plain RBM. Rows are numpy arrays, memmaps, zarr or dask
-    arrays, scipy CSR matrices, or a :class:`~scalelatent.Dataset` of any length. A fit in this process and a
-    fit on a Dask cluster give the same bits.
+    h'Whx x + bv'v + bh'h): given x, each row has an RBM with its own biases and shared W. The model restores
+    and completes images, and predicts multi-labels. Without x it is a plain RBM. Rows are numpy arrays,
+    memmaps, zarr or dask arrays, scipy CSR matrices, or a :class:`~scalelatent.Dataset` of any length. A fit
+    in this process and a fit on a Dask cluster give the same bits.
 
     Parameters
     ----------
@@ -167,9 +167,9 @@ class ConditionalRBM(StreamedEstimator):
     n_iter_, best_epoch_ : int
         Number of epochs, and the epoch of these parameters.
     history_ : list of dict
-        One record per epoch: objective (log-loss of the outputs' beliefs in nats per output, or energy gap
-        for the other learners), train_error (of the negative phase), validation_error, changed_error (among
-        outputs that differ between x and v), converged (share of rows), learning_rate, n_sweeps, …
+        One record per epoch: objective (log-loss in nats per output or, for learners without beliefs, energy
+        gap), train_error (share of outputs that training predicts wrong), validation_error, changed_error
+        (among outputs that differ from x), converged (share of rows), learning_rate, n_sweeps, …
     best_validation_error_ : float or None
     seed_ : int
     n_features_in_ : int
@@ -186,8 +186,7 @@ class ConditionalRBM(StreamedEstimator):
     change the predictions. The learned parameters are those for ``X`` as it is. ``partial_fit`` does not
     standardise columns, so scale them first.
 
-    ``transform`` returns the beliefs of the hidden units, float32 (n, h); for a plain RBM their probabilities
-    given v.
+    ``transform`` returns estimates of P(h = 1 | x), float32 (n, h); for a plain RBM it returns P(h = 1 | v).
 
     References
     ----------

@@ -88,7 +88,7 @@ class RbmEvidence:
 
     @property
     def all_error(self) -> float:
-        """Share of wrong outputs."""
+        """Share of wrong values among all outputs of the sample."""
         return float((self.predicted != self.v).mean())
 
     @property

@@ -24,7 +24,7 @@ WIDTHS = st.sampled_from([1, 3, 7, 8, 9, 16, 33])
 def draw(
     seed: int, v: int, h: int, rows: int, largest: float, undecided: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw couplings with max |W| = ``largest``, and biases; ``undecided`` units have P(unit = 1) near 0.5."""
+    """Draw couplings with max |W| = ``largest``, and biases; ``undecided`` makes P(unit = 1) close to 0.5."""
     rng = np.random.default_rng(seed)
     w = rng.normal(size=(v, h))
     w = (w * largest / np.abs(w).max()).astype("f4")

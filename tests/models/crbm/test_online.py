@@ -1,4 +1,4 @@
-"""Steps of conditional RBMs: updates, schedules, early stopping, local steps, persistent chains, safety."""
+"""Steps of conditional RBMs: updates, learning rates, early stopping, local steps, and Gibbs chains (pcd)."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_affine_products_equal_numpy(rows, units, features, implementation):
 
 @pytest.mark.parametrize("units", [1, 2, 5, 7])
 def test_the_bits_of_a_row_do_not_depend_on_its_position(units, implementation):
-    """BLAS sums the last rows of a matrix times a vector in another order, so einsum computes these products."""
+    """BLAS sums the last rows of a matrix times a vector in another order, so einsum computes the product."""
     rng = np.random.default_rng(units)
     for rows, features in ((20, 3), (33, 70), (201, 17)):
         x, w, b = draw_normal(rng, rows, features), draw_normal(rng, units, features), draw_normal(rng, units)

@@ -68,11 +68,11 @@ class ColumnUnits:
         return replace(block, x=((x - self.shift) / self.scale).astype(np.float32, copy=False))
 
     def convert_to_original(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Return the parameters with which original rows get the biases that standardised rows have now."""
+        """Return parameters that give the original rows the biases that ``theta`` gives standardised rows."""
         return self._convert(shape, theta, 1 / self.scale.astype(np.float64), -1.0)
 
     def convert_to_standardised(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Return the parameters with which standardised rows get the biases that original rows have now."""
+        """Return parameters that give standardised rows the biases that ``theta`` gives the original rows."""
         return self._convert(shape, theta, self.scale.astype(np.float64), 1.0)
 
     def _convert(self, shape: CrbmShape, theta: np.ndarray, factor: np.ndarray, sign: float) -> np.ndarray:
