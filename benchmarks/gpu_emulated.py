@@ -56,7 +56,7 @@ class EmulatedKernels:
             if model not in self._compiled:
                 place = self._folder / model
                 place.mkdir(parents=True, exist_ok=True)
-                text = Kernels(f"scalelatent.models.{model}.kernels").source
+                text = Kernels(f"scalelatent.models.{model}.kernels").text
                 self._compiled[model] = self._emulation.Emulated(text, place)
             return self._compiled[model]
 

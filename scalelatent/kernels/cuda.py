@@ -40,7 +40,7 @@ class Kernels:
         self._with_more_memory: set[tuple[str, int]] = set()
 
     @cached_property
-    def source(self) -> str:
+    def text(self) -> str:
         """CUDA source code of the kernels, the text of ``gpu.cu``."""
         return (files(self._package) / "gpu.cu").read_text(encoding="utf-8")
 
@@ -50,7 +50,7 @@ class Kernels:
 
         # CuPy compiles the module once per process and GPU, and stores the binary on disk for later
         # processes.
-        return cupy.RawModule(code=self.source, options=_OPTIONS)
+        return cupy.RawModule(code=self.text, options=_OPTIONS)
 
     def compile(self) -> None:
         """Compile the text for the current device, unless CuPy's cache on disk contains it."""
@@ -141,7 +141,7 @@ def multiply(a: cupy.ndarray, b: cupy.ndarray, out: cupy.ndarray, tf32: bool = F
     if not a.shape[1] or not out.size:
         return
     a, b = (m if matrix_layout(m.shape, m.strides, m.itemsize) else cupy.ascontiguousarray(m) for m in (a, b))
-    call = make_gemm_arguments(a, b, out)
+    call = gemm_call(a, b, out)
     double = out.dtype == np.float64
     kind = 1 if double else 0  # CUDA_R_64F, CUDA_R_32F
     single = cublas.CUBLAS_COMPUTE_32F_FAST_TF32 if tf32 else cublas.CUBLAS_COMPUTE_32F
@@ -162,7 +162,7 @@ def matrix_layout(shape: tuple[int, int], strides: tuple[int, int], itemsize: in
     return None
 
 
-def make_gemm_arguments(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, int, int]:
+def gemm_call(a: Any, b: Any, out: Any) -> tuple[int, int, int, int, int, int, int, int]:
     """Return the arguments of a column-major BLAS for out = a b.
 
     They are the operations on b and on a (1 transposes), the columns and rows of out, the inner length, and

@@ -40,7 +40,7 @@ def cases():
 
 @pytest.fixture(scope="session")
 def cuda_text() -> str:
-    return Kernels("scalelatent.models.capsule.kernels").source
+    return Kernels("scalelatent.models.capsule.kernels").text
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def emulate(tmp_path_factory):
 
     @cache
     def compiled(model: str):
-        text = Kernels(f"scalelatent.models.{model}.kernels").source
+        text = Kernels(f"scalelatent.models.{model}.kernels").text
         return emulation.Emulated(text, tmp_path_factory.mktemp(f"emulated_{model}"))
 
     return compiled

@@ -132,15 +132,15 @@ def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str, s
 
 
 def test_the_cuda_file_declares_its_kernels(load_helper) -> None:
-    text = Kernels("scalelatent.models.crbm.kernels", 256).source
+    text = Kernels("scalelatent.models.crbm.kernels", 256).text
     assert set(load_helper("emulation").kernel_names(text)) == {f"crbm_{name}" for name in NAMES}
 
 
 def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
     for name in ("THREADS", "BLOCKS", "POSITIVE_ROWS"):
-        assert f"constexpr int {name} = {getattr(emulated_gpu, name)}" in emulated_gpu._kernels.source
+        assert f"constexpr int {name} = {getattr(emulated_gpu, name)}" in emulated_gpu._kernels.text
     levels = (MOST_CHAINS + 1).bit_length() - 1
-    assert f"constexpr int LEVELS = {levels};" in emulated_gpu._kernels.source
+    assert f"constexpr int LEVELS = {levels};" in emulated_gpu._kernels.text
     assert 2**levels == MOST_CHAINS + 1
 
 

@@ -88,7 +88,7 @@ def kernels(load_helper, cuda_text) -> list[str]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("model", MODELS)
 def test_nvrtc_compiles_every_cuda_file(nvrtc, load_helper, model, architecture):
-    text = Kernels(f"scalelatent.models.{model}.kernels").source
+    text = Kernels(f"scalelatent.models.{model}.kernels").text
     names = load_helper("emulation").kernel_names(text)
     assert len(names) > 1
     status, log, binary = compile_by_nvrtc(nvrtc, text, [f"--gpu-architecture={architecture}", *OPTIONS])

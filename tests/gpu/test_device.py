@@ -111,7 +111,7 @@ def test_arguments_of_gemm_follow_blas():
 
     from scipy.linalg import cython_blas
 
-    from scalelatent.kernels.cuda import make_gemm_arguments
+    from scalelatent.kernels.cuda import gemm_call
 
     ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
     ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -130,7 +130,7 @@ def test_arguments_of_gemm_follow_blas():
         (x[:5].copy(), np.asfortranarray(wide[:, :7].T)),
     ):
         out = np.empty((a.shape[0], b.shape[1]), np.float32)
-        trans_b, trans_a, m, n, k, ldb, lda, ldc = make_gemm_arguments(a, b, out)
+        trans_b, trans_a, m, n, k, ldb, lda, ldc = gemm_call(a, b, out)
         letters = [ctypes.c_char(b"T" if t else b"N") for t in (trans_b, trans_a)]
         integers = {
             key: ctypes.c_int(v)

@@ -176,8 +176,8 @@ def test_more_tangents_than_there_are_kinds_are_refused(gpu):
 
 def test_the_cuda_file_has_the_expected_kernels_and_constants(gpu, emulated):
     assert set(emulated.names) == KERNELS
-    assert f"constexpr int THREADS = {gpu.THREADS};" in gpu._kernels.source
-    assert f"constexpr int MOST_TANGENTS = {len(reference.TANGENTS)};" in gpu._kernels.source
+    assert f"constexpr int THREADS = {gpu.THREADS};" in gpu._kernels.text
+    assert f"constexpr int MOST_TANGENTS = {len(reference.TANGENTS)};" in gpu._kernels.text
 
 
 @pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -32,7 +32,7 @@ def emulated(emulate):
 
 @pytest.fixture(scope="session")
 def cuda_text() -> str:
-    return Kernels("scalelatent.models.mbn.kernels").source
+    return Kernels("scalelatent.models.mbn.kernels").text
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ import emulation
 import fake_cupy
 from scalelatent.kernels.cuda import Kernels
 model, folder = sys.argv.pop(), Path(sys.argv.pop())
-fake_cupy.install(emulation.Emulated(Kernels(f"scalelatent.models.{{model}}.kernels").source, folder))
+fake_cupy.install(emulation.Emulated(Kernels(f"scalelatent.models.{{model}}.kernels").text, folder))
 sys.argv[0] = f"gpu_{{model}}.py"
 runpy.run_path(f"{ROOT}/benchmarks/gpu_{{model}}.py", run_name='__main__')
 """
