@@ -202,7 +202,7 @@ def time_large_graphs(seed: int) -> dict[str, Any]:
         run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1)  # The first call compiles.
         tracemalloc.start()
         coupling = make(w)
-        coupling.a  # noqa: B018  A fit computes this array once for many batches.
+        coupling.exp_w  # noqa: B018  A fit computes this array once for many batches.
         run(coupling, bv, bh, 1)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -136,7 +136,7 @@ def compare_kernels(
     h[:, : rows // 20] = 0.0
     y, weight = rng.integers(0, members.n_classes, rows).astype(np.int32), rng.gamma(1.0, size=rows)
     arguments = (y, weight, members.dims, members.labels, np.full(members.n_members, nu))
-    table = backend.table(squash_table(int(members.dims[0].sum())))
+    table = backend.copy_table(squash_table(int(members.dims[0].sum())))
     want = h.astype(np.float64)
     want_active, want_sums = reference.residuals(want, *arguments)
     runs = []

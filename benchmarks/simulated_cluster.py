@@ -233,7 +233,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
         )
         store = EngineStore(folder)
         executor = retry(lambda: DaskExecutor(client, store, checkpoint_seconds=3600))
-        spans = len(executor.spans(stage))
+        spans = len(executor.list_spans(stage))
         readings = MeterReadings(client)
         fit_batches(executor, stage, learner.start(), callbacks=Callbacks(readings.callback), store=store)
     # Differences of readings exclude the first pass, which starts threads. The last pass is excluded here,

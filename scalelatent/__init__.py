@@ -63,9 +63,9 @@ _load, _names = attach(__name__, _WHERE)
 def __getattr__(name: str) -> Any:
     # The class of an estimator is named in `KINDS` of the folder of its model.
     if name[:1].isupper() and not any(name in names for names in _WHERE.values()):
-        from scalelatent.contract.kinds import own_kinds
+        from scalelatent.contract.kinds import load_own_kinds
 
-        for kind in own_kinds().values():
+        for kind in load_own_kinds().values():
             if kind.estimator.endswith(f":{name}"):
                 return globals().setdefault(name, kind.estimator_class())
     return _load(name)

@@ -27,9 +27,9 @@ def install_toy(monkeypatch: pytest.MonkeyPatch):
     """Add the package to the path of this process and of those that it starts."""
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), os.environ.get("PYTHONPATH", "")]))
-    kinds.known_kinds.cache_clear()
+    kinds.load_all_kinds.cache_clear()
     yield
-    kinds.known_kinds.cache_clear()
+    kinds.load_all_kinds.cache_clear()
 
 
 @pytest.fixture

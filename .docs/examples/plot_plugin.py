@@ -57,10 +57,10 @@ import numpy as np
 from sklearn.cluster import KMeans
 
 import scalelatent as sl
-from scalelatent.contract.kinds import find_kind, known_kinds
+from scalelatent.contract.kinds import find_kind, load_all_kinds
 
 sys.path.insert(0, str(toy))  # in place of an installation with pip
-known_kinds.cache_clear()  # this process has looked for kinds before the path was extended
+load_all_kinds.cache_clear()  # this process has looked for kinds before the path was extended
 rng = np.random.default_rng(0)
 x = np.array([[0, 0], [4, 0], [0, 4]])[np.arange(3000) % 3] + rng.normal(size=(3000, 2))
 rows = sl.Dataset.from_arrays(x.astype("float32")).save("memory://plugin", overwrite=True)

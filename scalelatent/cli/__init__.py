@@ -36,9 +36,9 @@ class _GroupWithKinds(TyperGroup):
     """Group of commands whose help lists the kinds of models, including those of other packages."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from scalelatent.contract.kinds import known_kinds
+        from scalelatent.contract.kinds import load_all_kinds
 
-        kinds = sorted(kind.name for kind in known_kinds().values() if not kind.python_only)
+        kinds = sorted(kind.name for kind in load_all_kinds().values() if not kind.python_only)
         self.epilog = f"Models: {', '.join(kinds)}. Start with: scalelatent demo"
         super().format_help(ctx, formatter)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SOURCES = ("y", "x")
+TARGET_SOURCES = ("y", "x")  # values of Targets.source
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Targets:
     corruption: Corruption | None = None
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise ValueError(f"source={self.source!r} is not one of {', '.join(SOURCES)}")
+        if self.source not in TARGET_SOURCES:
+            raise ValueError(f"source={self.source!r} is not one of {', '.join(TARGET_SOURCES)}")
         if self.corruption is not None and self.source != "x":
             raise ValueError(
                 f"source={self.source!r} has inputs of its own, and a corruption makes inputs from outputs: "

@@ -83,7 +83,7 @@ class Kind:
     def estimator_class(self) -> Any:
         return import_object(self.estimator)
 
-    def table(self) -> Parameters:
+    def load_parameters(self) -> Parameters:
         """Import and return the declarations of the constructor's parameters."""
         table: Parameters = import_object(self.parameters)
         return table
@@ -97,9 +97,9 @@ def import_object(reference: str) -> Any:
 
 def find_kind(name: str) -> Kind:
     """Return the model kind ``name`` of any package; raise a JobError with a suggestion if it is unknown."""
-    kind = own_kinds().get(name) or known_kinds().get(name)
+    kind = load_own_kinds().get(name) or load_all_kinds().get(name)
     if kind is None:
-        known = [name for name, kind in known_kinds().items() if not kind.python_only]
+        known = [name for name, kind in load_all_kinds().items() if not kind.python_only]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(sorted(known))}"
         raise JobError(f"[model] kind = {name!r} is not a model{hint}")
@@ -116,7 +116,7 @@ def find_job_kind(name: str) -> Kind:
 
 def find_kernels(name: str) -> Mapping[str, str] | None:
     """Return the functions of a kernel (backend -> ``"module:function"``), or None for an unknown name."""
-    for kinds in (own_kinds, known_kinds):
+    for kinds in (load_own_kinds, load_all_kinds):
         for kind in kinds().values():
             if name in kind.kernels:
                 return kind.kernels[name]
@@ -124,21 +124,21 @@ def find_kernels(name: str) -> Mapping[str, str] | None:
 
 
 def list_kernels() -> list[str]:
-    return sorted({name for kind in known_kinds().values() for name in kind.kernels})
+    return sorted({name for kind in load_all_kinds().values() for name in kind.kernels})
 
 
 @cache
-def own_kinds() -> dict[str, Kind]:
-    """Return the model kinds of this package, by name."""
+def load_own_kinds() -> dict[str, Kind]:
+    """Import and return the model kinds of this package, by name."""
     return {kind.name: kind for kind in import_object(OWN_ENTRY_POINT)}
 
 
 @cache
-def known_kinds() -> dict[str, Kind]:
+def load_all_kinds() -> dict[str, Kind]:
     """Return all model kinds by name: those of this package, then those of other packages' entry points."""
     from importlib.metadata import entry_points  # this import takes a third of `import scalelatent`
 
-    found = dict(own_kinds())
+    found = dict(load_own_kinds())
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if point.value == OWN_ENTRY_POINT:
             continue

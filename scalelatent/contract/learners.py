@@ -114,7 +114,7 @@ class Backend(Protocol):
     def matmul(self, a: Array, b: Array, name: str) -> Array:
         """Return the matrix product of ``a`` and ``b``, in the reusable buffer ``name``."""
 
-    def table(self, table: Table) -> Table:
+    def copy_table(self, table: Table) -> Table:
         """Return a kernel's table of constants in the memory of the backend's device."""
 
     def to_host(self, a: Array) -> np.ndarray:
@@ -155,13 +155,13 @@ class Reduction(BlockReceiver, Protocol[StateIn, Prepared]):
 class LeafReduction(Reduction[StateIn, Prepared], Protocol[StateIn, Prepared]):
     """A :class:`Reduction` whose large sums stay on a GPU until the end of a leaf (a group of blocks)."""
 
-    def open_leaf(self, prepared: Prepared, stats: Stats) -> Any:
+    def make_leaf_sums(self, prepared: Prepared, stats: Stats) -> Any:
         """Return empty sums for a leaf (a group of consecutive blocks), to which `add_block` adds blocks."""
 
     def add_block(self, prepared: Prepared, block: Block, stats: Stats, sums: Any) -> None:
         """Add the contribution of a block to ``sums``, the sums of its group of blocks, and to ``stats``."""
 
-    def close_leaf(self, prepared: Prepared, stats: Stats, sums: Any) -> None:
+    def add_leaf_sums(self, prepared: Prepared, stats: Stats, sums: Any) -> None:
         """Add ``sums`` to ``stats`` after the last block of a leaf (a group of consecutive blocks)."""
 
 
@@ -374,7 +374,7 @@ class StoredRangeLearner(ValidatedLearner[State, Prepared], Protocol[State, Prep
         ``kept`` is the stored data of this range from the previous epoch, or None at the first visit.
         """
 
-    def exchange(self, prepared: Prepared, kept: Kept | None, new: Kept, stats: Stats) -> None:
+    def replace_contribution(self, prepared: Prepared, kept: Kept | None, new: Kept, stats: Stats) -> None:
         """Add to ``stats`` the contribution of a range's data ``new`` minus that of its old data ``kept``."""
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
-from scalelatent.contract.kinds import known_kinds
+from scalelatent.contract.kinds import load_all_kinds
 from scalelatent.engine.threads import resolve_jobs
 from scalelatent.errors import JobError, nearest
 
@@ -24,7 +24,7 @@ OnKernel = Callable[[int, int], None]
 
 def kernel_families() -> dict[str, str]:
     """Return the package that contains each family (group) of compiled kernels, by name of the family."""
-    of_models = (kind.warm for kind in known_kinds().values() if kind.warm)
+    of_models = (kind.warm for kind in load_all_kinds().values() if kind.warm)
     return {package.rpartition(".")[2]: package for package in of_models} | {
         "kernels": "scalelatent.kernels",
         "data": "scalelatent.generators",

@@ -92,7 +92,7 @@ class HostBackend:
         check_same_width(a.shape[1], b.shape[0])
         return np.matmul(a, b, out=self.buffer(name, (a.shape[0], b.shape[1]), a.dtype))
 
-    def table(self, table: Table) -> Table:
+    def copy_table(self, table: Table) -> Table:
         return table
 
     def to_host(self, a: np.ndarray) -> np.ndarray:
@@ -378,7 +378,7 @@ class CupyBackend:
             multiply(a, b, out, self.tf32)
         return out
 
-    def table(self, table: Table) -> Table:
+    def copy_table(self, table: Table) -> Table:
         """Return a copy of a table with its arrays on the device; each table is copied only once."""
         kept = self._tables.get(id(table))
         if kept is None:

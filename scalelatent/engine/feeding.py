@@ -219,7 +219,7 @@ class Feed:
         for chain in self._chains:
             place = -(-self._order.places(chain, last, last)[0] // self._order.buffer_rows)
             place, following = place * self._order.buffer_rows, epoch
-            if place >= self._order.segment(chain)[1]:
+            if place >= self._order.locate_chain(chain)[1]:
                 place, following = 0, epoch + 1
             if following * self._per_epoch < self._n_slabs:
                 out.update(int(r) for r in self._order.runs_at(following, chain, place, place + 1))

@@ -58,10 +58,10 @@ def accumulate_leaf(
     while True:
         try:
             if isinstance(reduction, LeafReduction):
-                sums = reduction.open_leaf(prepared, stats)
+                sums = reduction.make_leaf_sums(prepared, stats)
                 for piece in pieces(todo):
                     reduction.add_block(prepared, piece, stats, sums)
-                reduction.close_leaf(prepared, stats, sums)
+                reduction.add_leaf_sums(prepared, stats, sums)
             else:
                 for piece in pieces(todo):
                     reduction.accumulate(prepared, piece, stats)

@@ -78,7 +78,7 @@ class KeptLeaves(Generic[State, Prepared]):
 
     def _store(self, prepared: Prepared, block: Block, old: Any, new: Any, stats: Stats) -> None:
         EngineStore(self.folder, self.run).write(self.name(block.epoch, block.start), new, durable=False)
-        self.learner.exchange(prepared, old, new, stats)
+        self.learner.replace_contribution(prepared, old, new, stats)
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
         return self.learner.step(state, stats, n_rows)

@@ -96,7 +96,7 @@ class RowOrder:
         """Return the number of rows of the minibatch of a step."""
         return min(self.batch_rows, self.n_rows - step * self.batch_rows)
 
-    def segment(self, chain: int) -> tuple[int, int]:
+    def locate_chain(self, chain: int) -> tuple[int, int]:
         """Return (first position, number of rows) of a chain's part of the shuffled rows of an epoch."""
         last_rows = self.step_rows(self.n_steps - 1)
         share, more = divmod(last_rows, self.n_chains)
@@ -105,7 +105,7 @@ class RowOrder:
 
     def places(self, chain: int, first_step: int, last_step: int) -> tuple[int, int]:
         """Return (start, stop): positions of the rows of these steps in the shuffled rows of a chain."""
-        length = self.segment(chain)[1]
+        length = self.locate_chain(chain)[1]
         return min(first_step * self.chain_rows, length), min(last_step * self.chain_rows, length)
 
     def rows(self, epoch: int, step: int, chain: int = 0) -> np.ndarray:
@@ -124,7 +124,7 @@ class RowOrder:
 
         The numbers do not count held-out rows; `to_dataset_rows` converts them to indices in the dataset.
         """
-        begin, length = self.segment(chain)
+        begin, length = self.locate_chain(chain)
         if not self.shuffle or first >= last:
             return np.arange(begin + first, begin + max(first, last), dtype=np.int64)
         size, parts = self.buffer_rows, []
@@ -139,7 +139,7 @@ class RowOrder:
 
     def runs_at(self, epoch: int, chain: int, first: int, last: int) -> np.ndarray:
         """Return the runs (ranges of rows) with positions ``first:last`` of a chain (part of minibatches)."""
-        begin, length = self.segment(chain)
+        begin, length = self.locate_chain(chain)
         if first >= last:
             return np.zeros(0, dtype=np.int64)
         if not self.shuffle:
@@ -207,7 +207,7 @@ def measure_sortedness(dataset: Dataset) -> float:
 
 def warn_if_sorted(dataset: Dataset, order: RowOrder) -> float:
     """Return `measure_sortedness`, or 0 if ``order`` shuffles all rows; warn if sorted rows stay together."""
-    if order.shuffle and order.buffer_rows >= order.segment(0)[1] and order.n_chains == 1:
+    if order.shuffle and order.buffer_rows >= order.locate_chain(0)[1] and order.n_chains == 1:
         return 0.0
     value = measure_sortedness(dataset)
     if value < SORTED:

@@ -100,9 +100,9 @@ class Quarantine:
         if not self.skips or error.url is None or error.stop <= error.start:
             return False
         bad = BadShard(error.url, error.file, error.start, error.stop, 0, str(error))
-        return self.add([bad], callbacks, **where)
+        return self.exclude_shards([bad], callbacks, **where)
 
-    def add(self, shards: Iterable[BadShard], callbacks: Callback, **where: object) -> bool:
+    def exclude_shards(self, shards: Iterable[BadShard], callbacks: Callback, **where: object) -> bool:
         """Exclude shards and notify the callbacks; return False if all of them were excluded before."""
         new = [bad for bad in shards if not self._contains(bad)]
         for bad in new:

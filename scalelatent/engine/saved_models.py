@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelatent.contract.kinds import find_kind, known_kinds
+from scalelatent.contract.kinds import find_kind, load_all_kinds
 from scalelatent.errors import DataError, JobError, ScalelatentError
 from scalelatent.storage.disk import REMOVED, Location, locate
 from scalelatent.storage.write_checks import describe_contents, format_of
@@ -238,7 +238,7 @@ def load_model(url: str | Path) -> Any:
     except JobError:
         raise DataError(
             f"{location.url} holds a model of kind {_brief(kind)}, which this scalelatent does not know (it "
-            f"knows {', '.join(known_kinds())}): upgrade scalelatent, or save the model again"
+            f"knows {', '.join(load_all_kinds())}): upgrade scalelatent, or save the model again"
         ) from None
     try:
         return estimator._from_saved(params, values, arrays, location, run)

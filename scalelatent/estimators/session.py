@@ -188,12 +188,12 @@ class FitSession:
         """Show a fit without a run folder on the dashboard page of the cluster."""
         if self.callbacks.keeps_run_folder or self.callbacks.tells_cluster:
             return
-        from scalelatent.engine.dask.worker_side import run_of
+        from scalelatent.engine.dask.worker_side import find_run_folder
         from scalelatent.monitor import ClusterLog, install
 
         install(client)
         job, name = f"{self.kind}-{uuid.uuid4().hex[:8]}", f"{self.kind} without a run folder"
-        log = ClusterLog(client, run_of(folder), job=job, model=self.kind, name=name)
+        log = ClusterLog(client, find_run_folder(folder), job=job, model=self.kind, name=name)
         self.callbacks = Callbacks([*self.callbacks.callbacks, self._exit.enter_context(log)])
 
     def _make_temporary_folder(self) -> str:
@@ -484,7 +484,7 @@ class FitSession:
             work = keep_leaves(step.learner, folder, f"{self.kind}_{name}", run)
             cleaner = DropLeaves(work)
             callbacks, every = [*callbacks, cleaner], every or order.n_steps
-        elif order.buffer_rows < order.segment(0)[1]:
+        elif order.buffer_rows < order.locate_chain(0)[1]:
             # With a small buffer, sorted labels harm a fit, unless the learner stores data for each leaf.
             warn_if_sorted(datasets["train"], order)
         stage = self.stage(name, work, datasets, step.classes)

@@ -7,7 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from scalelatent.contract.kinds import import_object, own_kinds
+from scalelatent.contract.kinds import import_object, load_own_kinds
 from scalelatent.contract.parameters import Allowed, Choice, Flag, Items, Number, Parameter, Satisfies, Whole
 
 from .job_callbacks import CALLBACK_KEYS, OWN_CALLBACKS
@@ -53,9 +53,13 @@ def job_page() -> str:
         lines += [f"## [{name}]", ""]
         if section is None:
             lines += ["`kind` selects the model; the other keys are its parameters.", ""]
-            fitted_by_jobs = [kind for _, kind in sorted(own_kinds().items()) if not kind.python_only]
+            fitted_by_jobs = [kind for _, kind in sorted(load_own_kinds().items()) if not kind.python_only]
             for kind in fitted_by_jobs:
-                lines += [f'### kind = "{kind.name}"', "", *_table(map(_parameter_row, kind.table()))]
+                lines += [
+                    f'### kind = "{kind.name}"',
+                    "",
+                    *_table(map(_parameter_row, kind.load_parameters())),
+                ]
         else:
             fields = section.model_json_schema()["properties"]
             lines += _table(

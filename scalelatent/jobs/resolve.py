@@ -115,7 +115,7 @@ def override(job: Job, settings: Iterable[str]) -> Job:
         }
         for name, section in sections.items()
     }
-    table = find_kind(job.kind).table()
+    table = find_kind(job.kind).load_parameters()
     free = [*_ALSO_CHANGEABLE, *(f"model.{one.name}" for one in table if one.changes_on_resume)]
     params = dict(job.params)
     for setting in settings:
@@ -215,7 +215,7 @@ def _resolve_model(
     kind, origins["model.kind"], source = values.pop("kind")
     if not isinstance(kind, str):
         raise JobError(f'{source}: [model] kind must be a word such as "capsule", not {kind!r}')
-    table = find_job_kind(kind).table()
+    table = find_job_kind(kind).load_parameters()
     known = table.defaults()
     for key, (value, _, source) in values.items():
         if key in table.removed:
@@ -283,7 +283,7 @@ def _check_search(job: Job) -> None:
     """Refuse a search over unknown parameters, or with both folds and validation rows."""
     if job.search is None:
         return
-    table = find_job_kind(job.kind).table()
+    table = find_job_kind(job.kind).load_parameters()
     known = [one.name for one in table if one.searched]
     for name in job.search.grid:
         if name not in known and name in table.defaults():

@@ -95,7 +95,7 @@ _FOLDER = r"[a-z_]+-[0-9a-f]{10}"
 
 
 @functools.cache
-def _folder(family: str) -> str:
+def _find_kernel_folder(family: str) -> str:
     """Return the kernels' folder of a family (group of modules); set its modification time to now."""
     folder = Path(CACHE_FOLDER) / f"{family}-{_digest(family)}"
     with contextlib.suppress(OSError):
@@ -207,7 +207,7 @@ def kernel(function: Callable[..., Any], **options: Any) -> Any:
     # so that functions of other packages keep their cache folder.
     family = _family(function.__module__)
     try:
-        with _use_cache_folder(_folder(family)):
+        with _use_cache_folder(_find_kernel_folder(family)):
             dispatcher: Any = _save_one_at_a_time(numba.njit(**DEFAULTS | options)(function))
     except RuntimeError:  # numba cannot cache functions without a file
         return numba.njit(**DEFAULTS | options | {"cache": False})(function)

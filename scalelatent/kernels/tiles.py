@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 
 from .jit import entry, in_array, subkernel
 from .memory import zeros
-from .vectors import BYTES, I64, LANES, Value, Vectors, instructions
+from .vectors import BYTES, I64, LANES, Value, Vectors, vector_intrinsic
 
 # Rows of a strip (range of rows) of X. A strip of 196 columns and its products fit into the second-level
 # cache.
@@ -138,7 +138,7 @@ def make_tile(
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     setattr(tile, "__signature__", inspect.Signature([inspect.Parameter(name, kind) for name in names]))  # noqa: B010
-    return instructions(dots=dots, **kinds)(tile)
+    return vector_intrinsic(dots=dots, **kinds)(tile)
 
 
 def add(v: Vectors, sums: Sums, c: Value, c_step: Value) -> None:

@@ -94,7 +94,7 @@ class Vectors:
             "<", ir.Constant(self.ints, list(range(self.lanes))), self.spread(self.b.trunc(n, I32))
         )
 
-    def at(self, address: Value, offset: Value | int, kind: ir.Type) -> Value:
+    def point_to(self, address: Value, offset: Value | int, kind: ir.Type) -> Value:
         """Return a pointer to a value of the type ``kind``."""
         offset = I64(offset) if isinstance(offset, int) else offset
         return self.b.inttoptr(self.b.add(address, offset), kind.as_pointer())
@@ -104,7 +104,7 @@ class Vectors:
     ) -> Value:
         """Load a vector, or a value of the type ``kind``; lanes outside the mask are 0."""
         kind = kind or self.vec
-        place, size = self.at(address, offset, kind), _size(kind)
+        place, size = self.point_to(address, offset, kind), _size(kind)
         if mask is None:
             return self.b.load(place, align=size)
         zero = ir.Constant(kind, [0.0] * kind.count)
@@ -113,7 +113,7 @@ class Vectors:
 
     def store(self, value: Value, address: Value, offset: Value | int = 0, mask: Value | None = None) -> None:
         """Store a vector or a number; with a mask, store only the lanes that the mask selects."""
-        place, size = self.at(address, offset, value.type), _size(value.type)
+        place, size = self.point_to(address, offset, value.type), _size(value.type)
         if mask is None:
             self.b.store(value, place, align=size)
             return
@@ -123,7 +123,7 @@ class Vectors:
     def fetch(self, address: Value, offset: Value | int) -> None:
         """Prefetch a cache line; the address may be outside the array."""
         read, near, data = I32(0), I32(3), I32(1)
-        self._call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset, I8), read, near, data)
+        self._call("llvm.prefetch.p0", ir.VoidType(), self.point_to(address, offset, I8), read, near, data)
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
         """Return a vector of the given lanes of a and b; the lanes of b are numbered after those of a."""
@@ -203,7 +203,7 @@ class Vectors:
             total = self.fma(total, x, self.constant(c))
         return total
 
-    def log_plus(self, x: Value, exponent: Value, start: Value) -> Value:
+    def add_log(self, x: Value, exponent: Value, start: Value) -> Value:
         """Return start + log(x) + exponent * log(2) for positive x and integer exponents."""
         b = self.b
         mantissa, own = self.split(x)
@@ -274,7 +274,7 @@ class Vectors:
         return ends
 
 
-def instructions(
+def vector_intrinsic(
     lanes: int = LANES, dots: bool = False, **kinds: Any
 ) -> Callable[[Callable[..., None]], Callable[..., Any]]:
     """Return a decorator that makes ``body(vectors, *arguments)`` a function that kernels call.

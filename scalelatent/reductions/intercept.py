@@ -48,7 +48,7 @@ def map_rows(
     # Rows of float64 or large integers keep their digits until the mean is subtracted.
     given = backend.asarray(x, np.result_type(x.dtype, dtype), f"{name}.given")
     out = backend.buffer(name, (len(x), len(intercept.mean) + 1), dtype)
-    backend.xp.subtract(given, backend.table(intercept).mean, out=out[:, :-1])
+    backend.xp.subtract(given, backend.copy_table(intercept).mean, out=out[:, :-1])
     out[:, -1] = intercept.constant
     return out
 

@@ -122,7 +122,7 @@ class JointReduction:
         """Add the block to the statistic of every member (learner) that uses any row of the block."""
         self.add_block(prepared, block, stats, [None] * len(self.slots))
 
-    def open_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats) -> list[Any]:
+    def make_leaf_sums(self, prepared: tuple[Backend, list[object]], stats: Stats) -> list[Any]:
         """Return the arrays to which each member (learner) adds its sums in a leaf (a group of blocks).
 
         The entry of a member is None if it adds to its statistic directly, because its reduction has no such
@@ -131,7 +131,7 @@ class JointReduction:
         sums, room = [], LEAF_BYTES
         for slot, own, (layout, span) in zip(self.slots, prepared[1], self._layouts, strict=True):
             if isinstance(slot.reduction, LeafReduction) and layout.nbytes <= room:
-                sums.append(slot.reduction.open_leaf(own, Stats(layout, stats.vector[span])))
+                sums.append(slot.reduction.make_leaf_sums(own, Stats(layout, stats.vector[span])))
                 room -= layout.nbytes
             else:
                 sums.append(None)
@@ -142,8 +142,8 @@ class JointReduction:
     ) -> None:
         """Add the block to the statistic of each member (learner).
 
-        ``sums`` has one entry per member, from `open_leaf`. A member whose entry is not None adds the block
-        to this entry, and `close_leaf` adds the entry to the statistic after the leaf (a group of blocks).
+        ``sums`` has one entry per member, from `make_leaf_sums`. A member whose entry is not None adds the
+        block to this entry; `add_leaf_sums` adds the entry to the statistic after the leaf (group of blocks).
         """
         backend, of_slots = prepared
         exact = not isinstance(block.x, CsrRows) and block.x.dtype.char in _EXACT
@@ -157,11 +157,11 @@ class JointReduction:
                 else:
                     reduction.accumulate(own, visible, own_stats)
 
-    def close_leaf(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
-        """Add ``sums``, the arrays from :meth:`open_leaf`, to the statistics of the members (learners)."""
+    def add_leaf_sums(self, prepared: tuple[Backend, list[object]], stats: Stats, sums: list[Any]) -> None:
+        """Add ``sums``, the arrays from :meth:`make_leaf_sums`, to the statistics of members (learners)."""
         for slot, own, (layout, span), kept in zip(self.slots, prepared[1], self._layouts, sums, strict=True):
             if kept is not None and isinstance(slot.reduction, LeafReduction):
-                slot.reduction.close_leaf(own, Stats(layout, stats.vector[span]), kept)
+                slot.reduction.add_leaf_sums(own, Stats(layout, stats.vector[span]), kept)
 
     def split(self, stats: Stats) -> list[Stats]:
         """Return the statistic of each member (learner), as views of the joint statistic."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalelatent.contract import kinds
-from scalelatent.contract.kinds import Kind, find_kernels, find_kind, known_kinds, own_kinds
+from scalelatent.contract.kinds import Kind, find_kernels, find_kind, load_all_kinds, load_own_kinds
 from scalelatent.errors import JobError
 
 MEANS = Kind("means", estimator="m:Means", parameters="m:TABLE", kernels={"means_step": {"numba": "a:b"}})
@@ -24,22 +24,22 @@ def declare_entry_points(monkeypatch):
     def declare(**values):
         points = [EntryPoint(name, value, kinds.GROUP) for name, value in values.items()]
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
-        known_kinds.cache_clear()
+        load_all_kinds.cache_clear()
 
     yield declare
     monkeypatch.undo()
-    known_kinds.cache_clear()
+    load_all_kinds.cache_clear()
 
 
 def test_every_folder_of_models_is_found():
     folders = {path.parent.name for path in Path(kinds.__file__).parents[1].glob("models/*/__init__.py")}
-    found = {kind.estimator.split(".")[2] for kind in own_kinds().values()}
+    found = {kind.estimator.split(".")[2] for kind in load_own_kinds().values()}
     assert {"capsule", "crbm", "mbn"} <= found <= folders
 
 
 def test_the_parameter_table_of_a_kind_is_that_of_its_estimator():
-    for kind in own_kinds().values():
-        assert kind.table() is kind.estimator_class()._parameters
+    for kind in load_own_kinds().values():
+        assert kind.load_parameters() is kind.estimator_class()._parameters
 
 
 def test_own_kinds_are_declared_like_those_of_other_packages():
@@ -53,7 +53,7 @@ def test_a_kind_of_another_package_is_found(declare_entry_points):
     declare_entry_points(scalelatent=kinds.OWN_ENTRY_POINT, means=f"{__name__}:MEANS")
     assert find_kind("means") is MEANS
     assert find_kernels("means_step") == {"numba": "a:b"}
-    assert set(known_kinds()) == {*own_kinds(), "means"}
+    assert set(load_all_kinds()) == {*load_own_kinds(), "means"}
     with pytest.raises(JobError, match=r"did you mean 'means'"):
         find_kind("mean")
 
@@ -77,7 +77,7 @@ def test_own_kinds_load_without_other_packages(declare_entry_points):
 def test_a_broken_entry_point_is_a_warning(declare_entry_points, value, why):
     declare_entry_points(broken=value)
     with pytest.warns(UserWarning, match=f"entry point broken = '{value}' of scalelatent.models: .*{why}"):
-        assert set(known_kinds()) == set(own_kinds())
+        assert set(load_all_kinds()) == set(load_own_kinds())
 
 
 AGAIN = Kind("capsule", estimator="a:B", parameters="a:C")
@@ -90,16 +90,16 @@ def test_the_error_names_a_broken_package(tmp_path):
     (info / "entry_points.txt").write_text(f"[{kinds.GROUP}]\nbroken = no_such_module:KIND\n")
     code = f"import sys; sys.path.append({str(tmp_path)!r}); from scalelatent.contract import kinds; "
     done = subprocess.run(
-        [sys.executable, "-c", code + "print(sorted(kinds.known_kinds()))"],
+        [sys.executable, "-c", code + "print(sorted(kinds.load_all_kinds()))"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == str(sorted(own_kinds()))
+    assert done.stdout.strip() == str(sorted(load_own_kinds()))
     assert "package broken-models 1.2: its models are ignored" in done.stderr
 
 
 def test_reading_job_files_imports_little():
-    code = "import sys; from scalelatent.contract.kinds import own_kinds; "
-    code += "[kind.table() for kind in own_kinds().values()]"
+    code = "import sys; from scalelatent.contract.kinds import load_own_kinds; "
+    code += "[kind.load_parameters() for kind in load_own_kinds().values()]"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

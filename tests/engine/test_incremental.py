@@ -50,7 +50,7 @@ class LeafMeans:
         assert (kept is None) == (block.epoch == 0)
         return {"sum": block.x.astype("f8").sum(axis=0) * np.cos(state["total"] + block.epoch)}
 
-    def exchange(self, state: Any, old: Any, new: Any, stats: Stats) -> None:
+    def replace_contribution(self, state: Any, old: Any, new: Any, stats: Stats) -> None:
         stats["total"][...] += new["sum"] - (0.0 if old is None else old["sum"])
         stats["visits"][...] += 1
 

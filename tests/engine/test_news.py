@@ -35,14 +35,14 @@ class Client:
 def test_each_of_two_fits_receives_its_messages() -> None:
     client, first, second = Client(), list[Any](), list[Any]()
     ears = Listener(client)
-    ears.add("t", first.append)
-    ears.add("t", second.append)
+    ears.add_handler("t", first.append)
+    ears.add_handler("t", second.append)
     client.publish("t", 1)
-    ears.remove("t", first.append)
+    ears.remove_handler("t", first.append)
     client.publish("t", 2)
-    ears.remove("t", second.append)
+    ears.remove_handler("t", second.append)
     assert client.subscribed == set()
-    ears.add("t", first.append)
+    ears.add_handler("t", first.append)
     client.publish("t", 3)
     assert (first, second) == ([1, 3], [1, 2])
 
@@ -52,9 +52,9 @@ def test_the_users_own_handler_still_receives_messages() -> None:
     client.subscribe_topic("all", own.append)
     ears = Listener(client)
     for _ in range(2):
-        ears.add("all", ours.append)
+        ears.add_handler("all", ours.append)
         client.publish("all", "x")
-        ears.remove("all", ours.append)
+        ears.remove_handler("all", ours.append)
     assert ours == ["x", "x"]
     assert own == [(0.0, "x"), (0.0, "x")]
     client.publish("all", "y")

@@ -56,7 +56,7 @@ def test_batches_are_full_except_the_last_whose_rows_spread_over_chains(order: R
 @given(draw_orders(), st.integers(0, 3), st.data())
 def test_random_access_to_steps_equals_a_scan(order: RowOrder, epoch: int, data: st.DataObject) -> None:
     chain = data.draw(st.integers(0, order.n_chains - 1))
-    whole = order.rows_at(epoch, chain, 0, order.segment(chain)[1])
+    whole = order.rows_at(epoch, chain, 0, order.locate_chain(chain)[1])
     first = data.draw(st.integers(0, order.n_steps - 1))
     last = data.draw(st.integers(first, order.n_steps))
     a, b = order.places(chain, first, last)

@@ -12,7 +12,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def make_patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
-    """Return noisy and clean rows of some patterns, which are the same for every seed."""
+    """Return noisy and clean rows; a clean row is one of ``k`` patterns, the same ones for every seed."""
     prototypes = np.random.default_rng(7).random((k, width)) < 0.5
     rng = np.random.default_rng(seed)
     v = prototypes[rng.integers(0, k, n)]

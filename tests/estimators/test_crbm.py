@@ -65,7 +65,7 @@ def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
 
 
 def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
-    """Rows of zeros and ones have changed errors in any storage."""
+    """The error of outputs that differ from x is computed for dense and for CSR rows of zeros and ones."""
     model = make(n_epochs=2).fit(
         csr_array(pair[0]), pair[1], validation=(csr_array(held_pair[0]), held_pair[1])
     )
@@ -92,7 +92,7 @@ def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held_pair: Pair) -> Non
 def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(
     pair: Pair, held_pair: Pair
 ) -> None:
-    """Pairs are used as they are; clean rows are corrupted by the corruption that tests use."""
+    """Rows with outputs are used as they are; rows alone are corrupted as in ``score``."""
     model = make(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
 
     def by_hand(x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -328,8 +328,8 @@ def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptu
     m = make_default_model().fit(x, v)
     errors = [record["validation_error"] for record in m.history_]
     lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
-    # The fit learns from 363 rows, so 12 epochs show about 4,000 rows. After the best epoch, 12 epochs at the
-    # old rate and 12 epochs at a quarter of this rate gain nothing.
+    # The fit learns from 363 rows, so it waits 12 epochs (4,000 rows) for a better error. After the best
+    # epoch, 12 epochs at the old rate and 12 epochs at a quarter of this rate bring none.
     assert m.n_iter_ == lasts[-1] + 1 + 2 * 12 < 50
     last, lower = (m.history_[epoch]["learning_rate"] for epoch in (-13, -12))
     assert lower == last / 4
@@ -361,7 +361,7 @@ def test_rows_of_every_kind_are_held_out() -> None:
 
 def test_ranges_of_many_rows_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "MAX_HELD", 20)
-    monkeypatch.setattr(parameters, "HELD_RUNS", 5)
+    monkeypatch.setattr(parameters, "HELD_RANGES", 5)
     x, v = make_patterns(403, 1)
     spared = np.arange(403) % 80 >= 76
     asked = make_default_model().fit(x[~spared], v[~spared], validation=(x[spared], v[spared]))

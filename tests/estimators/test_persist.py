@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scalelatent import CapsuleRegression, CompressiveMBN, load_model
-from scalelatent.contract.kinds import own_kinds
+from scalelatent.contract.kinds import load_own_kinds
 from scalelatent.errors import DataError
 from tests.helpers import refuse_pickle
 
@@ -235,7 +235,7 @@ def test_the_error_names_a_path_that_is_not_a_model(digits: Arrays, tmp_path: Pa
 
 
 def test_every_kind_of_model_is_registered() -> None:
-    for name, kind in own_kinds().items():
+    for name, kind in load_own_kinds().items():
         assert kind.estimator_class()._kind == name
 
 

@@ -21,7 +21,7 @@ from scalelatent import (
     MultilayerBootstrapNetwork,
     Search,
 )
-from scalelatent.contract.kinds import own_kinds
+from scalelatent.contract.kinds import load_own_kinds
 from scalelatent.data.read.selected import select_rows
 from scalelatent.errors import DataError
 from scalelatent.search.candidates import find_folds
@@ -67,7 +67,7 @@ def some(y: np.ndarray | None, rows: Any) -> np.ndarray | None:
 
 
 def test_every_kind_of_job_files_is_tested() -> None:
-    assert set(KIND_CASES) == {name for name, kind in own_kinds().items() if not kind.python_only}
+    assert set(KIND_CASES) == {name for name, kind in load_own_kinds().items() if not kind.python_only}
 
 
 @pytest.mark.parametrize("kind", KIND_CASES)

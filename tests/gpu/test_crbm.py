@@ -82,7 +82,7 @@ def beliefs(found: Any) -> np.ndarray:
 
 
 def check_beliefs(gpu, method: str, v: int, h: int, rows: int, scale: float, tol: float | None) -> None:
-    """Compare beliefs, sweeps and changes with those of the reference, in float64.
+    """Compare P(unit = 1), sweeps and changes with those of the reference, in float64.
 
     Max-product magnifies rounding errors in each sweep. Rounding a message to float32 has the effect of a
     weight with an error of one ulp (unit in the last place) of the log odds, whose size is about 1. So the
@@ -120,8 +120,8 @@ def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str, s
     wanted = reference.sum_product_pairs(reference.make_coupling(w), bv, bh, 6, tol, want)
     assert_allclose(to_host(pairs), want, rtol=0, atol=1e-5 * rows)
     assert_allclose(to_host(found.log_z), wanted.log_z, rtol=1e-5, atol=1e-5)
-    # Once the tolerance is reached, the function with pairs makes one more sweep, within the limit of 6
-    # sweeps.
+    # After a row has reached the tolerance, the kernel that computes P(v = 1, h = 1) makes one more sweep, up
+    # to the limit of 6 sweeps.
     alone = gpu.sum_product(gpu.make_coupling(w), *device, 6, tol)
     assert_array_equal(to_host(found.sweeps), wanted.sweeps)
     assert_array_equal(to_host(found.sweeps), np.minimum(to_host(alone.sweeps) + (tol is not None), 6))
@@ -137,7 +137,7 @@ def test_the_cuda_file_declares_its_kernels(load_helper) -> None:
 
 
 def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
-    for name in ("THREADS", "BLOCKS", "TOGETHER"):
+    for name in ("THREADS", "BLOCKS", "POSITIVE_ROWS"):
         assert f"constexpr int {name} = {getattr(emulated_gpu, name)}" in emulated_gpu._kernels.text
     levels = (MOST_CHAINS + 1).bit_length() - 1
     assert f"constexpr int LEVELS = {levels};" in emulated_gpu._kernels.text

@@ -161,10 +161,10 @@ def test_take_gathers_rows_of_host_and_device_arrays(backend, fake):
 
 def test_tables_are_copied_once(backend, fake):
     table = squash_table(6)
-    moved = backend.table(table)
+    moved = backend.copy_table(table)
     assert isinstance(moved.coefficients, fake.ndarray)
     assert moved.scale == table.scale
-    assert backend.table(table) is moved
+    assert backend.copy_table(table) is moved
 
 
 def test_all_work_of_a_backend_runs_on_its_own_stream(backend, fake):

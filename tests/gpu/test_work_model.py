@@ -420,10 +420,10 @@ def test_a_leaf_of_a_mixture_waits_once_per_block_and_copies_its_sums_once(
 
     def leaf() -> None:
         stats = Stats.zeros(reduction.layout())
-        sums = reduction.open_leaf(prepared, stats)
+        sums = reduction.make_leaf_sums(prepared, stats)
         for block in blocks:
             reduction.add_block(prepared, block, stats, sums)
-        reduction.close_leaf(prepared, stats, sums)
+        reduction.add_leaf_sums(prepared, stats, sums)
 
     got = counts.measure_second_call(leaf)
     work = model.linear_mixture_leaf(3, n, p, k, dims, q, classes)

@@ -112,8 +112,8 @@ def use_fake_estimator(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
 
     known = (Parameter(name, default, Anything(), "") for name, default in PARAMETERS.items())
     table = Parameters(tuple(known))
-    real = Kind.table
-    monkeypatch.setattr(Kind, "table", lambda kind: table if kind.name == "capsule" else real(kind))
+    real = Kind.load_parameters
+    monkeypatch.setattr(Kind, "load_parameters", lambda kind: table if kind.name == "capsule" else real(kind))
     monkeypatch.setattr(runner, "build_estimator", build)
     monkeypatch.setattr(runner, "_report", report)
     return Fresh

@@ -330,7 +330,7 @@ def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(jit.kernel, abs_of, later=later) for later in (False, True)]
     assert [future.result()(-2) for future in made] == [2, 2]
-    assert places == [jit._folder("other")] * 2
+    assert places == [jit._find_kernel_folder("other")] * 2
     assert before == numba.config.CACHE_DIR
 
 

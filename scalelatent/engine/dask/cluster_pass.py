@@ -126,7 +126,7 @@ class DaskPass(Work[Span]):
                 reads=self.reads(span),
             )
             self.items[key] = span
-            self._trees[span.part].add(graph, span.level, span.index, key)
+            self._trees[span.part].add_sum(graph, span.level, span.index, key)
         quiet = self._quiet and last and self._params is not None and not self.window.pending
         if not last:
             open_sums = {key for tree in self._trees.values() for key in tree.open_sums.values()}
@@ -173,7 +173,7 @@ class DaskPass(Work[Span]):
             return
         links = self.links + 1
         if links < CHAIN_PASSES and links * self._n_spans < CHAIN_TASKS:
-            spans = self.executor.spans(self.stage)
+            spans = self.executor.list_spans(self.stage)
             self.following = DaskPass(self.executor, self.stage, self.iteration + 1, spans, behind=self)
             self.following.window.open()
 
@@ -263,7 +263,7 @@ class _Tree:
         # Key of the task of each partial sum that is not merged yet, by (level, index) of its node.
         self.open_sums: dict[tuple[int, int], str] = {}
 
-    def add(self, graph: Graph, level: int, index: int, key: str) -> None:
+    def add_sum(self, graph: Graph, level: int, index: int, key: str) -> None:
         """Add the task ``key`` of a partial sum; merge eight neighbouring sums whose tasks are all known."""
         self.open_sums[level, index] = key
         while level < self._grid.depth - 1:

@@ -102,7 +102,7 @@ class DaskExecutor:
         guard_spans(client)
         self._events: deque[dict[str, Any]] = deque(maxlen=1000)
         self.lost_gpus: dict[str, str] = {}  # worker -> error of its GPU before its process ended
-        self.link.call("events were requested", listener(client).add, KERNELS, self.receive)
+        self.link.call("events were requested", listener(client).add_handler, KERNELS, self.receive)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class DaskExecutor:
     def get_state(self, stage: Stage, iteration: int, handle: int) -> Any:
         return self.store.load_state(stage.name, handle)
 
-    def spans(self, stage: Stage) -> list[Span]:
+    def list_spans(self, stage: Stage) -> list[Span]:
         """Return the spans (ranges of rows, one per task) of a pass for the present number of threads."""
         return list_spans(stage, self.workers)
 
@@ -325,7 +325,7 @@ class DaskExecutor:
     def close(self) -> None:
         """Record in the run folder that this driver did not crash; unsubscribe from events about kernels."""
         clear_attempts(self.store)
-        listener(self.client).remove(KERNELS, self.receive)
+        listener(self.client).remove_handler(KERNELS, self.receive)
 
     def online_steps(self, stage: Stage, order: RowOrder, n_epochs: int) -> DaskSteps:
         return DaskSteps(self, stage, order, n_epochs, self.spread)

@@ -248,12 +248,13 @@ class RunningSpan(NamedTuple):
     reads: tuple[str, int, int]
 
 
-_DEADLY = "a limit of three on the workers that die while they read the same rows"
+# Feature that a fit lacks, in the log, if Dask lacks an attribute that the functions below need.
+_DEATH_LIMIT = "a limit of three on the workers that die while they read the same rows"
 
 
 @_guarded(
-    _DEADLY, list, "workers", "tasks", f"{_TASK}.annotations", f"{_TASK}.processing_on", f"{_TASK}.state",
-    f"{_WORKER}.processing", f"{_WORKER}.address",
+    _DEATH_LIMIT, list, "workers", "tasks", f"{_TASK}.annotations", f"{_TASK}.processing_on",
+    f"{_TASK}.state", f"{_WORKER}.processing", f"{_WORKER}.address",
 )  # fmt: skip
 def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> list[RunningSpan]:
     """Return the tasks of spans (ranges of rows) on all workers, or only the tasks ``keys``."""
@@ -270,7 +271,7 @@ def running_spans(scheduler: Scheduler, keys: Iterable[str] | None = None) -> li
     ]
 
 
-@_guarded(_DEADLY, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
+@_guarded(_DEATH_LIMIT, lambda: None, "tasks", "allowed_failures", f"{_TASK}.suspicious")
 def isolate_suspects(scheduler: Scheduler, keys: Iterable[str]) -> None:
     """Let the scheduler fail these tasks if their worker dies, whatever `allowed-failures` is."""
     for task in _known(scheduler, keys):
@@ -282,13 +283,13 @@ def _known(scheduler: Scheduler, keys: Iterable[str]) -> list[TaskState]:
     return [task for key in keys if (task := scheduler.tasks.get(key)) is not None]
 
 
-@_guarded(_DEADLY, dict, "running", f"{_WORKER}.address", f"{_WORKER}.processing", f"{_WORKER}.nthreads")
+@_guarded(_DEATH_LIMIT, dict, "running", f"{_WORKER}.address", f"{_WORKER}.processing", f"{_WORKER}.nthreads")
 def loads(scheduler: Scheduler) -> dict[str, float]:
     """Return the number of tasks per thread of each running worker, by address."""
     return {str(worker.address): len(worker.processing) / worker.nthreads for worker in scheduler.running}
 
 
-@_guarded(_DEADLY, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
+@_guarded(_DEATH_LIMIT, list, "tasks", f"{_TASK}.loose_restrictions", f"{_TASK}.worker_restrictions")
 def bind(scheduler: Scheduler, keys: Iterable[str], worker: str | None) -> list[str]:
     """Let only ``worker`` run these tasks; None: let all workers run them. Return keys of changed tasks."""
     found = [t for t in _known(scheduler, keys) if t.loose_restrictions == (worker is not None)]

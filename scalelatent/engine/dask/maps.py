@@ -143,7 +143,7 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
     name = f"rows-{executor.next_token()}"
     ref, written = executor.store.ref, set[str]()
 
-    def add(graph: Graph, key: str, shard: int, worker: str) -> None:
+    def add_shard(graph: Graph, key: str, shard: int, worker: str) -> None:
         a, b = writer.shard_bounds(shard)
         columns = dataset.lazy(a, b)
         assert columns is not None
@@ -162,7 +162,9 @@ def save_lazy(executor: DaskExecutor, dataset: Dataset, url: str, on_rows: OnRow
         graph.add(key, task_write_rows, ref, url, shard, rows, labels, beside)
 
     try:
-        executor.run(lambda: Shards(executor, "write_rows", writer, len(dataset), add, others=True), on_rows)
+        executor.run(
+            lambda: Shards(executor, "write_rows", writer, len(dataset), add_shard, others=True), on_rows
+        )
     finally:
         for record in written:
             executor.store.remove(record)

@@ -45,11 +45,11 @@ SAVE_SHARE, LONGEST_SECONDS = 0.02, 30.0
 SEGMENT_STEPS = 256
 # Extra seconds of a step on several workers instead of one, before the fit has measured them: 8.1 to 9.6 ms
 # on two workers with a state of 16 or 128 KiB (minibatch_steps.py).
-SPREAD_SECONDS = 8e-3
+INITIAL_EXTRA_SECONDS = 8e-3
 # A segment (consecutive steps) starts again on another worker if it sends no report for these seconds.
 OVERDUE_SECONDS = 300.0
 # Maximum seconds that a driver waits until all workers have received the message that a fit has ended.
-ANSWER_SECONDS = 5.0
+END_SITE_SECONDS = 5.0
 # A fit fails if a segment (several consecutive steps) was repeated this number of times, because its workers
 # died or hung, and fails once more.
 REPLAYS = 3
@@ -163,7 +163,7 @@ class DaskSteps:
         # Measured seconds per step: `_one` on one worker, `_work` CPU seconds of all workers together, and
         # `_cost` extra seconds because several workers compute a step.
         self._one: float | None = None
-        self._work, self._cost = 0.0, SPREAD_SECONDS
+        self._work, self._cost = 0.0, INITIAL_EXTRA_SECONDS
         self._segment_seconds = SEGMENT_SECONDS
         self.callbacks = Callback()
 
@@ -181,7 +181,7 @@ class DaskSteps:
         args, client = (self._store.ref, self.stage.name, self.token), self.executor.client
         # A worker that does not receive this call releases its data of the fit after IDLE_SECONDS.
         with suppress(Exception):
-            call_with_timeout(ANSWER_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
+            call_with_timeout(END_SITE_SECONDS, lambda: client.run(end_site, *args, on_error="ignore"))
 
     # -- states ----------------------------------------------------------------------------------------------
 

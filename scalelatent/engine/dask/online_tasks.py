@@ -59,7 +59,7 @@ class StepReports:
         seconds, runner = time.perf_counter() - self.begin, self._runner
         step, rows, nbytes, waited = self._before
         where = {"pass": place.epoch + 1, "step": place.step}
-        work_reports.add(
+        work_reports.add_tasks(
             *self._about, "train", where, runner.device, runner.rows - rows, runner.meter.bytes_read - nbytes,
             seconds, runner.meter.wait_seconds - waited, place.step - step,
         )  # fmt: skip

@@ -209,9 +209,9 @@ def task_span(
     if is_worth_saving(seconds, vector.nbytes, checkpoint_seconds):
         open_store(ref).save_node(stage_name, iteration, span, vector)
     report_smaller_blocks(fit, context.backend, limits)
-    pace_reports.add(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
+    pace_reports.add_rows(fit, stage_name, span.part, int(vector[-2]), seconds, context.backend.name)
     rows, nbytes = int(vector[-2]), int(vector[-1])
-    work_reports.add(
+    work_reports.add_tasks(
         ref[0], stage_name, span.part, {"pass": iteration + 1, "span": span.index}, context.backend.name,
         rows, nbytes, seconds, context.meter.wait_seconds - waited,
     )  # fmt: skip
@@ -322,7 +322,7 @@ def task_map(ref: StageRef, name: str, shard: int, fit: Fit) -> int:
     report_smaller_blocks(fit, backend, limits)
     # If several tasks compute groups of columns (tiles) of the same rows, each task reports only its share of
     # the rows, so that the reported rows add up to those of the output.
-    work_reports.add(
+    work_reports.add_tasks(
         ref[0], task.name, "output", {"shard": shard}, backend.name, rows // task.writer.n_tiles,
         meter.bytes_read, time.perf_counter() - begin, meter.wait_seconds,
     )  # fmt: skip

@@ -52,7 +52,7 @@ class Listener:
         self._others: dict[str, Callable[[Event], object] | None] = {}
         self._lock = threading.Lock()
 
-    def add(self, topic: str, handler: Handler) -> None:
+    def add_handler(self, topic: str, handler: Handler) -> None:
         """Call ``handler`` with each message of a topic, in the client's thread."""
         with self._lock:
             handlers = self._handlers.setdefault(topic, [])
@@ -63,7 +63,7 @@ class Listener:
                 self._client.subscribe_topic(topic, self._spread(topic))
             handlers.append(handler)
 
-    def remove(self, topic: str, handler: Handler) -> None:
+    def remove_handler(self, topic: str, handler: Handler) -> None:
         """Remove a handler, and unsubscribe from the topic after its last handler."""
         with self._lock:
             handlers = self._handlers[topic]

@@ -217,7 +217,7 @@ def _exclude_or_raise(executor: DaskExecutor, work: Work[Item], item: Item) -> N
     if executor.quarantine.skips and dataset.url is not None:
         bad = [BadShard(dataset.url, file, u, v, len(workers), words) for file, u, v in shards]
         where = {"stage": work.name, "pass": work.number}
-        executor.quarantine.add(bad, executor.callbacks, **where)
+        executor.quarantine.exclude_shards(bad, executor.callbacks, **where)
         executor.watch.forget_deaths(work, item)
         raise RowsExcluded(words)
     raise RunError(
@@ -259,7 +259,7 @@ class LoggedStop(TaskStop):
     def note(self, doing: str, start: int, stop: int) -> None:
         self._update_entry(doing=doing, rows=[start, stop])
 
-    def sample(self) -> None:
+    def log_memory_growth(self) -> None:
         """Log the memory of this process (bytes) if it has grown by more than 2 % since the last entry."""
         memory = _memory()
         if memory > 1.02 * self._entry["peak"]:
@@ -282,12 +282,12 @@ def _log_steps(store: EngineStore, name: str, fit: Fit) -> Iterator[LoggedStop]:
     """Log steps and memory to the file ``name`` in the ``with`` statement, and remove the file at its end."""
     stop, ended = LoggedStop(fit, store, name), threading.Event()
 
-    def sample() -> None:
+    def sample_memory() -> None:
         with suppress(ScalelatentError, OSError):
             while not ended.wait(SAMPLE_SECONDS):
-                stop.sample()
+                stop.log_memory_growth()
 
-    thread = threading.Thread(target=sample, name="scalelatent-note", daemon=True)
+    thread = threading.Thread(target=sample_memory, name="scalelatent-note", daemon=True)
     thread.start()
     try:
         yield stop

@@ -112,7 +112,7 @@ class Watch:
             self._listening = True
             for topic, handler in self._topics:
                 self._executor.link.call(
-                    "events were requested", listener(self._executor.client).add, topic, handler
+                    "events were requested", listener(self._executor.client).add_handler, topic, handler
                 )
 
     def end(self) -> None:
@@ -120,7 +120,7 @@ class Watch:
         if self._listening:
             self._listening = False
             for topic, handler in self._topics:
-                listener(self._executor.client).remove(topic, handler)
+                listener(self._executor.client).remove_handler(topic, handler)
             self._worker_events.clear()
             self.pass_reports.clear()
 

@@ -156,7 +156,7 @@ def report_kernels() -> None:
         add_observer(report_to_drivers)
 
 
-def run_of(folder: str) -> str:
+def find_run_folder(folder: str) -> str:
     """Return the run folder of a path that may end with ``/engine``; events are grouped by run folder."""
     return folder.removesuffix("/engine")
 
@@ -169,7 +169,7 @@ class WorkReports:
         self._lock = threading.Lock()
         self._sent = 0.0
 
-    def add(
+    def add_tasks(
         self, folder: str, stage: str, part: str, where: Mapping[str, int], device: str, rows: int,
         nbytes: int, seconds: float, wait_seconds: float, parts: int = 1,
     ) -> None:  # fmt: skip
@@ -177,7 +177,7 @@ class WorkReports:
         worker = current_worker()
         if worker is None:
             return
-        key = run_of(folder), stage, part
+        key = find_run_folder(folder), stage, part
         message: dict[str, Any] = {
             "kind": "span",
             "run": key[0],
@@ -231,7 +231,7 @@ class PaceReports:
         self._kept: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
+    def add_rows(self, fit: Fit, stage: str, part: str, rows: int, seconds: float, device: str) -> None:
         """Add a task to the average for its stage and rows (train or validation); send a changed average."""
         pace = self.averaged((fit[-1], stage, part), seconds / max(rows, 1))
         worker = current_worker()

@@ -32,7 +32,7 @@ from scalelatent.estimators.inputs import check_finite, check_frame, is_in_memor
 from scalelatent.estimators.session import CallbackList, FitSession
 from scalelatent.estimators.steps import MappedRows
 from scalelatent.kernels.streams import resolve_seed, stream
-from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
+from scalelatent.models.crbm.model.beliefs import choose_n_sweeps
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.online import CrbmLearner
 from scalelatent.models.crbm.model.predict import CrbmOutput, CrbmScoring
@@ -73,18 +73,18 @@ _PARAMETER_NAMES = ("W", "Wvx", "Whx", "bv", "bh")
 
 
 def _make_attribute(name: str) -> FittedAttribute:
-    """Return a learned attribute that reads the array ``name`` of the parameter vector."""
+    """Return a property of the estimator that reads the array ``name`` from the parameter vector."""
     return FittedAttribute(ASSIGNMENT_ADVICE, lambda model: getattr(model._shape.split(model._theta), name))
 
 
 class ConditionalRBM(StreamedEstimator):
     """Conditional RBM that predicts binary outputs from observed rows, trained by belief propagation.
 
-    The model is p(v, h | x) proportional to exp(v'W h + v'Wvx x + h'Whx x + bv'v + bh'h): given x, each row
-    has an RBM with its own biases and shared W. It restores and completes images, and predicts multi-labels
-    or other structured outputs. Without x it is a plain RBM. Rows are numpy arrays, memmaps, zarr or dask
-    arrays, scipy CSR matrices, or a :class:`~scalelatent.Dataset` of any length. A fit in this process and a
-    fit on a Dask cluster give the same bits.
+    For a row x, its outputs v and hidden units h, p(v, h | x) is proportional to exp(v'W h + v'Wvx x +
+    h'Whx x + bv'v + bh'h): given x, each row has an RBM with its own biases and shared W. The model restores
+    and completes images, and predicts multi-labels. Without x it is a plain RBM. Rows are numpy arrays,
+    memmaps, zarr or dask arrays, scipy CSR matrices, or a :class:`~scalelatent.Dataset` of any length. A fit
+    in this process and a fit on a Dask cluster give the same bits.
 
     Parameters
     ----------
@@ -99,14 +99,14 @@ class ConditionalRBM(StreamedEstimator):
         Inference of predictions. None: the inference with which the learner trains, or mean field for
         learners that draw samples. Training and prediction should use the same inference.
     n_sweeps : int or None
-        Sweeps of an inference. None: 7 + epoch, epochs counted from 1; predictions use the sweeps of the best
-        epoch.
+        Sweeps (rounds of messages over all edges of the graph) of an inference. With None, epoch k makes
+        7 + k sweeps, and a prediction as many as the best epoch.
     tol : float or None
-        A row stops sweeping as soon as no belief has changed by more than ``tol``. The learner "mle-bp" then
-        takes one more sweep, which computes the pair beliefs. None: always ``n_sweeps``.
+        The inference of a row stops after a sweep in which no estimate of P(unit = 1) changed by more than
+        ``tol``; "mle-bp" then makes one more sweep. With None, it always makes ``n_sweeps`` sweeps.
     gibbs_steps : int or None
-        Gibbs steps of "cd", "pcd" and "cd-percloss"; other learners refuse it. None: 1, and 10 for
-        "cd-percloss".
+        Gibbs steps of "cd", "pcd" and "cd-percloss"; other learners refuse it. None means 10 for
+        "cd-percloss", and 1 for the other two.
     learning_rate : float, sequence of (rate, epochs), or None
         Factor of the mean gradient of a batch. None: 0.2 for at least 4 epochs and 5,600 rows, then 0.1 for
         at least 3 epochs and 4,200 rows, then 0.05. ``partial_fit`` uses 0.05 for None. With
@@ -128,8 +128,8 @@ class ConditionalRBM(StreamedEstimator):
         one part is fastest on one thread. The number changes only the rounding of the result, but with
         ``local_steps`` the result itself.
     local_steps : int or None
-        Each chain (see ``n_chains``) takes this many steps, on its own batches of ``batch_size`` rows, before
-        the parameters of all chains are averaged: for large clusters and slow networks. None: one step per
+        Each of ``n_chains`` parts takes this many steps, on its own batches of ``batch_size`` rows, before
+        the parameters of all parts are averaged: for large clusters and slow networks. None: one step per
         batch. With ``n_chains=1`` the parameters stay on the GPU, or are updated in place on the CPU, which
         is fastest on one thread.
     patience : int or None
@@ -167,9 +167,9 @@ class ConditionalRBM(StreamedEstimator):
     n_iter_, best_epoch_ : int
         Number of epochs, and the epoch of these parameters.
     history_ : list of dict
-        One record per epoch: objective (log-loss of the outputs' beliefs in nats per output, or energy gap
-        for the other learners), train_error (of the negative phase), validation_error, changed_error (among
-        outputs that differ between x and v), converged (share of rows), learning_rate, n_sweeps, …
+        One record per epoch: objective (log-loss in nats per output or, for learners without beliefs, energy
+        gap), train_error (share of outputs that training predicts wrong), validation_error, changed_error
+        (among outputs that differ from x), converged (share of rows), learning_rate, n_sweeps, …
     best_validation_error_ : float or None
     seed_ : int
     n_features_in_ : int
@@ -186,8 +186,7 @@ class ConditionalRBM(StreamedEstimator):
     change the predictions. The learned parameters are those for ``X`` as it is. ``partial_fit`` does not
     standardise columns, so scale them first.
 
-    ``transform`` returns the beliefs of the hidden units, float32 (n, h); for a plain RBM their probabilities
-    given v.
+    ``transform`` returns estimates of P(h = 1 | x), float32 (n, h); for a plain RBM it returns P(h = 1 | v).
 
     References
     ----------
@@ -219,16 +218,15 @@ class ConditionalRBM(StreamedEstimator):
     best_validation_error_: float | None
     inference_: str
     n_sweeps_: int
-    # Kind of the training data. "pairs": rows x and outputs v; "corruption": clean rows v, from which x is
-    # made; "plain": rows v without x.
+    # The training data is "pairs" (rows x and their outputs v), "corruption" (outputs v, from which x is
+    # made) or "plain" (rows v without x).
     _source: str = "pairs"
     _n_outputs: int
-    # (rows, period): of each ``period`` training rows, the fit holds out the last ``rows`` rows for
-    # validation.
+    # (rows, period): the fit holds out the last ``rows`` rows of each ``period`` rows for validation.
     _held: tuple[int, int] = (0, 1)
     _shape: CrbmShape
     _theta: np.ndarray
-    _stream_state: CrbmState | None  # State from which partial_fit continues; None after a fit or a load.
+    _stream_state: CrbmState | None  # State from which the next partial_fit continues; None after fit or load
 
     def __init__(
         self,
@@ -277,12 +275,10 @@ class ConditionalRBM(StreamedEstimator):
         self.device = device
         self.n_jobs = n_jobs
 
-    # -- rows ------------------------------------------------------------------------------------------------
-
     def _make_pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, name: str = "X") -> Dataset:
         """Return rows x with outputs v, or rows v alone, as a dataset; error messages name the rows ``name``.
 
-        With ``reset``, the arguments also set ``_source``, the kind of the training data.
+        With ``reset``, set the kind of the training data, ``_source``, to that of these arguments.
         """
         no_x = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
         if not self.conditional and not no_x:
@@ -305,16 +301,16 @@ class ConditionalRBM(StreamedEstimator):
                     f"{type(self).__name__} received no rows: pass X and the outputs y, or y alone for a "
                     "plain RBM"
                 )
-            return self._clean_rows(X, reset, name)
+            return self._open_outputs(X, reset, name)
         if self._source == "plain":
             raise DataError(
                 f"{name}: this is a plain RBM, which learns rows alone, but there are outputs y as well: "
                 "pass one of the two, or set conditional=True"
             )
-        return self._paired_rows(X, y, reset, name)
+        return self._pair_rows(X, y, reset, name)
 
-    def _clean_rows(self, v: Any, reset: bool, name: str) -> Dataset:
-        """Return rows ``v``, which are also the outputs, as a dataset; refuse rows that are not usable."""
+    def _open_outputs(self, v: Any, reset: bool, name: str) -> Dataset:
+        """Return rows v, which are the outputs, as a dataset; raise an error if they are not binary."""
         if not isinstance(v, Dataset):
             v = opened(v, name)
             names = frame_names(v)
@@ -332,11 +328,11 @@ class ConditionalRBM(StreamedEstimator):
             v.read_binary(0, len(v))
         return v
 
-    def _paired_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, name: str) -> Dataset:
-        """Return rows x with their outputs y as a dataset; refuse rows and outputs that are not usable."""
+    def _pair_rows(self, X: RowsLike, y: LabelsLike | None, reset: bool, name: str) -> Dataset:
+        """Return rows x with their outputs y as a dataset; raise an error if they do not fit the model."""
         ds = self._given_rows(X, name=name, reset=reset)
         if y is not None:
-            ds = ds.with_target(y if isinstance(y, Dataset) else _target_rows(y, len(ds)))
+            ds = ds.with_target(y if isinstance(y, Dataset) else _open_targets(y, len(ds)))
         if not ds.has_targets:
             raise DataError(
                 f"{ds.url or name}: there are no outputs to learn from: pass y of shape (n, v) with 0 and 1, "
@@ -392,8 +388,6 @@ class ConditionalRBM(StreamedEstimator):
         ds = self._make_pairs(X, y)
         return ds if sample_weight is None else ds.with_weight(sample_weight)
 
-    # -- fit -------------------------------------------------------------------------------------------------
-
     _fit_steps = fit_steps
     _plan = plan
 
@@ -410,7 +404,7 @@ class ConditionalRBM(StreamedEstimator):
     def _keep_parameters(self, shape: CrbmShape, theta: np.ndarray, epoch: int) -> None:
         self._shape, self._theta = shape, theta
         self.best_epoch_ = epoch
-        self.n_sweeps_ = sweeps_at_epoch(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
+        self.n_sweeps_ = choose_n_sweeps(None if self.n_sweeps is None else int(self.n_sweeps), epoch)
         self._stream_state = None
 
     def partial_fit(self, X: RowsLike, y: LabelsLike | None = None) -> Self:
@@ -457,7 +451,7 @@ class ConditionalRBM(StreamedEstimator):
                 self._theta = self._shape.start(stream(self.seed_, "crbm-start"), float(self.init_scale))
                 self.n_iter_, self.history_ = 0, []
             learner = make_learner(self, ds, None, self.seed_)
-            # partial_fit uses the last learning rate of the default schedule.
+            # For learning_rate=None use the last rate of the default schedule, whose first rates are larger.
             rates = learner.rates[-1:] if self.learning_rate is None else learner.rates
             size = choose_batch_size(self)
             learner = replace(learner, rates=rates, n_chains=1, chain_rows=size, local_steps=0)
@@ -534,8 +528,6 @@ class ConditionalRBM(StreamedEstimator):
         model._keep_parameters(shape, theta, 1)
         return model
 
-    # -- outputs ---------------------------------------------------------------------------------------------
-
     @property
     def _transformed(self) -> OutputName:  # type: ignore[override]
         return ("given" if self._source == "plain" else "hidden"), None
@@ -555,14 +547,14 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return the most probable state of each output, by the inference of training.
+        """Return the most probable value, 0 or 1, of each output, by the inference of training.
 
         Parameters
         ----------
         X : Dataset or array-like, shape (n, x)
             For a plain RBM: None (one row), or rows of width 0.
         n_sweeps : int or None
-            None: ``n_sweeps_``.
+            Sweeps (rounds of messages) of the inference. None: ``n_sweeps_``.
         out : path or URL, optional
             Write the states to a dataset there instead of returning an array.
         client, overwrite, callbacks
@@ -587,7 +579,7 @@ class ConditionalRBM(StreamedEstimator):
         >>> bool((m.predict(v) == v).all())
         True
         """
-        return self._output(X, "states", n_sweeps, out, client, overwrite, callbacks)
+        return self._map_output(X, "states", n_sweeps, out, client, overwrite, callbacks)
 
     @follows_rows
     def predict_marginals(
@@ -600,7 +592,7 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return the belief that each output is 1, by the inference of training.
+        """Return estimates of P(v_i = 1 | x), called beliefs, by the inference of training.
 
         Parameters
         ----------
@@ -621,7 +613,7 @@ class ConditionalRBM(StreamedEstimator):
         >>> m.predict_marginals(v, n_sweeps=4).shape
         (120, 6)
         """
-        return self._output(X, "marginals", n_sweeps, out, client, overwrite, callbacks)
+        return self._map_output(X, "marginals", n_sweeps, out, client, overwrite, callbacks)
 
     def score(
         self,
@@ -718,7 +710,7 @@ class ConditionalRBM(StreamedEstimator):
         pairs: bool = False,
         log_z: bool = False,
     ) -> Beliefs:
-        """Return the beliefs of an inference, with the sweeps and the convergence of each row, in memory.
+        """Return estimates of P(unit = 1), called beliefs, with the sweeps and convergence of each row.
 
         Parameters
         ----------
@@ -726,9 +718,9 @@ class ConditionalRBM(StreamedEstimator):
         inference : str or None
             A value of the parameter ``inference``. None: the inference of training.
         n_sweeps : int or None
-            None: ``n_sweeps_``.
+            Sweeps (rounds of messages over all edges). None: ``n_sweeps_``.
         tol : float or None
-            A row stops sweeping as soon as no belief has changed by more than ``tol``.
+            The inference of a row stops after a sweep in which no belief changed by more than ``tol``.
         pairs : bool
             Return the mean over rows of P(v_i = 1, h_j = 1) as well (sum-product).
         log_z : bool
@@ -768,7 +760,7 @@ class ConditionalRBM(StreamedEstimator):
     def free_energy(self, X: RowsLike, y: LabelsLike | None = None) -> np.ndarray:
         """Return the free energy F(v, x) = -log sum_h exp(-E(v, h, x)) of each row, in nats.
 
-        With ``log_z`` of :meth:`infer`, log p(v | x) = -F - log Z.
+        -E is the exponent in the formula of p(v, h | x), so log p(v | x) = -F - ``log_z`` of :meth:`infer`.
 
         Parameters
         ----------
@@ -791,10 +783,7 @@ class ConditionalRBM(StreamedEstimator):
         return compute_free_energies(self._shape, self._theta, ds, self._test_targets(ds))
 
     def _test_targets(self, ds: Dataset) -> Targets:
-        """Return the source of the outputs of ``ds``.
-
-        With ``corruption``, rows that come without outputs are the outputs, and corrupted copies the inputs.
-        """
+        """Return the source of the outputs of ``ds``: its targets or, without targets, its rows."""
         return choose_targets(self, ds, self.seed_, TEST_STAGE)
 
     def _row_map(self, output: tuple[str, int | None]) -> CrbmOutput:
@@ -802,7 +791,7 @@ class ConditionalRBM(StreamedEstimator):
         sweeps = check_sweeps(self, n_sweeps)
         return CrbmOutput(self._shape, self._theta, self.inference_, sweeps, self.tol, name)
 
-    def _output(
+    def _map_output(
         self,
         X: RowsLike,
         output: str,
@@ -812,9 +801,9 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool,
         callbacks: CallbackList,
     ) -> Any:
-        """Map rows to outputs, and warn if some rows did not meet the tolerance ``tol``."""
+        """Return the output of the name ``output`` for rows; warn if some rows did not meet ``tol``."""
         check_is_fitted(self)
-        to, X = (out, client, overwrite, callbacks), opened(X, "X")
+        destination, X = (out, client, overwrite, callbacks), opened(X, "X")
         row_map = self._row_map((output, n_sweeps))
         counting, checked = CountingOutput(**vars(row_map)), "the rows"
         if self._source == "plain":
@@ -827,13 +816,13 @@ class ConditionalRBM(StreamedEstimator):
             with single_threaded():
                 found = counting.apply(counting.prepare(make_backend(self.device)), block)
         elif self.tol is None or self.inference_ == "independent" or is_dask(X):
-            return self._map(X, (output, n_sweeps), *to)
+            return self._map(X, (output, n_sweeps), *destination)
         elif out is None:
-            found = self._map_rows(self._given_rows(X), counting, *to)
+            found = self._map_rows(self._given_rows(X), counting, *destination)
         else:
-            # Workers do not report convergence, so infer some rows again in this process.
+            # Workers do not report whether rows met the tolerance, so infer some rows again in this process.
             ds = self._given_rows(X)
-            found = self._map_rows(ds, row_map, *to)
+            found = self._map_rows(ds, row_map, *destination)
             for part in choose_checked_rows(len(ds)):
                 map_to_array(counting, ds[part], self.device, self.n_jobs)
             if len(ds) > MAX_CHECKED:
@@ -842,7 +831,7 @@ class ConditionalRBM(StreamedEstimator):
         return found
 
     def _check_no_x(self, X: RowsLike) -> np.ndarray:
-        """Return rows of width 0 for a plain RBM; None is one row."""
+        """Return rows of width 0, which a plain RBM takes as x; None gives one row."""
         x = np.empty((1, 0), dtype=np.float32) if X is None else np.asarray(X)
         if x.ndim != 2 or x.shape[1]:
             raise DataError(
@@ -857,12 +846,10 @@ class ConditionalRBM(StreamedEstimator):
         tags.target_tags.required = False
         tags.target_tags.single_output = False
         tags.target_tags.multi_output = True
-        # scikit-learn's classifiers have one column of classes; here each output is 0 or 1.
+        # Classifiers in scikit-learn predict one of several classes; here each of several outputs is 0 or 1.
         tags.classifier_tags = ClassifierTags(multi_class=False, multi_label=True)
         tags.transformer_tags.preserves_dtype = []
         return tags
-
-    # -- saving ----------------------------------------------------------------------------------------------
 
     def _state(self) -> SavedModelState:
         arrays = {name: getattr(self, f"{name}_") for name in _PARAMETER_NAMES}
@@ -892,8 +879,8 @@ def _check_counts(n_rows: int, y: Any) -> None:
         raise DataError(f"X has {n_rows} rows, but y has {found}: give one row of outputs per row")
 
 
-def _target_rows(y: LabelsLike | None, n_rows: int) -> Dataset:
-    """Return outputs that are arrays as a dataset."""
+def _open_targets(y: LabelsLike | None, n_rows: int) -> Dataset:
+    """Return outputs y, given as an array, as a dataset; raise DataError if they are not (n_rows, v)."""
     y = opened(y, "y")
     if is_in_memory(y) and not hasattr(y, "tocsr"):
         refuse_masked(y, "y")

@@ -25,8 +25,13 @@ from scalelatent.estimators.base import warn_reduced
 from scalelatent.estimators.steps import ComputeValue, MappedRows, StartFit, Steps, StoreArrays, TrainOnline
 from scalelatent.kernels.corruption import check_corruption
 from scalelatent.kernels.streams import stream
-from scalelatent.models.crbm.kernels.inference import BLOCKS, MESSAGE_BYTES, check_weights, largest_magnitude
-from scalelatent.models.crbm.model.beliefs import sweeps_at_epoch
+from scalelatent.models.crbm.kernels.inference import (
+    BLOCKS,
+    MESSAGE_BYTES,
+    check_weights,
+    find_largest_magnitude,
+)
+from scalelatent.models.crbm.model.beliefs import choose_n_sweeps
 from scalelatent.models.crbm.model.columns import ColumnUnits
 from scalelatent.models.crbm.model.energy import CrbmShape
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
@@ -51,33 +56,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("scalelatent")
 
-# Name of the random stream that corrupts test rows, which are rows for scores and for the report.
+# Name of the random stream that corrupts rows for scores and for the report; training has another stream.
 TEST_STAGE = "corruption-test"
-# Reason in the error of a fit that was asked to skip rows which cannot be read.
+# Reason in the error of a fit that should skip rows that cannot be read.
 ALL_ROWS = "a conditional RBM shuffles all rows in advance and cannot skip some of them during the fit"
-# End of the warning about rows that do not meet the tolerance.
+# End of the warning about rows whose inference did not converge to the tolerance ``tol``.
 REMEDY = "give more sweeps (n_sweeps) or a larger tol"
 # Advice in the error of a fit that needs too much memory.
 SMALLER = "lower n_hidden, or set n_chains lower"
 # Limits of the sample from which the scale of each column of x is estimated: rows, contiguous ranges of rows,
 # and bytes.
-SAMPLE_ROWS, SAMPLE_RUNS, SAMPLE_BYTES = 10_000, 64, 2**28
-# Numbers of sweeps for which `plan` measures the seconds. It assumes that the seconds are linear in the
-# number of sweeps.
+SAMPLE_ROWS, SAMPLE_RANGES, SAMPLE_BYTES = 10_000, 64, 2**28
+# `plan` measures the seconds of an inference with these numbers of sweeps (rounds of messages between units).
+# It assumes that the seconds are linear in the number of sweeps.
 TIMED_SWEEPS = (4, 12)
 
 
-# -- values of parameters ---------------------------------------------------------------------------------
-
-
 def pack_parameters(
-    W: npt.ArrayLike,
-    bv: npt.ArrayLike,
-    bh: npt.ArrayLike,
-    Wvx: npt.ArrayLike | None,
+    W: npt.ArrayLike, bv: npt.ArrayLike, bh: npt.ArrayLike, Wvx: npt.ArrayLike | None,
     Whx: npt.ArrayLike | None,
-) -> tuple[CrbmShape, np.ndarray]:
-    """Return numbers of units and the flat parameter vector; refuse arrays that do not fit each other."""
+) -> tuple[CrbmShape, np.ndarray]:  # fmt: skip
+    """Return numbers of units and the parameter vector; raise DataError if arrays do not fit each other."""
     given = {"W": W, "Wvx": Wvx, "Whx": Whx, "bv": bv, "bh": bh}
     arrays: dict[str, np.ndarray] = {}
     for name, value in given.items():
@@ -101,21 +100,24 @@ def pack_parameters(
         if not np.isfinite(arrays[name]).all():
             raise DataError(f"{name} has non-finite values (NaN or inf, in float32)")
         flat[place] = arrays[name].reshape(-1)
-    check_weights(largest_magnitude(arrays["W"]))
+    check_weights(find_largest_magnitude(arrays["W"]))
     return shape, flat
 
 
 def make_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
-    """Return the learning rate of each epoch over ``n_rows`` rows; later epochs use the last rate."""
+    """Return an array with the learning rate of each epoch; epochs after its end use the last rate.
+
+    An epoch processes ``n_rows`` rows.
+    """
     given: Any = model.learning_rate
     if given is None:
-        given = [(rate, count_epochs(n_rows, shown, least)) for rate, shown, least in RATES]
+        given = [(rate, count_epochs(n_rows, rows, least)) for rate, rows, least in RATES]
     pairs = [(given, 1)] if is_number(given) else given
     return np.repeat([float(rate) for rate, _ in pairs], [int(n) for _, n in pairs])
 
 
 def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption") -> Corruption:
-    """Return the corruption of clean rows that the parameter ``corruption`` describes."""
+    """Return the corruption that the parameter ``corruption`` describes, with the random stream ``stage``."""
     keys = {"flip": {"kind", "rate"}, "occlude": {"kind", "size", "shape"}}
     kind = given.get("kind") if isinstance(given, Mapping) else None
     if not isinstance(kind, str) or kind not in keys or set(given) - keys[kind]:
@@ -141,7 +143,7 @@ def make_corruption(given: Any, ds: Dataset, seed: int, stage: str = "corruption
 
 
 def _read_sides(given: Any, name: str, value: Any) -> tuple[int, int]:
-    """Return (height, width) in pixels from ``value``, which is one number or a pair of numbers."""
+    """Return (height, width) in pixels from ``value``, which is one number or two numbers."""
     both = (value, value) if is_whole(value) else tuple(value) if np.iterable(value) else ()
     if len(both) != 2 or not all(map(is_whole, both)):
         raise ValueError(
@@ -151,7 +153,7 @@ def _read_sides(given: Any, name: str, value: Any) -> tuple[int, int]:
 
 
 def check_rows(model: ConditionalRBM, train: Dataset) -> None:
-    """Refuse rows that the learner cannot use, before the fit starts."""
+    """Raise DataError if the parameters and the rows contradict each other, before the fit starts."""
     where = train.url or "the rows"
     if model.corruption is not None and train.has_targets:
         raise DataError(
@@ -176,7 +178,7 @@ def check_rows(model: ConditionalRBM, train: Dataset) -> None:
 
 
 def check_batch(model: ConditionalRBM, train: Dataset) -> None:
-    """Refuse a step of more rows than the training data; the message gives a batch size that fits."""
+    """Raise DataError if a step needs more rows than the data has; the message suggests a batch size."""
     n = count_training_rows(model, train)
     rows = count_step_rows(model, n)
     if rows <= n:
@@ -196,7 +198,7 @@ def check_batch(model: ConditionalRBM, train: Dataset) -> None:
 
 
 def check_patience(model: ConditionalRBM, validated: bool) -> None:
-    """Refuse a patience without validation rows."""
+    """Raise ValueError if ``patience`` is set, but there are no validation rows."""
     if model.patience is not None and not validated:
         raise ValueError(
             f"patience={model.patience} waits for a better validation error, but there are no validation "
@@ -205,7 +207,7 @@ def check_patience(model: ConditionalRBM, validated: bool) -> None:
 
 
 def make_shape(model: ConditionalRBM, train: Dataset) -> CrbmShape:
-    """Return the numbers of units of v, h and x."""
+    """Return the numbers of outputs, hidden units and columns of x of the model that ``train`` needs."""
     hidden = 0 if model.learner == "logistic" else int(model.n_hidden)
     if model._source == "pairs":
         return CrbmShape(int(train.n_targets or 0), hidden, train.n_features)
@@ -214,7 +216,10 @@ def make_shape(model: ConditionalRBM, train: Dataset) -> CrbmShape:
 
 
 def choose_targets(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
-    """Return the source of the outputs v: stored targets, or the rows, whose corruption gives the inputs."""
+    """Return the source of the outputs v of a dataset: its targets, or its rows.
+
+    With ``corruption`` and without targets, the rows are the outputs, and corrupted copies are the inputs x.
+    """
     if model._source == "plain":
         return Targets("x")
     if model._source == "corruption" and not ds.has_targets:
@@ -223,7 +228,10 @@ def choose_targets(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "
 
 
 def hold_out(train: Dataset, split: tuple[int, int]) -> Dataset:
-    """Return the held-out rows of a dataset with their outputs, in memory; ``split`` is (rows, period)."""
+    """Return the held-out rows of a dataset with their outputs, in memory.
+
+    With ``split`` = (rows, period), the last ``rows`` rows of each ``period`` rows are held out.
+    """
     some = select_rows(train, held_rows(split, len(train)))
     n, x = len(some), some.read_x(0, len(some))
     rows = Dataset.from_arrays(x.reshape(n, *train.feature_shape) if isinstance(x, np.ndarray) else x)
@@ -232,7 +240,7 @@ def hold_out(train: Dataset, split: tuple[int, int]) -> Dataset:
 
 @lru_cache(maxsize=256)
 def log_held_rows(n_held: int, n_rows: int, where: str) -> None:
-    """Log that rows are held out, once per process and dataset."""
+    """Log a warning that rows are held out; the cache limits it to one per process and dataset."""
     _log.warning(
         "n_epochs=None holds out %d of the %d rows of %s, and ends the fit when their error stops falling; "
         "pass validation rows, or set n_epochs to a number or 'paper', to learn from all rows",
@@ -248,7 +256,7 @@ def count_training_rows(model: ConditionalRBM, train: Dataset) -> int:
 
 
 def make_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any], seed: int) -> RowOrder:
-    """Return the order of rows, a function of the parameters, the seed and the ``[engine]`` options."""
+    """Return the order in which the fit reads rows; ``options`` are the ``[engine]`` options of the job."""
     n = count_training_rows(model, train)
     return RowOrder.choose(
         n, seed, count_step_rows(model, n), choose_n_chains(model, n), options, model._held
@@ -256,7 +264,7 @@ def make_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any]
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | None, seed: int) -> CrbmLearner:
-    """Return the learner of a fit; refuse a corruption that does not fit the rows."""
+    """Return the learner of a fit; raise an error if the corruption does not fit the rows."""
     n = count_training_rows(model, train)
     shape, chains, size = make_shape(model, train), choose_n_chains(model, n), choose_batch_size(model, n)
     waits = stops_early(model) and validation is not None and model.patience is None
@@ -287,13 +295,13 @@ def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | No
 
 
 def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
-    """Yield the steps of a fit, which the caller runs, and set the learned attributes."""
+    """Yield the steps of a fit, which the caller runs and whose results it sends; set learned attributes."""
     train = rows["train"].dataset
     validation = rows["validation"].dataset if "validation" in rows else None
     model._check_params()
     model._check_rows(train, validation)
     check_patience(model, validation is not None)
-    # This first learner only checks that the corruption fits the rows; there is no seed yet.
+    # This call only checks that the corruption fits the rows; the learner of the fit needs a seed.
     make_learner(model, train, validation, 0)
     n = count_training_rows(model, train)
     size, epochs = choose_batch_size(model, n), choose_n_epochs(model, n, validation is not None)
@@ -320,12 +328,12 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
 
 
 def measure_columns(train: Dataset) -> ColumnUnits | None:
-    """Return shift and scale of the columns of x, from ranges of rows with at most ``SAMPLE_ROWS`` rows."""
+    """Return shift and scale of the columns of x, measured on at most ``SAMPLE_ROWS`` rows."""
     n = len(train)
     size = min(n, SAMPLE_ROWS, max(SAMPLE_BYTES // (8 * train.n_features), 1))
-    run = -(-size // SAMPLE_RUNS) if size < n else n
-    starts = np.linspace(0, n - run, size // run, dtype=int)
-    return ColumnUnits.measure(join_rows([as_rows(train.read_x(a, a + run)) for a in starts]))
+    width = -(-size // SAMPLE_RANGES) if size < n else n
+    starts = np.linspace(0, n - width, size // width, dtype=int)
+    return ColumnUnits.measure(join_rows([as_rows(train.read_x(a, a + width)) for a in starts]))
 
 
 def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:
@@ -333,7 +341,7 @@ def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:
     shape, units = learner.shape, learner.units
     if model.warm_start and hasattr(model, "W_"):
         check_shape(model, shape, "warm_start", "fit with warm_start=False")
-        return model._theta if units is None else units.for_standardised(shape, model._theta)
+        return model._theta if units is None else units.convert_to_standardised(shape, model._theta)
     return shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
 
 
@@ -343,7 +351,7 @@ def check_shape(
     call: str = "partial_fit",
     remedy: str = "set n_hidden and learner back, or start again with fit",
 ) -> None:
-    """Raise an error if the parameters imply other numbers of units than the fitted model has."""
+    """Raise ValueError if ``shape`` differs from the numbers of units of the fitted model."""
     if model._shape != shape:
         raise ValueError(f"{call}: the last fit was of another shape ({model._shape}, now {shape}): {remedy}")
 
@@ -361,7 +369,7 @@ def warn_unconverged(model: ConditionalRBM, history: list[dict[str, Any]]) -> No
 
 
 def resize_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
-    """Return the state; make a new velocity or new Gibbs chains if changed parameters change their size."""
+    """Return the state with a new velocity, or new Gibbs chains, if changed parameters need another size."""
     fresh = learner.start(state.theta)
     others = {
         name: getattr(fresh, name)
@@ -371,37 +379,27 @@ def resize_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
     return replace(state, **others)
 
 
-# -- forecast ---------------------------------------------------------------------------------------------
-
-
 def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
-    """Return the forecast of a fit: memory, disk and seconds."""
+    """Return the forecast of a fit, which `plan` reports: memory, disk and seconds."""
     train, validation, options = forecast.train, forecast.validation, forecast.options
     learner, order = make_learner(model, train, validation, 0), make_order(model, train, options, 0)
     shape, epochs = learner.shape, choose_n_epochs(model, order.n_rows, validation is not None)
-    # A state has parameters and, depending on the fit, their velocity and the best parameters.
+    # The state of a fit has the parameters and, depending on the fit, their last change and the best ones.
     copies = 1 + bool(learner.momentum) + (validation is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
-    # Each thread has a gradient, and six matrices of the size of W for its kernels.
+    # Each thread has a gradient, and its kernels have six matrices of the size of W.
     kernels = forecast.resources.threads * 4 * (shape.n_parameters + 6 * shape.n_visible * shape.n_hidden)
     forecast.add_steps(
-        "learn",
-        learner,
-        order,
-        kernels,
-        state,
-        SMALLER,
-        n_epochs=epochs,
-        extra_bytes=shape.n_visible,
+        "learn", learner, order, kernels, state, SMALLER, n_epochs=epochs, extra_bytes=shape.n_visible
     )
     if validation is not None:
         forecast.add_stage("validation", {"validation": learner.validation()}, state + kernels, SMALLER)
     row, sweep, step = _measure_seconds(forecast, learner, order)
 
     def row_seconds(epoch: int) -> float:
-        return row + sweep * sweeps_at_epoch(learner.n_sweeps, epoch)
+        return row + sweep * choose_n_sweeps(learner.n_sweeps, epoch)
 
-    # The number of sweeps grows with the epoch.
+    # Each epoch may have another number of sweeps (rounds of messages), so their seconds differ.
     every = [
         forecast.epoch_seconds(order, row_seconds(n), step, extra_bytes=shape.n_visible)
         for n in range(1, epochs + 1)
@@ -415,7 +413,7 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
         measuring = [n_rows * forecast.row_seconds(row_seconds(k), reading) for k in range(1, epochs + 1)]
         forecast.add_seconds("validation", sum(measuring), sum(measuring[:least]))
     forecast.set_passes(every[0] + sum(measuring[:1]), least, epochs)
-    forecast.out["device_bytes"] = _device_bytes(learner)
+    forecast.out["device_bytes"] = _count_device_bytes(learner)
     return forecast.finish_plan(
         "lower n_epochs, n_sweeps or n_hidden",
         checkpoint=state,
@@ -424,21 +422,23 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
     )
 
 
-def _device_bytes(learner: CrbmLearner) -> int:
+def _count_device_bytes(learner: CrbmLearner) -> int:
     """Return the bytes on a GPU: parameters, gradient, messages, and data that thread blocks exchange."""
     v, h = learner.shape.n_visible, learner.shape.n_hidden
     edges = v * h
     matrix, most = 4 * max(edges, 1), max(learner.chain_rows, BLOCK_ROWS if learner.has_validation else 0)
 
-    def group(rows: int) -> int:
+    def count_bytes(rows: int) -> int:
         return max(1, min(rows, MESSAGE_BYTES // matrix)) * matrix
 
-    messages = max(2 * group(learner.chain_rows), group(BLOCK_ROWS) if learner.has_validation else 0)
+    messages = max(
+        2 * count_bytes(learner.chain_rows), count_bytes(BLOCK_ROWS) if learner.has_validation else 0
+    )
     return 4 * (2 * learner.shape.n_parameters + 4 * edges + most * (v + (2 + BLOCKS) * h)) + messages
 
 
 def _measure_seconds(forecast: Forecast, learner: CrbmLearner, order: RowOrder) -> tuple[float, float, float]:
-    """Return the seconds of one row without sweeps, of one sweep of one row, and of one step."""
+    """Return seconds: of a row without inference, of a sweep (round of messages) of a row, and of a step."""
     shape, sends_messages = learner.shape, LEARNERS[learner.learner].sends_messages
     rows = min(learner.chain_rows, order.n_rows)
     if not forecast.measure:
@@ -450,19 +450,19 @@ def _measure_seconds(forecast: Forecast, learner: CrbmLearner, order: RowOrder) 
         f"{learner.tol is None}"
     )
 
-    def begin() -> tuple[CrbmState, Block]:
+    def make_inputs() -> tuple[CrbmState, Block]:
         rng = np.random.default_rng(0)
         x = rng.integers(0, 2, (rows, shape.n_observed)).astype(np.float32)
         v = rng.integers(0, 2, (rows, shape.n_visible)).astype(np.uint8)
         return learner.start(shape.start(rng, 0.01)), Block(x, v, None, 0, np.arange(rows))
 
-    def seconds(sweeps: int) -> tuple[float, float]:
+    def measure(sweeps: int) -> tuple[float, float]:
         timed = replace(learner, n_sweeps=sweeps, local_steps=0)
-        return forecast.measure_chain(f"{name} {sweeps}", timed, begin, order, rows=rows)
+        return forecast.measure_chain(f"{name} {sweeps}", timed, make_inputs, order, rows=rows)
 
-    few, step = seconds(TIMED_SWEEPS[0])
+    few, step = measure(TIMED_SWEEPS[0])
     sweep = (
-        max((seconds(TIMED_SWEEPS[1])[0] - few) / (TIMED_SWEEPS[1] - TIMED_SWEEPS[0]), 0.0)
+        max((measure(TIMED_SWEEPS[1])[0] - few) / (TIMED_SWEEPS[1] - TIMED_SWEEPS[0]), 0.0)
         if sends_messages
         else 0.0
     )

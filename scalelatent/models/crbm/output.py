@@ -1,4 +1,4 @@
-"""Beliefs, convergence and energies of rows under a fitted conditional RBM."""
+"""Outputs of a fitted conditional RBM for rows: estimates of P(unit = 1), convergence, and free energies."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from .fit import REMEDY
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-# Number of rows per block in `infer` and in `free_energy`.
+# Number of rows that `infer` and `free_energy` process at a time.
 BLOCK_ROWS, ENERGY_ROWS = 256, 4096
-# Largest number of rows whose convergence is checked after outputs were written to disk.
+# After workers wrote outputs to disk, the convergence of at most this number of rows is checked.
 MAX_CHECKED = 1024
 
 
 @dataclass(frozen=True)
 class Beliefs:
-    """Result of :meth:`.ConditionalRBM.infer`.
+    """Result of :meth:`.ConditionalRBM.infer`; a belief is an estimate of P(unit = 1).
 
     Attributes
     ----------
     visible, hidden : ndarray of float32, shape (n, v) and (n, h)
         Beliefs P(v_i = 1 | x) and P(h_j = 1 | x); mixed- and max-product have max-marginals instead.
     sweeps : ndarray of int, shape (n,)
-        Number of sweeps of each row.
+        Number of sweeps (rounds of messages between units) of each row.
     converged : ndarray of bool, shape (n,)
-        Whether no belief changed by more than ``tol`` (0.001 for None) in the last sweep.
+        True if no belief changed by more than ``tol`` (0.001 for None) in the last sweep.
     log_z : ndarray of float64, shape (n,), or None
         Bethe estimate of the log partition function of each row, in nats.
     pairs : ndarray of float64, shape (v, h), or None
@@ -81,16 +81,10 @@ def check_sweeps(model: ConditionalRBM, n_sweeps: int | None) -> int:
 
 
 def infer_rows(
-    model: ConditionalRBM,
-    rows: Dataset | np.ndarray,
-    *,
-    inference: str | None,
-    n_sweeps: int | None,
-    tol: float | None,
-    pairs: bool,
-    log_z: bool,
-) -> Beliefs:
-    """Run an inference on rows, and return the beliefs; ``rows`` is an array only if its width is 0."""
+    model: ConditionalRBM, rows: Dataset | np.ndarray, *, inference: str | None, n_sweeps: int | None,
+    tol: float | None, pairs: bool, log_z: bool,
+) -> Beliefs:  # fmt: skip
+    """Run an inference on rows, and return the result; ``rows`` of a plain RBM is an array of width 0."""
     name = model.inference_ if inference is None else inference
     known = [n for n in INFERENCES if n != "independent"]
     if name not in known and not (name == "independent" and not model._shape.n_hidden):
@@ -99,7 +93,7 @@ def infer_rows(
         raise ValueError(f"pairs and log_z are results of inference='sum-product', not of {name!r}")
     if tol is not None and not (is_number(tol) and tol >= 0):
         raise ValueError(f"tol={tol!r}: give a number of at least 0, or None for a fixed number of sweeps")
-    # The kernel that computes log Z also computes pair beliefs.
+    # One kernel computes log Z and P(v_i = 1, h_j = 1) together.
     sweeps, with_pairs = check_sweeps(model, n_sweeps), pairs or log_z
 
     def compute(slot: int, stop: StopEvent) -> Callable[[int], Beliefs]:
@@ -133,7 +127,7 @@ def infer_rows(
 
 
 def _collect_block(prepared: PreparedInference, found: Inference, pairs: np.ndarray | None) -> Beliefs:
-    """Return the beliefs of a block on the host; ``pairs`` is the sum of pair beliefs over its rows."""
+    """Return the result of a block on the host; ``pairs`` is P(v_i = 1, h_j = 1), summed over its rows."""
     xp, to_host = prepared.backend.xp, prepared.backend.to_host
     visible, hidden = (to_host(sigmoid(a, xp)).astype(np.float32) for a in (found.lv, found.lh))
     # Without hidden units the outputs are independent, so there are no sweeps and log Z is exact.
@@ -146,15 +140,15 @@ def _collect_block(prepared: PreparedInference, found: Inference, pairs: np.ndar
 
 
 def warn_missed(tol: float, share: float, sweeps: int, rows: str = "the rows") -> None:
-    """Warn that a share of the rows did not meet the tolerance."""
+    """Warn that the inference of a share of the rows did not converge to ``tol``."""
     warn_user(f"tol={tol:g} was not met by {share:.1%} of {rows} within {sweeps} sweeps: {REMEDY}")
 
 
 @dataclass(frozen=True)
 class CountingOutput(CrbmOutput):
-    """Outputs of rows in one process, with a count of the rows that did not meet the tolerance."""
+    """Outputs of rows in one process, with a count of the rows whose inference did not meet ``tol``."""
 
-    # One pair per block: number of rows that did not meet the tolerance, and number of rows
+    # For each block: number of rows that did not converge, and number of rows
     counts: list[tuple[int, int]] = field(default_factory=list)
 
     def infer(self, prepared: PreparedInference, block: Block) -> Inference:
@@ -165,7 +159,7 @@ class CountingOutput(CrbmOutput):
         return found
 
     def warn(self, rows: str) -> None:
-        """Warn if some rows did not meet the tolerance; ``rows`` names them in the message."""
+        """Warn if some rows did not converge; ``rows`` names the counted rows in the message."""
         missed, seen = (sum(column) for column in zip(*self.counts, strict=True)) if self.counts else (0, 0)
         if missed:
             assert self.tol is not None
@@ -173,7 +167,7 @@ class CountingOutput(CrbmOutput):
 
 
 def choose_checked_rows(n_rows: int) -> list[slice]:
-    """Return the rows whose convergence is checked: all, or four evenly spaced ranges of many rows."""
+    """Return the rows whose convergence is checked: all, or four evenly spaced ranges if there are many."""
     if n_rows <= MAX_CHECKED:
         return [slice(0, n_rows)]
     size = MAX_CHECKED // 4
@@ -181,7 +175,7 @@ def choose_checked_rows(n_rows: int) -> list[slice]:
 
 
 def compute_free_energies(shape: CrbmShape, theta: np.ndarray, ds: Dataset, targets: Targets) -> np.ndarray:
-    """Return the free energy F(v, x) of each row in nats, float64 (n,)."""
+    """Return the free energy F(v, x) of each row in nats, where v are its outputs and x its inputs."""
     out, backend = [], make_backend("reference")
     reader = Reader(ds, None, Meter(), requirements=BlockRequirements(csr=True, targets=targets))
     params = shape.split(theta.astype(np.float64))

@@ -1,4 +1,4 @@
-"""Parameters of conditional RBMs, and the values that stand for None."""
+"""Parameters of conditional RBMs, and the values that a fit uses for parameters that are None."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ if TYPE_CHECKING:
 
 LEARNERS = ("mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic")
 INFERENCES = ("sum-product", "mixed-product", "max-product", "mean-field")
-# Names of the learners that draw samples, and accept ``gibbs_steps``.
+# Learners that draw samples; only these learners accept the parameter ``gibbs_steps``.
 SAMPLING_LEARNERS = ("cd", "pcd", "cd-percloss")
-# Largest standard deviation of the initial weights. Eight standard deviations are the largest weight for
-# which messages fit float32.
+# Largest standard deviation of the initial weights. Inference in float32 needs |weights| of at most 40, which
+# is eight times this number.
 MAX_INIT_SCALE = 5.0
-# Rows of a gradient for batch_size=None.
+# Number of rows of a gradient for batch_size=None.
 BATCH_SIZE = 20
-# Learning rates for learning_rate=None, as (rate, rows, epochs). A fit uses a rate until it has processed
-# that many rows, and for at least that many epochs. It uses the last rate until its end. Measured on the
-# digits of scikit-learn.
+# Learning rates for learning_rate=None, as (rate, rows, epochs): a fit uses a rate until it has processed
+# this number of rows, and for at least this number of epochs. It uses the last rate until its end. Measured
+# on the digits of scikit-learn.
 RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
-# Epochs of Ping and Ihler (2017), and upper bound for n_epochs=None.
+# Number of epochs in Ping and Ihler (2017), and upper bound of the number for n_epochs=None.
 PAPER_EPOCHS = 50
-# Epochs for n_epochs=None without validation rows: as many as process 20,000 rows, and at least ten.
-SHOWN_ROWS, MIN_EPOCHS = 20_000, 10
+# A fit with n_epochs=None and no validation rows runs epochs until it has processed 20,000 rows, at least 10.
+PROCESSED_ROWS, MIN_EPOCHS = 20_000, 10
 # With validation rows and n_epochs=None, a fit waits for a validation error at least 0.5 % below the best
 # earlier error. It waits for 4,000 training rows, and for at least 3 epochs; then it lowers the learning
-# rate. The fit ends if no such error follows a lower learning rate. Measured on the digits of scikit-learn.
+# rate, and ends if the error does not fall by 0.5 % again. Measured on the digits of scikit-learn.
 PATIENCE_ROWS, PATIENCE, MIN_GAIN = 4_000, 3, 0.005
-# With at least 100 rows n_epochs=None holds out every tenth row. If that is more than 10,000 rows, or 256
-# MiB, it holds out 64 evenly spaced ranges of rows, so that it reads few chunks of the dataset.
-MIN_ROWS, HELD_PERIOD, MAX_HELD, HELD_BYTES, HELD_RUNS = 100, 10, 10_000, 2**28, 64
-# Chains (parts of a batch) for n_chains=None: at most 8, or 4 with local_steps. A chain of fewer than 20 rows
-# spends more time on reading parameters than on computing. From 20 rows on there are two chains of at least
-# 10 rows, so that two threads have work.
+# With at least 100 rows and n_epochs=None, a fit holds out every tenth row for validation. If these are more
+# than 10,000 rows, or 256 MiB, it holds out 64 evenly spaced ranges of rows, so that it reads few chunks.
+MIN_ROWS, HELD_PERIOD, MAX_HELD, HELD_BYTES, HELD_RANGES = 100, 10, 10_000, 2**28, 64
+# A chain is a part of a batch. For n_chains=None there are at most 8 chains, or 4 with local_steps. A chain
+# of fewer than 20 rows spends more time on reading parameters than on computing. A batch of 20 to 39 rows
+# still has two chains of at least 10 rows, so that two threads have work.
 CHAIN_ROWS, MIN_CHAIN_ROWS, MAX_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
 
 def choose_batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
-    """Return the rows of a gradient: the parameter, or 20 or fewer, as ``n_rows`` and ``n_chains`` allow."""
+    """Return ``batch_size`` or, for None, 20 or fewer rows, as ``n_rows`` and ``n_chains`` allow."""
     if model.batch_size is not None:
         return int(model.batch_size)
     unit = 1 if model.local_steps else int(model.n_chains or 1)
@@ -68,24 +68,24 @@ def choose_batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
 
 
 def stops_early(model: ConditionalRBM) -> bool:
-    """Return whether the fit ends when the validation error stops falling."""
+    """Return whether the validation error decides when the fit ends."""
     return model.n_epochs is None
 
 
 def choose_held_rows(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
-    """Return (rows, period): the last rows of each period that a fit without validation rows holds out."""
+    """Return (rows, period): a fit without validation rows holds out the last rows of each period of rows."""
     n = len(train)
     if not stops_early(model) or n < MIN_ROWS:
         return 0, 1
     most = min(MAX_HELD, HELD_BYTES // max(train.nbytes // n, 1))
     if n <= HELD_PERIOD * most:
         return 1, HELD_PERIOD
-    return max(most // HELD_RUNS, 1), n // HELD_RUNS
+    return max(most // HELD_RANGES, 1), n // HELD_RANGES
 
 
-def count_epochs(n_rows: int, shown: int, least: int) -> int:
-    """Return how many epochs over ``n_rows`` rows process ``shown`` rows: between ``least`` and 50."""
-    return min(max(-(-shown // n_rows), least), PAPER_EPOCHS)
+def count_epochs(n_rows: int, processed: int, least: int) -> int:
+    """Return how many epochs of ``n_rows`` rows process ``processed`` rows: between ``least`` and 50."""
+    return min(max(-(-processed // n_rows), least), PAPER_EPOCHS)
 
 
 def choose_n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) -> int:
@@ -94,11 +94,11 @@ def choose_n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) ->
         return PAPER_EPOCHS
     if model.n_epochs is not None:
         return int(model.n_epochs)
-    return count_epochs(n_rows, SHOWN_ROWS, MIN_EPOCHS)
+    return count_epochs(n_rows, PROCESSED_ROWS, MIN_EPOCHS)
 
 
 def choose_n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
-    """Return the number of parts of a batch: the parameter, or about one per 20 rows (4 with local steps)."""
+    """Return ``n_chains`` or, for None, one part of a batch per about 20 rows (with local steps: 4)."""
     if model.n_chains is not None:
         return int(model.n_chains)
     if model.local_steps:
@@ -109,13 +109,13 @@ def choose_n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
 
 
 def count_step_rows(model: ConditionalRBM, n_rows: int) -> int:
-    """Return the rows of one step, summed over all chains (parts of a batch) and their local steps."""
+    """Return the rows of one step: a batch or, with ``local_steps``, all batches of all chains."""
     size = choose_batch_size(model, n_rows)
     return size * int(model.local_steps) * choose_n_chains(model, n_rows) if model.local_steps else size
 
 
 def is_rates(value: Any) -> bool:
-    """Return whether the value is None, a learning rate, or a schedule of pairs (rate, epochs)."""
+    """Return whether the value is None, a learning rate above 0, or a sequence of (rate, epochs)."""
     if value is None:
         return True
     if not is_list(value):

@@ -29,12 +29,13 @@ from .report_figures import plot_convergence, plot_restored
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-# Largest number of message updates for the figures, about ten seconds on one core.
+# Upper bound of the work for the figures: edges of the graph times sweeps times rows. It takes about ten
+# seconds on one core.
 EDGE_UPDATES = 1e10
-# Least and largest number of predicted rows, and number of dataset ranges that they come from.
+# Least and largest number of predicted rows, and number of ranges of the dataset that they come from.
 MIN_ROWS, MAX_ROWS, N_RANGES = 50, 2000, 50
 N_SHOWN_IMAGES = 10  # number of images in the picture of restored rows
-# Names of the learners on the page.
+# Names of the learners in the report.
 LEARNERS = {
     "mle-bp": "maximum likelihood by belief propagation",
     "mle-mf": "maximum likelihood by mean field",
@@ -45,8 +46,7 @@ LEARNERS = {
     "lssvm": "latent structured SVM",
     "logistic": "logistic regression",
 }
-# Inference that each learner runs for each row in training. Other learners draw samples, or have no hidden
-# units.
+# Inference of each learner in training. The other learners draw samples, or have no hidden units.
 INFERENCES = {
     "mle-bp": "sum-product belief propagation",
     "mle-mf": "mean field",
@@ -56,12 +56,9 @@ INFERENCES = {
 
 
 def section(
-    model: ConditionalRBM,
-    data: Dataset | None,
-    run: RunFiles,
-    rows: str,
+    model: ConditionalRBM, data: Dataset | None, run: RunFiles, rows: str,
     progress: Callable[[int, int], None] | None,
-) -> Section:
+) -> Section:  # fmt: skip
     """Return the section of an RBM's report: numbers, explanations and figures."""
     consequence = "restored images and their errors are left out"
     evidence = run.collect(data, consequence, partial(collect_rbm, model, progress=progress))
@@ -80,39 +77,36 @@ def section(
 
 @dataclass(frozen=True)
 class RbmEvidence:
-    """Data of the figures: some rows and the model's predictions."""
+    """Data of the figures: a sample of rows and the model's predictions for them."""
 
     n_rows: int  # rows of the dataset
     v: np.ndarray  # true outputs, uint8 (n, outputs)
     predicted: np.ndarray  # predicted outputs, uint8 (n, outputs)
     x: np.ndarray | None  # rows x of the predictions; None for a plain RBM
-    corrupted: bool  # whether ``x`` was made from ``v`` by the corruption of training
-    shape: tuple[int, ...] | None  # shape of an image, if outputs and inputs are pixels
+    corrupted: bool  # True if ``x`` was made from ``v`` by the corruption that training uses
+    shape: tuple[int, ...] | None  # shape of an image; None if outputs and inputs are not pixels of images
 
     @property
     def all_error(self) -> float:
-        """Share of wrong outputs."""
+        """Share of wrong values among all outputs of the sample."""
         return float((self.predicted != self.v).mean())
 
     @property
     def changed_error(self) -> float | None:
-        """Share of wrong outputs among outputs that differ from x in the same place; None if none differ."""
+        """Share of wrong values among the outputs that differ from x; None if there are none."""
         if self.x is None or not (changed := self.x != self.v).any():
             return None
         return float((self.predicted != self.v)[changed].mean())
 
 
 def collect_rbm(
-    model: ConditionalRBM,
-    data: Dataset,
-    *,
-    sample_rows: int | None = None,
+    model: ConditionalRBM, data: Dataset, *, sample_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> RbmEvidence:
+) -> RbmEvidence:  # fmt: skip
     """Predict the outputs of evenly spaced rows with a fitted conditional RBM."""
     plain = model._source == "plain"
     check_features(data, model)
-    model = without_names(model)  # the rows are arrays, which have no feature names
+    model = without_names(model)  # arrays have no feature names, so a model with names would warn
     pieces = space_ranges(
         len(data), _choose_sample_rows(model) if sample_rows is None else sample_rows, N_RANGES
     )
@@ -137,7 +131,7 @@ def _read_inputs(
     if not corrupted:
         return concatenate([data.read_x(a, b) for a, b in pieces])
     rows = np.concatenate([np.arange(a, b) for a, b in pieces])
-    # The corruption has the parameters of training, but the random stream of test rows.
+    # Corrupt with the parameters of training, but with other random numbers.
     how = make_corruption(model.corruption, data, model.seed_, TEST_STAGE)
     names = "kind", "rate", "size", "shape", "seed", "stage"
     return corrupt(v, rows, **{name: getattr(how, name) for name in names})
@@ -149,7 +143,7 @@ def _choose_sample_rows(model: ConditionalRBM) -> int:
 
 
 def describe_model(model: ConditionalRBM) -> str:
-    """Return a line that describes the model."""
+    """Return the text under the title: model, numbers of outputs and hidden units, and learner."""
     n_visible, n_hidden = model.W_.shape
     hidden = f" and {count(n_hidden, 'hidden unit')}" if n_hidden else ""
     name = "Restricted Boltzmann machine" if model._source == "plain" else "Conditional RBM"
@@ -159,7 +153,7 @@ def describe_model(model: ConditionalRBM) -> str:
 def rbm_numbers(
     run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the numbers at the top of the page and those of the table, as pairs of label and value."""
+    """Return the numbers at the top of the page and those of the table, as (label, value)."""
     head: list[tuple[str, str]] = []
     table: list[tuple[str, str]] = []
     if evidence is not None:
@@ -170,7 +164,7 @@ def rbm_numbers(
         part = f" of {count(len(evidence.v), 'row')}" if sampled else ""
         if model._source != "plain":
             error, of = evidence.all_error, part
-            # Prefer the error that the run recorded for all test rows.
+            # If the run recorded the error of all test rows, show it instead of that of the sample.
             if sampled and rows == "test" and "test_error" in run.event("scored"):
                 error, of = run.event("scored")["test_error"], ""
             head.append((f"{rows} error{of}", percent(error)))
@@ -210,7 +204,10 @@ def rbm_numbers(
 
 
 def _format_interval(evidence: RbmEvidence, error: float, rows: int) -> str:
-    """Return a 95 % interval from the errors of single rows, whose outputs are not independent."""
+    """Return the number of rows and a 95 % interval of the error, as text.
+
+    The width follows from the spread of the errors of single rows, because outputs of a row are dependent.
+    """
     own = (evidence.predicted != evidence.v).mean(axis=1)
     half = 1.96 * float(own.std(ddof=1)) / rows**0.5 if len(own) > 1 else float("nan")
     if not half > 0:
@@ -220,7 +217,7 @@ def _format_interval(evidence: RbmEvidence, error: float, rows: int) -> str:
 
 
 def _score_baseline(evidence: RbmEvidence) -> tuple[str, float]:
-    """Return (name, error) of predicting without a model: x itself, or the most frequent value per output."""
+    """Return name and error of a prediction without a model: x or, without x, the more frequent values."""
     if evidence.x is not None:
         return "doing nothing", float((evidence.x != evidence.v).mean())
     ones = evidence.v.mean(axis=0)
@@ -230,7 +227,7 @@ def _score_baseline(evidence: RbmEvidence) -> tuple[str, float]:
 def explain_numbers(
     run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None
 ) -> list[tuple[str, str]]:
-    """Return explanations of the numbers, as pairs of heading and text."""
+    """Return explanations of the numbers, as (heading, text)."""
     found = []
     if differ := explain_error_gap(run, model.n_iter_):
         found.append(("Validation and test error", differ))
@@ -255,7 +252,7 @@ def explain_numbers(
 def rbm_pictures(
     run: RunFiles, model: ConditionalRBM, evidence: RbmEvidence | None, rows: str
 ) -> list[Picture]:
-    """Return all figures in the order in which the page shows them."""
+    """Return the figures that the evidence and the history allow, in the order on the page."""
     found = []
     if evidence is not None and evidence.shape is not None and evidence.x is not None:
         found.append(_restored_picture(evidence, evidence.x, evidence.shape, rows))
@@ -268,8 +265,8 @@ def rbm_pictures(
 
 def _restored_picture(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ...], rows: str) -> Picture:
     some = np.linspace(0, len(x) - 1, min(N_SHOWN_IMAGES, len(x))).astype(int)
-    lines = {"original": evidence.v[some], "given": x[some], "restored": evidence.predicted[some]}
-    wrong = (lines["restored"] != lines["original"]).sum(axis=1)
+    images = {"original": evidence.v[some], "given": x[some], "restored": evidence.predicted[some]}
+    wrong = (images["restored"] != images["original"]).sum(axis=1)
     words = (
         f"Evenly spaced {rows} rows: the true outputs, the input of the model, and its prediction (Figure 2 "
         "of the paper)."
@@ -278,9 +275,9 @@ def _restored_picture(evidence: RbmEvidence, x: np.ndarray, shape: tuple[int, ..
         words += " The inputs were corrupted as in training, with other random numbers."
     alt = (
         f"{count(len(some), 'image')} in three lines; restored with {int(wrong.min())} to {int(wrong.max())} "
-        f"wrong pixels of {lines['original'].shape[1]}."
+        f"wrong pixels of {images['original'].shape[1]}."
     )
-    return Picture("restored", "Restored images", words, alt, plot_restored(lines, shape), wide=True)
+    return Picture("restored", "Restored images", words, alt, plot_restored(images, shape), wide=True)
 
 
 def _learning_picture(run: RunFiles, model: ConditionalRBM) -> Picture:

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Colour map and range of the values of an image: zeros are white, and ones are black.
+# Colour map of images, and the values that it draws white and black.
 _IMAGE_COLORS = ("gray_r", 0.0, 1.0)
 
 
 def plot_restored(rows: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Figure:
-    """Draw rows of images below each other: originals, inputs and predictions (Figure 2)."""
+    """Draw a row of images of ``shape`` for each entry of ``rows``, with the name of the entry (Figure 2)."""
     n = min((len(images) for images in rows.values()), default=0)
     if not n:
         raise DataError("there are no images to draw: give at least one image of each kind")
     figure = new_figure(0.9 * n + 0.6, 0.95 * len(rows))
     axes = figure.subplots(len(rows), n, squeeze=False)
-    for line, (name, images) in zip(axes, rows.items(), strict=True):
-        for place, image in zip(line, images, strict=False):
-            draw_image(place, np.asarray(image, np.float64), shape, _IMAGE_COLORS)
-            for side in place.spines.values():
+    for row_axes, (name, images) in zip(axes, rows.items(), strict=True):
+        for image_axes, image in zip(row_axes, images, strict=False):
+            draw_image(image_axes, np.asarray(image, np.float64), shape, _IMAGE_COLORS)
+            for side in image_axes.spines.values():
                 side.set_color(LINE)
-        line[0].set_ylabel(name, fontsize=9, color=INK)
+        row_axes[0].set_ylabel(name, fontsize=9, color=INK)
     return figure
 
 

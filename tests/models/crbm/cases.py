@@ -1,4 +1,4 @@
-"""Tiny conditional RBMs, their exact likelihoods by enumeration, and learners on small blocks."""
+"""Tiny conditional RBMs, their exact likelihoods by enumeration of all states, and learners for tests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from scalelatent.models.crbm.model.state import CrbmState
 
 
 def list_states(n: int) -> np.ndarray:
-    """Return all states of n units, (2^n, n)."""
+    """Return all 2^n states of n binary units, one per row."""
     return np.array(list(itertools.product([0.0, 1.0], repeat=n)))
 
 
 def log_joint(params: Params, x: np.ndarray) -> np.ndarray:
-    """Return the log of the unnormalised p(v, h | x) of every state, (2^v, 2^h), in float64."""
+    """Return the log of p(v, h | x), not normalised, for each state of v (rows) and of h (columns)."""
     p = Params(**{k: np.asarray(a, dtype=np.float64) for k, a in vars(params).items()})
     v, h = list_states(len(p.bv)), list_states(len(p.bh))
     b1, b2 = p.bv + p.Wvx @ x, p.bh + p.Whx @ x
@@ -59,7 +59,7 @@ def make_learner(shape: CrbmShape, name: str, **more: Any) -> CrbmLearner:
 
 
 def make_rows(shape: CrbmShape, n: int, seed: int = 0) -> Block:
-    """Return noise as inputs, and random targets."""
+    """Return a block of ``n`` rows: normal noise as x, and random binary outputs."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, shape.n_observed)).astype(np.float32)
     v = rng.integers(0, 2, (n, shape.n_visible)).astype(np.uint8)
@@ -71,27 +71,30 @@ def make_theta(shape: CrbmShape, seed: int = 1, scale: float = 0.7) -> np.ndarra
 
 
 def chain_stats(learner: CrbmLearner, state: CrbmState, block: Block, device: str = "reference") -> Stats:
-    """Return the statistic that one chain (part of a batch) adds."""
+    """Return the statistics that a chain (part of a batch) with the rows of ``block`` adds."""
     stats = Stats.zeros(learner.layout(), len(block.x))
     learner.run_chain(learner.prepare(state, make_backend(device)), block, stats)
     return stats
 
 
 def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str = "reference") -> np.ndarray:
-    """Return the summed gradient of a block's rows."""
+    """Return the gradient of all parameters, summed over the rows of a block."""
     stats = chain_stats(learner, learner.start(theta), block, device)
     return gradient_of_factors(stats) if learner.factored else learner.gradient(stats)
 
 
 def gradient_of_factors(stats: Any) -> np.ndarray:
-    """Compute the float64 gradient of all parameters from the factors that parts of a batch return."""
+    """Return the gradient of all parameters, in float64, from its factors dv, dh and x.
+
+    dv are the outputs minus their expectations in the model, and dh is the same for hidden units.
+    """
     w, dv, dh, x = (stats[name] for name in ("W", "dv", "dh", "x"))
     parts = w, dv.T @ x, dh.T @ x, dv.sum(axis=0), dh.sum(axis=0)
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
 def central_differences(function: Any, theta: np.ndarray, step: float = 1e-5) -> np.ndarray:
-    """Return central differences of a function of the parameters, in float64."""
+    """Return the gradient of ``function`` at ``theta``, approximated by central differences in float64."""
     theta, out = theta.astype(np.float64), np.zeros(len(theta))
     for i in range(len(theta)):
         up, down = theta.copy(), theta.copy()

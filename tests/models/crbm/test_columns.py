@@ -1,4 +1,4 @@
-"""Units of the columns of x: learning sees standardised columns, and the results are in the units of x."""
+"""Scale of the columns of x: a fit standardises columns, and its parameters are for the original columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_units_and_offsets_of_columns_do_not_change_the_predictions(change):
     x, v = make_pairs()
     before = sl.ConditionalRBM(**ONE).fit(x, v).predict_marginals(x)
     after = sl.ConditionalRBM(**ONE).fit(change(x), v).predict_marginals(change(x))
-    np.testing.assert_allclose(after, before, atol=2e-4)  # float32 rows, and sums with offsets of 50
+    # The differences are rounding errors of float32 rows, and of sums with an offset of 50.
+    np.testing.assert_allclose(after, before, atol=2e-4)
 
 
 def test_columns_in_their_own_units_are_learned():
@@ -56,7 +57,7 @@ def test_standardised_columns_have_mean_0_and_a_bounded_length():
     rng = np.random.default_rng(0)
     x = rng.normal(3.0, [0.01, 1.0, 100.0, 5.0], (500, 4))
     x[:, 3] = 0.0
-    x[7, 3] = 10.0  # A single row has another value, so the scale of the column is a tenth of its range.
+    x[7, 3] = 10.0  # One row differs, so the scale of the column is the smallest one: a tenth of its range.
     units = ColumnUnits.measure(np.concatenate([x, np.ones((500, 1))], axis=1))
     np.testing.assert_allclose(units.scale[:3], x[:, :3].std(axis=0), rtol=1e-5)
     np.testing.assert_allclose(units.scale[3:], [1.0, 1.0])
@@ -77,13 +78,13 @@ def test_parameters_for_rows_and_for_standardised_rows_give_the_same_biases():
     theta = rng.normal(size=shape.n_parameters).astype(np.float32)
     units, backend = ColumnUnits.measure(x), make_backend("cpu")
     block = Block(x.astype(np.float32), None, None, 0)
-    raw = units.for_rows(shape, theta)
+    raw = units.convert_to_original(shape, theta)
     found = [
         np.concatenate(compute_block_biases(shape, shape.split(t), b, backend)[1:], axis=1).copy()
         for t, b in ((theta, units.standardise(block)), (raw, block))
     ]
     np.testing.assert_allclose(found[1], found[0], atol=1e-4)
-    np.testing.assert_allclose(units.for_standardised(shape, raw), theta, atol=1e-5)
+    np.testing.assert_allclose(units.convert_to_standardised(shape, raw), theta, atol=1e-5)
 
 
 def test_a_warm_start_continues_from_the_parameters_of_the_last_fit():

@@ -1,4 +1,4 @@
-"""The numba kernels equal the reference for any shapes, weights and batches."""
+"""The numba kernels for inference in RBMs equal the reference for any shapes, weights and batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from scalelatent.models.crbm.kernels.inference import Inference, WeightError
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
-# Numbers of units: one, less than a vector, whole blocks, and one more than whole blocks.
+# Numbers of units. Kernels process 8 or 16 units at a time, so some numbers are no multiple of 8.
 WIDTHS = st.sampled_from([1, 3, 7, 8, 9, 16, 33])
 
 
 def draw(
     seed: int, v: int, h: int, rows: int, largest: float, undecided: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw couplings with maximum ``largest``, and biases that may leave units undecided."""
+    """Draw couplings with max |W| = ``largest``, and biases; ``undecided`` makes P(unit = 1) close to 0.5."""
     rng = np.random.default_rng(seed)
     w = rng.normal(size=(v, h))
     w = (w * largest / np.abs(w).max()).astype("f4")
@@ -51,20 +51,20 @@ def assert_same_beliefs(found: Inference, want: Inference, atol: float) -> None:
 def test_kernels_equal_the_reference(name: str, seed: int, v: int, h: int, rows: int, largest: float) -> None:
     w, bv, bh = draw(seed, v, h, rows, largest)
     found, want = (run(backend, name, w, bv, bh, 5) for backend in ("numba", "reference"))
-    if name in ("mixed_product", "max_product"):  # Decisions that depend on the last digit may differ.
+    if name in ("mixed_product", "max_product"):  # Rounding may decide a unit whose log odds are almost 0.
         clear = np.abs(want.lv).min(axis=1, initial=np.inf) > 1e-4
         found, want = (
             Inference(*(getattr(f, k)[clear] for k in ("lv", "lh", "sweeps", "change")))
             for f in (found, want)
         )
-    # Max-product has slopes of 1, so rounding errors grow from sweep to sweep.
+    # A max-product message passes on the rounding error of its sender, so the errors grow with each sweep.
     assert_same_beliefs(found, want, 1e-4 if name == "max_product" else 1e-5)
 
 
 @pytest.mark.parametrize("largest", [5.0, 10.0, 12.0, 20.0, 39.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
-    """Beliefs near 0 and near 1 are accurate, because kernels store the odds of both values of a unit.
+    """Beliefs P(unit = 1) near 0 and 1 are accurate, because kernels store P(unit = 1) and P(unit = 0).
 
     Products of messages stay in the range of float32.
     """
@@ -80,7 +80,7 @@ def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
 
 @pytest.mark.parametrize("largest", [20.0, -20.0])
 def test_weights_at_the_limit_do_not_overflow(largest: float) -> None:
-    """Every factor of a product of messages is as large or as small as the limit of weights permits."""
+    """All messages are as large (or small) as the weights permit, so their products are, too."""
     w = np.full((50, 30), largest, dtype="f4")
     bv, bh = np.full((1, 50), -10 * largest, "f4"), np.full((1, 30), -20 * largest, "f4")
     found, want = (run(backend, "sum_product", w, bv, bh, 6) for backend in ("numba", "reference"))
@@ -100,7 +100,7 @@ def test_pair_beliefs_equal_the_reference(seed: int, v: int, h: int, tol: float 
     plain = run("numba", "sum_product", w, bv, bh, 8, tol)
     assert_array_equal(plain.change, inferred.change, strict=True)
     assert plain.log_z is None
-    # If a row reaches the tolerance before the last sweep, inference with pairs makes one more sweep.
+    # After a row has reached the tolerance, the kernel that computes P(v = 1, h = 1) makes one more sweep.
     assert_array_equal(inferred.sweeps, np.minimum(plain.sweeps + (tol is not None), 8))
     for row, sweeps in enumerate(inferred.sweeps):
         alone = run("numba", "sum_product", w, bv[row : row + 1], bh[row : row + 1], int(sweeps))
@@ -113,7 +113,7 @@ def test_pair_beliefs_equal_the_reference(seed: int, v: int, h: int, tol: float 
 def test_a_row_does_not_depend_on_the_others(name: str, tol: float | None) -> None:
     """The bits do not depend on the batch of a row or on its position in the batch."""
     w, bv, bh = draw(0, 45, 29, 150, 0.5)
-    bv[:50] *= 10  # These rows stop at different sweeps.
+    bv[:50] *= 10  # With large biases, rows need different numbers of sweeps to reach the tolerance.
     whole = run("numba", name, w, bv, bh, 12, tol)
     assert tol is None or len(set(whole.sweeps)) > 1
     for rows in (slice(0, 1), slice(3, 5), slice(60, 149), slice(149, 150)):
@@ -133,7 +133,7 @@ def test_pairs_of_a_split_batch_equal_those_of_the_whole() -> None:
 
 @pytest.mark.parametrize("tol", [None, 1e-3])
 def test_inference_on_a_large_graph_takes_the_planned_memory(tol: float | None) -> None:
-    """Inference stores exponentials of the couplings, and messages as numerators and denominators."""
+    """Inference stores two matrices of the size of W, exp(W) and messages, and less than four in total."""
     v, h = 2000, 512
     rng = np.random.default_rng(0)
     w, bv, bh = (rng.normal(size=shape).astype("f4") for shape in ((v, h), (1, v), (1, h)))

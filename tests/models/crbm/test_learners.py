@@ -1,4 +1,4 @@
-"""Gradients of all learners, compared with exact likelihoods and losses; split batches, CSR rows."""
+"""Gradients of all learners equal slopes of exact likelihoods and losses, for split batches and CSR rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.contract.learners import Block
 from scalelatent.engine.backend import make_backend
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.model.energy import CrbmShape, Params
-from scalelatent.models.crbm.model.gibbs import Uniforms, gibbs_search, gibbs_steps
+from scalelatent.models.crbm.model.gibbs import Uniforms, run_gibbs_steps, search_lowest_energy
 from scalelatent.models.crbm.model.negative_phases import LEARNERS
 from tests.models.crbm.cases import (
     central_differences,
@@ -65,7 +65,7 @@ def test_mean_field_is_exact_without_couplings() -> None:
 
 @pytest.mark.parametrize("name", ["cd", "pcd"])
 def test_the_gradient_of_long_gibbs_chains_is_the_slope_of_the_exact_likelihood(name: str) -> None:
-    """Use forty steps of Gibbs sampling for many copies of a row, or one step in each of forty updates."""
+    """Run 40 Gibbs steps for many copies of a row (cd), or one Gibbs step in each of 40 updates (pcd)."""
     shape, n = CrbmShape(4, 3, 2), 4000
     theta, row = make_theta(shape, scale=1.0), make_rows(shape, 1)
     x, v = np.tile(row.x, (n, 1)), np.tile(row.y, (n, 1))
@@ -91,7 +91,7 @@ def test_the_gradient_of_long_gibbs_chains_is_the_slope_of_the_exact_likelihood(
 @pytest.mark.parametrize("shape", [CrbmShape(4, 1, 3), CrbmShape(4, 1, 0)], ids=str)
 @pytest.mark.parametrize(("name", "joint"), [("mssvm", False), ("lssvm", True)])
 def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: bool) -> None:
-    """Gradients are slopes of the margin loss. Its loss-augmented MAP states come from enumeration."""
+    """Gradients are slopes of the margin loss, whose best states the test finds by enumeration."""
     theta, rows = make_theta(shape, seed=4), make_rows(shape, 4)
 
     def loss(flat: np.ndarray) -> float:
@@ -120,10 +120,7 @@ def learner_options(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", list(LEARNERS))
 @pytest.mark.parametrize("width", [4, 400])
 def test_the_gradient_of_a_split_batch_equals_that_of_the_whole(name: str, width: int) -> None:
-    """A chain (part of a batch) with few rows and wide x returns factors.
-
-    Their product is the same gradient.
-    """
+    """For wide x, a part of a batch returns factors of the gradient; their product is the same gradient."""
     shape = CrbmShape(12, 0 if name == "logistic" else 3, width)
     theta, rows = make_theta(shape), make_rows(shape, 8)
     learner = make_learner(shape, name, **learner_options(name))
@@ -159,7 +156,7 @@ def test_the_numba_gradient_equals_the_reference() -> None:
 
 
 def test_the_perceptron_gradient_is_zero_if_no_better_state_is_found() -> None:
-    """If a row's output is the most probable one under the model, the gradient of this row is zero."""
+    """If the outputs of a row are the most probable ones under the model, its gradient is zero."""
     shape = CrbmShape(3, 2, 3)
     params = shape.split(theta := np.zeros(shape.n_parameters, np.float32))
     params.Wvx[...] = 30 * np.eye(3)
@@ -180,7 +177,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     b1, b2 = 2 * rng.normal(size=(n, 6)), rng.normal(size=(n, 4))
     start = rng.integers(0, 2, (n, 6)).astype(float)
     numbers = Uniforms(0, 0, np.arange(n))
-    best, hidden, energy = gibbs_search(params, b1, b2, start, numbers, 30, np)
+    best, hidden, energy = search_lowest_energy(params, b1, b2, start, numbers, 30, np)
 
     def negated(v: np.ndarray) -> np.ndarray:
         return (b1 * v).sum(axis=1) + np.logaddexp(0, v @ params.W + b2).sum(axis=1)
@@ -191,7 +188,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     least = np.max([negated(np.tile(v, (n, 1))) for v in list_states(6)], axis=0)
     assert (energy <= least + 1e-12).all()
     assert np.isclose(energy, least).mean() > 0.9
-    # At the start few rows already have their best state.
+    # Few rows start in their best state, so the search had to find it.
     assert np.isclose(negated(start), least).mean() < 0.3
 
 
@@ -201,7 +198,7 @@ def test_gibbs_chains_draw_from_the_model() -> None:
     params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(theta)).items()})
     b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
     numbers = Uniforms(0, 0, np.arange(n))
-    v, _ = gibbs_steps(params, b1, b2, np.full((n, 2), 0.5), numbers, 12, np)
+    v, _ = run_gibbs_steps(params, b1, b2, np.full((n, 2), 0.5), numbers, 12, np)
     joint = log_joint(params, np.zeros(0))
     exact = np.exp(log_sum(joint, axis=1) - log_sum(joint))
     found = np.bincount([index_of(row) for row in v], minlength=8) / n
@@ -212,7 +209,7 @@ def test_means_of_gibbs_chains_are_the_marginals() -> None:
     shape, n = CrbmShape(7, 5, 0), 8000
     params = Params(**{k: np.asarray(a, np.float64) for k, a in vars(shape.split(make_theta(shape))).items()})
     b1, b2 = np.tile(params.bv, (n, 1)), np.tile(params.bh, (n, 1))
-    found = gibbs_steps(params, b1, b2, np.full((n, 5), 0.5), Uniforms(0, 0, np.arange(n)), 30, np)
+    found = run_gibbs_steps(params, b1, b2, np.full((n, 5), 0.5), Uniforms(0, 0, np.arange(n)), 30, np)
     p = np.exp((joint := log_joint(params, np.zeros(0))) - log_sum(joint))
     for means, want in zip(
         found, (p.sum(axis=1) @ list_states(7), p.sum(axis=0) @ list_states(5)), strict=True

@@ -1,4 +1,4 @@
-"""Steps of conditional RBMs: updates, schedules, early stopping, local steps, persistent chains, safety."""
+"""Steps of conditional RBMs: updates, learning rates, early stopping, local steps, and Gibbs chains (pcd)."""
 
 from __future__ import annotations
 
@@ -81,8 +81,10 @@ def test_persistent_chains_continue_from_their_states() -> None:
     second = chain_stats(learner, state, replace(rows.slice_rows(3, 5), chain=1))
     after = learner.step(state, first.merge(second), 5)
     assert (after.particles[:5] != 0.5).all()
-    assert (after.particles[5] == 0.5).all()  # No row of the last step used this particle.
-    # The state of the chains affects the next gradient.
+    assert (
+        after.particles[5] == 0.5
+    ).all()  # The step had five rows, so it did not use the sixth Gibbs chain.
+    # The state of the Gibbs chains affects the next gradient.
     fresh = replace(after, particles=state.particles)
     next_rows = replace(rows.slice_rows(0, 3), epoch=1)
     a, b = (chain_stats(learner, s, next_rows).vector for s in (after, fresh))
@@ -132,7 +134,7 @@ def test_learning_continues_from_the_best_parameters_at_a_lower_rate_until_that_
         thetas.append(state.theta)
         state = score_epoch(learner, state, wrong)
         used.append(learner.summary(state)["learning_rate"])
-        if epoch in (3, 6):  # Two epochs bring no gain.
+        if epoch in (3, 6):  # The error has not fallen by ``gain`` for two epochs, the patience.
             assert (state.theta == thetas[state.best_epoch - 1]).all()
     assert learner.is_done(state)
     assert used == pytest.approx([0.2, 0.1, 0.1, 0.1, *[0.1 / 4] * 3, *[0.1 / 16] * 2])
@@ -145,9 +147,9 @@ def test_learning_rates_follow_the_epoch() -> None:
 
 
 def test_sweeps_grow_with_the_epoch_as_in_the_paper() -> None:
-    """The paper increases the number T of sweeps with the epoch: T = 8 in epoch 0, T = 17 in epoch 9.
+    """The number T of sweeps (rounds of messages) is 8 in the first epoch, and 17 in the tenth.
 
-    Strong couplings have other beliefs at T = 8 than at T = 17, which the gradient shows.
+    With strong couplings, the gradient after 8 sweeps differs from that after 17 sweeps.
     """
     theta, rows = make_theta(SHAPE, scale=3.0), make_rows(SHAPE, 4)
     learner = make_learner(SHAPE, "mle-bp", n_sweeps=None)
@@ -190,10 +192,10 @@ def test_without_hidden_units_weights_may_be_large() -> None:
     stats["Wvx"][0] = 1e4
     found = learner.step(learner.start(make_theta(shape)), stats, 8)
     assert found.theta.max() > 40
-    found.theta[0] = np.nan  # A NaN in Wvx is found as soon as a row uses it.
+    found.theta[0] = np.nan  # The step does not check Wvx, but a row whose biases become NaN ends the fit.
     with pytest.raises(DivergenceError, match="parameters are no longer finite"):
         chain_stats(learner, found, make_rows(shape, 8))
-    stats["Wvx"][0] = np.nan  # A NaN in Wvx is also found as soon as a gradient is NaN.
+    stats["Wvx"][0] = np.nan  # A NaN in the gradient of Wvx comes with a NaN in that of bv, which is checked.
     stats["dv" if learner.factored else "bv"][...] = np.nan
     with pytest.raises(DivergenceError, match="parameters are no longer finite"):
         learner.step(learner.start(make_theta(shape)), stats, 8)

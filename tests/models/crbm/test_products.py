@@ -1,6 +1,6 @@
-"""Products of few rows in register tiles, and steps from factors.
+"""Products of few rows with the parameters equal those of numpy in float64.
 
-Products equal numpy in float64, and a step from factors equals a step from their products.
+A gradient step from factors of the gradient equals a step from their products.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def draw_normal(rng, *shape):
 
 @pytest.fixture(params=["tiles", "library"])
 def implementation(request, monkeypatch):
-    """Run a test with both implementations of each product."""
+    """Run a test with few_rows.py ("tiles") and, with MAX_ROWS = 0, with numpy and BLAS ("library")."""
     if request.param == "library":
         monkeypatch.setattr(products, "MAX_ROWS", 0)
     return request.param
@@ -63,7 +63,7 @@ def test_affine_products_equal_numpy(rows, units, features, implementation):
 
 @pytest.mark.parametrize("units", [1, 2, 5, 7])
 def test_the_bits_of_a_row_do_not_depend_on_its_position(units, implementation):
-    """A product of a matrix and a vector in BLAS has other bits in the last rows."""
+    """BLAS sums the last rows of a matrix times a vector in another order, so einsum computes the product."""
     rng = np.random.default_rng(units)
     for rows, features in ((20, 3), (33, 70), (201, 17)):
         x, w, b = draw_normal(rng, rows, features), draw_normal(rng, units, features), draw_normal(rng, units)
@@ -127,7 +127,7 @@ def test_a_step_along_a_difference_of_outer_products_equals_numpy(momentum, deca
 
 @pytest.mark.parametrize("units", [1, 511, 512, 513, 1030])
 def test_the_log_loss_of_units_equals_float64(units, implementation):
-    """The log loss is right for beliefs that float32 rounds to 0, 1 and one half."""
+    """The log-loss is right even if float32 rounds P(unit = 1) to 0, 1 or 0.5."""
     rng = np.random.default_rng(units)
     lv, v = 9 * draw_normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
     lv[0], lv[1, ::2], lv[1, 1::2] = 0.0, 70.0, -70.0
@@ -151,7 +151,7 @@ def test_ascend_phase_steps_along_the_gradient_of_the_phase(paired, momentum, de
         new = theta.copy(), velocity.copy()
         ways.append(StepArrays(*new, *new))
     ascend(ways[1], compute_gradient(shape, backend, theta, seen, v, phase), shape.n_weights, pace)
-    # The call must work without this function, which stores the whole gradient.
+    # The step must not call the function that stores the whole gradient.
     monkeypatch.delattr(gradient, "compute_gradient")
     ascend_phase(shape, backend, ways[0], seen, v, phase, pace)
     assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
@@ -184,7 +184,7 @@ def test_a_step_along_an_outer_product_equals_numpy(rows, units, features, momen
 
 
 def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_both_zero(implementation):
-    """Such a step reads the parameters one time less."""
+    """The step without both has a kernel of its own, which reads the parameters once instead of twice."""
     rng = np.random.default_rng(4)
     left, right, theta = draw_normal(rng, 20, 70), draw_normal(rng, 20, 100), draw_normal(rng, 70, 100)
     none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)
@@ -212,10 +212,7 @@ def test_a_step_from_factors_equals_a_step_from_their_products(momentum, n_hidde
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, implementation):
-    """A step changes parameters by less than float32 resolves.
-
-    The mean over many parameters must be right.
-    """
+    """The decay changes a parameter by less than float32 resolves, but the mean over many must be right."""
     rng, n = np.random.default_rng(3), 400
     theta = np.full((n, n), 0.1, np.float32)
     velocity = np.zeros_like(theta) if momentum else np.zeros((0, n), np.float32)

@@ -18,7 +18,7 @@ from scalelatent.models.crbm.kernels.reference import make_coupling, sigmoid
 
 
 def enumerate_states(w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the quantities that inference approximates, from all 2^(v + h) states of one graph."""
+    """Compute what inference approximates from all 2^(v + h) states of a graph with v + h units."""
     v, h = w.shape
     states = np.array(list(product([0, 1], repeat=v + h)), dtype=float)
     vs, hs = states[:, :v], states[:, v:]
@@ -56,13 +56,13 @@ def pair_beliefs(
 
 
 def draw_tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
-    """Return couplings of a random tree on all units; other weights are 0."""
+    """Return couplings W whose nonzero entries are the edges of a random tree (or several) of the units."""
     rng = np.random.default_rng(seed)
     w = np.zeros((v, h))
     seen: tuple[list[int], list[int]] = ([int(rng.integers(v))], [])
     rest = [(0, i) for i in range(v) if i != seen[0][0]] + [(1, j) for j in range(h)]
     for side, unit in [rest[k] for k in rng.permutation(len(rest))]:
-        # If the other side has no unit yet, this unit starts a component of its own, which is a tree, too.
+        # If no unit of the other side was drawn before, this unit gets no edge: it starts another tree.
         if not seen[1 - side]:
             seen[side].append(unit)
             continue
@@ -73,7 +73,7 @@ def draw_tree(seed: int, v: int, h: int, scale: float) -> np.ndarray:
 
 
 SIZES = st.integers(1, 5)
-SWEEPS = 14  # The longest path of a tree of ten units is shorter.
+SWEEPS = 14  # Messages reach all units of a tree of ten units in fewer sweeps, so inference is exact.
 
 
 @given(st.integers(0, 99), SIZES, SIZES, st.sampled_from([0.5, 3.0, 20.0]))
@@ -84,8 +84,8 @@ def test_inference_is_exact_on_trees(seed: int, v: int, h: int, scale: float) ->
     found = reference.sum_product_pairs(make_coupling(w), bv, bh, SWEEPS, None, pairs)
     assert_allclose(sigmoid(found.lv[0]), want["tau_v"], rtol=1e-9, atol=1e-13)
     assert_allclose(sigmoid(found.lh[0]), want["tau_h"], rtol=1e-9, atol=1e-13)
-    # Compare only pairs with a coupling. The pair belief of other pairs is the product of their beliefs,
-    # although they depend on each other through the graph.
+    # Compare P(v_i = 1, h_j = 1) only where W is not 0. Elsewhere the result is P(v_i = 1) P(h_j = 1),
+    # although both units depend on each other through the tree.
     edges = w != 0
     assert_allclose(pairs[edges], want["pairs"][edges], rtol=1e-9, atol=1e-13)
     assert_allclose(found.log_z[0], want["log_z"], rtol=1e-11, atol=1e-12)
@@ -106,7 +106,7 @@ def test_inference_is_exact_with_one_hidden_unit(seed: int, v: int, scale: float
 @settings(max_examples=15)
 @given(st.integers(0, 99), st.integers(2, 7), st.integers(2, 5))
 def test_inference_is_nearly_exact_for_weak_couplings(seed: int, v: int, h: int) -> None:
-    """The error of weak couplings decreases with the length of the cycles, as the fourth power of |W|."""
+    """The shortest cycles of the graph have four edges, so the error is of the order of |W|^4."""
     w, bv, bh = draw(seed, v, h, 0.3, rows=2)
     coupling = make_coupling(w)
     found, mean = (run(coupling, bv, bh, 50) for run in (reference.sum_product, reference.mean_field))
@@ -133,7 +133,7 @@ def test_mixed_product_is_marginal_map_with_one_visible_unit() -> None:
 
 
 def test_pairwise_beliefs_agree_with_the_beliefs() -> None:
-    """At a fixed point, P(v_i = 1) is the sum of P(v_i = 1, h_j) over h_j. Kernels add the pair beliefs."""
+    """P(v_i = 1, h_j = 1) is smaller than P(v_i = 1) and P(h_j = 1), and its sum over rows is added."""
     w, bv, bh = draw(0, 6, 4, 0.5, rows=3)
     coupling = make_coupling(w)
     found, (pairs, _) = reference.sum_product(coupling, bv, bh, 200), pair_beliefs(coupling, bv, bh, 200)

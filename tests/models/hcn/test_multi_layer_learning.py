@@ -73,7 +73,7 @@ def learn_batch(learner: BatchNetworkLearner, block: Block, visits: int) -> Any:
     for _ in range(visits):
         new = learner.visit((state, backend), block, kept)
         stats = Stats.zeros(learner.layout())
-        learner.exchange(None, kept, new, stats)
+        learner.replace_contribution(None, kept, new, stats)
         state, kept = learner.end_epoch(learner.step(state, stats, len(block.x))), new
     return state
 

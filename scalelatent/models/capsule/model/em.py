@@ -173,7 +173,7 @@ class CapsulePass:
                 else np.zeros(len(live))
             )
             table = squash_table(int(self.members.dims[live[0]].sum()))
-            groups.append(Group(label, live, w, backend.table(table), nu))
+            groups.append(Group(label, live, w, backend.copy_table(table), nu))
         whole = not self.train and self.members.n_members > 1 and self.measures_decision(state)
         return Prepared(backend, tuple(groups), backend.asarray(state.w, np.float32) if whole else None)
 

@@ -34,7 +34,7 @@ def compute_class_scores(backend: Backend, members: Members, h: Array) -> np.nda
     """
     kernel = backend.kernel("capsule_probabilities")
     # All members have the same sum of capsule dimensions.
-    table = backend.table(squash_table(int(members.dims[0].sum())))
+    table = backend.copy_table(squash_table(int(members.dims[0].sum())))
     if members.architecture == "multiclass":
         return backend.to_host(kernel(h, members.dims[0], table)).T
     scores = np.zeros((members.n_classes, h.shape[1]))

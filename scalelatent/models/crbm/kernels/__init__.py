@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from . import gpu, reference
     from .cpu import coupling
 
-# Couplings W, prepared for the inference kernels of one backend.
+# Couplings W of outputs and hidden units, in the form that the inference kernels of one backend read.
 AnyCoupling: TypeAlias = "reference.PlainCoupling | coupling.Coupling | gpu.DeviceCoupling"
 
 _MODULES = {
@@ -27,6 +27,7 @@ KERNELS = {
     }
     for name, module in _MODULES.items()
 }
-# Only GPUs compute several chains (parts of a batch) at once, and keep the parameters between steps.
+# These kernels exist only for GPUs: they compute several chains (parts of a batch) in one launch, and take a
+# gradient step with parameters that stay on the device.
 for _name in ("add_chain_gradients", "ascend_chains"):
     KERNELS[f"crbm_{_name}"] = {"cupy": f"scalelatent.models.crbm.kernels.gpu:{_name}"}

@@ -309,20 +309,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The gradients of several chains of rows, whose messages are computed together. starts: first row of each chain, and
 // the end of the last one. Sums over rows have the order of the rows, and no number depends on the other chains.
 
-constexpr int TOGETHER = 8, TILE = 64;  // rows that share the reads of W, and units of v in shared memory at a time
+constexpr int POSITIVE_ROWS = 8, TILE = 64;  // rows that share the reads of W, and units of v in shared memory at a time
 
-// Computes P(h_j = 1 | v, x), (rows, h), from b = bh + Whx x; one block per TOGETHER rows.
+// Computes P(h_j = 1 | v, x), (rows, h), from b = bh + Whx x; one block per POSITIVE_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     crbm_positive(const float* w, const float* seen, const float* b, int rows, int v, int h, float limit,
                   float* positive) {
-    __shared__ float tile[TOGETHER][TILE];
-    const int first = blockIdx.x * TOGETHER, held = min(TOGETHER, rows - first);
+    __shared__ float tile[POSITIVE_ROWS][TILE];
+    const int first = blockIdx.x * POSITIVE_ROWS, held = min(POSITIVE_ROWS, rows - first);
     for (int left = 0; left < h; left += THREADS) {
         const int j = left + threadIdx.x;
-        float sums[TOGETHER] = {};
+        float sums[POSITIVE_ROWS] = {};
         for (int base = 0; base < v; base += TILE) {
             __syncthreads();  // the tile before has been read
-            for (int k = threadIdx.x; k < TOGETHER * TILE; k += THREADS) {
+            for (int k = threadIdx.x; k < POSITIVE_ROWS * TILE; k += THREADS) {
                 const int row = k / TILE, i = base + k % TILE;
                 tile[row][k % TILE] = row < held && i < v ? seen[static_cast<size_t>(first + row) * v + i] : 0.0f;
             }
@@ -330,11 +330,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int i = base; j < h && i < min(base + TILE, v); ++i) {
                 const float weight = w[static_cast<size_t>(i) * h + j];
 #pragma unroll
-                for (int row = 0; row < TOGETHER; ++row) sums[row] = fmaf(tile[row][i - base], weight, sums[row]);
+                for (int row = 0; row < POSITIVE_ROWS; ++row) sums[row] = fmaf(tile[row][i - base], weight, sums[row]);
             }
         }
 #pragma unroll
-        for (int row = 0; row < TOGETHER; ++row) {
+        for (int row = 0; row < POSITIVE_ROWS; ++row) {
             const size_t at = static_cast<size_t>(first + row) * h + j;
             float off;
             if (j < h && row < held) beliefs(b[at] + sums[row], limit, positive[at], off);

@@ -1,14 +1,14 @@
-"""The inference kernels in CuPy: launches of ``gpu.cu`` with a thread block or a cluster per graph.
+"""The inference kernels in CuPy: launches of ``gpu.cu`` with a thread block or a cluster per row's graph.
 
 GPUs of compute capability 9.0 or later have clusters of thread blocks. There eight blocks work on a large
 graph, and keep its messages in shared memory if they fit. Otherwise the messages are in global memory, for as
-many graphs at a time as fit ``MESSAGE_BYTES``. A sweep reads messages three times, writes them once, and
-reads exp(W) twice; the second read of both comes from the first-level cache. So an edge costs 16 bytes of
-second-level cache, two dozen operations and one division. Biases are not checked: a row with a NaN bias has
-NaN in its log odds.
+many graphs at a time as fit ``MESSAGE_BYTES``. A sweep (round of messages over all edges) reads messages
+three times, writes them once, and reads exp(W) twice; the second reads come from the first-level cache. So an
+edge costs 16 bytes of second-level cache, two dozen operations and one division. Biases are not checked: a
+row with a NaN bias has NaN in its log odds.
 
-In a learning step the graphs of all chains (parts of a batch) are computed together. Each chain sums its
-gradient row by row, so that the bits of a chain do not depend on the other chains.
+In a learning step one launch infers the rows of all chains (parts of a batch). Each chain sums its gradient
+row by row, so that the bits of a chain do not depend on the other chains.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from .inference import (
     check_graphs,
     check_pairs,
     choose_limits,
-    largest_magnitude,
+    find_largest_magnitude,
 )
 
-THREADS, TOGETHER = 512, 8  # threads of a thread block, and rows of a block of crbm_positive in gpu.cu
+THREADS = 512  # threads of a thread block; the same number as in gpu.cu
+POSITIVE_ROWS = 8  # rows that a thread block of the kernel crbm_positive computes, as in gpu.cu
 # A graph with at least this many edges is computed by a cluster of thread blocks. Only the size of the graph
 # decides this, so the result of a row is bit-identical in every batch.
 CLUSTER_EDGES = 2**14
-HELD_UNITS = 256  # largest h for which the beliefs of hidden units stay in registers during a sweep
+HELD_UNITS = 256  # largest number of hidden units whose beliefs P(h = 1) fit the registers of a warp
 _STATIC_BYTES = 8192  # bytes of shared memory that the kernels use besides the messages
 _LEAST_PROCESSORS = 16  # a GPU with fewer multiprocessors may be unable to run eight blocks at once
-_NULL = np.uint64(0)  # a null pointer
+_NULL = np.uint64(0)  # the null pointer, for an array that a kernel does not use
 _kernels = Kernels(__package__, THREADS)
 _launch = _kernels.launch
 
@@ -49,13 +50,10 @@ _launch = _kernels.launch
 class DeviceCoupling:
     """Couplings W on the device, prepared once for all rows that share W."""
 
-    # float32 (v, h): W and exp(W)
-    w: cupy.ndarray
-    a: cupy.ndarray
-    # Number of messages that are multiplied before mantissa and exponent are split, and upper bound of |log
-    # odds| when beliefs are computed
-    factors: int
-    limit: float
+    w: cupy.ndarray  # W, float32 (visible, hidden units)
+    exp_w: cupy.ndarray  # exp(W), float32
+    factors: int  # Number of messages that are multiplied before mantissa and exponent are split
+    limit: float  # Upper bound of |log odds| when P(unit = 1) is computed
 
 
 def make_coupling(w: Array, largest: float | None = None) -> DeviceCoupling:
@@ -64,20 +62,23 @@ def make_coupling(w: Array, largest: float | None = None) -> DeviceCoupling:
     ``largest`` is max |W|, if the caller knows it; otherwise the host waits for this number.
     """
     w = cupy.ascontiguousarray(cupy.asarray(w, dtype=np.float32))
-    factors, limit = choose_limits(largest_magnitude(w) if largest is None else largest)
+    factors, limit = choose_limits(find_largest_magnitude(w) if largest is None else largest)
     return DeviceCoupling(w, cupy.exp(w), factors, limit)
 
 
 @cache
 def _read_properties(device: int) -> tuple[bool, int]:
-    """Return (whether the device has clusters, bytes of shared memory for a block's messages)."""
+    """Return whether a device has clusters, and the bytes of shared memory for a thread block's messages."""
     properties = cupy.cuda.runtime.getDeviceProperties(device)
     has_clusters = properties["major"] >= 9 and properties["multiProcessorCount"] >= _LEAST_PROCESSORS
     return has_clusters, int(properties["sharedMemPerBlockOptin"]) - _STATIC_BYTES
 
 
 def _choose_kernel(method: str, v: int, h: int) -> tuple[str, int, int]:
-    """Return (name of the kernel, thread blocks per graph, bytes of messages in a block's shared memory)."""
+    """Return the name of the kernel, the thread blocks per graph, and the bytes of messages in a block.
+
+    The last number is 0 if the messages do not fit shared memory. ``v`` and ``h`` are numbers of units.
+    """
     has_clusters, room = _read_properties(current_device())
     if v * h < CLUSTER_EDGES or not has_clusters:
         return f"crbm_{method}", 1, 0
@@ -94,28 +95,29 @@ def _run(
 ) -> Inference:  # fmt: skip
     """Run the inference ``method`` for rows with biases ``bv`` and ``bh``; the results are on the device.
 
-    The pair beliefs are added to ``pairs``, a C-contiguous array on the device, if it is given.
+    If ``pairs``, a C-contiguous array on the device, is given, add P(v_i = 1, h_j = 1) of all rows to it.
     """
     v, h = coupling.w.shape
     if pairs is None:
         return _run_groups(method, coupling, bv, bh, n_sweeps, tol)
     check_pairs(pairs.shape, (v, h))
 
-    def add(first: int, graphs: int, c: cupy.ndarray, th: cupy.ndarray) -> None:
-        adding = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
-        _launch(adding, (_ceil(v * h),), c, th, np.int32(graphs), np.int32(v), np.int32(h), pairs)
+    def add_pairs(first: int, graphs: int, given_h: cupy.ndarray, h_on: cupy.ndarray) -> None:
+        kernel = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
+        sizes = np.int32(graphs), np.int32(v), np.int32(h)
+        _launch(kernel, (_count_blocks(v * h),), given_h, h_on, *sizes, pairs)
 
-    return _run_groups(method, coupling, bv, bh, n_sweeps, tol, add)
+    return _run_groups(method, coupling, bv, bh, n_sweeps, tol, add_pairs)
 
 
 def _run_groups(
     method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None,
     use_pairs: Callable[[int, int, cupy.ndarray, cupy.ndarray], None] | None = None,
 ) -> Inference:  # fmt: skip
-    """Run an inference for as many graphs at a time as fit into ``MESSAGE_BYTES``.
+    """Run an inference for as many graphs (rows) at a time as fit into ``MESSAGE_BYTES``.
 
-    After each group, ``use_pairs`` receives its first graph, the number of graphs, P(v = 1 | h = 1) of each
-    edge and the beliefs of the hidden units.
+    After each group, ``use_pairs`` receives the index of its first graph, the number of graphs,
+    P(v_i = 1 | h_j = 1) and P(h_j = 1).
     """
     (v, h), rows, with_pairs = coupling.w.shape, len(bv), use_pairs is not None
     check_graphs((v, h), bv.shape, bh.shape, n_sweeps, tol)
@@ -124,13 +126,13 @@ def _run_groups(
     sweeps, change = cupy.empty(rows, dtype=np.int32), cupy.empty(rows, dtype=np.float32)
     log_z = cupy.empty(rows, dtype=np.float64)
     multiplied = method in ("sum_product", "mixed_product")
-    matrices = (coupling.a if multiplied else coupling.w), coupling.w
+    matrices = (coupling.exp_w if multiplied else coupling.w), coupling.w
     name, blocks, kept = _choose_kernel(method, v, h)
     stored = method in ("sum_product", "max_product") and not kept
     group = max(1, min(rows, MESSAGE_BYTES // (4 * v * h))) if stored or with_pairs else max(rows, 1)
     m = cupy.empty((group, v, h) if stored else (1, 1, 1), dtype=np.float32)
-    c = cupy.empty((group, v, h), dtype=np.float32) if with_pairs else _NULL
-    tv, th, uh = (cupy.empty((group, n), dtype=np.float32) for n in (v, h, h))
+    given_h = cupy.empty((group, v, h), dtype=np.float32) if with_pairs else _NULL
+    v_on, h_on, h_off = (cupy.empty((group, n), dtype=np.float32) for n in (v, h, h))
     exchanged = (
         cupy.empty((group, blocks, h), dtype=np.float32),
         cupy.empty((group, blocks), dtype=np.float32),
@@ -140,12 +142,13 @@ def _run_groups(
     settings = np.int32(n_sweeps), stop, np.int32(coupling.factors), np.float32(coupling.limit)
     for first in range(0, rows, group):
         part = slice(first, first + group)
-        results = lv[part], lh[part], sweeps[part], change[part], c, log_z[part]
+        results = lv[part], lh[part], sweeps[part], change[part], given_h, log_z[part]
         inputs = *matrices, np.int32(v), np.int32(h), bv[part], bh[part], *settings
         graphs = len(bv[part])
-        _launch(name, (graphs * blocks,), *inputs, m, tv, th, uh, *results, *exchanged, shared_bytes=kept)
+        arrays = *inputs, m, v_on, h_on, h_off, *results, *exchanged
+        _launch(name, (graphs * blocks,), *arrays, shared_bytes=kept)
         if use_pairs is not None:
-            use_pairs(first, graphs, c, th)
+            use_pairs(first, graphs, given_h, h_on)
     return Inference(lv, lh, sweeps, change, log_z if with_pairs else None)
 
 
@@ -160,22 +163,22 @@ def add_chain_gradients(
     starts: np.ndarray, n_sweeps: int, tol: float | None, gradients: cupy.ndarray, dv: cupy.ndarray,
     dh: cupy.ndarray, measures: cupy.ndarray, biases: cupy.ndarray | None,
 ) -> None:  # fmt: skip
-    """Compute both phases of several chains (parts of a batch) at once, by sum-product or mean field.
+    """Compute the gradients of several chains (parts of a batch) at once, by sum-product or mean field.
 
-    ``seen`` (rows, v) are the outputs of the rows, and chain c has the rows ``starts[c]:starts[c + 1]``. The
-    gradient of W of each chain is added to the first v h numbers of its row of ``gradients``. The function
-    writes v minus beliefs to ``dv``, positive minus negative phase to ``dh``, and the sums of both over the
-    rows of each chain to ``biases`` (a view of ``gradients``) if given. It writes loss, wrong units and the
-    largest change of a belief in the last sweep of each row to ``measures``, (3, rows).
+    ``seen`` are the outputs of the rows, and chain c has the rows ``starts[c]:starts[c + 1]``. The gradient
+    of W of each chain is added to the start of its row of ``gradients``. The function writes outputs minus
+    their expectations in the model to ``dv``, the same difference of hidden units to ``dh``, and the sums of
+    both over the rows of each chain to ``biases`` (a view of ``gradients``) if given. It writes loss, wrong
+    outputs and the largest change of P(unit = 1) in the last sweep of each row to ``measures``, (3, rows).
     """
     (v, h), rows, chains = coupling.w.shape, len(seen), len(starts) - 1
-    # largest |log odds| whose exponential fits float32
+    # The exponential of larger |log odds| than the limit does not fit float32.
     sizes, limit = (np.int32(v), np.int32(h)), np.float32(87.0)
-    positive, edges = cupy.empty((rows, h), dtype=np.float32), (_ceil(v * h), chains)
+    positive, weight_grid = cupy.empty((rows, h), dtype=np.float32), (_count_blocks(v * h), chains)
     device_starts, stride = cupy.asarray(starts.astype(np.int32)), np.int32(gradients.shape[1])
     _launch(
         "crbm_positive",
-        (-(-rows // TOGETHER),),
+        (-(-rows // POSITIVE_ROWS),),
         coupling.w,
         seen,
         bh,
@@ -185,39 +188,42 @@ def add_chain_gradients(
         positive,
     )
 
-    def add(first: int, graphs: int, c: cupy.ndarray | np.uint64, th: cupy.ndarray | np.uint64) -> None:
-        of_rows = c, th, seen, positive, dv, dh, device_starts, np.int32(chains)
+    def add_weights(
+        first: int, graphs: int, given_h: cupy.ndarray | np.uint64, h_on: cupy.ndarray | np.uint64
+    ) -> None:
+        of_rows = given_h, h_on, seen, positive, dv, dh, device_starts, np.int32(chains)
         group = np.int32(first), np.int32(graphs)
-        _launch("crbm_chain_weights", edges, *of_rows, *group, *sizes, stride, gradients)
+        _launch("crbm_chain_weights", weight_grid, *of_rows, *group, *sizes, stride, gradients)
 
     by_pairs = method == "sum_product"
-    found = _run_groups(method, coupling, bv, bh, n_sweeps, tol, add if by_pairs else None)
+    found = _run_groups(method, coupling, bv, bh, n_sweeps, tol, add_weights if by_pairs else None)
     inputs = found.lv, found.lh, seen, positive, np.int32(rows)
     _launch("crbm_negative", (rows,), *inputs, *sizes, limit, dv, dh, measures)
     measures[2] = found.change
     if not by_pairs:
-        add(0, rows, _NULL, _NULL)
+        add_weights(0, rows, _NULL, _NULL)
     if biases is not None:
         summed = dv, dh, device_starts, np.int32(chains)
-        _launch("crbm_chain_biases", (_ceil(v + h), chains), *summed, *sizes, stride, biases)
+        _launch("crbm_chain_biases", (_count_blocks(v + h), chains), *summed, *sizes, stride, biases)
 
 
 def ascend_chains(
     sizes: tuple[int, int, int], theta: cupy.ndarray, gradients: cupy.ndarray, rate: float,
     factors: tuple[cupy.ndarray, cupy.ndarray, cupy.ndarray] | None,
 ) -> tuple[cupy.ndarray, cupy.ndarray]:  # fmt: skip
-    """Take a gradient step (no momentum, no decay) over all parts of a batch; its bits equal the host's.
+    """Take a gradient step without momentum or decay on the device; its bits are those of a step on the host.
 
-    ``sizes`` are the numbers of units of v, h and x. ``gradients`` (parts, stride) are the gradients of all
-    parameters or, with ``factors`` (dv, dh and x of all rows), of W only. Return the next parameters, and
+    ``sizes`` are the numbers of outputs, hidden units and columns of x. ``gradients`` has a row for each part
+    of the batch: the gradient of all parameters or, with ``factors``, of W only. ``factors`` are dv, dh and x
+    of all rows, whose products dv^T x and dh^T x are the other gradients. Return the next parameters, and
     float32 numbers whose largest is max |W|, or not finite if a coupling or bias is not finite.
     """
     v, h, x = sizes
     edges, weights, step = v * h, v * h + x * (v + h), np.float32(rate)
     next_theta = cupy.empty(theta.shape, dtype=np.float32)
     count = theta.size if factors is None else edges
-    blocks = _ceil(count)
-    largest = cupy.empty(blocks + (_ceil(v + h) if factors else 0), dtype=np.float32)
+    blocks = _count_blocks(count)
+    largest = cupy.empty(blocks + (_count_blocks(v + h) if factors else 0), dtype=np.float32)
     bits = largest.view(np.int32)
     shape = np.int32(len(gradients)), np.int32(gradients.shape[1]), np.int32(edges)
     ends = np.int32(edges if factors else weights), np.int32(count)
@@ -228,11 +234,11 @@ def ascend_chains(
         for left, units in ((dv, v), (dh, h)):
             part = slice(first, first := first + units * x)
             outer = left, seen, rows, np.int32(units), np.int32(x), step
-            _launch("crbm_ascend_outer", (_ceil(units * x),), theta[part], *outer, next_theta[part])
+            _launch("crbm_ascend_outer", (_count_blocks(units * x),), theta[part], *outer, next_theta[part])
         given = theta[weights:], dv, dh, rows, np.int32(v), np.int32(h), step
-        _launch("crbm_ascend_biases", (_ceil(v + h),), *given, next_theta[weights:], bits[blocks:])
+        _launch("crbm_ascend_biases", (_count_blocks(v + h),), *given, next_theta[weights:], bits[blocks:])
     return next_theta, largest
 
 
-def _ceil(threads: int) -> int:
+def _count_blocks(threads: int) -> int:
     return -(-threads // THREADS)

@@ -1,7 +1,7 @@
 """Inputs and results that the inference kernels in numpy, numba and CuPy share.
 
-Each row of a batch has a graph. All graphs share the couplings W (v, h), and each graph has its biases, a row
-of bv (rows, v) and of bh (rows, h): p(v, h) is proportional to exp(v'W h + bv'v + bh'h) for units 0 or 1.
+Each row of a batch has a graph whose units, visible v and hidden h, are 0 or 1. All graphs share the
+couplings W, and each graph has biases bv and bh: p(v, h) is proportional to exp(v'W h + bv'v + bh'h).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.jit import entry, in_array
 
-# Upper bound of |W|. A message is at most e^|W|; for larger W message times belief exceeds float32.
+# Upper bound of |W|. A message between units is at most e^|W|; with a larger W its products exceed float32.
 MAX_WEIGHT = 40.0
-# A row has converged if no belief changed by more than this in its last sweep: epsilon of Ping and Ihler
-# (2017).
+# A row has converged if no P(unit = 1) changed by more than this in its last sweep (epsilon of Ping and
+# Ihler, 2017).
 CONVERGED = 1e-3
-# Largest number of beliefs that are multiplied before the log is taken. Each belief is at least a half, so
-# the product stays above the smallest float64.
+# Largest number of probabilities that are multiplied before the log is taken. Each of them is at least 0.5,
+# so the product stays above the smallest float64.
 PRODUCT_UNITS = 512
 # Largest number of messages that are multiplied before mantissa and exponent are split, and largest |log| of
-# the product of these messages.
+# the product of these messages, which keeps it in the range of float32.
 _FACTORS, _MAX_LOG = 8, 80.0
-# Upper bound of the bytes of the messages of all graphs that a GPU works on at a time.
+# Upper bound of the bytes of the messages of all graphs that a GPU infers at a time.
 MESSAGE_BYTES = 256 * 2**20
 BLOCKS = 8  # thread blocks of a cluster; the same number as in gpu.cu
-# Largest number of chains (parts of a batch) of a step on a GPU that keeps the parameters; the CUDA kernel in
-# gpu.cu adds at most this many gradients.
+# Largest number of chains (parts of a batch) of a step whose parameters stay on a GPU. The CUDA kernel that
+# adds their gradients has a tree of ten levels.
 MOST_CHAINS = 1023
 
 
@@ -39,36 +39,35 @@ class WeightError(ValueError):
 
 @dataclass(frozen=True)
 class Inference:
-    """Beliefs of a batch of graphs."""
+    """Result of an inference for a batch of rows: estimates of P(unit = 1) in each row's graph."""
 
-    # (rows, v) and (rows, h): log P(unit = 1) - log P(unit = 0); the belief is the sigmoid
-    lv: Array
-    lh: Array
-    # int (rows,): number of sweeps, each from the hidden units to the visible units and back
+    lv: Array  # (rows, visible units): log odds log P(v = 1) - log P(v = 0)
+    lh: Array  # (rows, hidden units): log odds log P(h = 1) - log P(h = 0)
+    # int (rows,): number of sweeps, each with messages from the hidden units to the visible units and back
     sweeps: Array | None
-    # (rows,): largest change of a belief in the last sweep; the first sweep starts from sigmoid(biases)
+    # (rows,): largest change of P(unit = 1) in the last sweep; the first sweep starts from sigmoid(biases)
     change: Array | None
-    # float64 (rows,), or None: Bethe estimate of log Z, from the kernel that computes pair beliefs
+    # float64 (rows,): Bethe estimate of log Z; None unless P(v = 1, h = 1) was computed as well
     log_z: Array | None = None
 
 
-def largest_magnitude(a: Array) -> float:
+def find_largest_magnitude(array: Array) -> float:
     """Return the largest absolute value of an array on host or device; NaN if the array contains NaN."""
-    if not a.size:
+    if not array.size:
         return 0.0
-    if not isinstance(a, np.ndarray):
-        return float(abs(a).max())  # the maximum is computed on the device, and only one number is copied
-    if a.dtype == np.float32 and a.flags.c_contiguous:
-        return float(np.int32(_largest_bits(a.reshape(-1).view(np.int32))).view(np.float32))
-    return max(float(a.max()), -float(a.min()))  # abs would allocate a second array
+    if not isinstance(array, np.ndarray):
+        return float(abs(array).max())  # the device computes the maximum, so only one number is copied
+    if array.dtype == np.float32 and array.flags.c_contiguous:
+        return float(np.int32(_find_largest_bits(array.reshape(-1).view(np.int32))).view(np.float32))
+    return max(float(array.max()), -float(array.min()))  # abs would allocate a second array
 
 
 @entry(in_array("i4", 1))
-def _largest_bits(bits: np.ndarray) -> np.int32:
-    """Return the largest bits of float32 numbers without their signs.
+def _find_largest_bits(bits: np.ndarray) -> np.int32:
+    """Return the largest of float32 numbers without their signs; numbers and result are int32 bits.
 
-    Without the signs, the bits as integers have the order of the numbers, and NaN comes after infinity. The
-    compiled loop compares vectors of integers.
+    The bits of positive float32 numbers, read as integers, have the order of the numbers, and NaN comes after
+    infinity. Integers are compared in vectors, which floats that may be NaN are not.
     """
     most = np.int32(0)
     for i in range(len(bits)):
@@ -77,7 +76,7 @@ def _largest_bits(bits: np.ndarray) -> np.int32:
 
 
 def check_weights(largest: float) -> None:
-    """Raise `WeightError` if messages in float32 cannot carry couplings as large as ``largest``."""
+    """Raise `WeightError` if ``largest``, max |W|, is not finite or too large for messages in float32."""
     if not math.isfinite(largest):
         raise WeightError(
             "the couplings W are not all finite: lower the learning rate or raise the weight decay"
@@ -92,7 +91,7 @@ def check_weights(largest: float) -> None:
 def check_graphs(
     shape: tuple[int, int], bv: tuple[int, ...], bh: tuple[int, ...], n_sweeps: int, tol: float | None
 ) -> None:
-    """Raise ValueError if biases of these shapes do not fit couplings of ``shape``, or settings are wrong."""
+    """Raise ValueError if shapes of biases do not fit that of W, or if ``n_sweeps`` or ``tol`` is wrong."""
     v, h = shape
     if len(bv) != 2 or len(bh) != 2 or bv[0] != bh[0] or bv[1] != v or bh[1] != h:
         raise ValueError(
@@ -106,15 +105,15 @@ def check_graphs(
 
 
 def check_pairs(pairs: tuple[int, ...], shape: tuple[int, int]) -> None:
-    """Raise ValueError if the array of pair beliefs does not have the shape of W."""
+    """Raise ValueError if ``pairs``, the shape of the array of P(v = 1, h = 1), is not the shape of W."""
     if pairs != shape:
         raise ValueError(f"pairs has shape {pairs}: give the shape of W, {shape}")
 
 
 def check_biases(*biases: np.ndarray) -> None:
-    """Raise `WeightError` if a bias is infinite or NaN, which messages would hide."""
+    """Raise `WeightError` if a bias is infinite or NaN, which the results of an inference may not show."""
     for b in biases:
-        if not math.isfinite(largest_magnitude(b)):
+        if not math.isfinite(find_largest_magnitude(b)):
             row = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
             raise WeightError(
                 f"the biases of row {row} are not all finite: lower the learning rate, or look for NaN in "
@@ -123,7 +122,11 @@ def check_biases(*biases: np.ndarray) -> None:
 
 
 def choose_limits(most: float) -> tuple[int, float]:
-    """Return, for max |W|, how many messages may be multiplied in float32, and a bound of |log odds|."""
+    """Return limits of float32 if max |W| is ``most``: factors of a product, and largest |log odds|.
+
+    The first limit is the number of messages that are multiplied before mantissa and exponent are split. The
+    second applies when P(unit = 1) and P(unit = 0) are computed from log odds.
+    """
     check_weights(most)
     factors = max(1, min(_FACTORS, int(_MAX_LOG / max(most, 1.0))))
     return factors, max(87.0 - 2 * most, min(86.0, 2 * most + 17.0))

@@ -1,8 +1,8 @@
 """Products of the rows of a small batch with the parameters, on host or device.
 
 A step reads every matrix of parameters for about twenty rows. OpenBLAS packs a matrix before it multiplies,
-and for few rows packing costs more than the product. The kernels of :mod:`.cpu.few_rows`, called tiles here,
-read the matrix in place.
+and for few rows packing costs more than the product. The kernels of :mod:`.cpu.few_rows` read the matrix in
+place; here they are called tiles.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from scalelatent.kernels.arrays import Array, align_copy
 from .cpu import few_rows
 from .update import StepArrays, StepRates, add_to, ascend
 
-# Largest number of rows for which the kernels of few_rows.py (tiles) are used instead of OpenBLAS. With
-# vectors of sixteen floats they are faster up to this number; with eight floats they are as fast as OpenBLAS
-# at this number (benchmarks/crbm_steps.py --parts products).
+# Largest number of rows for which the kernels of few_rows.py are used instead of OpenBLAS. On processors with
+# vectors of sixteen floats they are faster up to this number of rows. With eight floats they are as fast as
+# OpenBLAS at this number (benchmarks/crbm_steps.py --parts products).
 MAX_ROWS = 160
-# For matrices of fewer rows (units) than this, `write_affine_map` uses einsum on the host instead of BLAS.
+# For weights of fewer units than this, `write_affine_map` uses einsum on the host instead of BLAS, whose sums
+# then have an order that depends on the position of a row in the batch.
 _FEW_UNITS = 8
 
 
 def fits_tiles(rows: Array, *others: Array) -> bool:
-    """Return whether few_rows.py can multiply these arrays: float32, on the host, at most MAX_ROWS rows."""
+    """Return whether few_rows.py can multiply these arrays: contiguous float32 on the host, few rows."""
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )
 
 
 def write_affine_map(x: Array, weights: Array, bias: Array, out: Array, xp: ModuleType) -> None:
-    """Write x weights^T + bias to ``out``."""
+    """Write x weights^T + bias to ``out``; ``weights`` has a row for each unit."""
     if x.shape[1] == weights.shape[1] and fits_tiles(x, weights, bias, out):
         # Align the rows, because loading an unaligned vector reads two cache lines.
         few_rows.products(align_copy(x), weights, bias, out)
         return
     if xp is np and len(weights) < _FEW_UNITS:
-        # BLAS multiplies a matrix by a vector with sums whose order depends on the position of the row.
         np.einsum("ij,kj->ik", x, weights, out=out)
     else:
         xp.matmul(x, weights.T, out=out)
@@ -68,7 +68,7 @@ def add_outer_difference(
 
 
 def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates: StepRates) -> None:
-    """Take a gradient step of a matrix of parameters along left^T right, without storing this product."""
+    """Take a gradient step of a matrix of parameters along left^T right, without storing it for few rows."""
     if len(left) != len(right) or not fits_tiles(left, right, *arrays):
         ascend(arrays.slice_part(slice(None), -1), (left.T @ right).reshape(-1), arrays.theta.size, rates)
         return
@@ -80,13 +80,9 @@ def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates:
 
 
 def ascend_outer_difference(
-    arrays: StepArrays,
-    left: np.ndarray,
-    right: np.ndarray,
-    subtracted: np.ndarray,
-    rates: StepRates,
+    arrays: StepArrays, left: np.ndarray, right: np.ndarray, subtracted: np.ndarray, rates: StepRates,
     backend: Backend,
-) -> None:
+) -> None:  # fmt: skip
     """Take a gradient step of a matrix of parameters along left^T right - subtracted."""
     theta, velocity, new_theta, _ = arrays
     if not len(velocity) and not rates.decay and fits_tiles(left, right, subtracted, theta, new_theta):

@@ -1,7 +1,7 @@
 """Inference in RBMs in numpy and float64, one graph at a time; tests compare numba and CuPy kernels with it.
 
-Messages are log odds, m = log r. A sweep sends all messages of the hidden units, then all messages of the
-visible units (Ping and Ihler, 2017, algorithm 1).
+A message is a log odds that one unit sends to another along an edge. A sweep sends all messages of the hidden
+units, then all messages of the visible units (Ping and Ihler, 2017, algorithm 1).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from .inference import Inference, check_graphs, check_pairs
 
-# Function of W, of the senders' log odds without the opposite messages (the cavity), and of all their log
-# odds (the belief); it returns the log odds of the messages.
+# Function that computes messages from W, from the cavities (log odds of the senders minus the messages that
+# they received along the same edges), and from the log odds of the senders.
 _SendMessages = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -27,7 +27,7 @@ class PlainCoupling:
 
 @dataclass(frozen=True)
 class _Graph:
-    """A graph after its sweeps; ``to_v`` are the log odds of the messages to the visible units, (v, h)."""
+    """A graph after its sweeps (rounds of messages); ``to_v`` are the messages to the visible units."""
 
     w: np.ndarray
     to_v: np.ndarray
@@ -38,7 +38,7 @@ class _Graph:
 
 
 def make_coupling(w: np.ndarray) -> PlainCoupling:
-    """Return the couplings W in the form that the kernels take; batches with the same W share the result."""
+    """Return the couplings W in the form that the kernels of this module read."""
     return PlainCoupling(np.array(w, dtype=np.float64))
 
 
@@ -50,7 +50,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def sum_product(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Approximate the marginals of all units by sum-product belief propagation; exact if the graph is a tree.
+    """Approximate P(unit = 1) of all units by sum-product belief propagation; exact if the graph is a tree.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ def sum_product(
     bv, bh : ndarray, shape (rows, v) and (rows, h)
         Biases of each row's graph.
     n_sweeps : int
-        Upper bound of the number of sweeps.
+        Upper bound of the number of sweeps (rounds of messages over all edges).
     tol : float or None
-        A row stops sweeping as soon as no belief has changed by more than ``tol``.
+        The inference of a row stops after a sweep in which no P(unit = 1) changed by more than ``tol``.
 
     Returns
     -------
@@ -73,14 +73,14 @@ def sum_product_pairs(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None,
     pairs: np.ndarray,
 ) -> Inference:  # fmt: skip
-    """Run :func:`sum_product`, add the pair beliefs of all rows to ``pairs``, (v, h), and estimate log Z.
+    """Run sum-product, add P(v_i = 1, h_j = 1) of all rows to ``pairs``, and estimate log Z of each row.
 
-    A row that has met ``tol`` takes one more sweep, which computes its pair beliefs.
+    A row that has met ``tol`` makes one more sweep, as in the kernels that compute pairs in the last sweep.
     """
     check_pairs(pairs.shape, coupling.w.shape)
     graphs = _infer_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, _sum_message, one_more=True)
     for graph in graphs:
-        # The pair belief is P(v_i = 1 | h_j = 1) P(h_j = 1).
+        # P(v_i = 1, h_j = 1) is P(v_i = 1 | h_j = 1) P(h_j = 1).
         pairs += sigmoid(graph.w + graph.lv[:, None] - graph.to_v) * sigmoid(graph.lh)
     return _collect(
         graphs, coupling, np.array([_estimate_log_z(graph) for graph in graphs], dtype=np.float64)
@@ -90,23 +90,23 @@ def sum_product_pairs(
 def mixed_product(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Find the most probable visible state, ``lv > 0``, with the hidden units summed out (marginal MAP).
+    """Find the most probable state of the visible units alone (marginal MAP); a unit is 1 if ``lv`` > 0.
 
     Mixed-product belief propagation of Liu and Ihler (2013). Parameters as in :func:`sum_product`.
     """
 
-    def decide(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.ndarray:
-        return w * (belief > 0)
+    def send_decision(w: np.ndarray, cavity: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        return w * (log_odds > 0)
 
-    return _collect(_infer_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, decide), coupling)
+    return _collect(_infer_graphs(coupling, bv, bh, n_sweeps, tol, _sum_message, send_decision), coupling)
 
 
 def max_product(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Find the most probable joint state of all units, ``lv > 0`` and ``lh > 0``, by max-product.
+    """Find the most probable joint state of all units by max-product; a unit is 1 if its log odds are > 0.
 
-    The log odds are those of max-marginals. Parameters as in :func:`sum_product`.
+    Parameters as in :func:`sum_product`.
     """
     return _collect(_infer_graphs(coupling, bv, bh, n_sweeps, tol, _max_message, _max_message), coupling)
 
@@ -114,7 +114,7 @@ def max_product(
 def mean_field(
     coupling: PlainCoupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Approximate the marginals of all units by mean field; the first sweep starts from sigmoid(bh).
+    """Approximate P(unit = 1) of all units by mean field; hidden units start from sigmoid(``bh``).
 
     Parameters as in :func:`sum_product`.
     """
@@ -133,14 +133,11 @@ def mean_field(
     return _collect(graphs, coupling)
 
 
-# -- one graph --------------------------------------------------------------------------------------------
-
-
-def _sum_message(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.ndarray:
+def _sum_message(w: np.ndarray, cavity: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
     return np.logaddexp(w + cavity, 0.0) - np.logaddexp(cavity, 0.0)
 
 
-def _max_message(w: np.ndarray, cavity: np.ndarray, belief: np.ndarray) -> np.ndarray:
+def _max_message(w: np.ndarray, cavity: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
     return np.maximum(w + cavity, 0.0) - np.maximum(cavity, 0.0)
 
 
@@ -182,8 +179,9 @@ def _propagate(
 def _estimate_log_z(graph: _Graph) -> float:
     """Return the Bethe estimate: log Z = sum_i log Z_i + sum_j log Z_j + sum_ij log (Z_ij / (Z_i Z_j)).
 
-    The estimate is a stationary value of the Bethe free energy if the messages are a fixed point (Yedidia et
-    al., 2005), and exact on a tree. With the cavity's log odds c of the message to j, Z_ij = (1 + e^c) Z_j.
+    Z_i is 1 + exp(log odds of i), and Z_ij is (1 + exp(c)) Z_j, where c is the log odds of i minus the
+    message from j. The estimate is exact on a tree. It is a stationary value of the Bethe free energy if
+    another sweep would not change the messages (Yedidia et al., 2005).
     """
     zv, zh = np.logaddexp(0.0, graph.lv), np.logaddexp(0.0, graph.lh)
     pairs = np.logaddexp(0.0, graph.lv[:, None] - graph.to_v) - zv[:, None]

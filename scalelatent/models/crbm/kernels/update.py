@@ -1,7 +1,7 @@
 """Sums and gradient steps over all parameters, on host or device.
 
-A step on a small batch moves more bytes of parameters than of rows. The compiled loops read and write each
-parameter once; numpy would do so once per operation.
+A step on a small batch reads more bytes of parameters than of rows. The compiled loops read and write each
+parameter once; numpy would read and write it in each operation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _F4 = numba.float32
 
 
 class StepArrays(NamedTuple):
-    """Old and new parameters and velocities of a step, C-contiguous arrays of float32 of one shape.
+    """Old and new parameters and velocities (last changes of the parameters) of a gradient step.
 
-    Both velocities are empty without momentum. The new arrays may be the same arrays as the old ones.
+    All are C-contiguous float32 arrays of one shape, but the velocities are empty without momentum. The new
+    arrays may be the same arrays as the old ones.
     """
 
     theta: Array
@@ -29,7 +30,7 @@ class StepArrays(NamedTuple):
     new_velocity: Array
 
     def slice_part(self, place: slice, *shape: int) -> StepArrays:
-        """Return the range ``place`` of the four vectors, as matrices if a shape is given."""
+        """Return the range ``place`` of each of the four vectors, as matrices if a shape is given."""
         parts = (a[place] for a in self)
         return StepArrays(
             *((a.reshape(shape if a.size else (0, *shape[1:])) for a in parts) if shape else parts)
@@ -37,10 +38,10 @@ class StepArrays(NamedTuple):
 
 
 class StepRates(NamedTuple):
-    """Factors of one step: learning rate divided by rows, learning rate times weight decay, and momentum."""
+    """Factors of one gradient step."""
 
-    rate: float
-    decay: float
+    rate: float  # learning rate divided by the number of rows, because gradients are summed over rows
+    decay: float  # learning rate times weight decay
     momentum: float
 
 
@@ -70,7 +71,7 @@ _ascend_host = {np.dtype(kind): entry(*_ascend_signature(kind))(_ascend) for kin
 
 
 @entry(in_array("f4", 1), out_array("f8", 1))
-def _add_f4(part: np.ndarray, total: np.ndarray) -> None:
+def _add_float32(part: np.ndarray, total: np.ndarray) -> None:
     for i in range(len(part)):
         total[i] += part[i]
 
@@ -82,9 +83,9 @@ def _add_scaled(array: np.ndarray, change: np.ndarray, factor: np.float32, out: 
 
 
 def ascend(arrays: StepArrays, gradient: Array, n_weights: int, rates: StepRates) -> None:
-    """Set velocity to momentum * velocity + rate * gradient - decay * theta, and add it to theta.
+    """Set velocity to momentum * velocity + rate * gradient - decay * theta, and add the velocity to theta.
 
-    The decay applies to the first ``n_weights`` parameters.
+    Only the first ``n_weights`` parameters decay.
     """
     theta, velocity, new_theta, new_velocity = arrays
     if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _ascend_host:
@@ -102,7 +103,7 @@ def ascend(arrays: StepArrays, gradient: Array, n_weights: int, rates: StepRates
 def add_to(total: np.ndarray, part: np.ndarray) -> None:
     """Add the vector ``part`` on the host to the float64 vector ``total`` in place."""
     if part.dtype == np.float32:
-        _add_f4(part, total)
+        _add_float32(part, total)
     else:
         total += part
 

@@ -15,17 +15,17 @@ from .energy import CrbmShape
 # Smallest scale of a column, as a share of its range (largest minus smallest value). Without this limit, a
 # column that is rarely different from 0 would have very large standardised values.
 RANGE_SHARE = 0.1
-# Upper bound of the mean squared length of a standardised row. The learning rates were chosen for binary
-# images of 784 pixels, whose mean squared length is a third to a half of this bound.
-MOST_LENGTH = 300.0
+# Upper bound of the squared length of a standardised row, averaged over rows. The default learning rates were
+# chosen for binary images of 784 pixels, whose average is a third to a half of this bound.
+MAX_SQUARED_LENGTH = 300.0
 
 
 @dataclass(frozen=True)
 class ColumnUnits:
-    """Shift and scale of each column of x, float32 (x,).
+    """Shift and scale of each column of the rows x; a standardised value is (x - shift) / scale.
 
-    CSR rows cannot be shifted. A dense column with more zeros than other values is not shifted either, so
-    that the same rows give the same result in both formats.
+    CSR rows are not shifted, because their zeros are not stored. A dense column with more zeros than other
+    values is not shifted either, so that the same rows give the same result in both formats.
     """
 
     shift: np.ndarray
@@ -33,7 +33,7 @@ class ColumnUnits:
 
     @classmethod
     def measure(cls, x: np.ndarray | CsrRows) -> ColumnUnits | None:
-        """Return the shift and scale of each column, from rows (n, x).
+        """Return the shift and scale of each column, measured on the rows ``x``.
 
         Return None if all values are 0 or 1, or if a value is NaN or too large.
         """
@@ -48,7 +48,7 @@ class ColumnUnits:
         scale = np.maximum(dense.std(axis=0), RANGE_SHARE * spread)
         scale[spread == 0] = 1.0
         length = float((((dense - shift) / scale) ** 2).sum(axis=1).mean())
-        scale *= max(1.0, length / MOST_LENGTH) ** 0.5
+        scale *= max(1.0, length / MAX_SQUARED_LENGTH) ** 0.5
         return cls(shift.astype(np.float32), scale.astype(np.float32))
 
     def standardise(self, block: Block) -> Block:
@@ -67,16 +67,16 @@ class ColumnUnits:
             return replace(block, x=replace(x, data=scaled))
         return replace(block, x=((x - self.shift) / self.scale).astype(np.float32, copy=False))
 
-    def for_rows(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert a parameter vector for standardised rows into a vector for the original rows."""
+    def convert_to_original(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
+        """Return parameters that give the original rows the biases that ``theta`` gives standardised rows."""
         return self._convert(shape, theta, 1 / self.scale.astype(np.float64), -1.0)
 
-    def for_standardised(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
-        """Convert a parameter vector for the original rows into a vector for standardised rows."""
+    def convert_to_standardised(self, shape: CrbmShape, theta: np.ndarray) -> np.ndarray:
+        """Return parameters that give standardised rows the biases that ``theta`` gives the original rows."""
         return self._convert(shape, theta, self.scale.astype(np.float64), 1.0)
 
     def _convert(self, shape: CrbmShape, theta: np.ndarray, factor: np.ndarray, sign: float) -> np.ndarray:
-        """Multiply the columns of Wvx and Whx; move their products with the shift to or from the biases."""
+        """Multiply the weights of each column of x by ``factor``, and correct the biases for the shift."""
         out = theta.copy()
         params = shape.split(out)
         for weights, bias in ((params.Wvx, params.bv), (params.Whx, params.bh)):

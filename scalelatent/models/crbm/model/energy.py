@@ -37,22 +37,25 @@ DENSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Params:
-    """The five arrays of parameters, as views of the parameter vector on the host or on a device."""
+    """The five arrays of parameters, as views of the parameter vector on the host or on a device.
 
-    W: Array  # (v, h)
-    Wvx: Array  # (v, x)
-    Whx: Array  # (h, x)
-    bv: Array  # (v,)
-    bh: Array  # (h,)
+    In the shapes below, v, h and x are the numbers of outputs, hidden units and observed columns.
+    """
+
+    W: Array  # (v, h): couplings of outputs and hidden units
+    Wvx: Array  # (v, x): weights from the observed row to the outputs
+    Whx: Array  # (h, x): weights from the observed row to the hidden units
+    bv: Array  # (v,): biases of the outputs
+    bh: Array  # (h,): biases of the hidden units
 
 
 @dataclass(frozen=True)
 class CrbmShape:
     """Numbers of units, and the layout of the parameter vector."""
 
-    n_visible: int  # units of v
-    n_hidden: int  # units of h; 0 is logistic regression
-    n_observed: int  # units of x; 0 is a plain RBM
+    n_visible: int  # number of outputs v
+    n_hidden: int  # number of hidden units h; without hidden units the model is logistic regression
+    n_observed: int  # number of columns of the observed rows x; without columns the model is a plain RBM
 
     @cached_property
     def layout(self) -> Layout:
@@ -76,7 +79,10 @@ class CrbmShape:
         )
 
     def start(self, rng: np.random.Generator, scale: float) -> np.ndarray:
-        """Return initial float32 parameters: Gaussian W and Whx, so that hidden units differ; others 0."""
+        """Return initial parameters in float32: W and Whx Gaussian with deviation ``scale``, the others 0.
+
+        Without random weights all hidden units would stay equal.
+        """
         flat = np.zeros(self.n_parameters, dtype=np.float32)
         params = self.split(flat)
         for w in (params.W, params.Whx):
@@ -86,18 +92,20 @@ class CrbmShape:
 
 @dataclass(frozen=True)
 class Observed:
-    """Dense rows of x on the backend, with all columns or the columns that these rows use."""
+    """Observed rows x on the backend as a dense array: all columns, or only those with a nonzero value."""
 
-    x: Array  # float32 (rows, columns used)
-    columns: np.ndarray | None  # Indices of the columns of ``x`` in the rows; None: all columns
+    x: Array  # float32 (rows, columns)
+    columns: (
+        np.ndarray | None
+    )  # Index of each column of ``x`` in the whole rows; None if ``x`` has all columns
 
     def select_columns(self, weights: Array) -> Array:
-        """Return the columns of a matrix (units, all columns of x) that these rows use."""
-        # Unlike take, indexing weights[:, columns] would return rows that are not contiguous.
+        """Return the columns of ``weights``, (units, all columns), that belong to the columns of ``x``."""
+        # The result of take is C-contiguous; that of weights[:, columns] is not.
         return weights if self.columns is None else weights.take(self.columns, axis=1)
 
-    def add_outer(self, left: Array, out: Array, xp: ModuleType) -> None:
-        """Write the product left^T x with the rows x to ``out``, (units, all columns of x)."""
+    def write_outer(self, left: Array, out: Array, xp: ModuleType) -> None:
+        """Write the product left^T x to ``out``, (units, all columns); columns that ``x`` lacks get 0."""
         if self.columns is None:
             xp.matmul(left.T, self.x, out=out)
         else:
@@ -105,8 +113,8 @@ class Observed:
             out[:, self.columns] = left.T @ self.x
 
 
-def observe(x: HostRows, backend: Backend, name: str = "x") -> Observed:
-    """Return the rows x of a block as dense rows in the buffer ``name`` of the backend."""
+def load_observed(x: HostRows, backend: Backend, name: str = "x") -> Observed:
+    """Copy the rows x of a block to the buffer ``name`` of the backend, as a dense array."""
     columns = None
     if isinstance(x, CsrRows):
         used, places = np.unique(x.indices, return_inverse=True)
@@ -120,7 +128,10 @@ def observe(x: HostRows, backend: Backend, name: str = "x") -> Observed:
 def compute_biases(
     params: Params, seen: Observed | None, n_rows: int, backend: Backend
 ) -> tuple[Array, Array]:
-    """Return b1 (rows, v) and b2 (rows, h) of each row's RBM, valid until the next call with this backend."""
+    """Return the biases of each row's RBM: b1 (rows, outputs) and b2 (rows, hidden units).
+
+    Both are in buffers of the backend, which the next call overwrites.
+    """
     out = []
     for name, weights, bias in (("b1", params.Wvx, params.bv), ("b2", params.Whx, params.bh)):
         b = backend.buffer(name, (n_rows, len(bias)), bias.dtype)
@@ -132,31 +143,34 @@ def compute_biases(
     return out[0], out[1]
 
 
-def sigmoid(a: Array, xp: ModuleType) -> Array:
-    """Return the logistic function, without overflow."""
-    return 0.5 * xp.tanh(0.5 * a) + 0.5
+def sigmoid(logits: Array, xp: ModuleType) -> Array:
+    """Return 1 / (1 + exp(-logits)), without overflow."""
+    return 0.5 * xp.tanh(0.5 * logits) + 0.5
 
 
 def compute_hidden_logits(params: Params, v: Array, b2: Array) -> Array:
-    """Return the log odds of each hidden unit given v, W^T v + b2, (rows, h)."""
+    """Return the log odds v W + b2 of the hidden units, given outputs v and biases b2 of hidden units."""
     return v @ params.W + b2
 
 
 def compute_negative_free_energy(v: Array, b1: Array, logits: Array, xp: ModuleType) -> Array:
-    """Return log sum_h exp(-E(v, h)), (rows,): -F in equation 4 of Ping and Ihler (2017)."""
+    """Return minus the free energy of the outputs v of each row, equation 4 of Ping and Ihler (2017).
+
+    ``b1`` are the biases of the outputs, and ``logits`` the log odds of the hidden units given v.
+    """
     zero = logits.dtype.type(0)
     return (v * b1).sum(axis=1) + xp.logaddexp(zero, logits).sum(axis=1)
 
 
 def compute_log_loss(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Array:
-    """Return the log-loss of each row in nats, (rows,), from log odds and their sigmoid."""
+    """Return the log-loss of the outputs v of each row, in nats; ``beliefs`` is the sigmoid of ``lv``."""
     if fits_tiles(lv, beliefs, v):
         out = np.empty(len(lv), dtype=np.float32)
         log_loss(lv, beliefs, v, out)
         return out
     out = (xp.maximum(lv, lv.dtype.type(0)) - lv * v).sum(axis=1)
-    # A unit with log odds l and belief p adds log(1 + e^l) = max(l, 0) - log max(p, 1 - p) to the loss. One
-    # log serves PRODUCT_UNITS units: each max(p, 1 - p) is at least 0.5, so their product is not 0.
+    # An output with log odds l and p = sigmoid(l) adds log(1 + e^l) = max(l, 0) - log max(p, 1 - p) to the
+    # loss. One log serves PRODUCT_UNITS outputs: max(p, 1 - p) is at least 0.5, so the product is not 0.
     likelier = xp.maximum(beliefs, 1 - beliefs)
     for first in range(0, lv.shape[1], PRODUCT_UNITS):
         out -= xp.log(likelier[:, first : first + PRODUCT_UNITS].prod(axis=1, dtype=np.float64))
@@ -166,14 +180,17 @@ def compute_log_loss(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Arr
 def compute_block_biases(
     shape: CrbmShape, params: Params, block: Block, backend: Backend
 ) -> tuple[Observed | None, Array, Array]:
-    """Return (rows x from :func:`observe`, b1, b2) of a block; refuse rows that are not finite."""
+    """Return the rows x of a block on the backend, and the biases b1 of outputs and b2 of hidden units.
+
+    The rows are None without x. Rows that are not finite are refused.
+    """
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)
         return (None, *compute_biases(params, None, n_rows, backend))
     check_same_width(block.x.shape[1], shape.n_observed)
     # An overflow needs no warning here, because `find_too_large` reports the row and the feature.
     with np.errstate(over="ignore"):
-        seen = observe(block.x, backend)
+        seen = load_observed(block.x, backend)
     if place := find_too_large(block):
         raise ValueError(place)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -187,16 +204,15 @@ def compute_block_biases(
 
 
 class ChainInputs(NamedTuple):
-    """Rows of several chains (parts of a batch) on the backend, in order, and the biases of their RBMs."""
+    """Observed rows of several chains (parts of a batch) on the backend, and the biases of their RBMs."""
 
-    seen: Sequence[Observed | None]  # The rows x of each chain; None without x
-    # The rows x of all chains; None if there is no x, or if the rows are sparse
-    x: Array | None
-    b1: Array
-    b2: Array
+    seen: Sequence[Observed | None]  # The rows x of each chain; None for a plain RBM, which has no x
+    x: Array | None  # The rows x of all chains; None for a plain RBM, or if the rows are sparse
+    b1: Array  # (rows of all chains, outputs): biases of the outputs
+    b2: Array  # (rows of all chains, hidden units): biases of the hidden units
 
     def sum_biases(self) -> Array:
-        """Return the sum of all biases on the backend, which is not finite if a row has to be refused."""
+        """Return the sum of all biases, on the backend; it is not finite if a bias is not finite."""
         with np.errstate(invalid="ignore", over="ignore"):
             return self.b1.sum() + self.b2.sum()
 
@@ -204,10 +220,10 @@ class ChainInputs(NamedTuple):
 def compute_chain_inputs(
     shape: CrbmShape, params: Params, blocks: Sequence[Block], backend: Backend
 ) -> ChainInputs:
-    """Return the rows of several chains (blocks) on the backend and the biases of their RBMs, unchecked."""
-    edges = np.cumsum([0, *(len(block.x) for block in blocks)])
+    """Copy the rows x of several blocks to the backend, and compute biases; `are_usable` checks both."""
+    starts = np.cumsum([0, *(len(block.x) for block in blocks)])
     b1, b2 = (
-        backend.buffer(name, (int(edges[-1]), n), np.float32)
+        backend.buffer(name, (int(starts[-1]), n), np.float32)
         for name, n in (("b1", shape.n_visible), ("b2", shape.n_hidden))
     )
     if not shape.n_observed:
@@ -218,11 +234,13 @@ def compute_chain_inputs(
     x: Array | None = None
     if all(isinstance(block.x, np.ndarray) for block in blocks):
         x = backend.asarray(np.concatenate([block.x for block in blocks]), np.float32, "x")
-        seen = [Observed(x[a:b], None) for a, b in pairwise(edges)]
+        seen = [Observed(x[a:b], None) for a, b in pairwise(starts)]
     else:
-        seen = [observe(block.x, backend, f"x of block {number}") for number, block in enumerate(blocks)]
+        seen = [
+            load_observed(block.x, backend, f"x of block {number}") for number, block in enumerate(blocks)
+        ]
     with np.errstate(invalid="ignore", over="ignore"):
-        for observed, (a, b) in zip(seen, pairwise(edges), strict=True):
+        for observed, (a, b) in zip(seen, pairwise(starts), strict=True):
             for out, weights, bias in ((b1, params.Wvx, params.bv), (b2, params.Whx, params.bh)):
                 own = observed.select_columns(weights)
                 write_affine_map(observed.x, own, bias, out[a:b], backend.xp)
@@ -230,12 +248,12 @@ def compute_chain_inputs(
 
 
 def are_usable(blocks: Sequence[Block], bias_sum: float) -> bool:
-    """Return False if a row of the blocks may have to be refused: `compute_block_biases` then names it."""
+    """Return whether all values of the blocks and the sum of their biases are finite and not too large."""
     return bool(np.isfinite(bias_sum)) and not any(find_too_large(block) for block in blocks)
 
 
 def _check_products(block: Block, *biases: np.ndarray) -> None:
-    """Raise `WeightError` if the biases of a row with finite values are not finite."""
+    """Raise `WeightError` that names the first row of a block whose biases are not finite."""
     bad = ~np.all([np.isfinite(b).all(axis=1) for b in biases], axis=0)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

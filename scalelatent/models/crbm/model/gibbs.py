@@ -1,4 +1,4 @@
-"""Gibbs sampling in RBMs: matrix products, and Bernoulli draws from random streams of the rows."""
+"""Gibbs sampling in RBMs. Each row has a random stream, so its draws do not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scalelatent.kernels.arrays import Array
 
 from .energy import Params, compute_hidden_logits, compute_negative_free_energy, sigmoid
 
-# Second word of the key of the random streams, so that they differ from all other streams of the seed.
+# Second word of the Philox key; the first is the seed. It separates these random streams from all others.
 _STREAM_KEY = int.from_bytes(hashlib.blake2b(b"crbm-gibbs", digest_size=8).digest(), "little")
 
 
 class Uniforms:
-    """Random streams of rows in an epoch; they return uniform float32 numbers in [0, 1).
+    """Random streams of uniform float32 numbers in [0, 1), one stream for each row in an epoch.
 
-    ``move`` copies the numbers to a device; None keeps them on the host.
+    ``move`` is a function that copies the numbers to a device; None keeps them on the host.
     """
 
     def __init__(
@@ -39,10 +39,13 @@ class Uniforms:
         return self._out if self._move is None else self._move(self._out)
 
 
-def gibbs_steps(
+def run_gibbs_steps(
     params: Params, b1: Array, b2: Array, hidden: Array, numbers: Uniforms, steps: int, xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Draw h, then v, ``steps`` times from P(h = 1) = ``hidden``; return v and P(h = 1 | v)."""
+    """Draw hidden units h, then outputs v given h, ``steps`` times; return the last v and P(h = 1 | v).
+
+    The first h is drawn from P(h = 1) = ``hidden``; ``b1`` and ``b2`` are the biases of v and h.
+    """
     n_hidden, width = b2.shape[1], b1.shape[1] + b2.shape[1]
     v: Array | None = None
     for _ in range(steps):
@@ -54,13 +57,13 @@ def gibbs_steps(
     return v, hidden
 
 
-def gibbs_search(
+def search_lowest_energy(
     params: Params, b1: Array, b2: Array, start: Array, numbers: Uniforms, steps: int, xp: ModuleType
 ) -> tuple[Array, Array, Array]:
-    """Return the visible state of lowest free energy in a random search that starts at ``start``.
+    """Search the outputs v of lowest free energy for each row, from ``start``; return the best v found.
 
-    A step of the search draws h and takes the most probable v. Return the state, P(h = 1) given the state,
-    and the negative free energy of the state.
+    A step of the search draws hidden units h and takes the most probable v given h. Also return P(h = 1 | v)
+    and minus the free energy of the best v. ``b1`` and ``b2`` are the biases of v and h.
     """
     n_hidden, v, logits = b2.shape[1], start, compute_hidden_logits(params, start, b2)
     best, best_logits = v, logits

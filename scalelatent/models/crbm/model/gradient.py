@@ -1,6 +1,6 @@
-"""Gradients of the parameters, positive minus negative phase, as products over the rows of a batch.
+"""Gradients of the parameters: expectations given the training rows, minus expectations of the model.
 
-No array of size rows x v x h is formed.
+The two terms are called positive and negative phase. They are matrix products over the rows of a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .negative_phases import Phase
 
 
 def compute_weight_gradient(xp: ModuleType, v: Array, phase: Phase, out: Array) -> None:
-    """Write the gradient of W to ``out``, (v, h): v^T positive minus the pair beliefs (`Phase.pairs`)."""
+    """Write the gradient of the couplings W, summed over rows with outputs v, to ``out``."""
     if not out.shape[1]:
         return
     if phase.pairs is None:
@@ -36,7 +36,7 @@ def compute_weight_gradient(xp: ModuleType, v: Array, phase: Phase, out: Array) 
 
 
 def add_weight_gradient(backend: Backend, v: Array, phase: Phase, total: np.ndarray) -> None:
-    """Add the gradient of W to a ``total`` of float64 on the host."""
+    """Add the gradient of the couplings W for rows with outputs v to the float64 array ``total``."""
     if phase.pairs is not None:
         add_outer_difference(v, phase.positive, phase.pairs, total, backend)
         return
@@ -48,33 +48,31 @@ def add_weight_gradient(backend: Backend, v: Array, phase: Phase, total: np.ndar
 def compute_gradient(
     shape: CrbmShape, backend: Backend, theta: Array, seen: Observed | None, v: Array, phase: Phase
 ) -> Array:
-    """Return the gradient of all parameters, summed over rows: a flat vector in a buffer of the backend."""
+    """Return the gradient of all parameters, summed over rows with outputs v, as one vector.
+
+    The vector is in a buffer of the backend, which the next call overwrites.
+    """
     flat = backend.buffer("gradient", theta.shape, theta.dtype)
     out = shape.split(flat)
     compute_weight_gradient(backend.xp, v, phase, out.W)
     dv, dh = v - phase.visible, phase.positive - phase.hidden
     if seen is not None:
-        seen.add_outer(dv, out.Wvx, backend.xp)
+        seen.write_outer(dv, out.Wvx, backend.xp)
         if shape.n_hidden:
-            seen.add_outer(dh, out.Whx, backend.xp)
+            seen.write_outer(dh, out.Whx, backend.xp)
     out.bv[...] = dv.sum(axis=0)
     out.bh[...] = dh.sum(axis=0)
     return flat
 
 
 def ascend_phase(
-    shape: CrbmShape,
-    backend: Backend,
-    arrays: StepArrays,
-    seen: Observed | None,
-    v: Array,
-    phase: Phase,
+    shape: CrbmShape, backend: Backend, arrays: StepArrays, seen: Observed | None, v: Array, phase: Phase,
     rates: StepRates,
-) -> None:
-    """Take a gradient step of all parameters for the rows of one negative phase.
+) -> None:  # fmt: skip
+    """Take a gradient step of all parameters for a few rows, whose outputs are v and whose x are ``seen``.
 
-    For few dense rows on the host, the products are added to the parameters without storing the gradient.
-    Only the gradient of W is stored if it contains pair beliefs and the step has momentum or weight decay.
+    For few dense rows on the host, the matrix products are added directly to the parameters, and no gradient
+    is stored. The exception is W if `Phase.pairs` is given and the step has momentum or weight decay.
     """
     x = None if seen is None or seen.columns is not None else seen.x
     if x is None or not fits_tiles(v, x, arrays.theta):
@@ -90,18 +88,13 @@ def ascend_phase(
 
 
 def ascend_factors(
-    shape: CrbmShape,
-    arrays: StepArrays,
-    w: np.ndarray,
-    dv: np.ndarray,
-    dh: np.ndarray,
-    x: np.ndarray,
+    shape: CrbmShape, arrays: StepArrays, w: np.ndarray, dv: np.ndarray, dh: np.ndarray, x: np.ndarray,
     rates: StepRates,
-) -> None:
-    """Take a gradient step from the gradient ``w`` of W and the factors dv, dh and x.
+) -> None:  # fmt: skip
+    """Take a gradient step of all parameters from the gradient ``w`` of W and from factors of the others.
 
-    dv and dh are the positive minus the negative phase of v and h. The gradients dv^T x and dh^T x of Wvx and
-    Whx are not stored.
+    ``dv`` are the outputs minus their expectations in the model, and ``dh`` is the same difference for hidden
+    units. The gradients of Wvx and Whx are the products dv^T x and dh^T x, which are not stored.
     """
     dv, dh, x = (a.astype(np.float32) for a in (dv, dh, x))
     ascend(arrays.slice_part(shape.layout.slices["W"][0]), w.reshape(-1), w.size, rates)
@@ -109,14 +102,17 @@ def ascend_factors(
 
 
 def _stack_phases(xp: ModuleType, v: Array, phase: Phase) -> tuple[Array, Array]:
-    """Return two matrices whose product is the gradient of W, for a negative phase without pair beliefs."""
+    """Return matrices A and B whose product A^T B is the gradient of W if the phase has no `Phase.pairs`."""
     return xp.concatenate([v, -phase.visible]), xp.concatenate([phase.positive, phase.hidden])
 
 
 def _ascend_biases(
     shape: CrbmShape, arrays: StepArrays, dv: np.ndarray, dh: np.ndarray, x: np.ndarray, rates: StepRates
 ) -> None:
-    """Take the gradient step of Wvx, Whx, bv and bh from the factors dv, dh and x of their gradients."""
+    """Take the gradient step of Wvx, Whx, bv and bh.
+
+    Their gradients are dv^T x, dh^T x and the sums of dv and dh over rows.
+    """
     places = {name: place for name, (place, _) in shape.layout.slices.items()}
     for name, left in (("Wvx", dv), ("Whx", dh)):
         ascend_outer(arrays.slice_part(places[name], left.shape[1], x.shape[1]), left, x, rates)

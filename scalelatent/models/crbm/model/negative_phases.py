@@ -6,13 +6,14 @@ All learners are gradient ascent, gradient = positive - negative (Ping and Ihler
 
     \partial W = \sum_n v_n \mu_n^T - E[v h^T], \qquad \mu_n = \sigma(W^T v_n + W_{hx} x_n + b_h)
 
-and differ in the second term. Only lssvm differs in both: its hidden units take their best state.
+and differ in the second term (v_n are the outputs of row n, and sigma is the sigmoid). Only lssvm differs in
+both: its hidden units take their most probable state.
 
 =============  ==========================================================================================
 learner        negative term
 =============  ==========================================================================================
-mle-bp         beliefs of units and pairs by sum-product belief propagation
-mle-mf         mean field
+mle-bp         marginals of units and of pairs (v_i, h_j) by sum-product belief propagation
+mle-mf         marginals of units by mean field
 cd             a Gibbs chain of k steps from the training row (contrastive divergence, CD-k)
 pcd            persistent Gibbs chains, one for each row of a batch (Tieleman, 2008)
 cd-percloss    the state of lowest free energy that a search of k steps found, if it is lower than that of the
@@ -39,47 +40,46 @@ from scalelatent.models.crbm.kernels.inference import Inference
 
 from .beliefs import infer
 from .energy import Params, compute_hidden_logits, compute_log_loss, compute_negative_free_energy, sigmoid
-from .gibbs import Uniforms, gibbs_search, gibbs_steps
+from .gibbs import Uniforms, run_gibbs_steps, search_lowest_energy
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Result of a negative phase, for the rows of one gradient."""
+    """Result of a negative phase (the model's expectations) for the rows of one gradient."""
 
-    # (rows, v) and (rows, h): expectations, samples or states
+    # (rows, outputs) and (rows, hidden units): expectations, samples or most probable states of v and h
     visible: Array
     hidden: Array
-    positive: Array  # (rows, h): hidden units of the positive phase
-    # (v, h): sum over rows of the expectation of v h^T; None: this sum is visible^T hidden
+    positive: Array  # (rows, hidden units): expectation of the hidden units given the outputs of the row
+    # (outputs, hidden units): expectation of v h^T, summed over rows; None if it equals visible^T hidden
     pairs: Array | None
-    # (rows,): loss. A learner that infers beliefs has the log-loss in nats, summed over units. A learner that
-    # samples has the free energy of the row minus that of the negative state
+    # (rows,): log-loss in nats, summed over outputs. Learners that compute samples or states measure another
+    # loss: the free energy of the row minus that of the sample or state, plus the margin of lssvm and mssvm
     loss: Array
-    wrong: Array  # (rows,): number of units in which the negative phase differs from the row
-    inferred: Inference | None = None  # Result of the iterative inference; None if the learner used none
-    particles: Array | None = None  # (rows, h): hidden states of the persistent chains after the step (pcd)
+    wrong: Array  # (rows,): number of outputs in which the expectation, sample or state differs from the row
+    inferred: Inference | None = None  # Result of the inference kernel; None if the learner used no kernel
+    particles: Array | None = None  # (rows, hidden units): for pcd, P(h = 1) from which the next step draws h
 
 
 @dataclass(frozen=True)
 class PhaseInput:
-    """Input of a negative phase: the rows of one gradient, on one backend."""
+    """Input of a negative phase (the model's expectations): the rows of one gradient, on one backend."""
 
     backend: Backend
     params: Params
-    # Couplings W, prepared for the inference kernels; None if the learner sends no messages
+    # Couplings W in the form that the inference kernels read; None if the learner uses no kernel
     coupling: AnyCoupling | None
-    # Outputs of the rows in float32, and biases of the rows' RBMs
-    v: Array
-    b1: Array
-    b2: Array
+    v: Array  # float32 (rows, outputs): outputs of the rows
+    b1: Array  # (rows, outputs): biases of the outputs in each row's RBM
+    b2: Array  # (rows, hidden units): biases of the hidden units in each row's RBM
     n_sweeps: int
     tol: float | None
-    # Keys of the random streams
+    # Seed, epoch and row numbers select the random streams of the rows
     seed: int
     epoch: int
     rows: np.ndarray
     gibbs_steps: int
-    particles: Array | None = None  # (rows, h): hidden states of the persistent chains before the step (pcd)
+    particles: Array | None = None  # (rows, hidden units): for pcd, P(h = 1) after the last step
 
     @property
     def xp(self) -> ModuleType:
@@ -132,12 +132,12 @@ def _pcd(work: PhaseInput) -> Phase:
     logits = compute_hidden_logits(work.params, work.v, work.b2)
     assert work.particles is not None
     phase = _sample_phase(work, logits, work.particles)
-    # The next step continues from these probabilities, and draws the hidden units first.
+    # The next step starts the Gibbs chains from these probabilities: it first draws the hidden units.
     return replace(phase, particles=phase.hidden)
 
 
 def _sample_phase(work: PhaseInput, logits: Array, start: Array) -> Phase:
-    sample, hidden = gibbs_steps(
+    sample, hidden = run_gibbs_steps(
         work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, work.xp
     )
     loss = _compute_energy_gap(work, logits, sample)
@@ -146,11 +146,13 @@ def _sample_phase(work: PhaseInput, logits: Array, start: Array) -> Phase:
 
 
 def _compute_energy_gap(work: PhaseInput, logits: Array, other: Array) -> Array:
-    """Return the free energy of the rows minus that of other visible states, (rows,)."""
-    theirs = compute_negative_free_energy(
-        other, work.b1, compute_hidden_logits(work.params, other, work.b2), work.xp
-    )
-    return theirs - compute_negative_free_energy(work.v, work.b1, logits, work.xp)
+    """Return, for each row, the free energy of its outputs v minus that of the outputs ``other``.
+
+    ``logits`` are the log odds of the hidden units given v.
+    """
+    other_logits = compute_hidden_logits(work.params, other, work.b2)
+    negative = compute_negative_free_energy(other, work.b1, other_logits, work.xp)
+    return negative - compute_negative_free_energy(work.v, work.b1, logits, work.xp)
 
 
 def _cd_percloss(work: PhaseInput) -> Phase:
@@ -158,19 +160,22 @@ def _cd_percloss(work: PhaseInput) -> Phase:
     logits = compute_hidden_logits(work.params, v, work.b2)
     positive = sigmoid(logits, xp)
     start = (work.b1 > 0).astype(v.dtype)
-    found, hidden, energy = gibbs_search(
+    found, hidden, energy = search_lowest_energy(
         work.params, work.b1, work.b2, start, work.numbers, work.gibbs_steps, xp
     )
     loss = energy - compute_negative_free_energy(v, work.b1, logits, xp)
     wrong = (found != v).sum(axis=1)
-    # The row itself is a candidate: if the search found no lower energy, loss and gradient are 0.
+    # If the search found no outputs of lower energy than the row's own, loss and gradient of the row are 0.
     better = (loss > 0)[:, None]
     found, hidden = xp.where(better, found, v), xp.where(better, hidden, positive)
     return Phase(found, hidden, positive, None, xp.maximum(loss, loss.dtype.type(0)), wrong)
 
 
 def _augment_biases(work: PhaseInput) -> Array:
-    """Return b1 plus the change of the Hamming loss if a unit is 1, as loss-augmented inference needs it."""
+    """Return the biases b1 of the outputs, changed so that wrong outputs gain 1 (loss-augmented inference).
+
+    A bias grows by 1 if the true output is 0, and falls by 1 if it is 1.
+    """
     one = work.b1.dtype.type(1)
     return work.b1 + work.xp.where(work.v > 0, -one, one)
 
@@ -195,22 +200,22 @@ def _lssvm(work: PhaseInput) -> Phase:
     logits = compute_hidden_logits(work.params, v, work.b2)
     positive = (logits > 0).astype(v.dtype)
     wrong = (states != v).sum(axis=1)
-    theirs = (states * work.b1).sum(axis=1) + (
-        hidden * compute_hidden_logits(work.params, states, work.b2)
-    ).sum(axis=1)
-    own = (v * work.b1).sum(axis=1) + (positive * logits).sum(axis=1)
-    return Phase(states, hidden, positive, None, theirs + wrong.astype(v.dtype) - own, wrong, found)
+    state_logits = compute_hidden_logits(work.params, states, work.b2)
+    found_score = (states * work.b1).sum(axis=1) + (hidden * state_logits).sum(axis=1)
+    true_score = (v * work.b1).sum(axis=1) + (positive * logits).sum(axis=1)
+    loss = found_score + wrong.astype(v.dtype) - true_score
+    return Phase(states, hidden, positive, None, loss, wrong, found)
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Description of a learner: its negative phase, its inference for predictions, and what it uses."""
+    """A learner: the function of its negative phase (the model's expectations), and its default settings."""
 
     negative: Callable[[PhaseInput], Phase]
-    # Name of the inference that predicts; it matches the training, as in Ping and Ihler (2017)
+    # Default inference of predictions; predictions use the inference of training (Ping and Ihler, 2017)
     inference: str
-    sends_messages: bool = True  # Whether the negative phase sends messages, which need the coupling of W
-    gibbs_steps: int = 0  # Default number of Gibbs steps; 0: the learner does not sample
+    sends_messages: bool = True  # Whether training uses an inference kernel, which needs the couplings W
+    gibbs_steps: int = 0  # Default number of Gibbs steps; a learner with 0 does not sample
 
 
 LEARNERS: dict[str, Learner] = {

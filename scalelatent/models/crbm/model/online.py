@@ -1,7 +1,7 @@
 r"""Minibatch learning of conditional RBMs, an :class:`~scalelatent.contract.learners.OnlineLearner`.
 
-A step takes a batch of n rows, which is divided into parts. These parts are called chains. (The hidden states
-that Gibbs sampling carries from step to step are called persistent chains.) Each chain computes the gradient
+A step takes a batch of n rows, which is divided into parts called chains. (Persistent Gibbs chains are
+something else: hidden states that Gibbs sampling carries from step to step.) Each chain computes the gradient
 of its rows, and the step updates the parameters theta by
 
 .. math::
@@ -34,21 +34,14 @@ from scalelatent.models.crbm.kernels.inference import (
     MAX_WEIGHT,
     MOST_CHAINS,
     WeightError,
-    largest_magnitude,
+    find_largest_magnitude,
 )
 from scalelatent.models.crbm.kernels.products import MAX_ROWS
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_scaled, add_to, ascend
 
-from .beliefs import count_converged, couple, sweeps_at_epoch
+from .beliefs import choose_n_sweeps, count_converged, prepare_coupling
 from .columns import ColumnUnits
-from .energy import (
-    ChainInputs,
-    CrbmShape,
-    Observed,
-    are_usable,
-    compute_block_biases,
-    compute_chain_inputs,
-)
+from .energy import ChainInputs, CrbmShape, Observed, are_usable, compute_block_biases, compute_chain_inputs
 from .gradient import add_weight_gradient, ascend_factors, ascend_phase, compute_gradient
 from .negative_phases import LEARNERS, Phase, PhaseInput
 from .predict import CrbmScoring
@@ -62,42 +55,40 @@ from .state import (
     make_divergence_error,
 )
 
-# Factor of the learning rate when the validation error has stopped falling. Measured on the two multi-label
-# datasets of benchmarks/rivals.py.
+# The learning rate is multiplied by this factor when the validation error has stopped falling. The value was
+# measured on the two multi-label datasets of benchmarks/rivals.py.
 RATE_DROP = 0.25
-# Learners for which a GPU computes all chains of a step together, and the names of their inference kernels.
+# Learners for which a GPU computes all chains (parts of a batch) of a step in one launch, and their kernels.
 GPU_CHAIN_KERNELS = {"mle-bp": "sum_product", "mle-mf": "mean_field"}
 
 
 class PreparedStep(NamedTuple):
-    """Parameters of one step on the backend, and the state before the step."""
+    """Parameters of one step on the backend, and the state of the fit before the step."""
 
     backend: Backend
     theta: Array
-    coupling: AnyCoupling | None  # W packed for the inference kernels; None if the learner sends no messages
+    coupling: AnyCoupling | None  # W as the inference kernels read it; None if the learner uses no kernel
     state: CrbmState
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """State between two steps of a process whose parameters are on a GPU."""
+    """State of a fit between two steps, with the parameters on a GPU."""
 
-    state: CrbmState  # its parameters are a GPU array, which a step reads but does not overwrite
-    largest: float  # largest magnitude of a coupling W
+    state: CrbmState  # state whose ``theta`` is a GPU array; a step does not overwrite this array
+    largest: float  # largest |W|
     backend: Backend
 
 
 class ChainSums(NamedTuple):
     """Results of several chains (parts of a batch), in one array, so that one copy moves them to the host."""
 
-    flat: Array
-    # (chains, parameters): gradient of each chain; (chains, v h) with only W if the learner is ``factored``
+    flat: Array  # the array that contains the other fields
+    # (chains, parameters): gradient of each chain; only the gradient of W if the learner is ``factored``
     gradients: Array
-    measures: Array  # (3, rows): loss, wrong units, and largest change of a belief in the last sweep
-    # (rows, v) and (rows, h): outputs minus their beliefs, and hidden units of the positive phase minus those
-    # of the negative phase
-    dv: Array
-    dh: Array
+    measures: Array  # (3, rows): loss, wrong outputs, and largest change of P(unit = 1) in the last sweep
+    dv: Array  # (rows, outputs): outputs minus their expectations in the model
+    dh: Array  # (rows, hidden units): expectations given the outputs minus expectations in the model
 
     @classmethod
     def split(cls, flat: Array, shape: CrbmShape, rows: int, chains: int, width: int) -> ChainSums:
@@ -109,38 +100,36 @@ class ChainSums(NamedTuple):
 
 @dataclass(frozen=True)
 class CrbmLearner:
-    """Learner of a conditional RBM: gradients of chains (parts of a batch), steps, and the end of the fit."""
+    """Learner of a conditional RBM: gradients, steps of the parameters, and early stopping."""
 
     shape: CrbmShape
-    learner: str  # Name of the learner, for example "mle-bp"; it selects the negative phase
-    # float64 (epochs,): learning rate of each epoch; later epochs use the last rate
+    learner: str  # Name of the learner, for example "mle-bp"; a key of the table LEARNERS
+    # float64 (epochs,): learning rate of each epoch; epochs after the last of the array use the last rate
     rates: np.ndarray
     momentum: float
     weight_decay: float
-    n_sweeps: int | None  # Sweeps of an inference; None: 7 + epoch, epochs counted from 1
-    # A row stops sweeping as soon as no belief changes by more than ``tol``; None: it never stops early
+    n_sweeps: int | None  # Sweeps (rounds of messages) of an inference; with None epoch k makes 7 + k sweeps
+    # The inference of a row stops as soon as no P(unit = 1) changed by more than ``tol`` in a sweep; with
+    # None it never stops early
     tol: float | None
     gibbs_steps: int
-    n_chains: int  # parts into which the batch of a step is divided
-    chain_rows: int  # rows of one gradient of a chain
-    # Number of steps of a chain before the parameters of the chains are averaged; 0: chains return gradients
+    n_chains: int  # number of parts (chains) into which the batch of a step is divided
+    chain_rows: int  # rows of one gradient of a chain (part of a batch)
+    # Number of steps that a chain takes before the parameters of all chains are averaged. With 0, chains
+    # return their gradients, and the batch is one step
     local_steps: int
     seed: int
-    # Number of epochs without a better validation error that end the fit; 0: the fit runs all epochs
+    # The fit ends after this number of epochs without a better validation error. With 0 it runs all epochs
     patience: int
     has_validation: bool
-    # Outputs v of the training rows and of the validation rows
-    targets: Targets
-    validation_targets: Targets
+    targets: Targets  # source of the outputs v of the training rows
+    validation_targets: Targets  # source of the outputs v of the validation rows
     validation_inference: str
-    # Smallest relative fall of the validation error that restarts the patience. If it is above 0, the end of
-    # the patience first lowers the learning rate, and it ends the fit if the last lower rate brought no such
-    # fall
+    # Smallest relative fall of the validation error that counts as better. If it is above 0, the end of the
+    # patience lowers the learning rate, and ends the fit only if the last lower rate brought no such fall
     gain: float = 0.0
-    # Shift and scale that standardise each column of x before learning; None: x is used unchanged
+    # Shift and scale that standardise each column of x before learning; with None x is used unchanged
     units: ColumnUnits | None = None
-
-    # -- the contract ----------------------------------------------------------------------------------------
 
     @property
     def requirements(self) -> BlockRequirements:
@@ -148,7 +137,10 @@ class CrbmLearner:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the fields that a chain sums: measurements; gradient, its factors, or parameter change."""
+        """Return the fields of the statistics that a chain (part of a batch) fills in.
+
+        They are measurements, and the gradient, its factors or, with local steps, the parameter change.
+        """
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
         if self.factored:
@@ -163,16 +155,17 @@ class CrbmLearner:
 
     @property
     def factored(self) -> bool:
-        """True if chains return the factors dv, dh and x of their rows, and the step computes the products.
+        """True if chains (parts of a batch) return factors instead of the gradients of Wvx and Whx.
 
-        Chains return the factors if they are fewer numbers than the gradients of Wvx and Whx.
+        These gradients are products dv^T x and dh^T x over rows. The step computes the products if their
+        factors dv (outputs minus expectations), dh (the same for hidden units) and x are fewer numbers.
         """
         shape, rows = self.shape, self.n_chains * self.chain_rows
         units = shape.n_visible + shape.n_hidden
         return not self.local_steps and rows * (units + shape.n_observed) < units * shape.n_observed
 
     def flops_per_row(self) -> float:
-        """Return the floating-point operations per row: matrix products, and messages of an inference."""
+        """Return the floating-point operations per row of matrix products and of the inference."""
         shape = self.shape
         edges = shape.n_visible * shape.n_hidden
         sweeps = (self.n_sweeps or 16) if LEARNERS[self.learner].sends_messages else self.gibbs_steps
@@ -180,7 +173,7 @@ class CrbmLearner:
 
     @property
     def n_particles(self) -> int:
-        """Number of persistent Gibbs chains of the learner pcd: one for each row of a batch; else 0."""
+        """Number of persistent Gibbs chains: one for each row of a batch for the learner pcd, else 0."""
         return self.n_chains * self.chain_rows if self.learner == "pcd" else 0
 
     def start(self, theta: np.ndarray) -> CrbmState:
@@ -195,15 +188,15 @@ class CrbmLearner:
         )
 
     def prepare(self, state: CrbmState, backend: Backend) -> PreparedStep:
-        # Local steps copy the parameters, so they need no aligned copy here.
+        # Local steps copy the parameters to a buffer of their own, so an aligned copy here would be wasted.
         theta = backend.asarray(state.theta if self.local_steps else align_copy(state.theta), np.float32)
         coupling = None
         if LEARNERS[self.learner].sends_messages and not self.local_steps:
-            coupling = couple(self.shape.split(theta).W, backend)
+            coupling = prepare_coupling(self.shape.split(theta).W, backend)
         return PreparedStep(backend, theta, coupling, state)
 
     def run_chain(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Add the gradient of the rows or, with local steps, the change of the parameters, to ``stats``."""
+        """Add the gradient of the block's rows or, with local steps, the parameter change, to ``stats``."""
         if self.units is not None:
             block = self.units.standardise(block)
         if self.local_steps:
@@ -224,10 +217,10 @@ class CrbmLearner:
         self._add_particle_change(stats, backend, state, block, phase.particles)
 
     def run_chains(self, prepared: PreparedStep, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Add the gradients of several blocks, each with the rows of one chain, to ``stats``, on a GPU.
+        """Add the gradients of several blocks, each with the rows of one chain (part of a batch), on a GPU.
 
-        The messages of all chains are computed together, in as many launches as those of one chain. Only the
-        products with x are computed chain by chain, so that their bits do not depend on the other chains.
+        One launch infers the rows of all chains. Only the products with x are computed chain by chain, so
+        that their bits do not depend on the other chains.
         """
         shape, backend, seen, inputs = self.shape, prepared.backend, blocks, None
         if self._runs_together:
@@ -259,7 +252,7 @@ class CrbmLearner:
 
     @property
     def _runs_together(self) -> bool:
-        """True if the messages of several chains are computed together on a GPU."""
+        """True if a GPU infers the rows of several chains (parts of a batch) in one launch."""
         return self.learner in GPU_CHAIN_KERNELS and not self.local_steps and self.shape.n_hidden > 0
 
     def _standardise(self, blocks: Sequence[Block]) -> Sequence[Block]:
@@ -268,7 +261,10 @@ class CrbmLearner:
     def _compute_gpu_gradients(
         self, backend: Backend, coupling: AnyCoupling | None, blocks: Sequence[Block], inputs: ChainInputs
     ) -> tuple[np.ndarray, ChainSums]:
-        """Return (first row of each chain and the number of rows, results of the chains on the backend)."""
+        """Compute the gradients of several chains (parts of a batch, one block each) on a GPU.
+
+        Return the first row of each chain followed by the number of rows, and the results on the backend.
+        """
         shape, factored, chains = self.shape, self.factored, len(blocks)
         starts = np.cumsum([0, *(len(block.x) for block in blocks)])
         rows, width = int(starts[-1]), shape.n_visible * shape.n_hidden if factored else shape.n_parameters
@@ -278,7 +274,7 @@ class CrbmLearner:
         gradients, dv, dh = sums.gradients, sums.dv, sums.dh
         gradients.fill(0)
         v = backend.asarray(np.concatenate([block.y for block in blocks]), np.float32, "v")
-        n_sweeps = sweeps_at_epoch(self.n_sweeps, blocks[0].epoch + 1)
+        n_sweeps = choose_n_sweeps(self.n_sweeps, blocks[0].epoch + 1)
         biases = None if factored else gradients.reshape(-1)[shape.n_weights :]
         backend.kernel("crbm_add_chain_gradients")(
             GPU_CHAIN_KERNELS[self.learner], coupling, v, inputs.b1, inputs.b2, starts, n_sweeps, self.tol,
@@ -287,12 +283,12 @@ class CrbmLearner:
         for gradient, observed, (a, b) in zip(gradients, inputs.seen, pairwise(starts), strict=True):
             if not factored and observed is not None:
                 params = shape.split(gradient)
-                observed.add_outer(dv[a:b], params.Wvx, backend.xp)
-                observed.add_outer(dh[a:b], params.Whx, backend.xp)
+                observed.write_outer(dv[a:b], params.Wvx, backend.xp)
+                observed.write_outer(dh[a:b], params.Whx, backend.xp)
         return starts, sums
 
     def _sum_measures(self, measures: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
-        """Return the sums of loss, wrong units, rows and converged rows of each chain."""
+        """Return sums of loss, wrong outputs, rows and converged rows for each chain (part of a batch)."""
         loss, wrong, change = measures
         return [
             np.array(
@@ -306,15 +302,13 @@ class CrbmLearner:
             for a, b in pairwise(starts)
         ]
 
-    # -- steps on a GPU --------------------------------------------------------------------------------------
-
     def step_on_gpu(
         self, state: CrbmState | GpuState, blocks: Sequence[Block], n_rows: int, backend: Backend
     ) -> GpuState | None:
-        """Take a step of all chains on a GPU, where the parameters stay; bit-identical to `step`.
+        """Take a step with all blocks on a GPU, where the parameters stay; bit-identical to `step`.
 
-        The host waits once, for the measurements. The result is None if `run_chains` and `step` have to take
-        the step: for momentum or weight decay, sparse factors, or rows that may have to be refused.
+        The host waits once, for the measurements. Return None if the caller has to use `run_chains` and
+        `step` instead: with momentum or weight decay, sparse factors, or rows that may have to be refused.
         """
         shape, rows = self.shape, sum(len(block.x) for block in blocks)
         is_dense = all(isinstance(block.x, np.ndarray) for block in blocks)
@@ -325,7 +319,9 @@ class CrbmLearner:
         if not isinstance(state, GpuState):
             edges = shape.n_visible * shape.n_hidden
             theta = backend.asarray(state.theta, np.float32)
-            state = GpuState(replace(state, theta=theta), largest_magnitude(state.theta[:edges]), backend)
+            state = GpuState(
+                replace(state, theta=theta), find_largest_magnitude(state.theta[:edges]), backend
+            )
         before, seen = state.state, self._standardise(blocks)
         params = shape.split(before.theta)
         with self._report_divergence(backend, before.theta, before):
@@ -346,8 +342,8 @@ class CrbmLearner:
         most = float(host[3 * rows + 1 :].view(np.int32).max().view(np.float32))
         if not most <= MAX_WEIGHT:
             self.check_safe(backend.to_host(theta), before)
-        # Add the measurements of neighbouring chains in pairs: the engine adds the statistics of chains for
-        # `step` in this order, so the sums are bit-identical.
+        # Add the measurements of the chains (parts of a batch) two by two, in the order in which the engine
+        # adds their statistics for `step`, so that the sums are bit-identical.
         parts = self._sum_measures(host[: 3 * rows].reshape(3, rows), starts)
         while len(parts) > 1:
             parts = [np.sum(parts[i : i + 2], axis=0) for i in range(0, len(parts), 2)]
@@ -361,7 +357,7 @@ class CrbmLearner:
         return replace(state.state, theta=state.backend.to_host(state.state.theta))
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
-        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of their parts."""
+        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of local steps."""
         if self.local_steps:
             share = 1.0 / float(stats["chains"])
             theta, velocity = add_scaled(state.theta, self.gradient(stats), share), state.velocity
@@ -390,10 +386,10 @@ class CrbmLearner:
         )
 
     def end_epoch(self, state: CrbmState) -> CrbmState:
-        """Return the state at the end of an epoch, with its measurements.
+        """Return the state at the end of an epoch, with the means of its measurements.
 
-        With ``gain``, learning continues from the best parameters at a quarter of the rate at the end of the
-        patience. The fit ends if the last lower rate did not lower the validation error by ``gain``.
+        If ``gain`` is above 0 and the patience has ended, learning continues from the best parameters at a
+        quarter of the rate, unless the last lower rate did not lower the validation error by ``gain``.
         """
         objective, train_error, converged = compute_shares(state, self.shape.n_visible)
         ended = replace(
@@ -422,7 +418,7 @@ class CrbmLearner:
         return state.best_error < (1 - self.gain) * error
 
     def validation(self) -> CrbmScoring:
-        """Return the reduction that counts wrong outputs of validation rows, with the sweeps of training.
+        """Return the reduction that counts wrong outputs of validation rows.
 
         A plain RBM has no x, so its outputs are predicted from the hidden units given the row itself.
         """
@@ -437,7 +433,7 @@ class CrbmLearner:
         )
 
     def validated(self, state: CrbmState, stats: Stats) -> CrbmState:
-        """Return the state with the errors of ``stats``, and with the best parameters if they improved."""
+        """Return the state with the validation errors of ``stats``; keep the parameters if they are best."""
         error, changed = CrbmScoring.errors(stats)
         state = replace(state, validation_error=error, changed_error=changed)
         if error < state.best_error:
@@ -461,29 +457,27 @@ class CrbmLearner:
             "learning_rate": self.rate(
                 max(epoch - 1, 0), state.n_drops if state.sums[2] else state.last_drops
             ),
-            "n_sweeps": sweeps_at_epoch(self.n_sweeps, epoch)
+            "n_sweeps": choose_n_sweeps(self.n_sweeps, epoch)
             if LEARNERS[self.learner].sends_messages
             else None,
         }
 
     def is_done(self, state: CrbmState) -> bool:
-        """Return whether ``patience`` epochs have passed without a better validation error."""
+        """Return whether the validation error has not improved for ``patience`` epochs."""
         return bool(self.patience and self.has_validation and state.stale >= self.patience)
 
-    # -- for the estimator -----------------------------------------------------------------------------------
-
     def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
-        """Return (parameters, epoch) with the lowest validation error, or the last without validation."""
+        """Return the parameters with the lowest validation error (else the last ones) and their epoch."""
         is_best = self.has_validation and state.best_epoch
         theta, epoch = (state.best, state.best_epoch) if is_best else (state.theta, max(state.iteration, 1))
-        return (theta if self.units is None else self.units.for_rows(self.shape, theta)), epoch
+        return (theta if self.units is None else self.units.convert_to_original(self.shape, theta)), epoch
 
     def rate(self, epoch: int, n_drops: int = 0) -> float:
-        """Return the learning rate in an epoch, counted from 0, after ``n_drops`` reductions of the rate."""
+        """Return the learning rate in ``epoch`` (0 is the first) after it was lowered ``n_drops`` times."""
         return float(self.rates[min(epoch, len(self.rates) - 1)]) * RATE_DROP**n_drops
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
-        """Refuse parameters that are not finite, and couplings too large for float32 messages."""
+        """Raise DivergenceError if parameters are not finite, or couplings W too large for float32."""
         problem = find_divergence(self.shape, theta)
         if problem:
             raise self._divergence_error(problem, state)
@@ -492,29 +486,20 @@ class CrbmLearner:
         rate = self.rate(state.iteration, state.n_drops)
         return make_divergence_error(problem, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
 
-    # -- gradients -------------------------------------------------------------------------------------------
-
     def gradient(self, stats: Stats) -> np.ndarray:
-        """Return the summed gradient (with local steps: the change of the parameters) as a flat vector.
-
-        Chains of ``factored`` learners return the factors dv, dh and x instead of this gradient.
-        """
+        """Return the summed gradient in ``stats`` or, with local steps, the change of the parameters."""
         return stats.vector[: self.shape.n_parameters]
 
     def _compute_phase(
-        self,
-        backend: Backend,
-        theta: Array,
-        coupling: AnyCoupling | None,
-        block: Block,
+        self, backend: Backend, theta: Array, coupling: AnyCoupling | None, block: Block,
         particles: Array | None,
-    ) -> tuple[Observed | None, Array, Phase]:
-        """Compute the negative phase of a block; return (rows x on the backend, v in float32, phase)."""
+    ) -> tuple[Observed | None, Array, Phase]:  # fmt: skip
+        """Compute the negative phase (the model's expectations) of a block; return (x, v, phase)."""
         params = self.shape.split(theta)
         assert block.rows is not None
         v = backend.asarray(block.y, np.float32, "v")
         seen, b1, b2 = compute_block_biases(self.shape, params, block, backend)
-        n_sweeps = sweeps_at_epoch(self.n_sweeps, block.epoch + 1)
+        n_sweeps = choose_n_sweeps(self.n_sweeps, block.epoch + 1)
         work = PhaseInput(
             backend, params, coupling, v, b1, b2, n_sweeps, self.tol, self.seed, block.epoch, block.rows,
             self.gibbs_steps, particles,
@@ -534,7 +519,7 @@ class CrbmLearner:
         return StepRates(rate / n_rows, rate * self.weight_decay, self.momentum)
 
     def _take_local_steps(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Take a step on each batch of a block of rows; add the change of the parameters to ``stats``."""
+        """Take a step per ``chain_rows`` rows of a block; add the change of the parameters to ``stats``."""
         backend, theta, _, state = prepared
         xp, first = backend.xp, theta
         theta = backend.buffer("theta", first.shape, first.dtype)
@@ -550,7 +535,7 @@ class CrbmLearner:
             some = None if kept is None else kept[:n]
             with self._report_divergence(backend, theta, state):
                 sends_messages = LEARNERS[self.learner].sends_messages
-                coupling = couple(self.shape.split(theta).W, backend) if sends_messages else None
+                coupling = prepare_coupling(self.shape.split(theta).W, backend) if sends_messages else None
                 seen, v, phase = self._compute_phase(backend, theta, coupling, part, some)
             ascend_phase(self.shape, backend, arrays, seen, v, phase, self._step_rates(n, state, block.epoch))
             measures.add(phase)
@@ -566,7 +551,7 @@ class CrbmLearner:
 
     @contextmanager
     def _report_divergence(self, backend: Backend, theta: Array, state: CrbmState) -> Iterator[None]:
-        """Convert a `WeightError` that is raised inside the context to the error of a diverged fit."""
+        """Convert a `WeightError` that the body of the ``with`` statement raises to a DivergenceError."""
         try:
             yield
         except WeightError as error:
@@ -576,15 +561,13 @@ class CrbmLearner:
                 str(error) if np.isfinite(theta).all() else NOT_FINITE, state
             ) from error
 
-    # -- persistent chains -----------------------------------------------------------------------------------
-
     def _find_particles(self, block: Block) -> slice:
-        """Return the range of the persistent (Gibbs) chains of the rows of a block, a part of the batch."""
+        """Return the indices, in the batch, of the persistent Gibbs chains that belong to a block's rows."""
         first = block.chain * self.chain_rows
         return slice(first, first + min(len(block.x), self.chain_rows))
 
     def _read_particles(self, backend: Backend, state: CrbmState, block: Block) -> Array | None:
-        """Return the hidden states of the persistent chains of a block's rows; None without such chains."""
+        """Return P(h = 1) of the persistent Gibbs chains of a block's rows; None if there are no chains."""
         if not self.n_particles:
             return None
         return backend.asarray(state.particles[self._find_particles(block)].copy(), np.float32)

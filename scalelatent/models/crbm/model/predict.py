@@ -1,4 +1,4 @@
-"""Beliefs, states and errors of rows under a conditional RBM."""
+"""Predictions of a conditional RBM for rows (probabilities or states of units), and their errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scalelatent.kernels.arrays import Array
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.inference import Inference
 
-from .beliefs import PreparedInference, sweeps_at_epoch
+from .beliefs import PreparedInference, choose_n_sweeps
 from .columns import ColumnUnits
-from .energy import CrbmShape, Observed, observe, sigmoid
+from .energy import CrbmShape, Observed, load_observed, sigmoid
 from .state import CrbmState
 
 
@@ -23,10 +23,10 @@ from .state import CrbmState
 class CrbmScoring:
     """Count wrong outputs over rows with targets, a :class:`~scalelatent.contract.learners.Reduction`.
 
-    A pass uses the parameters of its :class:`.state.CrbmState` or, without a state, ``theta``. Outputs that
-    differ between x and v are counted separately if x is as wide as v and binary: the Changed errors of Ping
-    and Ihler (2017). Each row counts with its weight. With ``reconstructs`` the outputs of a plain RBM are
-    predicted from the hidden units given the row itself.
+    The parameters are those of the :class:`.state.CrbmState` that ``prepare`` receives or, if it is None,
+    ``theta``. If x is binary and as wide as the outputs v, outputs that differ from x are also counted alone:
+    the Changed errors of Ping and Ihler (2017). Each row counts with its weight. With ``reconstructs`` the
+    outputs of a plain RBM are predicted from the hidden units given the row itself.
     """
 
     shape: CrbmShape
@@ -36,7 +36,7 @@ class CrbmScoring:
     targets: Targets
     theta: np.ndarray | None = None
     reconstructs: bool = False
-    # Shift and scale that standardise each column of x before learning; None: x is used unchanged
+    # Shift and scale by which the fit standardises the columns of x; with None x is used unchanged
     units: ColumnUnits | None = None
 
     @property
@@ -44,9 +44,10 @@ class CrbmScoring:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the fields: weighted outputs (wrong, all, wrong and changed, changed), and ``strange``.
+        """Return the fields ``units``, counts of outputs that are weighted by row, and ``strange``.
 
-        The field ``strange`` counts blocks in which x has other values than 0 and 1.
+        ``units`` are the numbers of wrong outputs, of all outputs, of wrong outputs that differ from x, and
+        of outputs that differ from x. ``strange`` counts blocks whose x has other values than 0 and 1.
         """
         return Layout((("units", (4,)), ("strange", ())))
 
@@ -62,9 +63,9 @@ class CrbmScoring:
         else:
             theta, epoch = state.theta, state.iteration + 1
             if self.units is not None:
-                theta = self.units.for_rows(self.shape, theta)
+                theta = self.units.convert_to_original(self.shape, theta)
         inference = "independent" if self.reconstructs else self.inference
-        n_sweeps = sweeps_at_epoch(self.n_sweeps, epoch)
+        n_sweeps = choose_n_sweeps(self.n_sweeps, epoch)
         return PreparedInference.make(self.shape, theta, inference, n_sweeps, self.tol, backend)
 
     def accumulate(self, prepared: PreparedInference, block: Block, stats: Stats) -> None:
@@ -89,7 +90,7 @@ class CrbmScoring:
     def errors(stats: Stats) -> tuple[float, float]:
         """Return the share of wrong values among all outputs, and among outputs that differ from x.
 
-        Outputs v differ from x where the input was corrupted. The second share is NaN if it is not known.
+        The second share is NaN if no output differs from x, or if x is not binary or not as wide as v.
         """
         wrong, units, both, changed = stats["units"].tolist()
         known = changed > 0 and not stats["strange"]
@@ -97,14 +98,14 @@ class CrbmScoring:
 
 
 def _reconstruct(prepared: PreparedInference, block: Block) -> Array:
-    """Return the log odds of v given the expected hidden units of the rows v, (rows, v)."""
+    """Return the log odds of the outputs of a plain RBM, given the expected hidden units of the same rows."""
     params, backend = prepared.params, prepared.backend
     v = backend.asarray(block.y, np.float32, "v")
     return sigmoid(v @ params.W + params.bh, backend.xp) @ params.W.T + params.bv
 
 
 def _check_states(block: Block, v: Observed, backend: Backend) -> None:
-    """Raise ValueError if a value of the rows v is outside [0, 1] or NaN."""
+    """Raise ValueError that names the first value of the rows ``v`` that is NaN or outside [0, 1]."""
     bad = ~((v.x >= 0) & (v.x <= 1))
     if bool(bad.any()):
         row, at = (int(i[0]) for i in backend.xp.nonzero(bad))
@@ -122,13 +123,12 @@ class CrbmOutput:
     requirements = BlockRequirements(csr=True)
 
     shape: CrbmShape
-    # float32 (parameters,): parameter vector
-    theta: np.ndarray
+    theta: np.ndarray  # float32 parameter vector
     inference: str
     n_sweeps: int
     tol: float | None
-    # "marginals": beliefs of v, float32 (rows, v); "states": the most probable states of v, uint8 (rows, v);
-    # "hidden": beliefs of h, float32 (rows, h); "given": probabilities of h given rows v, float32 (rows, h)
+    # "marginals": estimates of P(v = 1 | x); "states": the most probable outputs v, as uint8; "hidden":
+    # estimates of P(h = 1 | x); "given": P(h = 1 | v) of a plain RBM, whose rows are v
     output_name: str
 
     def output(self) -> tuple[tuple[int, ...], str]:
@@ -146,7 +146,7 @@ class CrbmOutput:
     def apply(self, prepared: PreparedInference, block: Block) -> np.ndarray:
         backend, xp = prepared.backend, prepared.backend.xp
         if self.output_name == "given":
-            v, params = observe(block.x, backend), prepared.params
+            v, params = load_observed(block.x, backend), prepared.params
             _check_states(block, v, backend)
             logits = v.x @ (params.W if v.columns is None else params.W[v.columns]) + params.bh
             return backend.to_host(sigmoid(logits, xp))

@@ -9,18 +9,17 @@ import numpy as np
 from scalelatent.contract.learners import Backend
 from scalelatent.errors import DivergenceError
 from scalelatent.kernels.arrays import Array
-from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, largest_magnitude
+from scalelatent.models.crbm.kernels.inference import MAX_WEIGHT, find_largest_magnitude
 
 from .beliefs import count_converged
 from .energy import CrbmShape
 from .negative_phases import Phase
 
-# Number of sums that training collects: loss, wrong units, rows, converged rows.
+# Number of sums that training collects: loss, wrong outputs, rows, converged rows.
 N_SUMS = 4
-# Learning rates of Ping and Ihler (2017) in falling order. The error of a diverged fit suggests the next
-# lower rate.
+# Learning rates of Ping and Ihler (2017). The error of a diverged fit suggests the next lower one of them.
 RATES = (0.05, 0.02, 0.01, 0.005)
-# Reason in the error of a diverged fit.
+# Start of the error message of a fit whose parameters became NaN or infinite.
 NOT_FINITE = "parameters are no longer finite"
 
 
@@ -28,50 +27,48 @@ NOT_FINITE = "parameters are no longer finite"
 class CrbmState:
     """State of a fit between two steps: parameters, velocity, persistent chains, and measurements."""
 
-    theta: np.ndarray  # float32 (parameters,), in the order of :attr:`.energy.CrbmShape.layout`
-    # float32 (parameters,): last step, of which the next step takes the share ``momentum``; empty without
-    # momentum
-    velocity: np.ndarray
-    # float32 (parameters,): parameters with the lowest validation error; empty without validation rows
-    best: np.ndarray
-    # float32 (rows of a batch, h): hidden states of the persistent chains; without rows unless the learner is
-    # pcd
+    theta: np.ndarray  # float32 parameter vector, in the order of :attr:`.energy.CrbmShape.layout`
+    velocity: np.ndarray  # float32 change of ``theta`` in the last step; empty without momentum
+    best: (
+        np.ndarray
+    )  # float32 parameter vector with the lowest validation error; empty without validation rows
+    # float32 (rows of a batch, hidden units): P(h = 1) of the persistent Gibbs chains; only the learner pcd
+    # has such chains, so for other learners the array has no rows
     particles: np.ndarray
-    sums: np.ndarray  # float64 (4,): sums of the current epoch: loss, wrong units, rows, converged rows
-    # Measured in training over the last epoch: mean loss per unit, share of units in which the negative
-    # phase differs from the row, share of converged rows
-    objective: float = float("nan")
-    train_error: float = float("nan")
-    converged: float = float("nan")
-    # Shares of wrong units on the validation rows; ``changed_error`` counts units that differ between x and
-    # v. NaN if not measured
-    validation_error: float = float("nan")
+    sums: np.ndarray  # float64 (4,): loss, wrong outputs, rows and converged rows of the current epoch
+    objective: float = float("nan")  # mean loss per output in the last epoch, measured in training
+    train_error: float = float(
+        "nan"
+    )  # share of outputs that the model got wrong in the last epoch of training
+    converged: float = float("nan")  # share of training rows whose inference converged in the last epoch
+    validation_error: float = float("nan")  # share of wrong outputs on the validation rows
+    # Share of wrong outputs among the validation outputs that differ from x; NaN if not measured
     changed_error: float = float("nan")
     best_error: float = float("inf")
-    iteration: int = 0  # complete epochs
+    iteration: int = 0  # number of complete epochs
     steps: int = 0
-    # Epochs that ended since the validation error last fell enough. Such a fall sets -1, and the end of each
-    # epoch adds 1, so the epoch of the fall ends at 0
+    # Number of epochs since the epoch in which the validation error last improved. An improvement sets -1,
+    # and the end of the epoch adds 1
     stale: int = 0
-    best_epoch: int = 0  # epoch of ``best``, counted from 1
+    best_epoch: int = 0  # number of the epoch with the parameters ``best``; the first epoch is 1
     n_drops: int = 0  # how often the learning rate was lowered because the validation error stopped falling
     last_drops: int = 0  # value of ``n_drops`` during the last complete epoch
     dropped_error: float = float("inf")  # lowest validation error when the rate was last lowered
 
 
 class PhaseMeasures:
-    """Measurements of the negative phases of a chain (part of a batch), on the backend until :meth:`sums`."""
+    """Measurements of training for a block's rows: loss, wrong outputs, convergence."""
 
     def __init__(self) -> None:
         self._parts: list[list[Array]] = []
 
     def add(self, phase: Phase) -> None:
-        """Keep loss, wrong units and change of each row of a phase, but not its large arrays."""
+        """Keep the measurements of each row of ``phase``, on the backend, but not its large arrays."""
         change = None if phase.inferred is None else phase.inferred.change
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
     def sums(self, backend: Backend, tol: float | None) -> list[float]:
-        """Return the sums of loss, wrong units, rows and converged rows."""
+        """Return the sums of loss, wrong outputs, rows and converged rows over all phases."""
         columns = [list(column) for column in zip(*self._parts, strict=True)]
         loss, wrong, *change = (
             backend.to_host(column[0] if len(column) == 1 else backend.xp.concatenate(column))
@@ -82,18 +79,18 @@ class PhaseMeasures:
 
 
 def compute_shares(state: CrbmState, n_visible: int) -> tuple[float, float, float]:
-    """Return (loss per unit, share of wrong units, share of converged rows) from the sums of a state."""
+    """Return loss per output, share of wrong outputs and share of converged rows of the current epoch."""
     loss, wrong, rows, converged = state.sums.tolist()
     units = max(rows * n_visible, 1.0)
     return loss / units, wrong / units, converged / max(rows, 1.0)
 
 
 def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
-    """Return why the parameters are not usable: not finite, or too large for float32 messages; else ''."""
+    """Return a reason why the parameters cannot be used, or '' if they are finite and W is not too large."""
     # A NaN in Wvx or Whx implies a NaN in a bias, because the gradients of Wvx and Whx are products with the
     # gradients of the biases. So it is enough to check W and the biases, which are far fewer numbers.
-    most = largest_magnitude(theta[: shape.n_visible * shape.n_hidden])
-    if not np.isfinite([most, largest_magnitude(theta[shape.n_weights :])]).all():
+    most = find_largest_magnitude(theta[: shape.n_visible * shape.n_hidden])
+    if not np.isfinite([most, find_largest_magnitude(theta[shape.n_weights :])]).all():
         return NOT_FINITE
     if most > MAX_WEIGHT:
         limits = f"largest {most:.3g}, at most {MAX_WEIGHT:g}"
@@ -104,7 +101,7 @@ def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
 def make_divergence_error(
     problem: str, epoch: int, step: int, rate: float, weight_decay: float
 ) -> DivergenceError:
-    """Return the error that ends a diverged fit; epochs and steps are counted from 1."""
+    """Return the error that ends a diverged fit; the first ``epoch`` and ``step`` are 1."""
     lower = next((r for r in RATES if r < rate), rate / 2)
     return DivergenceError(
         f"{problem} in epoch {epoch}, step {step}, at learning_rate={rate:g}: try "

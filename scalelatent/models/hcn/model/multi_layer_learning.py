@@ -282,7 +282,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
             "moved": np.int64((templates != before).sum()),
         }
 
-    def exchange(
+    def replace_contribution(
         self, prepared: PreparedLayers, kept: StoredLeaf | None, new: StoredLeaf, stats: Stats
     ) -> None:
         stats["evidence"][...] += from_units(to_dense(new["change"]))

@@ -253,7 +253,7 @@ class BatchFeatureLearner(OnlineFeatureLearner):
             for k in range(len(blocks))
         ]
 
-    def exchange(
+    def replace_contribution(
         self, prepared: PreparedEvidence, kept: StoredFeatureLeaf | None, new: StoredFeatureLeaf, stats: Stats
     ) -> None:
         stats["evidence"][...] += from_units(new["change"])

@@ -24,7 +24,7 @@ from scalelatent.kernels.arrays import check_same_width
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty, zeros
 from scalelatent.kernels.tiles import PANEL, add_moment, compute_latents, pack, padded
-from scalelatent.kernels.vectors import BYTES, F32, I64, LANES, Vectors, instructions
+from scalelatent.kernels.vectors import BYTES, F32, I64, LANES, Vectors, vector_intrinsic
 from scalelatent.models.linear_mixture.kernels.reference import (
     GAMMA,
     PIVOT,
@@ -57,7 +57,7 @@ _MOST_PIECE = 768
 _SUM_LANES = 16
 
 
-@instructions(_SUM_LANES)
+@vector_intrinsic(_SUM_LANES)
 def _subtract_centre(
     v: Vectors, x: ir.Value, centre: ir.Value, out: ir.Value, n: ir.Value, square: ir.Value
 ) -> None:
@@ -77,7 +77,7 @@ def _subtract_centre(
     v.store(v.fold(v.fma(z, z, total), b.fadd), square)
 
 
-@instructions(_SUM_LANES)
+@vector_intrinsic(_SUM_LANES)
 def _dot(v: Vectors, x: ir.Value, y: ir.Value, n: ir.Value, out: ir.Value) -> None:
     """Write the inner product of two vectors of n numbers, from 16 partial sums, to ``out``."""
     b = v.b
@@ -750,7 +750,7 @@ def add_tangent_scatter(
     )
 
 
-@instructions(_FIELD_COLUMNS)
+@vector_intrinsic(_FIELD_COLUMNS)
 def _times_field(
     v: Vectors, of: ir.Value, of_step: ir.Value, field: ir.Value, to: ir.Value, to_step: ir.Value, n: ir.Value
 ) -> None:

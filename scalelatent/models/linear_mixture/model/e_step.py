@@ -280,19 +280,19 @@ class MixturePass:
 
     def accumulate(self, prepared: PreparedPass, block: Block, stats: Stats) -> None:
         """Add to ``stats`` the sums over the rows of a block."""
-        sums = self.open_leaf(prepared, stats)
+        sums = self.make_leaf_sums(prepared, stats)
         self.add_block(prepared, block, stats, sums)
-        self.close_leaf(prepared, stats, sums)
+        self.add_leaf_sums(prepared, stats, sums)
 
-    def open_leaf(self, prepared: PreparedPass, stats: Stats) -> Iterable[Array]:
+    def make_leaf_sums(self, prepared: PreparedPass, stats: Stats) -> Iterable[Array]:
         """Return the arrays for the large sums (scatter and others) of a leaf, which is a group of blocks.
 
-        On a GPU the arrays stay in its memory until :meth:`close_leaf`.
+        On a GPU the arrays stay in its memory until :meth:`add_leaf_sums`.
         """
         return prepared.backend.kernel("linear_mixture_open_sums")(*self._large_fields(stats))
 
-    def close_leaf(self, prepared: PreparedPass, stats: Stats, sums: Iterable[Array]) -> None:
-        """Add the large sums of a leaf, the result of :meth:`open_leaf`, to ``stats`` on the host."""
+    def add_leaf_sums(self, prepared: PreparedPass, stats: Stats, sums: Iterable[Array]) -> None:
+        """Add the large sums of a leaf, the result of :meth:`make_leaf_sums`, to ``stats`` on the host."""
         prepared.backend.kernel("linear_mixture_close_sums")(sums, *self._large_fields(stats))
 
     def _large_fields(self, stats: Stats) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""The couplings W with exponentials and packed copies, computed once for all rows."""
+"""The couplings W (visible, hidden units), with exponentials and copies that kernels read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.tiles import packed_matrix
 from scalelatent.kernels.vectors import BYTES
-from scalelatent.models.crbm.kernels.inference import choose_limits, largest_magnitude
+from scalelatent.models.crbm.kernels.inference import choose_limits, find_largest_magnitude
 
-# Kernels compute 8 units, or 16 edges, at a time on every machine. The numbers are fixed because they
-# determine the order of sums. LLVM splits a vector that is wider than the registers of the machine.
+# Number of units, and of edges (pairs of a visible and a hidden unit), in one vector. Both numbers determine
+# the order of sums, so they are the same on every machine; LLVM splits vectors wider than the registers.
 UNITS, EDGES = 8, 16
-# Bytes of 8 units, and of 16 edges. The latter is also a cache line.
+# Bytes of a vector of 8 units, and of a vector of 16 edges, which is also the size of a cache line.
 UNIT_BYTES, LINE_BYTES = BYTES * UNITS, BYTES * EDGES
-# Number of visible units that are processed together (a block). Their part of W and of the messages stays in
-# the first-level cache while messages are sent in both directions.
+# Number of visible units that are processed together. Their rows of W and of the messages stay in the
+# first-level cache while messages are sent in both directions.
 ROWS = 8
 
 
@@ -26,8 +26,8 @@ ROWS = 8
 class Coupling:
     """Couplings W and exp(W), padded to multiples of 8 visible units and of 16 hidden units.
 
-    Kernels process 8 visible and 16 hidden units at a time. The padding has W = 0, so its messages are 1
-    within rounding and do not change any other unit.
+    Kernels process 8 visible and 16 hidden units at a time. The padding has W = 0, so its messages (odds that
+    one unit sends to another) are 1 within rounding and do not change any other unit.
     """
 
     w: np.ndarray  # float32 (v, h): the couplings W; not a copy if the caller's array is float32
@@ -37,7 +37,7 @@ class Coupling:
     limit: float
 
     @cached_property
-    def a(self) -> np.ndarray:
+    def exp_w(self) -> np.ndarray:
         """exp(W), padded with ones to multiples of 8 visible and 16 hidden units, for whole vectors."""
         return _pad(self.w, np.exp)
 
@@ -48,8 +48,8 @@ class Coupling:
 
     @cached_property
     def row_products(self) -> np.ndarray:
-        """Product of each row of exp(W), (2, rows): the mantissa, and the bits of the integer exponent."""
-        logs = np.zeros(self.a.shape[0])
+        """Product of each row of exp(W): its mantissas, and below them the bits of its integer exponents."""
+        logs = np.zeros(self.exp_w.shape[0])
         self.w.sum(axis=1, dtype=np.float64, out=logs[: len(self.w)])
         exponents = np.floor(logs / np.log(2.0))
         out = np.empty((2, len(logs)), dtype=np.float32)
@@ -58,7 +58,7 @@ class Coupling:
 
     @cached_property
     def packed(self) -> tuple[np.ndarray, np.ndarray]:
-        """W and its transpose in the memory layout that the kernel for matrix products reads."""
+        """W and its transpose, in the memory layout that the kernel of mean field multiplies."""
         return packed_matrix(self.w), packed_matrix(np.ascontiguousarray(self.w.T))
 
 
@@ -76,6 +76,6 @@ def _pad(w: np.ndarray, function: np.ufunc) -> np.ndarray:
 
 
 def make_coupling(w: np.ndarray) -> Coupling:
-    """Check and return the couplings W; exponentials and packed forms are computed at first use."""
+    """Check the couplings W; the arrays that kernels read are computed at first use."""
     w = np.asarray(w, dtype=np.float32)
-    return Coupling(w, *choose_limits(largest_magnitude(w)))
+    return Coupling(w, *choose_limits(find_largest_magnitude(w)))

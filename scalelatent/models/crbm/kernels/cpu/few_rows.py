@@ -1,9 +1,9 @@
 """Products of the rows of a small batch with matrices of parameters, which are read once and in place.
 
-x W^T sums sixteen products along the features in parallel, for five rows of x (two on AVX2) and four units at
-a time: the sums stay in registers, and no operand is packed or transposed. A tree adds the sixteen sums, so
-that the bits do not depend on the width of the vectors. L^T X is added to a matrix, or a matrix is subtracted
-from it, without storing the product: a step reads the old parameters and writes the new ones.
+The product x W^T of rows x and weights W of units is computed for five rows (two on AVX2) and four units at a
+time. Each of its numbers has sixteen partial sums along the features, which stay in registers; no operand is
+packed or transposed. The partial sums are added as a tree, so that the bits do not depend on the width of the
+vectors. The product left^T x is added to a matrix, or a matrix is subtracted from it, without storing it.
 """
 
 from __future__ import annotations
@@ -18,76 +18,75 @@ from numba import types
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 from scalelatent.kernels.memory import empty
 from scalelatent.kernels.tiles import TALL_TILE_ROWS, Sums, add_products, make_tile, sum_products, zero_sums
-from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, instructions
+from scalelatent.kernels.vectors import BYTES, F32, F64, I64, LANES, Vectors, vector_intrinsic
 
-# Number of partial sums of each product, the same on every machine, so that bits do not depend on the
-# machine.
-SIDE = 16
+# Number of partial sums of each number of x W^T. It is the same on every machine, so the bits are, too.
+PARTIAL_SUMS = 16
 # Numbers of units and of rows of x whose products x W^T are summed at a time, limited by the registers.
 _UNITS, _ROWS = (4, 5) if LANES == 16 else (4, 2)
 # Number of units whose parameters are updated together. A step reads these parameters twice, the second time
 # from the second-level cache.
 _UPDATED_UNITS = 32
-# Number of vectors in a row of a tile, the part of L^T X that is summed in registers at a time.
+# A tile is the part of left^T x that is summed in registers at a time; each row of it has this many vectors.
 _TILE_VECTORS = 3
 
 
 def _add_halves(v: Vectors, a: ir.Value, b: ir.Value, lanes: int) -> ir.Value:
-    """Add the second half to the first half of each group of ``lanes`` lanes of a, then of b."""
+    """Add the second half to the first half of each group of ``lanes`` numbers of a, then of b."""
     low = [first + i for first in range(0, 2 * a.type.count, lanes) for i in range(lanes // 2)]
     return v.b.fadd(v.shuffle(a, b, low), v.shuffle(a, b, [i + lanes // 2 for i in low]))
 
 
 def _add_lanes(v: Vectors, four: list[tuple[ir.Value, ...]]) -> ir.Value:
-    """Return the totals over the lanes of four sums in one vector; on AVX2 each sum is a pair of vectors."""
-    if LANES < SIDE:
+    """Return the totals of four vectors of partial sums, in one vector; on AVX2 each is two vectors."""
+    if LANES < PARTIAL_SUMS:
         eight = [v.b.fadd(low, high) for low, high in four]
-        two = [v.shuffle(a, b, range(SIDE)) for a, b in (eight[:2], eight[2:])]
+        two = [v.shuffle(a, b, range(PARTIAL_SUMS)) for a, b in (eight[:2], eight[2:])]
     else:
-        two = [_add_halves(v, a, b, SIDE) for (a,), (b,) in (four[:2], four[2:])]
-    one = _add_halves(v, two[0], two[1], SIDE // 2)
-    for lanes in (SIDE // 4, SIDE // 8):
+        two = [_add_halves(v, a, b, PARTIAL_SUMS) for (a,), (b,) in (four[:2], four[2:])]
+    one = _add_halves(v, two[0], two[1], PARTIAL_SUMS // 2)
+    for lanes in (PARTIAL_SUMS // 4, PARTIAL_SUMS // 8):
         one = _add_halves(v, one, one, lanes)
     return v.shuffle(one, one, range(4))
 
 
-def _lane_sums(
+def _sum_lanes(
     v: Vectors, xs: list[ir.Value], ws: list[ir.Value], n: ir.Value, lane: int, ahead: ir.Value
 ) -> list[ir.Value]:
-    """Return partial sums over the columns k of x times w, for each pair of a row of x and a unit.
+    """Return partial sums of x times w over the ``n`` columns, for each row of x and each unit.
 
-    Lane i has the partial sum of the columns k with k mod 16 = ``lane`` + i. With ``lane`` 0, two cache lines
-    per step are prefetched from ``ahead``.
+    Number i of a vector is the sum over the columns k with k mod 16 = ``lane`` + i. If ``lane`` is 0, two
+    cache lines per step are prefetched from the address ``ahead``.
     """
     b = v.b
-    whole = b.mul(b.sdiv(n, I64(SIDE)), I64(BYTES * SIDE))
+    whole = b.mul(b.sdiv(n, I64(PARTIAL_SUMS)), I64(BYTES * PARTIAL_SUMS))
 
-    def at(k: ir.Value, mask: ir.Value | None = None) -> tuple[list[ir.Value], list[ir.Value]]:
+    def load_columns(k: ir.Value, mask: ir.Value | None = None) -> tuple[list[ir.Value], list[ir.Value]]:
         here = b.add(k, I64(BYTES * lane))
         return [v.load(x, here, mask=mask) for x in xs], [v.load(w, here, mask=mask) for w in ws]
 
-    def operands(k: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
+    def load_operands(k: ir.Value, _: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value], tuple[()]]:
         if not lane:
             for line in (0, 64):
                 v.fetch(ahead, b.add(b.mul(k, I64(2)), I64(line)))
-        return *at(k), ()
+        return *load_columns(k), ()
 
     start = zero_sums(v, len(xs), len(ws))
-    sums = sum_products(v, start, whole, operands, step=BYTES * SIDE, may_be_empty=True)
-    rest = at(whole, v.first(b.sub(b.srem(n, I64(SIDE)), I64(lane))))
+    sums = sum_products(v, start, whole, load_operands, step=BYTES * PARTIAL_SUMS, may_be_empty=True)
+    rest = load_columns(whole, v.first(b.sub(b.srem(n, I64(PARTIAL_SUMS)), I64(lane))))
     return [total for row in add_products(v, sums, *rest) for total in row]
 
 
 def _make_dots(rows: int, units: int) -> Callable[..., None]:
-    @instructions()
+    @vector_intrinsic()
     def dots(
         v: Vectors, x: ir.Value, x_step: ir.Value, w: ir.Value, w_step: ir.Value, n: ir.Value, bias: ir.Value,
         out: ir.Value, out_step: ir.Value, ahead: ir.Value,
     ) -> None:  # fmt: skip
-        """Write out[r, u] = sum_k x[r, k] w[u, k] + bias[u]; prefetch cache lines from ``ahead``."""
+        """Write out[r, u] = sum_k x[r, k] w[u, k] + bias[u]; prefetch memory from the address ``ahead``."""
         xs = [v.b.add(x, v.b.mul(x_step, I64(r))) for r in range(rows)]
         ws = [v.b.add(w, v.b.mul(w_step, I64(u))) for u in range(units)]
-        lanes = (_lane_sums(v, xs, ws, n, lane, ahead) for lane in range(0, SIDE, LANES))
+        lanes = (_sum_lanes(v, xs, ws, n, lane, ahead) for lane in range(0, PARTIAL_SUMS, LANES))
         sums, biases = list(zip(*lanes, strict=True)), v.load(bias, 0, ir.VectorType(F32, units))
         for r in range(rows):
             total = _add_lanes(v, sums[r * units : (r + 1) * units] * (4 // units))
@@ -108,8 +107,7 @@ def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) ->
     for u in range(0, units, _UNITS):
         several = units - u >= _UNITS
         w_at, bias_at = w.ctypes.data + u * row, bias.ctypes.data + BYTES * u
-        # The first tile of rows prefetches one half of the parameters of the next units, and the following
-        # tiles prefetch the other half.
+        # The first rows prefetch one half of the parameters of the next units, the following rows the other.
         ahead, more = w_at, 0
         if units - u >= 2 * _UNITS:
             ahead, more = w_at + _UNITS * row, _UNITS // 2 * row
@@ -132,7 +130,7 @@ def products(x: np.ndarray, w: np.ndarray, bias: np.ndarray, out: np.ndarray) ->
 
 
 def _make_finish(end: str) -> Callable[..., None]:
-    """Return the function that stores sums of left^T X in ``out``; ``end`` names the formula.
+    """Return a function that stores the sums left^T x in ``out`` by the formula of the name ``end``.
 
     plus   out = base + sums
     less   out = sums - subtracted
@@ -171,14 +169,10 @@ def _make_outers(end: str) -> Callable[..., None]:
 
     @subkernel
     def outers(
-        left: np.ndarray,
-        x: np.ndarray,
-        subtracted: np.ndarray,
-        rate: np.float32,
-        base: np.ndarray,
+        left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, rate: np.float32, base: np.ndarray,
         out: np.ndarray,
-    ) -> None:
-        """Compute a row of ``out`` for each column of ``left``."""
+    ) -> None:  # fmt: skip
+        """Compute left^T x, and store it in ``out`` by the formula of ``finish``."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize
         some = empty((n, TALL_TILE_ROWS), np.float32)
@@ -230,19 +224,15 @@ def write_outer_difference(left: np.ndarray, x: np.ndarray, subtracted: np.ndarr
 
 @entry(*[in_array("f4", 2)] * 3, out_array("f8", 2))
 def add_outer_difference(left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, out: np.ndarray) -> None:
-    """Round left^T x - subtracted to float32, and add it to ``out``."""
+    """Round left^T x - subtracted to float32, and add it to the float64 array ``out``."""
     _add(left, x, subtracted, _UNIT_RATE, subtracted, out)
 
 
 @entry(*[in_array("f4", 2)] * 3, numba.float32, in_array("f4", 2), out_array("f4", 2))
 def ascend_outer_difference(
-    left: np.ndarray,
-    x: np.ndarray,
-    subtracted: np.ndarray,
-    rate: np.float32,
-    base: np.ndarray,
+    left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, rate: np.float32, base: np.ndarray,
     out: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """Write base + rate (left^T x - subtracted) to ``out``, which may be ``base``."""
     _ascend(left, x, subtracted, rate, base, out)
 

@@ -1,6 +1,6 @@
-"""Max-product belief propagation: a message is max(w + s, 0) - max(s, 0).
+"""Max-product belief propagation: the message along an edge with coupling w is max(w + c, 0) - max(c, 0).
 
-The log odds s are those of the sender without the opposite message on the same edge (the cavity).
+The cavity c is the log odds of the sender minus the message that it received along the same edge.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from scalelatent.kernels.arrays import aligned_empty
 from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
-from scalelatent.kernels.vectors import F32, I64, Vectors, copy_vector, find_largest, instructions
+from scalelatent.kernels.vectors import F32, I64, Vectors, copy_vector, find_largest, vector_intrinsic
 from scalelatent.models.crbm.kernels.inference import Inference
 
 from .coupling import ROWS, UNIT_BYTES, UNITS, Coupling
@@ -28,7 +28,7 @@ from .units import (
     update_by_sum,
 )
 
-_HALF = ROWS // 2
+_HALF = ROWS // 2  # number of visible units whose messages are computed together
 
 
 def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
@@ -36,52 +36,55 @@ def _message(lanes: Vectors, w: ir.Value, cavity: ir.Value) -> ir.Value:
     return lanes.b.fsub(lanes.max(lanes.b.fadd(w, cavity), zero), lanes.max(cavity, zero))
 
 
-@instructions(UNITS)
+@vector_intrinsic(UNITS)
 def _gather(
-    lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lh: ir.Value, n: ir.Value, totals: ir.Value
-) -> None:
+    lanes: Vectors, w: ir.Value, messages: ir.Value, row_bytes: ir.Value, lh: ir.Value, end: ir.Value,
+    totals: ir.Value,
+) -> None:  # fmt: skip
     """Replace messages from four visible units with messages to them; write the sum for each visible unit."""
     b = lanes.b
-    steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+    steps = [b.mul(row_bytes, I64(r)) for r in range(_HALF)]
 
-    def edges(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        lj, out = lanes.load(lh, i), []
+    def receive_messages(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        log_odds, out = lanes.load(lh, i), []
         for step, total in zip(steps, sums, strict=True):
-            at = b.add(i, step)
-            message = _message(lanes, lanes.load(w, at), b.fsub(lj, lanes.load(m, at)))
-            lanes.store(message, m, at)
+            place = b.add(i, step)
+            message = _message(lanes, lanes.load(w, place), b.fsub(log_odds, lanes.load(messages, place)))
+            lanes.store(message, messages, place)
             out.append(b.fadd(total, message))
         return out
 
-    for r, total in enumerate(lanes.loop(I64(0), n, I64(UNIT_BYTES), [lanes.constant(0.0)] * _HALF, edges)):
+    start = [lanes.constant(0.0)] * _HALF
+    for r, total in enumerate(lanes.loop(I64(0), end, I64(UNIT_BYTES), start, receive_messages)):
         lanes.store(lanes.fold(total, b.fadd), totals, 4 * r)
 
 
-@instructions(UNITS)
+@vector_intrinsic(UNITS)
 def _scatter(
-    lanes: Vectors, w: ir.Value, m: ir.Value, row_step: ir.Value, lv: ir.Value, n: ir.Value, totals: ir.Value
-) -> None:
+    lanes: Vectors, w: ir.Value, messages: ir.Value, row_bytes: ir.Value, lv: ir.Value, end: ir.Value,
+    totals: ir.Value,
+) -> None:  # fmt: skip
     """Replace messages to four visible units with messages from them; add these to sums per hidden unit."""
     b = lanes.b
-    steps = [b.mul(row_step, I64(r)) for r in range(_HALF)]
+    steps = [b.mul(row_bytes, I64(r)) for r in range(_HALF)]
     own = [lanes.spread(lanes.load(lv, 4 * r, F32)) for r in range(_HALF)]
 
-    def edges(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+    def send_messages(i: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         total = lanes.load(totals, i)
-        for step, li in zip(steps, own, strict=True):
-            at = b.add(i, step)
-            message = _message(lanes, lanes.load(w, at), b.fsub(li, lanes.load(m, at)))
-            lanes.store(message, m, at)
+        for step, log_odds in zip(steps, own, strict=True):
+            place = b.add(i, step)
+            message = _message(lanes, lanes.load(w, place), b.fsub(log_odds, lanes.load(messages, place)))
+            lanes.store(message, messages, place)
             total = b.fadd(total, message)
         lanes.store(total, totals, i)
         return []
 
-    lanes.loop(I64(0), n, I64(UNIT_BYTES), [], edges)
+    lanes.loop(I64(0), end, I64(UNIT_BYTES), [], send_messages)
 
 
 @subkernel
 def _sweep(w: np.ndarray, m: np.ndarray, v_units: np.ndarray, h_units: np.ndarray, small: np.ndarray) -> None:
-    """Update all units of a graph once, in blocks of eight visible units."""
+    """Update all messages and units of a graph once; eight visible units are processed at a time."""
     row, unit = 4 * w.shape[1], 4 * v_units.shape[1]
     w_at, m_at, v_at, h_at = w.ctypes.data, m.ctypes.data, v_units.ctypes.data, h_units.ctypes.data
     totals = small.ctypes.data
@@ -124,7 +127,7 @@ def _infer(
 def max_product(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Find the most probable joint state of all units by max-product; the log odds are of max-marginals."""
+    """Find the most probable joint state of all units by max-product: a unit is 1 if its log odds are > 0."""
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, w = allocate_results(bv, bh), coupling.padded
     scratch = (

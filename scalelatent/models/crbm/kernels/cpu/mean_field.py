@@ -1,6 +1,6 @@
-"""Mean field: two matrix products per sweep.
+"""Mean field: two matrix products per sweep (one update of all visible, then of all hidden units).
 
-The order of all sums is fixed, so that the beliefs of a row do not depend on the other rows of the batch.
+The order of all sums is fixed, so that the result of a row does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .units import (
 def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved: np.float32) -> np.float32:
     """Update the visible or the hidden units of a graph.
 
-    ``total`` are the products of W with the beliefs of the other units (hidden or visible), and ``moved`` is
-    the largest change of these beliefs in this sweep. Return the largest change of the beliefs of all units.
+    ``total`` is the product of W with P(unit = 1) of the other side (hidden or visible), and ``moved`` is the
+    largest change of P(unit = 1) on that side in this sweep. Return the largest change on both sides.
     """
     n, step, at, scratch = len(total), 4 * units.shape[1], units.ctypes.data, small.ctypes.data
     for k in range(n):
@@ -55,7 +55,7 @@ def _infer(
     h_units: np.ndarray, v_out: np.ndarray, h_out: np.ndarray, tv: np.ndarray, th: np.ndarray,
     small: np.ndarray,
 ) -> None:  # fmt: skip
-    """Infer several graphs together; a graph that has met its tolerance does not change any more."""
+    """Infer several graphs together; a graph stays as it is once its largest change is at most ``tol``."""
     rows, v, h = len(bv), bv.shape[1], bh.shape[1]
     moved = empty(rows, np.float32)
     for n in range(rows):
@@ -87,7 +87,7 @@ def _infer(
 def mean_field(
     coupling: Coupling, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float | None = None
 ) -> Inference:
-    """Approximate the marginals of all units by mean field; the first sweep starts from sigmoid(bh)."""
+    """Approximate P(unit = 1) of all units by mean field; hidden units start from sigmoid(``bh``)."""
     bv, bh, limit = check_inputs(coupling, bv, bh, n_sweeps, tol)
     results, (v, h), strip = allocate_results(bv, bh), coupling.w.shape, min(STRIP, len(bv))
     fields = UNIT_FIELDS + 1
@@ -96,10 +96,7 @@ def mean_field(
         aligned_empty((padded_size(v), round_up(strip))),
         aligned_empty((padded_size(h), round_up(strip))),
     )
-    beliefs, small = (
-        (aligned_empty((strip, v)), aligned_empty((strip, h))),
-        make_scratch(coupling.limit),
-    )
+    beliefs, small = ((aligned_empty((strip, v)), aligned_empty((strip, h))), make_scratch(coupling.limit))
     for first in range(0, len(bv), STRIP):
         part = slice(first, first + STRIP)
         inputs = *coupling.packed, bv[part], bh[part], n_sweeps, limit

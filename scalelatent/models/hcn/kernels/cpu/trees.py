@@ -29,7 +29,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors, instructions
+from scalelatent.kernels.vectors import I8, I16, I32, I64, LANES, Vectors, vector_intrinsic
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
@@ -257,7 +257,7 @@ class _Tree:
 
         def visit_row(_: ir.Value, values: Values) -> Values:
             spots, carried = values[:n], values[n:]
-            found = body(spots[:-1], code.at(spots[-1], 0, I8), carried)
+            found = body(spots[:-1], code.point_to(spots[-1], 0, I8), carried)
             return [*(b.add(spot, step) for spot, step in zip(spots, self.steps, strict=True)), *found]
 
         return code.loop(I64(0), self.rows, I64(1), [*self.spots, *start], visit_row, may_be_empty=True)[n:]
@@ -426,7 +426,7 @@ def _make_second_pass(on: bool, n_stored: int) -> PassEmitter:
     return emit
 
 
-@instructions()
+@vector_intrinsic()
 def prefetch(code: Vectors, address: ir.Value, size: ir.Value) -> None:
     """Load ``size`` bytes, of which ``address`` is the first, into the CPU cache before they are needed."""
 
