@@ -201,7 +201,7 @@ def time_large_graphs(seed: int) -> dict[str, Any]:
         run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1)  # The first call compiles the kernels.
         tracemalloc.start()
         coupling = make(w)
-        coupling.a  # noqa: B018  This reading computes exp(W), as a fit does once for many batches.
+        coupling.a  # noqa: B018  A fit computes this array once for many batches.
         run(coupling, bv, bh, 1)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

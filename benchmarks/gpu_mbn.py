@@ -139,15 +139,15 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
     bank = backend.kernel("mbn_make_bank")(draw_pixels(rng, k, FEATURES, "uint8")[:, columns], "euclidean")
     nearest = backend.kernel("mbn_nearest")
     whole = host_seconds(lambda: nearest(x, columns, bank), args.repeats)
-    tile_rows = min(n, gpu.SCORES // k)
-    filled = cupy.zeros((tile_rows, len(columns)), dtype=np.float32)
-    filled.fill(1.5)
-    products = cupy.empty((tile_rows, k), dtype=np.float32)
+    tile = min(n, gpu.SCORES // k)
+    cut = cupy.zeros((tile, len(columns)), dtype=np.float32)
+    cut.fill(1.5)
+    products = cupy.empty((tile, k), dtype=np.float32)
 
     def multiply_alone(_: int) -> None:
-        gpu.multiply(filled, bank.w.T, products)
+        gpu.multiply(cut, bank.w.T, products)
 
-    product = device_seconds(backend, multiply_alone, args.repeats) * n / tile_rows
+    product = device_seconds(backend, multiply_alone, args.repeats) * n / tile
     flops = 2.0 * n * k * len(columns)
     line = {
         "centroids": k,
