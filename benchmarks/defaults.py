@@ -20,9 +20,10 @@ calibration  Expected calibration error of capsule regression on test rows, in 1
              The temperature is chosen on a tenth of the training rows, or on all training rows.
 best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
              candidates, on one split of each set.
-architectures Errors, calibration errors and CPU seconds of capsule regression's architectures (one model for
-all classes, one per class, one per pair) on held-out training rows, also of generated sets of 2 to 100
-classes. These results decided the default.
+architectures
+             Errors, calibration errors and CPU seconds of capsule regression with one model for all classes,
+             one per class, and one per pair of classes, on held-out training rows, also of generated sets of
+             2 to 100 classes. These results decided the default.
 clusters     NMI (normalised mutual information) of bootstrap networks, of k-means and of spectral clustering:
              means over three seeds.
 densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood="ppca"), GaussianMixture and

@@ -184,7 +184,7 @@ def capsule_block(
         + matrix_product(total_dim, n_rows, n_features)
         + capsule_residuals(n_rows, total_dim, members, active)
     )
-    out += Work(uploads=-1)  # Classes and weights of rows are copied together.
+    out += Work(uploads=-1)  # One upload copies classes and weights.
     if active is not None and active:
         out += Work(memory_bytes=8.0 * active * n_features, launches=1)  # Gather the active rows.
     if rows:
@@ -270,8 +270,8 @@ EARLIER_DRAW_SECONDS = 3.9e-9
 # Estimated seconds in which a thread of the GPU adds a number to a random draw, or removes it: two accesses
 # to memory and a division.
 CHANGE_SECONDS = 0.6e-6
-# Seconds in which the host reads one code of a centroid (2 bytes, measured at 4 GB/s from memory that caches
-# the disk) and copies it for the GPU.
+# Seconds in which the host reads one code of a centroid (2 bytes at 4 GB/s, measured with data in the page
+# cache) and copies it for the GPU.
 READ_SECONDS = 2 / 4e9 + 2 / COPY_RATE
 # Seconds in which the host sorted one code of a centroid in an earlier version; measured on a busy CPU.
 SORT_SECONDS = 18.5e-9
