@@ -1,20 +1,20 @@
-"""Compare ways to accelerate batch EM of capsule regression.
+"""Compare ways to accelerate batch EM of capsule regression, which computes a short vector for each class.
 
     python benchmarks/capsule_acceleration.py
 
-The experiment shows whether the package needs another acceleration than its momentum. It counts the passes of
-each method until the log-loss, or the training error, is as low as the lowest value that momentum 0.9
-reaches within a number of passes. Every evaluation of the EM map (one EM step) counts as a pass, including
-extrapolations and steps that are undone.
+The script counts the passes over all rows until the log-loss, or the training error, is as low as the lowest
+value that momentum 0.9 reaches within a given number of passes. Every EM step is a pass, including the steps
+of extrapolations and steps that are undone. The package uses momentum; the counts show whether another method
+needs fewer passes.
 
 momentum  W + 0.9 (W - previous W) for weights W, as in the package.
 plain     EM without acceleration.
 squarem   Two EM steps, then an extrapolation along them (scheme S3 of Varadhan and Roland, 2008).
 anderson  Anderson acceleration over the last five steps; a step that raises the log-loss is undone.
 
-The rows are whitened, so that the length of a step has a meaning; EM is invariant to whitening. Capsules
-have 4 dimensions. nu is the threshold on the rows of the M-step in the first round of Saul (2021), 0.8, or 0.
-Needs SCALELATENT_DATA.
+The rows are whitened, so that all directions of a step have the same scale; EM steps do not depend on it. nu
+is 0, or 0.8 as in the first round of Saul (2021): a row changes the weights only if a wrong class has more
+than nu times the probability of the true class. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ from common import mnist16, parser, usps, write
 
 from scalelatent.models.capsule.kernels.squash import squash_table
 
-# Dimension of a capsule, and number of past EM steps that Anderson acceleration combines.
+# Length of a class's vector (capsule), and number of past EM steps that Anderson acceleration combines.
 DIM, MEMORY = 4, 5
-SETS = {"USPS": lambda: usps(), "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:10_000] for a in mnist16())}
+DATA_SETS = {"USPS": usps, "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:10_000] for a in mnist16())}
 
 
 class RecordedEm:
-    """EM step of capsules for whitened rows x (n, p), which records log-loss and error of all weights that
-    it receives.
+    """Callable EM step that records log-loss and training error of all weights that it receives.
 
-    Attributes: x, y, nu (a row counts in the M-step if a wrong class has more than nu times the probability
-    of the true class), the number of classes, the table of the squashing integrals lambda, and the records
-    as pairs (log-loss, training error).
+    ``x`` are whitened rows (n, p) and ``y`` their classes; the step uses a row only if a wrong class has more
+    than ``nu`` times the probability of the true class. ``records`` has a pair (log-loss, error) per call.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:
@@ -50,8 +48,8 @@ class RecordedEm:
         self.table = squash_table(DIM * self.classes)
         self.records: list[tuple[float, float]] = []
 
-    def start(self) -> np.ndarray:
-        """Return the initial weights (D, p): leading eigenvectors of the rows of each class."""
+    def make_initial_weights(self) -> np.ndarray:
+        """Return the first weights (classes * DIM, p): scaled leading eigenvectors of each class's rows."""
         parts = []
         for c in range(self.classes):
             own = self.x[self.y == c].astype(np.float64)
@@ -60,7 +58,7 @@ class RecordedEm:
         return np.concatenate(parts)
 
     def __call__(self, w: np.ndarray) -> np.ndarray:
-        """Return the weights after an EM step; record log-loss and training error of ``w``."""
+        """Return the weights after an EM step from ``w``; record log-loss and training error of ``w``."""
         h = (self.x @ w.T.astype(np.float32)).astype(np.float64)
         squares = (h * h).reshape(len(h), self.classes, DIM).sum(axis=2)
         total = np.maximum(squares.sum(axis=1, keepdims=True), 1e-300)
@@ -94,7 +92,7 @@ def run_squarem(em: RecordedEm, w: np.ndarray) -> Iterator[None]:
     while True:
         first = em(w)
         if em.records[-1][0] > em.records[-2][0] + 0.01 if len(em.records) > 1 else False:
-            w = accepted  # The extrapolation raised the log-loss too much: use the second EM step before it.
+            w = accepted  # The log-loss rose by more than 0.01: undo the extrapolation.
             yield
             continue
         yield
@@ -108,23 +106,23 @@ def run_squarem(em: RecordedEm, w: np.ndarray) -> Iterator[None]:
 def run_anderson(em: RecordedEm, w: np.ndarray) -> Iterator[None]:
     points: list[np.ndarray] = []
     steps: list[np.ndarray] = []
-    best, safe = np.inf, w
+    best, last_accepted = np.inf, w
     while True:
-        image = em(w)
+        next_w = em(w)
         yield
         if em.records[-1][0] > best + 1e-3:
-            w, points, steps, best = safe, [], [], np.inf
+            w, points, steps, best = last_accepted, [], [], np.inf
             continue
-        best, safe = em.records[-1][0], image
-        points, steps = [*points, image][-MEMORY - 1 :], [*steps, (image - w).ravel()][-MEMORY - 1 :]
-        w = image
+        best, last_accepted = em.records[-1][0], next_w
+        points, steps = [*points, next_w][-MEMORY - 1 :], [*steps, (next_w - w).ravel()][-MEMORY - 1 :]
+        w = next_w
         if len(steps) > 1:
             change = np.diff(np.array(steps), axis=0).T
-            share = np.linalg.lstsq(change, steps[-1], rcond=1e-6)[0]
-            w = image - np.tensordot(share, np.diff(np.array(points), axis=0), 1)
+            coefficients = np.linalg.lstsq(change, steps[-1], rcond=1e-6)[0]
+            w = next_w - np.tensordot(coefficients, np.diff(np.array(points), axis=0), 1)
 
 
-WAYS = {"momentum": run_momentum, "plain": run_plain_em, "squarem": run_squarem, "anderson": run_anderson}
+METHODS = {"momentum": run_momentum, "plain": run_plain_em, "squarem": run_squarem, "anderson": run_anderson}
 
 
 def find_first_pass(values: np.ndarray, target: float) -> int | None:
@@ -135,26 +133,26 @@ def find_first_pass(values: np.ndarray, target: float) -> int | None:
 
 def main() -> None:
     arguments = parser(__doc__, "capsule_acceleration")
-    arguments.add_argument("--passes", type=int, default=300, help="number of passes of each way")
+    arguments.add_argument("--passes", type=int, default=300, help="number of passes of each method")
     args = arguments.parse_args()
     results: list[dict[str, Any]] = []
-    for name, load in SETS.items():
+    for name, load in DATA_SETS.items():
         x, y = load()
         for nu in (0.0, 0.8):
             curves = {}
-            for way, run in WAYS.items():
+            for method, run in METHODS.items():
                 em = RecordedEm(x, y, nu)
-                steps = run(em, em.start())
+                steps = run(em, em.make_initial_weights())
                 while len(em.records) < args.passes:
                     next(steps)
-                curves[way] = np.array(em.records[: args.passes])
-            for at in (args.passes // 10, args.passes // 3, args.passes):
-                targets = curves["momentum"][:at].min(axis=0)
+                curves[method] = np.array(em.records[: args.passes])
+            for momentum_passes in (args.passes // 10, args.passes // 3, args.passes):
+                targets = curves["momentum"][:momentum_passes].min(axis=0)
                 results.append(
                     {
                         "set": name,
                         "nu": nu,
-                        "passes_of_momentum": at,
+                        "passes_of_momentum": momentum_passes,
                         "log_loss": round(float(targets[0]), 5),
                         "train_error": round(float(targets[1]), 5),
                         "passes_to_log_loss": {

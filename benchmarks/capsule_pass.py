@@ -1,20 +1,20 @@
-"""Measure the time of the E-step of capsules on one thread, divided by that of its two matrix products.
+"""Measure a pass of capsule regression on one thread, and divide its time by that of its matrix products.
 
     python benchmarks/capsule_pass.py
 
-D is the total dimension of ten capsules of d dimensions. For each D, one process measures in turn a pass of
-the engine over float32 rows in memory, and the products H = W X^T and Delta = H X alone over the same rows,
-with their fastest block size. With the threshold nu = 0 every row counts in the M-step (is active). With
-nu = 0.8 the weights are those of a fit, so that the share of active rows is that of real passes. "numpy" is
-the same pass written in numpy, on the same thread. A second table compares a pass in the form of Saul (2021),
-in numpy with two
-threads, with the engine's pass on two threads.
+Capsule regression computes a vector of d numbers (a capsule) for each of ten classes; D is 10 d. A pass is an
+E-step over all rows X, which are float32 in memory. For each d, one process measures in turn the pass, and
+its products H = W X^T and Delta = H X alone, with the block size that is fastest for them. The M-step uses
+only rows for which a wrong class has more than nu times the probability of the true class ("active" rows):
+all rows with nu = 0; with nu = 0.8, as many as in a real fit. "numpy" is the same pass in numpy. A second
+table compares the engine's pass on two threads with a pass in numpy as Saul (2021) describes it, also on two
+threads.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from common import data_folder, interleaved, mnist, parser, write
+from common import data_folder, measure_medians, mnist, parser, write
 
 from scalelatent.data import Dataset
 from scalelatent.engine.backend import make_backend
@@ -31,19 +31,14 @@ from scalelatent.reductions.moments import SecondMoments
 
 
 def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return n rows of p features, classes, and the name of the rows: projected MNIST, or noise around ten
-    means.
-    """
+    """Return n rows of p features, their classes and their name: projected MNIST, or noise without it."""
     try:
         data_folder()
     except SystemExit:
         rng = np.random.default_rng(seed)
         y = rng.integers(0, 10, n)
-        return (
-            (rng.normal(size=(10, p))[y] + rng.normal(size=(n, p))).astype(np.float32),
-            y,
-            "noise around ten means",
-        )
+        x = (rng.normal(size=(10, p))[y] + rng.normal(size=(n, p))).astype(np.float32)
+        return x, y, "noise around ten means"
     x, y = mnist(slice(0, n))
     x = x.astype(np.float32)
     basis = leading_eigenvectors((x.T @ x).astype(np.float64), p)[1]
@@ -51,38 +46,37 @@ def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def make_products(x: np.ndarray, w: np.ndarray, block: int):
-    """Return a function that computes the two matrix products of a pass over rows x, ``block`` rows at a
-    time.
-    """
+    """Return a function that computes H = W X^T and H X for weights W and blocks of rows of X."""
     h = np.empty((len(w), block), dtype=np.float32)
     delta = np.empty(w.shape, dtype=np.float32)
 
-    def run() -> None:
+    def compute_products() -> None:
         for a in range(0, len(x), block):
             part = x[a : a + block]
             out = h[:, : len(part)]
             np.matmul(w, part.T, out=out if len(part) == block else None)
             np.matmul(out, part, out=delta)
 
-    return run
+    return compute_products
 
 
 def make_plain_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.ndarray):
-    """Return a function that computes a pass in numpy, 10,000 rows at a time, with recursions in float64."""
+    """Return a function that computes a pass (E-step over all rows x) in numpy, 10,000 rows at a time."""
 
-    def run() -> None:
+    def compute_pass() -> None:
         delta = np.zeros(w.shape)
         for a in range(0, len(x), 10_000):
             h = w @ x[a : a + 10_000].T
             ratios, _ = posterior_ratios(h, y[a : a + 10_000], dims)
             delta += (np.repeat(ratios - 1, dims, axis=0) * h) @ x[a : a + 10_000]
 
-    return run
+    return compute_pass
 
 
 def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
-    """Return the integral I_s(b) of Saul (2021) by the recursions of the paper's appendix: s forward or 64
-    backward steps.
+    """Return the integral I_s(b) of Saul (2021) for a size s and numbers b, by his appendix's recursions.
+
+    They run forward from 0 to s where b > s, and backward from s + 64 to s elsewhere.
     """
     forward, backward = -np.expm1(-b), b / (b + s + 64)
     with np.errstate(all="ignore"):
@@ -94,9 +88,9 @@ def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
 
 
 def make_paper_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
-    """Return a function that computes a pass in the form of Saul (2021) with numpy, over all rows at once."""
+    """Return a function that computes a pass (E-step over all rows x) in numpy as in Saul (2021)."""
 
-    def run() -> np.ndarray:
+    def compute_pass() -> np.ndarray:
         h = x @ w.T
         q = (h.reshape(len(x), 10, d) ** 2).sum(axis=2)
         total, rows_ = q.sum(axis=1), np.arange(len(x))
@@ -107,11 +101,14 @@ def make_paper_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, d: int):
         top = (lam1 * f[rows_, y])[:, None] + (1 - lam1)[:, None] * (own + d) / (2 + 10 * d)
         return (np.repeat(top / p[rows_, y][:, None], d, axis=1) * h).T @ x
 
-    return run
+    return compute_pass
 
 
 def time_two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """Return the milliseconds of a pass in numpy with its own threads, and in the engine with two threads."""
+    """Return the milliseconds of a pass (E-step over all rows x) on two threads, in numpy and in the engine.
+
+    A class has a vector (capsule) of ``d`` numbers.
+    """
     members, dataset = build_members("multiclass", 10, d), Dataset.from_arrays(x, y)
     moment = np.stack([np.eye(x.shape[1])] * 10)
     learner = CapsuleEM(members, moment, np.zeros(1), np.array([10**9]), 1, 0.9, 0.0, 0.0, 10**9, None, 0)
@@ -119,21 +116,25 @@ def time_two_threads(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
     stage = make_stage("capsule_estep", learner, {"train": dataset}, "cpu", dataset.classes)
     executor, state = InProcessExecutor(2), initial_state(w, 1)
 
-    wide = x.astype(np.float64)
+    x_float64 = x.astype(np.float64)
     plain = {
         "numpy": make_paper_numpy_pass(x, y, w.astype(np.float32), d),
-        "numpy float64": make_paper_numpy_pass(wide, y, w, d),
+        "numpy float64": make_paper_numpy_pass(x_float64, y, w, d),
     }
-    times = interleaved(plain, 7)
+    times = measure_medians(plain, 7)
     with single_threaded():
-        times |= interleaved({"pass": lambda: executor.step(stage, 0, state, lambda done, total: None)}, 15)
+        ours = {"pass": lambda: executor.step(stage, 0, state, lambda done, total: None)}
+        times |= measure_medians(ours, 15)
     out = {"D": 10 * d, **{f"{k} ms": round(1e3 * v, 1) for k, v in times.items()}}
     out["times faster"] = round(times["numpy"] / times["pass"], 1)
     return {**out, "times faster than float64": round(times["numpy float64"] / times["pass"], 1)}
 
 
 def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
-    """Return the line of the table for capsules of d dimensions: milliseconds of each method, and ratios."""
+    """Return a line of the first table: the milliseconds of each method, and their ratios.
+
+    A class has a vector (capsule) of ``d`` numbers.
+    """
     members = build_members("multiclass", 10, d)
     dataset = Dataset.from_arrays(x, y)
     moments = SecondMoments(x.shape[1], 10)
@@ -162,22 +163,24 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
     w = state.w.astype(np.float32)
     candidates = {f"products {b}": make_products(x, w, b) for b in (512, 1024, 2048, 4096)}
-    best = min((t, name) for name, t in interleaved(candidates, 5).items())[1]
-    times = interleaved({"products": candidates[best], "pass": make_pass(0.0), "pass nu=0.8": make_pass(0.8)})
+    best = min((t, name) for name, t in measure_medians(candidates, 5).items())[1]
+    passes = {"pass": make_pass(0.0), "pass nu=0.8": make_pass(0.8)}
+    times = measure_medians({"products": candidates[best], **passes})
     out["block_of_products"] = int(best.split()[1])
     for name, seconds in times.items():
         out[f"{name} ms"] = round(1e3 * seconds, 2)
     out["ratio nu=0"] = round(times["pass"] / times["products"], 3)
     out["ratio nu=0.8"] = round(times["pass nu=0.8"] / times["products"], 3)
     out["products GF/s"] = round(4 * len(x) * w.size / times["products"] / 1e9, 1)
-    slow = interleaved({"numpy": make_plain_numpy_pass(x, y, w, members.dims[0]), "pass": make_pass(0.0)}, 3)
+    plain = make_plain_numpy_pass(x, y, w, members.dims[0])
+    slow = measure_medians({"numpy": plain, "pass": passes["pass"]}, 3)
     out["numpy ms"] = round(1e3 * slow["numpy"], 1)
     out["times faster than numpy"] = round(slow["numpy"] / slow["pass"], 1)
     return out
 
 
 def main() -> None:
-    """Print and write the table of all capsule dimensions."""
+    """Print and write both tables."""
     args = parser(__doc__, "capsule_pass")
     args.add_argument("--rows", type=int, default=50_000)
     args.add_argument("--features", type=int, default=196)
@@ -186,8 +189,8 @@ def main() -> None:
     x, y, what = make_rows(a.rows, a.features, a.seed)
     with single_threaded():
         square = np.random.default_rng(0).normal(size=(2048, 2048)).astype(np.float32)
-        peak = 2 * 2048**3 / interleaved({"sgemm": lambda: square @ square}, 5)["sgemm"] / 1e9
-        print(f"{what}, {x.shape}, sgemm 2048: {peak:.0f} GF/s")
+        peak = 2 * 2048**3 / measure_medians({"sgemm": lambda: square @ square}, 5)["sgemm"] / 1e9
+        print(f"{what}, {x.shape}; float32 product of 2,048 x 2,048 numbers: {peak:.0f} GF/s")
         table = [measure(x, y, d) for d in a.dims]
     both = [time_two_threads(x, y, d) for d in a.dims]
     for line in table + both:

@@ -1,15 +1,15 @@
-"""Compare capsule algorithms with a small MLP, and numbers of clusterings of bootstrap networks for text.
+"""Compare capsule regression with a small MLP, and sizes of bootstrap networks for text.
 
     python benchmarks/choosing.py [--parts algorithms,clusterings]
 
-algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of
-             batch EM (schedule of Saul, 2021), of stepwise EM, and of scikit-learn's MLPClassifier. The
-             MLP trains until its validation error is as small as that of stepwise EM, and then until it is as
-             small as that of batch EM.
-clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents.
-             The documents are encoded by bootstrap networks with several numbers of clusterings V, and by
-             latent semantic analysis with the same number of components. The documents are those of the
-             RCV1-v2 subset that have one topic, among topics with at least 100 such documents.
+algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of two
+             fits of capsule regression, a classifier, and of scikit-learn's MLPClassifier. "em" is batch EM
+             with the schedule of Saul (2021); "stepwise" updates the parameters after each small batch of
+             rows. The MLP trains until its validation error is as small as that of each of the two fits.
+clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents. The
+             documents are encoded by latent semantic analysis and by bootstrap networks (layers of V random
+             clusterings) for several V. They are those of the RCV1-v2 subset that have one topic, among
+             topics with at least 100 such documents.
 
 Needs SCALELATENT_DATA.
 """
@@ -31,13 +31,13 @@ CLUSTERINGS = (5, 10, 25, 50, 100, 200, 400)
 
 
 def compare_algorithms(a: Any) -> dict[str, Any]:
-    """Return test error, seconds and passes of each algorithm."""
+    """Return test error, seconds and number of passes over the rows of each algorithm on MNIST."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
     x, y = mnist()
     test = mnist(part="test")
-    train, held = (x[:50_000], y[:50_000]), (x[50_000:], y[50_000:])
+    train, validation = (x[:50_000], y[:50_000]), (x[50_000:], y[50_000:])
     out: dict[str, Any] = {}
 
     def record(name: str, error: float, begin: float, **more: Any) -> None:
@@ -61,40 +61,31 @@ def compare_algorithms(a: Any) -> dict[str, Any]:
             random_state=a.seed,
         )
         begin = time.perf_counter()
-        model.fit(*train, validation=held)
-        targets[algorithm] = float(model.best_validation_error_)
-        record(
-            algorithm,
-            1 - model.score(*test),
-            begin,
-            validation_error=targets[algorithm],
-            passes=model.n_iter_,
-        )
-    scaled = [(part[0].astype(np.float32) / 255, part[1]) for part in (train, held, test)]
+        model.fit(*train, validation=validation)
+        targets[algorithm] = error = float(model.best_validation_error_)
+        record(algorithm, 1 - model.score(*test), begin, validation_error=error, passes=model.n_iter_)
+    scaled = [(part[0].astype(np.float32) / 255, part[1]) for part in (train, validation, test)]
     mlp = MLPClassifier((a.hidden,), random_state=a.seed)
-    begin, waiting = time.perf_counter(), sorted(targets, key=lambda name: -targets[name])
+    begin, unreached = time.perf_counter(), sorted(targets, key=lambda name: -targets[name])
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         for epoch in range(1, a.epochs + 1):
             order = np.random.default_rng((a.seed, epoch)).permutation(len(train[0]))
             mlp.partial_fit(scaled[0][0][order], scaled[0][1][order], classes=np.arange(10))
             error = 1 - mlp.score(*scaled[1])
-            while waiting and error <= targets[waiting[0]]:
-                name = f"MLP, {a.hidden} units, to the error of {waiting.pop(0)}"
+            while unreached and error <= targets[unreached[0]]:
+                name = f"MLP, {a.hidden} units, to the error of {unreached.pop(0)}"
                 record(name, 1 - mlp.score(*scaled[2]), begin, validation_error=error, passes=epoch)
-            if not waiting:
+            if not unreached:
                 break
-    for name in waiting:
-        record(
-            f"MLP, {a.hidden} units, not as far as {name}", 1 - mlp.score(*scaled[2]), begin, passes=a.epochs
-        )
+    for name in unreached:
+        name = f"MLP, {a.hidden} units, not as far as {name}"
+        record(name, 1 - mlp.score(*scaled[2]), begin, passes=a.epochs)
     return out
 
 
 def compare_clusterings(a: Any) -> dict[str, Any]:
-    """Return the NMI of latent semantic analysis, and of a network for each number of clusterings and
-    seed.
-    """
+    """Return the NMI of latent semantic analysis, and of networks by number of clusterings and seed."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])
@@ -124,7 +115,7 @@ def compare_clusterings(a: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure the requested parts and write their results."""
+    """Run the parts that --parts names, and write their results."""
     arguments = parser(__doc__, "choosing")
     arguments.add_argument("--parts", default="algorithms,clusterings")
     arguments.add_argument("--dim", type=int, default=8, help="dimension of a capsule")
@@ -136,12 +127,8 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=2)
     a = arguments.parse_args()
     for part in a.parts.split(","):
-        write_part(
-            a.out,
-            part,
-            a.seed,
-            {"algorithms": compare_algorithms, "clusterings": compare_clusterings}[part](a),
-        )
+        compare = {"algorithms": compare_algorithms, "clusterings": compare_clusterings}[part]
+        write_part(a.out, part, a.seed, compare(a))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measure the cost of compiling: the first fit of each model with an empty cache of kernels, and a second
-fit.
+"""Measure the seconds of compiling kernels, the functions that numba compiles, in the first fit of a model.
 
     python benchmarks/cold_kernels.py [--models "capsule;mbn"] [--functions 10]
 
-Each fit runs in a new process on one thread. CPU seconds are those of the process after the import of the
-models; wall seconds also depend on other work on the machine. The results also contain:
+The first ("cold") fit has an empty cache of compiled kernels; the second ("warm") finds them there. Each fit
+runs in a new process on one thread. CPU seconds are those of the process after the import of the models; wall
+seconds also depend on other work on the machine. The results also contain:
 
 "bound_seconds"  The largest allowed difference between the CPU seconds of the first and of the second fit.
 "stages"         The compiler's CPU seconds in type inference, lowering to LLVM's code, LLVM itself, and
@@ -35,16 +35,8 @@ import common
 from numba.core import event
 
 BOUND_SECONDS = 6.0
-MODELS = (
-    "capsule",
-    "linear mixture",
-    "mbn",
-    "mbn, CSR rows",
-    "crbm",
-    "crbm, mean field",
-    "hcn",
-)
-# Stage of the compiler in the results, by pass of numba's compiler. All other passes are "other passes".
+MODELS = ("capsule", "linear mixture", "mbn", "mbn, CSR rows", "crbm", "crbm, mean field", "hcn")
+# Name in the results ("stage") of a pass of numba's compiler. Passes that are not here are "other passes".
 STAGE_OF_PASS = {
     "nopython_type_inference": "typing",
     "native_lowering": "lowering",
@@ -53,7 +45,7 @@ STAGE_OF_PASS = {
 
 
 def fit_once(model: str, seed: int) -> None:
-    """Fit a small model that calls all kernels of the kind ``model``."""
+    """Fit a small model that calls all kernels (compiled functions) of ``model``, a name in MODELS."""
     import numpy as np
     import scipy.sparse
 
@@ -62,22 +54,15 @@ def fit_once(model: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     if model == "capsule":
         x, y = rng.normal(size=(2000, 784)).astype(np.float32), np.arange(2000) % 10
-        how: dict[str, Any] = {"architecture": "multiclass"}
-        sl.CapsuleRegression(max_iter=3, random_state=seed, n_jobs=1, **how).fit(x, y)
+        options: dict[str, Any] = {"architecture": "multiclass"}
+        sl.CapsuleRegression(max_iter=3, random_state=seed, n_jobs=1, **options).fit(x, y)
     elif model.startswith("mbn"):
         x = rng.random((1500, 100), dtype=np.float32)
-        how = {
-            "n_clusterings": 60,
-            "k1": 100,
-            "decay": 0.5,
-            "n_components": 3,
-            "random_state": seed,
-            "n_jobs": 1,
-        }
+        options = {"n_clusterings": 60, "k1": 100, "decay": 0.5, "n_components": 3, "n_jobs": 1}
         if model != "mbn":
             x = scipy.sparse.random_array((1500, 500), density=0.05, format="csr", rng=seed, dtype=np.float32)
-            how["metric"] = "cosine"
-        sl.MultilayerBootstrapNetwork(**how).fit(x)
+            options["metric"] = "cosine"
+        sl.MultilayerBootstrapNetwork(random_state=seed, **options).fit(x)
     elif model == "linear mixture":
         x, y = rng.normal(size=(2000, 64)).astype(np.float32), np.arange(2000) % 10
         sl.LinearMixtureClassifier(max_iter=3, random_state=seed, n_jobs=1).fit(x, y)
@@ -89,15 +74,15 @@ def fit_once(model: str, seed: int) -> None:
         sl.HierarchicalCompositionalNetwork(random_state=seed, n_jobs=1).fit(images)
     else:
         x, y = ((rng.random((500, n)) < 0.5).astype(np.float32) for n in (40, 30))
-        how = {} if model == "crbm" else {"learner": "mle-mf"}
-        sl.ConditionalRBM(n_hidden=16, n_epochs=2, random_state=seed, n_jobs=1, **how).fit(x, y)
+        options = {} if model == "crbm" else {"learner": "mle-mf"}
+        sl.ConditionalRBM(n_hidden=16, n_epochs=2, random_state=seed, n_jobs=1, **options).fit(x, y)
 
 
 class CompilerStages(event.Listener):
     """Listener that sums the CPU seconds of numba's compiler by function and stage.
 
-    A stage is a pass of the compiler; calls of LLVM inside a pass are a separate stage. If the compiler
-    compiles a called function during a pass, these seconds count for the called function only.
+    A stage is a pass of the compiler, or the calls of LLVM inside a pass. While the compiler compiles a
+    called function, its seconds count for that function only.
     """
 
     def __init__(self) -> None:
@@ -105,8 +90,8 @@ class CompilerStages(event.Listener):
         self._open = threading.local()
 
     def on_start(self, event: Any) -> None:
-        """Record the start of a pass or of a call of LLVM."""
-        stack = self._attribute()
+        """Record the start of a compiler pass or of a call of LLVM."""
+        stack = self._add_elapsed_seconds()
         function, _ = stack[-1] if stack else ("", "")
         if event.kind == "numba:run_pass":
             name = event.data["name"].split(" ")[0]
@@ -116,13 +101,11 @@ class CompilerStages(event.Listener):
             stack.append((function, "LLVM"))
 
     def on_end(self, event: Any) -> None:
-        """Record the end of a pass or of a call of LLVM."""
-        self._attribute().pop()
+        """Record the end of a compiler pass or of a call of LLVM."""
+        self._add_elapsed_seconds().pop()
 
-    def _attribute(self) -> list[tuple[str, str]]:
-        """Add the seconds since the last event to the innermost open stage; return the stack of open
-        stages.
-        """
+    def _add_elapsed_seconds(self) -> list[tuple[str, str]]:
+        """Add the seconds since the last event to the innermost open stage; return all open stages."""
         now = time.thread_time()
         stack: list[tuple[str, str]] = vars(self._open).setdefault("stack", [])
         if stack:
@@ -130,16 +113,16 @@ class CompilerStages(event.Listener):
         self._open.since = now
         return stack
 
-    def by(self, part: int, most: int | None = None) -> dict[str, float]:
-        """Return CPU seconds by function (part 0) or by stage (part 1), the ``most`` largest first."""
+    def sum_by(self, key_part: int, count: int | None = None) -> dict[str, float]:
+        """Return the ``count`` largest sums of CPU seconds by function (key_part 0) or stage (key_part 1)."""
         sums: Counter[str] = Counter()
         for key, seconds in self.seconds.items():
-            sums[key[part]] += seconds
-        return {name: round(seconds, 2) for name, seconds in sums.most_common(most)}
+            sums[key[key_part]] += seconds
+        return {name: round(seconds, 2) for name, seconds in sums.most_common(count)}
 
 
 def measure_fit(model: str, seed: int, functions: int) -> dict[str, Any]:
-    """Fit a model in this process and return its seconds and the names of the compiled kernels."""
+    """Fit a model in this process; return its seconds, the compiled kernels and the compiler's seconds."""
     import scalelatent as sl
     from scalelatent.kernels.compile_observers import observe_compilation
 
@@ -152,15 +135,15 @@ def measure_fit(model: str, seed: int, functions: int) -> dict[str, Any]:
         event.install_listener("numba:run_pass", stages),
         event.install_listener("numba:llvm_lock", stages),
     ):
-        begin, spent = time.perf_counter(), time.process_time()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         fit_once(model, seed)
-        cpu, wall = time.process_time() - spent, time.perf_counter() - begin
+        cpu, wall = time.process_time() - begin_cpu, time.perf_counter() - begin
     return {
         "cpu_seconds": round(cpu, 2),
         "wall_seconds": round(wall, 2),
         "compiled": compiled,
-        "stages": stages.by(1),
-        "functions": stages.by(0, functions),
+        "stages": stages.sum_by(1),
+        "functions": stages.sum_by(0, functions),
     }
 
 
@@ -191,31 +174,27 @@ def main() -> None:
                 for _ in ("cold", "warm")
             ]
         cold, warm = runs
-        more = round(cold["cpu_seconds"] - warm["cpu_seconds"], 2)
+        difference = round(cold["cpu_seconds"] - warm["cpu_seconds"], 2)
         results[model] = {
             "kernels": len(cold["compiled"]),
             "cold": {key: cold[key] for key in ("cpu_seconds", "wall_seconds")},
             "warm": {key: warm[key] for key in ("cpu_seconds", "wall_seconds")},
-            "more_cpu_seconds": more,
-            "in_bound": more <= BOUND_SECONDS,
+            "more_cpu_seconds": difference,
+            "in_bound": difference <= BOUND_SECONDS,
             "stages": cold["stages"],
             "functions": cold["functions"],
         }
         assert not warm["compiled"], warm
         print(
-            f"{model:20s} {len(cold['compiled']):3d} kernels  cold {cold['cpu_seconds']:6.2f}  "
-            f"warm {warm['cpu_seconds']:6.2f}  more {more:6.2f} s of CPU, "
-            f"{cold['wall_seconds'] - warm['wall_seconds']:6.2f} s of wall time",
+            f"{model:20s} {len(cold['compiled']):3d} kernels  CPU seconds: cold {cold['cpu_seconds']:6.2f}, "
+            f"warm {warm['cpu_seconds']:6.2f}, difference {difference:6.2f}; wall seconds: difference "
+            f"{cold['wall_seconds'] - warm['wall_seconds']:6.2f}",
             flush=True,
         )
         for part in ("stages", "functions"):
-            print(
-                "    " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in cold[part].items()),
-                flush=True,
-            )
-    load = [
-        round(value, 2) for value in os.getloadavg()
-    ]  # A load above the number of cores means that other work was running.
+            print("    " + ", ".join(f"{name} {value:.2f}" for name, value in cold[part].items()), flush=True)
+    # A load above the number of cores means that other work was running.
+    load = [round(value, 2) for value in os.getloadavg()]
     found = {"bound_seconds": BOUND_SECONDS, "load_average": load, "models": results}
     common.write(options.out, options.seed, found)
 

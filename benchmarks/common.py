@@ -1,4 +1,4 @@
-"""Functions shared by the benchmarks: data, timing, and results with machine, versions, date and seed."""
+"""Shared functions of the benchmarks: load data, time functions, and write results to JSON files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PACKAGES = (
 )
 
 
-def machine() -> dict[str, Any]:
-    """Return the processor, cores, memory, versions of Python and packages, and the date."""
+def describe_machine() -> dict[str, Any]:
+    """Return this machine's processor, cores and memory, versions of Python and packages, and the date."""
     cpu = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -49,66 +49,65 @@ def machine() -> dict[str, Any]:
     }
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Help with the default of each option, and with the lines of the module docstring unchanged."""
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Formatter of --help that shows each option's default and keeps the description's line breaks."""
 
 
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """Return an argument parser with the options of all benchmarks: --out and --seed.
+    """Return an argument parser with the options --out and --seed, which all benchmarks have.
 
-    The description is a module docstring; ``name`` is that of the JSON file in results/.
+    ``description`` is the module docstring of the benchmark; the default of --out is results/``name``.json.
     """
-    out = argparse.ArgumentParser(description=description, formatter_class=_Help)
+    out = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     out.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="JSON file of the results")
     out.add_argument("--seed", type=int, default=0, help="first or only seed of data and fits")
     return out
 
 
-def command() -> str:
-    """Return the command line of this process, with names of folders instead of their paths."""
+def describe_command() -> str:
+    """Return this process's command line, in which a path outside the folder becomes its name in capitals."""
 
-    def shown(word: str) -> str:
+    def hide_folder(word: str) -> str:
         option, equals, value = word.rpartition("=")
         outside = Path(value).is_absolute() or value.startswith("..")
         return option + equals + (Path(value).name.upper() if outside else value)
 
     script, *given = sys.argv
-    return shlex.join(["python", f"benchmarks/{Path(script).name}", *map(shown, given)])
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *map(hide_folder, given)])
 
 
 def write(path: Path, seed: int, results: Any) -> None:
-    """Write results with their command, seed and machine to a JSON file."""
+    """Write the results of a benchmark to a JSON file, with the command, seed and machine that gave them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"command": command(), "seed": seed, "machine": machine(), "results": results}, indent=1)
-        + "\n"
-    )
+    content = {"command": describe_command(), "seed": seed, "machine": describe_machine(), "results": results}
+    path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"written to {path}")
 
 
 def write_part(path: Path, part: str, seed: int, result: Any) -> None:
-    """Write the result of one part of a benchmark, with its command, seed and machine, to a JSON file.
+    """Write the result of one part of a benchmark to its JSON file, with command, seed and machine.
 
-    The other parts in the file stay.
+    Parts are measurements that can run alone. Results of other parts stay in the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = json.loads(path.read_text()).get("parts", {}) if path.exists() else {}
-    parts[part] = {"command": command(), "seed": seed, "machine": machine(), "result": result}
+    source = {"command": describe_command(), "seed": seed, "machine": describe_machine()}
+    parts[part] = {**source, "result": result}
     path.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
     print(f"{part}: written to {path}", flush=True)
 
 
 def write_png(figure: Any, path: str | Path) -> None:
-    """Write a figure of matplotlib to a PNG file, in the style of the report."""
+    """Write a matplotlib figure to a PNG file with the settings of the package's reports of fits."""
     from scalelatent.report.style import png_bytes
 
     Path(path).write_bytes(png_bytes(figure))
 
 
-def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
-    """Return the median seconds of each function; each round calls all functions in turn."""
+def measure_medians(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
+    """Return each function's median seconds over ``rounds`` rounds, which call all functions in turn."""
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
+    for function in functions.values():  # The first calls may compile, so they are not timed.
         function()
     for _ in range(rounds):
         for name, function in functions.items():
@@ -121,9 +120,9 @@ def interleaved(functions: dict[str, Callable[[], Any]], rounds: int = 9) -> dic
 def fastest(
     functions: dict[str, Callable[[], Any]], rounds: int = 3, before: Callable[[], Any] = lambda: None
 ) -> dict[str, float]:
-    """Return the smallest seconds of each function; each round calls all functions in turn.
+    """Return each function's smallest seconds over ``rounds`` rounds, which call all functions in turn.
 
-    ``before`` is called before each function, and its time does not count.
+    ``before`` is called before each call of a function, and is not timed.
     """
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
@@ -136,7 +135,7 @@ def fastest(
 
 
 def data_folder() -> Path:
-    """Return the folder of real data that SCALELATENT_DATA names."""
+    """Return the folder of downloaded data sets that SCALELATENT_DATA names; exit without this variable."""
     folder = os.environ.get("SCALELATENT_DATA")
     if not folder:
         raise SystemExit("set SCALELATENT_DATA to the folder that contains mnist/")
@@ -144,9 +143,7 @@ def data_folder() -> Path:
 
 
 def digit_images(rows: int) -> tuple[Any, str]:
-    """Return digit images (rows, 28, 28) uint8 and their name: MNIST, or built-in digits without its
-    folder.
-    """
+    """Return (images (rows, 28, 28) uint8, name) of MNIST or, without its files, of enlarged small digits."""
     import numpy as np
 
     if os.environ.get("SCALELATENT_DATA"):
@@ -158,7 +155,7 @@ def digit_images(rows: int) -> tuple[Any, str]:
 
 
 def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
-    """Return (images (n, 784) uint8, labels) of MNIST from its IDX files."""
+    """Return (images (n, 784) uint8, labels) of MNIST's "train" or "test" part from its IDX files."""
     import gzip
 
     import numpy as np
@@ -172,7 +169,7 @@ def mnist(rows: slice = slice(None), part: str = "train") -> tuple[Any, Any]:
 
 
 def usps(part: str = "train") -> tuple[Any, Any]:
-    """Return (images (n, 256) float32 in [0, 1], labels) of USPS from its HDF5 file."""
+    """Return (images (n, 256) float32 in [0, 1], labels) of USPS's "train" or "test" part."""
     import h5py
     import numpy as np
 
@@ -181,15 +178,15 @@ def usps(part: str = "train") -> tuple[Any, Any]:
 
 
 def mnist16(part: str = "train") -> tuple[Any, Any]:
-    """Return (images (n, 256) float32 in [0, 1], labels): MNIST without its border, averaged to 16 x 16."""
+    """Return (images (n, 256) float32 in [0, 1], labels) of MNIST, cropped and averaged to 16 x 16 pixels."""
     import numpy as np
 
     x, y = mnist(part=part)
-    return averaged(x.astype(np.float32) / 255), y
+    return shrink_to_16x16(x.astype(np.float32) / 255), y
 
 
-def averaged(x: Any) -> Any:
-    """Return images (n, 784) without their border of 2 pixels, averaged to 16 x 16: rows (n, 256) float32."""
+def shrink_to_16x16(x: Any) -> Any:
+    """Return images (n, 784), cropped by 2 pixels on each side and averaged to 16 x 16: (n, 256) float32."""
     from scalelatent.data import Dataset, convert_dataset
 
     images = Dataset.from_arrays(x.reshape(-1, 28, 28))
@@ -198,11 +195,10 @@ def averaged(x: Any) -> Any:
 
 
 def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
-    """Return documents of a subset of RCV1-v2: counts (n, terms) CSR uint16, topics (n, topics) CSR, and
-    names of topics.
+    """Return (word counts (n, terms) CSR, topics (n, topics) CSR, topic names) of a subset of RCV1-v2.
 
-    The terms are the most frequent ones; documents without any of them are excluded. The topics are those
-    without sub-topics. The counts of the file were recovered from tf-idf weights. The codes of its topics
+    The terms are the ``n_terms`` most frequent ones; documents without any of them are excluded. The topics
+    are those without sub-topics. The file's counts were recovered from tf-idf weights, and its topic codes
     were inferred from the order of the source's unnamed label columns.
     """
     import numpy as np
@@ -213,20 +209,18 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     y_shape = tuple(found["Y_shape"])
     ones = np.ones(len(found["Y_indices"]), np.uint8)
     y = scipy.sparse.csr_array((ones, found["Y_indices"], found["Y_indptr"]), shape=y_shape)
-    total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # Unsigned numbers cannot be negated.
+    total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # The next line negates these sums.
     x = x[:, np.sort(np.argsort(-total, kind="stable")[:n_terms])]
     topics = [str(topic) for topic in found["topics"]]
     # The code of a topic starts with the code of its parent topic (C15, C151); the codes of roots end in CAT.
-    leaves = [topic for topic in topics if sum(other.startswith(topic) for other in topics) == 1]
-    leaves = [topic for topic in leaves if not topic.endswith("CAT")]
-    held = np.flatnonzero(np.diff(x.indptr) > 0)
-    return x[held], y[held][:, [topics.index(leaf) for leaf in leaves]], leaves
+    narrow_topics = [topic for topic in topics if sum(other.startswith(topic) for other in topics) == 1]
+    narrow_topics = [topic for topic in narrow_topics if not topic.endswith("CAT")]
+    nonempty = np.flatnonzero(np.diff(x.indptr) > 0)
+    return x[nonempty], y[nonempty][:, [topics.index(topic) for topic in narrow_topics]], narrow_topics
 
 
 def lsa(n_components: int, seed: int) -> Any:
-    """Return an estimator of latent semantic analysis (Deerwester et al., 1990): truncated SVD of tf-idf
-    weights.
-    """
+    """Return an estimator of latent semantic analysis (Deerwester et al., 1990): an SVD of tf-idf weights."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.pipeline import make_pipeline
@@ -235,9 +229,7 @@ def lsa(n_components: int, seed: int) -> Any:
 
 
 def single_topics(topics: Any) -> tuple[Any, Any]:
-    """Return (rows, topics) of the documents that have one topic, for topics with at least 100 such
-    documents.
-    """
+    """Return (rows, topics) of documents with one topic, if at least 100 documents have only that topic."""
     import numpy as np
 
     rows = np.flatnonzero(np.diff(topics.indptr) == 1)
@@ -246,7 +238,7 @@ def single_topics(topics: Any) -> tuple[Any, Any]:
     return rows[common], y[common]
 
 
-def open_or(path: Path, make: Callable[[], Any]) -> Any:
+def open_or_create(path: Path, make: Callable[[], Any]) -> Any:
     """Return the dataset at a path; if it does not exist, call ``make`` to create it."""
     import scalelatent as sl
 
@@ -257,10 +249,10 @@ def open_or(path: Path, make: Callable[[], Any]) -> Any:
 
 
 def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
-    """Return training, validation and test datasets; create those that do not exist in the folder.
+    """Return training, validation and test datasets in ``folder``; create those that do not exist.
 
-    Training rows are infinite digits (random deformations) from MNIST rows 0:50000. Validation rows are MNIST
-    rows 50000:60000, and test rows are those of MNIST.
+    Training rows are infinite digits, random deformations of MNIST rows 0:50000. Validation rows are MNIST
+    rows 50000:60000, and test rows are MNIST's test images.
     """
     from scalelatent.data import import_idx, make_digits
 
@@ -269,7 +261,7 @@ def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
 
     def imported(name: str) -> Any:
         sources = (files / f"{name}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
-        return open_or(folder / f"{name}.zarr", lambda: import_idx(*sources, folder / f"{name}.zarr"))
+        return open_or_create(folder / f"{name}.zarr", lambda: import_idx(*sources, folder / f"{name}.zarr"))
 
     base, test = imported("train"), imported("t10k")
     options: dict[str, Any] = {"base": str(folder / "train.zarr"), "base_rows": (0, 50_000), "seed": seed}
@@ -278,9 +270,7 @@ def infinite_digits(folder: Path, rows: int, seed: int) -> tuple[Any, Any, Any]:
 
 
 def stored_rows(folder: Path, n: int, seed: int, features: int = 196) -> Any:
-    """Return a dataset on disk of n rows: float32 noise around ten means, with classes; create it if
-    needed.
-    """
+    """Return n float32 rows of noise around ten class means, as a dataset on disk; create it if needed."""
     import numpy as np
 
     from scalelatent.data import create_dataset
@@ -296,4 +286,4 @@ def stored_rows(folder: Path, n: int, seed: int, features: int = 196) -> Any:
         return writer.finalize()
 
     path = folder / f"noise-{n}.zarr"
-    return open_or(path, make)
+    return open_or_create(path, make)

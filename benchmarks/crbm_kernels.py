@@ -1,18 +1,19 @@
-"""Measure the inference kernels of conditional RBMs on one thread.
+"""Measure the inference kernels (compiled functions) of conditional RBMs on one thread.
 
     python benchmarks/crbm_kernels.py [--pgmax PYTHON]
 
-edges     Edge updates per second in float32 on a graph of 784 x 256 units; one update sends both messages
-          of an edge in one sweep. The methods are sum-product, sum-product with beliefs of pairs, and the
-          other inference methods. The rates are compared with a loop that only computes the two divisions
-          per edge, with the paper's matrix form in numpy, and with two threads.
+edges     Edge updates per second in float32 on a graph of 784 x 256 units; one update sends both messages of
+          an edge in one sweep over the graph. The methods are sum-product, sum-product with beliefs of pairs,
+          and the other inference methods. The rates are compared with a loop that only computes the two
+          divisions per edge, with the paper's matrix form in numpy, and with two threads.
 large     Seconds for one row on a graph of 10,000 x 2,000 units until no belief changes by more than 1e-3,
-          for four standard deviations of the weights W, and its memory in multiples of W. Ten sweeps on
-          1,000 x 500 units are compared with the 0.5 s of the paper.
+          for four standard deviations of the weights W, and its memory in multiples of W. Ten sweeps on 1,000
+          x 500 units are compared with the 0.5 s of the paper.
 threads   The rate of two threads divided by the rate of one, measured in turn: for sum-product on graphs of
           four sizes (messages and weights exceed the second-level cache between 392 and 784 units), and for
           divisions in the first-level cache, which show the best that the machine can do.
-accuracy  Largest difference of a belief from the log form in float64 after ten sweeps, by the largest |W|.
+accuracy  Largest difference between a belief (probability of a unit) after ten sweeps in float32 and in
+          float64, by the largest |W|. The float64 reference passes logarithms of messages.
 
 The paper is Ping and Ihler (2017), "Belief propagation in conditional RBMs for structured prediction".
 --pgmax also measures the library PGMax on the same graph, with a Python interpreter that has pgmax and jax;
@@ -41,8 +42,8 @@ from scalelatent.models.crbm.kernels.reference import sigmoid
 
 # Numbers of visible and hidden units, of rows in a call of a kernel, and of belief-propagation sweeps.
 V, H, ROWS, SWEEPS = 784, 256, 20, 10
-# Program that prints the edge updates per second of PGMax.
-PGMAX = """
+# Python program for --pgmax that prints the edge updates per second of the library PGMax.
+PGMAX_PROGRAM = """
 import importlib.metadata
 import json, sys, time
 import jax, jax.lib
@@ -83,9 +84,9 @@ print(json.dumps({"edges_per_second": rate, "threads": "all cores", **versions})
 
 @numba.njit(fastmath=True, error_model="numpy", nogil=True)
 def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
-    """Compute only the two divisions per edge and sweep, without beliefs and products.
+    """Compute only the two divisions of belief propagation per edge of the graph and sweep (round).
 
-    ``a`` holds exp(W) and ``r`` the messages, both (visible units, hidden units).
+    ``a`` is exp(W) of the weights W, and ``r`` the messages, both (visible units, hidden units).
     """
     t, u = np.float32(0.3), np.float32(0.7)
     for _ in range(sweeps):
@@ -96,7 +97,7 @@ def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Return random weights W (v, h) and biases bv (rows, v) and bh (rows, h), float32."""
+    """Return random float32 weights (v, h) of v visible and h hidden units, and unit biases of each row."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)
@@ -107,8 +108,8 @@ def run_matrix_form(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run sum-product on one graph by the matrix form of Ping and Ihler (2017), equations 13, 14, 16 and 17.
 
-    Return the probabilities of visible and of hidden units. The form computes in the precision of ``w``, and
-    is accurate up to |W| = 10.
+    Return the probabilities of visible and of hidden units, in the precision of the weights ``w``. The form
+    is accurate if no weight exceeds 10 in absolute value.
     """
 
     def sigma(x: np.ndarray) -> np.ndarray:
@@ -127,9 +128,7 @@ def run_matrix_form(
 
 
 def measure_edge_rates(seed: int) -> dict[str, Any]:
-    """Return the edge updates per second of each inference method and of the computations it is compared
-    with.
-    """
+    """Return the edge updates per second of each inference method, bare divisions and the matrix form."""
     w, bv, bh = draw_graph(V, H, ROWS, 0.1, seed)
     coupling, pairs = find_kernel("crbm_make_coupling", "numba")(w), np.zeros((V, H), dtype=np.float32)
     methods = ("sum_product", "mixed_product", "max_product", "mean_field")
@@ -137,17 +136,17 @@ def measure_edge_rates(seed: int) -> dict[str, Any]:
     run, with_pairs = bodies["sum_product"], find_kernel("crbm_sum_product_pairs", "numba")
     a, messages = np.exp(w), np.ones_like(w)
     pool, halves = ThreadPoolExecutor(2), (slice(0, ROWS // 2), slice(ROWS // 2, None))
-    ways = {name: lambda body=body: body(coupling, bv, bh, SWEEPS) for name, body in bodies.items()} | {
+    calls = {name: lambda body=body: body(coupling, bv, bh, SWEEPS) for name, body in bodies.items()} | {
         "sum_product and pairs": lambda: with_pairs(coupling, bv, bh, SWEEPS, None, pairs),
         "bare divisions": lambda: bare_divisions(a, messages, SWEEPS * ROWS),
         "matrix form": lambda: run_matrix_form(w, bv[0], bh[0], SWEEPS),
         "two threads": lambda: list(pool.map(lambda part: run(coupling, bv[part], bh[part], SWEEPS), halves)),
     }
-    for way in ways.values():
-        way()
-    seconds = fastest(ways, rounds=200)
-    rows = dict.fromkeys(ways, ROWS) | {"matrix form": 1}
-    rates = {name: rows[name] * V * H * SWEEPS / seconds[name] for name in ways}
+    for call in calls.values():
+        call()
+    seconds = fastest(calls, rounds=200)
+    rows = dict.fromkeys(calls, ROWS) | {"matrix form": 1}
+    rates = {name: rows[name] * V * H * SWEEPS / seconds[name] for name in calls}
     kernel = rates["sum_product"]
     return {
         "edges_per_second": {name: float(f"{rate:.4g}") for name, rate in rates.items()},
@@ -161,28 +160,28 @@ def measure_edge_rates(seed: int) -> dict[str, Any]:
 
 
 def compare_two_threads(seed: int) -> dict[str, Any]:
-    """Return the rate of one thread and the gain of a second thread, for each size of graph."""
+    """Return the edge updates per second of one thread and the gain from a second, by size of graph."""
     run, make = (find_kernel(f"crbm_{name}", "numba") for name in ("sum_product", "make_coupling"))
-    pool, ways, edges = ThreadPoolExecutor(2), {}, {}
+    pool, calls, edges = ThreadPoolExecutor(2), {}, {}
 
-    def both(call: Any) -> Any:
+    def run_twice(call: Any) -> Any:
         return lambda: list(pool.map(call, range(2)))
 
     for v in (98, 196, 392, V):
         w, bv, bh = draw_graph(v, H, ROWS, 0.1, seed)
         arguments = make(w), bv, bh, SWEEPS * V // v
         name = f"sum-product {v} x {H}"
-        ways[name] = lambda arguments=arguments: run(*arguments)
-        ways[f"{name}, two"] = both(lambda _, arguments=arguments: run(*arguments))
+        calls[name] = lambda arguments=arguments: run(*arguments)
+        calls[f"{name}, two"] = run_twice(lambda _, arguments=arguments: run(*arguments))
         edges[name] = ROWS * v * H * (SWEEPS * V // v)
     a, messages = np.ones((8, H), np.float32), [np.ones((8, H), np.float32) for _ in range(2)]
     name, sweeps = "divisions", ROWS * SWEEPS * V // 8
-    ways[name] = lambda: bare_divisions(a, messages[0], sweeps)
-    ways[f"{name}, two"] = both(lambda slot: bare_divisions(a, messages[slot], sweeps))
+    calls[name] = lambda: bare_divisions(a, messages[0], sweeps)
+    calls[f"{name}, two"] = run_twice(lambda slot: bare_divisions(a, messages[slot], sweeps))
     edges[name] = 8 * H * sweeps
-    for way in ways.values():
-        way()
-    seconds = fastest(ways, rounds=100)
+    for call in calls.values():
+        call()
+    seconds = fastest(calls, rounds=100)
     return {
         name: {
             "edges_per_second": float(f"{edges[name] / seconds[name]:.4g}"),
@@ -199,7 +198,7 @@ def time_large_graphs(seed: int) -> dict[str, Any]:
     large = [(10_000, 2000, scale, 200, 1e-3) for scale in (0.01, 0.05, 0.1, 0.2)]
     for v, h, scale, sweeps, tol in ((1000, 500, 0.1, 10, None), *large):
         w, bv, bh = draw_graph(v, h, 1, scale, seed)
-        run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1)  # The first call compiles.
+        run(make(w[:9, :9]), bv[:, :9], bh[:, :9], 1)  # The first call compiles the kernels.
         tracemalloc.start()
         coupling = make(w)
         coupling.exp_w  # noqa: B018  A fit computes this array once for many batches.
@@ -224,9 +223,10 @@ def time_large_graphs(seed: int) -> dict[str, Any]:
 
 
 def measure_accuracy(seed: int) -> dict[str, Any]:
-    """Return the largest difference of a belief from the log form in float64, by the largest |W|.
+    """Return the largest error of beliefs (probabilities of units) in float32, by the largest |weight|.
 
-    "log form of rounded inputs" is the difference that rounding errors of the inputs to float32 alone cause.
+    "log form of rounded inputs" is the error of the float64 reference if its inputs have float32's rounding
+    errors.
     """
     out = {}
     for largest in (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0):
@@ -236,10 +236,10 @@ def measure_accuracy(seed: int) -> dict[str, Any]:
             w = (w * largest / np.abs(w).max()).astype(np.float32)
             rng = np.random.default_rng(seed)
             rounded = [b * (1 + 2.0**-24 * rng.choice([-1, 1], b.shape)) for b in (w, bv, bh)]
-            want = run_on("reference", w, bv, bh)
+            want = run_sum_product("reference", w, bv, bh)
             for name, found in (
-                ("kernel", run_on("numba", w, bv, bh)),
-                ("log form of rounded inputs", run_on("reference", *rounded)),
+                ("kernel", run_sum_product("numba", w, bv, bh)),
+                ("log form of rounded inputs", run_sum_product("reference", *rounded)),
             ):
                 for x, y in ((found.lv, want.lv), (found.lh, want.lh)):
                     difference = np.abs(sigmoid(x.astype(np.float64)) - sigmoid(y)).max()
@@ -248,15 +248,15 @@ def measure_accuracy(seed: int) -> dict[str, Any]:
     return out
 
 
-def run_on(backend: str, w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> Any:
-    """Return the result of sum-product with the kernels of this backend."""
+def run_sum_product(backend: str, w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> Any:
+    """Return the beliefs after SWEEPS sweeps with the kernels of ``backend``: "numba" or "reference"."""
     coupling = find_kernel("crbm_make_coupling", backend)(w)
     return find_kernel("crbm_sum_product", backend)(coupling, bv, bh, SWEEPS)
 
 
 def time_pgmax(python: str, seed: int) -> dict[str, Any]:
-    """Return the edge updates per second of PGMax on the same graph, or its error message."""
-    command = [python, "-c", PGMAX, str(V), str(H), str(SWEEPS), str(seed)]
+    """Return the edge updates per second of PGMax on a graph of the same size, or its error message."""
+    command = [python, "-c", PGMAX_PROGRAM, str(V), str(H), str(SWEEPS), str(seed)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Measure the errors of conditional RBMs on MNIST with the protocol of the paper's Tables 1 and 2.
+"""Measure the errors of conditional RBMs on corrupted MNIST, as Tables 1 and 2 of Ping and Ihler (2017) do.
 
     python benchmarks/crbm_mnist.py                                all learners, all tasks, 5 epochs each
     python benchmarks/crbm_mnist.py --tasks noisy10 --learners mle-bp,logistic
@@ -19,10 +19,10 @@ Errors are those of the test images with the parameters of the epoch that has th
 "All" is the percentage of wrong pixels, and "Changed" the percentage of wrong pixels among the pixels that
 the corruption changed.
 
---select N tries the rates 0.05, 0.02, 0.01 and 0.005 for --select-epochs epochs of N rows with sl.Search,
-and uses the rate with the smallest validation error. Without --select, all learners use --rate. Each pair
-of task and learner is a part of the JSON file, so that separate runs can measure them. --full skips the
-pairs that the file has, and resumes interrupted ones. Needs SCALELATENT_DATA.
+--select N tries the rates 0.05, 0.02, 0.01 and 0.005 for --select-epochs epochs of N rows with sl.Search, and
+uses the rate with the smallest validation error. Without --select, all learners use --rate. The JSON file has
+one entry for each pair of task and learner, so that separate runs can measure them. --full skips the pairs
+that the file has, and resumes interrupted ones. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "mle-bp": {"learner": "mle-bp"},
 }
 RATES = (0.05, 0.02, 0.01, 0.005)
-# Errors in percent (All, Changed) in Ping and Ihler (2017), Tables 1 and 2, by learner; the four pairs are
-# the tasks noisy 10 %, noisy 20 %, occluded 8 x 8 and occluded 12 x 12.
-# The paper trained for 50 epochs, and with contrastive divergence (cd) for 200.
+# Errors in percent (All, Changed) in Tables 1 and 2 of Ping and Ihler (2017) after 50 epochs (cd: 200), by
+# learner. The four pairs are the tasks noisy 10 %, noisy 20 %, occluded 8 x 8 and occluded 12 x 12 pixels.
 PAPER = {
     "logistic": [(1.960, 12.531), (4.088, 12.609), (1.468, 61.304), (3.498, 53.971)],
     "cd-1": [(1.925, 12.229), (4.012, 12.597), (1.814, 63.130), (3.983, 58.376)],
@@ -72,26 +71,26 @@ PAPER = {
     "lssvm": [(1.807, 11.565), (3.910, 11.175), (1.496, 44.037), (3.468, 39.140)],
     "mssvm": [(1.751, 11.023), (3.804, 10.627), (1.391, 41.829), (3.273, 35.712)],
 }
-# Fields of a fit's history that the results contain.
-HISTORY = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
+# Keys of a record of a fit's history that are printed and written to the results.
+FIT_KEYS = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
 
 
 class PrintEpochs(Callback):
-    """Print one line per epoch, and stop the fit after epoch ``until``."""
+    """Callback that prints one line per epoch, and stops the fit after epoch ``until``."""
 
     def __init__(self, name: str, until: int | None = None) -> None:
         self.name, self.until, self._begin = name, until, time.perf_counter()
 
     def on_pass_end(self, record: dict[str, Any]) -> bool:
-        """Print objective and errors of the epoch; return True to stop the fit."""
-        reported = " ".join(f"{k} {record[k]:.5g}" for k in HISTORY if record.get(k) is not None)
+        """Print objective and errors of the epoch; return True after epoch ``until``, to stop the fit."""
+        reported = " ".join(f"{k} {record[k]:.5g}" for k in FIT_KEYS if record.get(k) is not None)
         print(f"{self.name}: {reported} ({time.perf_counter() - self._begin:.0f} s)", flush=True)
         return record["pass"] == self.until
 
 
 @cache
 def load_binary_images(rows: int, held: int, tested: int) -> dict[str, np.ndarray]:
-    """Return binary training, validation and test images (n, 784) uint8."""
+    """Return ``rows`` training, ``held`` validation and ``tested`` test images, binary (n, 784) uint8."""
     x, test = mnist()[0], mnist(part="test")[0]
     parts = {"train": x[:rows], "validation": x[50_000 : 50_000 + held], "test": test[:tested]}
     return {name: (part > 127).astype(np.uint8) for name, part in parts.items()}
@@ -114,7 +113,7 @@ def read_rates(text: str) -> float | list[tuple[float, int]]:
 
 
 def make_model(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl.ConditionalRBM:
-    """Return an unfitted estimator for a task and a learner, with the options of the command line."""
+    """Return an unfitted estimator for a task (corruption) and a learner, with the command line's options."""
     return sl.ConditionalRBM(
         **LEARNERS[learner],
         n_hidden=args.hidden,
@@ -129,7 +128,7 @@ def make_model(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl
     )
 
 
-def fit(
+def fit_model(
     model: sl.ConditionalRBM | sl.Search,
     rows: dict[str, Any],
     name: str,
@@ -137,7 +136,7 @@ def fit(
     limit: int | None = None,
     **how: Any,
 ) -> None:
-    """Fit a model, or a search, on the first ``limit`` training pairs."""
+    """Fit a model or a search to the first ``limit`` pairs (corrupted, clean) of images; print each epoch."""
     x, v = (part[:limit] for part in rows["train"])
     given = (v, None) if args.fresh else (x, v)
     held = sl.Dataset.from_arrays(*rows["validation"]) if args.fresh else rows["validation"]
@@ -148,13 +147,11 @@ def fit(
 def choose_rate(
     task: str, learner: str, rows: dict[str, Any], args: Any, folder: Path | None = None
 ) -> tuple[float, dict[str, float]]:
-    """Return the learning rate with the smallest validation error after a few epochs, and all errors in
-    percent.
-    """
+    """Return the learning rate with the smallest validation error, and the error of each rate in percent."""
     model = make_model(task, learner, None, args.select_epochs, args)
     search = sl.Search(model, {"learning_rate": RATES})
     resume = folder is not None and folder.exists()
-    fit(search, rows, f"{task} {learner} rates", args, args.select, run_dir=folder, resume=resume)
+    fit_model(search, rows, f"{task} {learner} rates", args, args.select, run_dir=folder, resume=resume)
     scores = search.cv_results_["mean_test_score"]
     return search.best_params_["learning_rate"], {
         str(rate): round(100 * (1 - float(score)), 3) for rate, score in zip(RATES, scores, strict=True)
@@ -162,7 +159,7 @@ def choose_rate(
 
 
 def compute_errors(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, learner: str) -> dict[str, Any]:
-    """Return the errors of a fitted model on the test images."""
+    """Return a fitted model's errors on the test images in percent, with its settings and history."""
     x, v = rows["test"]
     begin = time.perf_counter()
     errors = model.errors(sl.Dataset.from_arrays(x, v))
@@ -179,7 +176,7 @@ def compute_errors(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, le
         "fit_seconds": round(sum(r.get("seconds") or 0.0 for r in model.history_), 1),
         "predict_rows_a_second": round(len(x) / seconds),
         "rows": {name: len(part[1]) for name, part in rows.items()},
-        "history": [{k: r[k] for k in HISTORY if r.get(k) is not None} for r in model.history_],
+        "history": [{k: r[k] for k in FIT_KEYS if r.get(k) is not None} for r in model.history_],
     }
     if learner in PAPER:
         out["paper"] = dict(zip(("all", "changed"), PAPER[learner][list(TASKS).index(task)], strict=True))
@@ -187,14 +184,14 @@ def compute_errors(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, le
 
 
 def run_comparison(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """Return the errors of one learner on one task."""
+    """Return the errors of one learner (way to train) on one task (way to corrupt images)."""
     rows = make_pairs(task, args)
     rate, tried = args.rate, {}
     if args.select:
         rate, tried = choose_rate(task, learner, rows, args)
     model = make_model(task, learner, rate, args.epochs, args)
     try:
-        fit(model, rows, f"{task} {learner}", args)
+        fit_model(model, rows, f"{task} {learner}", args)
     except FloatingPointError as error:
         return {"failed": str(error), "learning_rate": rate}
     found = compute_errors(model, rows, task, learner)
@@ -202,9 +199,9 @@ def run_comparison(task: str, learner: str, args: Any) -> dict[str, Any]:
 
 
 def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """Run the fit of --full in its run folder, and return its errors.
+    """Run a fit of --full with checkpoints in a folder of --run-dir, and return its errors.
 
-    For mle-bp, add the errors by the size of the occlusion, and draw pictures.
+    For the learner mle-bp, also return errors by the size of an occluding square, and draw figures.
     """
     folder = Path(args.run_dir) / f"{task}-{learner}"
     rows = make_pairs(task, args)
@@ -214,7 +211,7 @@ def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
     model = make_model(task, learner, rate, count_full_epochs(learner, args), args)
     resume = (folder / "engine").exists()
     how: dict[str, Any] = {"run_dir": folder, "resume": resume, "until": args.until}
-    fit(model, rows, f"{task} {learner}", args, engine={"checkpoint_seconds": 60}, **how)
+    fit_model(model, rows, f"{task} {learner}", args, engine={"checkpoint_seconds": 60}, **how)
     model.save(folder / "model.zarr", overwrite=True)
     found = compute_errors(model, rows, task, learner) | {
         "patience": args.patience,
@@ -231,9 +228,9 @@ def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
 def compute_occlusion_errors(
     model: sl.ConditionalRBM, v: np.ndarray, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Return the errors in percent of restored images from which a square was removed, by its side in pixels.
+    """Return the errors in percent of restored images without a square of pixels, by its side in pixels.
 
-    This repeats Figure 3 of the paper.
+    This repeats Figure 3 of Ping and Ihler (2017).
     """
     found = {}
     for side in range(0, 29, 4):
@@ -249,18 +246,18 @@ def compute_occlusion_errors(
 
 
 def count_full_epochs(learner: str, args: Any) -> int:
-    """Return the number of epochs of --full: --full-epochs, otherwise the number in the paper."""
+    """Return the epochs of --full: --full-epochs, or 50 (cd learners: 200) as in Ping and Ihler (2017)."""
     return args.full_epochs or (200 if learner.startswith("cd-") else 50)
 
 
-def is_complete(path: Path, part: str) -> bool:
-    """Return True if the file has this part from a run that was not stopped by --until."""
+def has_complete_result(path: Path, part: str) -> bool:
+    """Return True if the file has the result ``part`` of a fit that was not stopped by --until."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     return part in parts and parts[part]["result"].get("until") is None
 
 
 def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
-    """Draw the paper's Figures 2 to 4 next to the JSON file of the results."""
+    """Draw Figures 2 to 4 of Ping and Ihler (2017) next to the JSON file of the results."""
     from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
     from scalelatent.report.figures import plot_learning
     from scalelatent.report.style import ACCENT, INK, new_figure, style_axes
@@ -283,10 +280,12 @@ def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, pl
 
 
 def main() -> None:
-    """Run each pair of task and learner."""
+    """Run each pair of a task and a learner that the options name."""
     arguments = parser(__doc__, "crbm_mnist")
-    arguments.add_argument("--tasks", default=None, help=f"of {', '.join(TASKS)}; --full: noisy10")
-    arguments.add_argument("--learners", default=None, help=f"of {', '.join(LEARNERS)}; --full: mle-bp")
+    arguments.add_argument("--tasks", default=None, help=f"from {', '.join(TASKS)}; with --full: noisy10")
+    arguments.add_argument(
+        "--learners", default=None, help=f"from {', '.join(LEARNERS)}; with --full: mle-bp"
+    )
     arguments.add_argument("--epochs", type=int, default=5)
     arguments.add_argument("--rows", type=int, default=50_000, help="training images")
     arguments.add_argument("--validation-rows", type=int, default=10_000)
@@ -305,18 +304,16 @@ def main() -> None:
     )
     arguments.add_argument("--fresh", action="store_true", help="corrupt training images in each epoch")
     arguments.add_argument("--jobs", type=int, default=None)
-    arguments.add_argument(
-        "--full", action="store_true", help="fit the long run, with checkpoints in --run-dir"
-    )
+    arguments.add_argument("--full", action="store_true", help="run long fits, with checkpoints in --run-dir")
     arguments.add_argument(
         "--full-epochs",
         type=int,
-        help="epochs of the long run; None: 50, and 200 for cd-1, cd-10 and cd-percloss",
+        help="epochs of --full; default: 50, and 200 for cd-1, cd-10 and cd-percloss",
     )
     arguments.add_argument(
         "--patience", type=int, help="end a fit this number of epochs after its best epoch"
     )
-    arguments.add_argument("--until", type=int, default=None, help="stop the long run after this epoch")
+    arguments.add_argument("--until", type=int, default=None, help="stop a fit of --full after this epoch")
     arguments.add_argument("--run-dir", default=None, help="folder of the run folders of --full")
     arguments.add_argument(
         "--occlusion-rows",
@@ -331,7 +328,7 @@ def main() -> None:
     learners = (args.learners or ("mle-bp" if args.full else ",".join(LEARNERS))).split(",")
     for name, known in ((tasks, TASKS), (learners, LEARNERS)):
         if unknown := [n for n in name if n not in known]:
-            raise SystemExit(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+            raise SystemExit(f"unknown: {', '.join(unknown)}; use some of {', '.join(known)}")
     for task in tasks:
         for learner in learners:
             run, part = (
@@ -339,12 +336,14 @@ def main() -> None:
                 if args.full
                 else (run_comparison, f"{task}/{learner}")
             )
-            if args.full and is_complete(args.out, part):
-                print(f"{part}: already in {args.out}", flush=True)
+            if args.full and has_complete_result(args.out, part):
+                print(f"{part}: the result is already in {args.out}", flush=True)
                 continue
             found = run(task, learner, args)
             write_part(args.out, part, args.seed, found)
-            print(f"{part}: {found.get('all')} / {found.get('changed')} %", flush=True)
+            print(
+                f"{part}: errors {found.get('all')} % (changed pixels {found.get('changed')} %)", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -3,22 +3,22 @@
     python benchmarks/crbm_steps.py [--parts share,products,threads,cluster,local]
 
 share     Milliseconds of a step and of belief propagation in it, on one thread, with batches of 20, 40 and
-          160 rows; both are timed in the same fit, so that other work on the machine affects both. The
-          number of sweeps is --sweeps, and 32: the mean over 50 epochs, if epoch e has 7 + e sweeps.
-          Three kinds of chains (sequences of minibatches that run in parallel) are compared: the estimator's
-          default, where each chain computes gradients at shared parameters; one chain; and one chain that
-          runs 16 steps on parameters in place, with the same result.
-products  Milliseconds of the matrix products of a step between the rows of a batch and the parameters, on
-          one thread: in this package, in OpenBLAS, and for comparison a copy of the parameters.
+          160 rows; both are timed in the same fit, so that other work on the machine affects both. The number
+          of sweeps is --sweeps, and 32: the mean over 50 epochs, if epoch e has 7 + e sweeps. Three kinds of
+          chains (sequences of minibatches that run in parallel) are compared: the estimator's default, where
+          each chain computes gradients at shared parameters; one chain; and one chain that runs 16 steps on
+          parameters in place, with the same result.
+products  Milliseconds of the matrix products of a step between the rows of a batch and the parameters, on one
+          thread: in this package, in OpenBLAS, and for comparison a copy of the parameters.
 threads   Rows per second of two threads and of one.
 cluster   Rows per second of a local cluster of two workers with one thread each, and of two threads in this
           process, with batches of 160 rows.
-local     Test errors of local steps (chains that update their own parameters, which are then averaged),
-          each after the same number of rows.
+local     Test errors of local steps (chains that update their own parameters, which are then averaged), each
+          after the same number of rows.
 
-All parts use 784 visible and 256 hidden units and MNIST with 10 % noise. The rows are in memory, and on
-disk for the cluster. Each rate or time of the first three parts is the best of several segments of a fit;
-two methods that are compared run in turn. Needs SCALELATENT_DATA.
+All parts use 784 visible and 256 hidden units and MNIST with 10 % noise. The rows are in memory, and on disk
+for the cluster. Each rate or time of the first three parts is the best of several segments of a fit (rows
+between two progress reports); two methods that are compared run in turn. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.products import ascend_outer, write_affine_map
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 
-# Mean number of sweeps over 50 epochs, if epoch e has 7 + e sweeps.
+# Mean number of sweeps of belief propagation over 50 epochs, if epoch e has 7 + e sweeps.
 MEAN_SWEEPS = 32
-# Number of steps that a chain runs on a copy of the parameters before the copies are averaged.
+# Steps that a chain (sequence of minibatches) runs on its own parameters before they are averaged.
 LOCAL_STEPS = 16
-# Numbers of rows in a batch.
+# Measured numbers of rows in a minibatch.
 BATCHES = (20, 40, 160)
 
 
 class ReportTimes(Callback):
-    """Callback that stores rows and seconds of each report of a fit, and calls ``before`` after the first
-    one.
+    """Callback that stores the rows and seconds of each progress report of a fit.
 
-    The first report includes the start of threads and compilation.
+    It calls ``after_first_report`` after the first report, whose time includes starting threads and
+    compiling.
     """
 
-    def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
-        self.rows, self.seconds, self._before = list[int](), list[float](), before
+    def __init__(self, after_first_report: Callable[[], Any] = lambda: None) -> None:
+        self.rows, self.seconds, self._before = list[int](), list[float](), after_first_report
 
     def on_report(self, record: dict[str, Any]) -> None:
-        """Store rows and seconds of a report."""
+        """Store the rows and seconds of a progress report."""
         if not record["rows"]:
             return
         self.rows.append(record["rows"])
@@ -77,11 +77,11 @@ class ReportTimes(Callback):
         if len(self.rows) == 1:
             self._before()
 
-    on_pass_end = on_report  # The end of a pass reports the rows since the last report.
+    on_pass_end = on_report  # The end of an epoch reports the rows since the last report.
 
     @property
     def rate(self) -> float:
-        """Rows per second of the best report after the first."""
+        """Rows per second of the fastest report except the first."""
         pairs = zip(self.rows[1:], self.seconds[1:], strict=True)
         return max(rows / seconds for rows, seconds in pairs)
 
@@ -93,29 +93,28 @@ def make_digit_pairs(rows: int, seed: int, part: str = "train") -> tuple[np.ndar
     return x, v
 
 
-def fit_parts(
+def fit_one_epoch(
     rows: sl.Dataset,
     args: Any,
     batch: int,
     jobs: int,
     client: Any = None,
-    before: Callable[[], Any] = lambda: None,
+    after_first_report: Callable[[], Any] = lambda: None,
     sweeps: int | None = None,
     chains: int | None = None,
     local_steps: int | None = None,
 ) -> ReportTimes:
-    """Fit one epoch, and return the times of its reports.
+    """Fit one epoch, and return the times of its progress reports.
 
-    ``before`` is called after the first report; ``sweeps`` and ``chains`` replace those of the command line.
+    ``sweeps`` of belief propagation and ``chains`` (parallel sequences of minibatches) replace the options of
+    the command line. ``after_first_report`` is called after the first report.
     """
     step_rows = batch * (local_steps or 1)
     steps = max(1 if local_steps else 2, args.segment_rows // step_rows)
     n = step_rows * steps * (args.segments + 1)
     if n > len(rows):
-        raise SystemExit(
-            f"--rows {len(rows)} is less than the {n} rows of all segments; set --rows {n} or more"
-        )
-    parts = ReportTimes(before)
+        raise SystemExit(f"--rows {len(rows)} is too small for all segments; set --rows {n} or more")
+    parts = ReportTimes(after_first_report)
     model = sl.ConditionalRBM(
         n_hidden=args.hidden,
         batch_size=batch,
@@ -134,19 +133,19 @@ def fit_parts(
 
 
 def measure_rate(rows: sl.Dataset, args: Any, batch: int, jobs: int, client: Any = None) -> float:
-    """Return the rows per second of a fit in its fastest segment (rows between two reports)."""
-    return fit_parts(rows, args, batch, jobs, client).rate
+    """Return the rows per second of a fit in its fastest segment (rows between two progress reports)."""
+    return fit_one_epoch(rows, args, batch, jobs, client).rate
 
 
 @contextmanager
 def time_kernels() -> Iterator[dict[str, float]]:
-    """Yield a dictionary with the seconds of each kernel in fits on one thread inside the context."""
+    """Yield a dictionary that sums the seconds of each kernel (compiled function) inside the context."""
     seconds: dict[str, float] = {}
     backend = type(make_backend("cpu"))
-    get = backend.kernel
+    get_kernel = backend.kernel
 
     def kernel(self: Any, name: str) -> Callable[..., Any]:
-        run = get(self, name)
+        run = get_kernel(self, name)
 
         def timed(*args: Any) -> Any:
             begin = time.perf_counter()
@@ -161,22 +160,24 @@ def time_kernels() -> Iterator[dict[str, float]]:
     try:
         yield seconds
     finally:
-        backend.kernel = get  # type: ignore[method-assign]
+        backend.kernel = get_kernel  # type: ignore[method-assign]
 
 
 def measure_share(args: Any) -> list[dict[str, Any]]:
-    """Return the milliseconds of a step on one thread and of its belief propagation, for each kind of
-    chains.
+    """Return the milliseconds of a training step and of its belief propagation on one thread.
+
+    There is a line for each number of sweeps (rounds of messages), setting of chains (parallel sequences of
+    minibatches), and number of rows in a minibatch.
     """
     rows, out = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)), []
     chains_and_local = dict.fromkeys(((args.chains, None), (1, None), (1, LOCAL_STEPS)))
-    kinds = (args.sweeps, MEAN_SWEEPS), chains_and_local, BATCHES
-    for sweeps, (chains, local_steps), batch in itertools.product(*kinds):
+    settings = (args.sweeps, MEAN_SWEEPS), chains_and_local, BATCHES
+    for sweeps, (chains, local_steps), batch in itertools.product(*settings):
         best: dict[str, Any] = {"share_outside": 1.0}
         options = {"sweeps": sweeps, "chains": chains, "local_steps": local_steps}
         for _ in range(args.rounds):
             with time_kernels() as kernels:
-                parts = fit_parts(rows, args, batch, 1, before=kernels.clear, **options)
+                parts = fit_one_epoch(rows, args, batch, 1, after_first_report=kernels.clear, **options)
             steps, seconds = sum(parts.rows[1:]) / batch, sum(parts.seconds[1:])
             propagation = kernels["crbm_sum_product_pairs"]
             edges = sweeps * batch * 784 * args.hidden
@@ -196,16 +197,16 @@ def measure_share(args: Any) -> list[dict[str, Any]]:
     return out
 
 
-def measure_least_seconds(args: Any, *functions: Callable[[], Any]) -> list[float]:
+def time_with_cold_caches(args: Any, *functions: Callable[[], Any]) -> list[float]:
     """Return the smallest seconds of each function.
 
-    Before each call, three arrays of the size of W are written, as in an inference, so that the caches are
-    cold.
+    Before each call, three arrays of the size of the weights are written, as by belief propagation, so that
+    the processor's caches do not have the function's arguments.
     """
-    touched, best = [np.zeros((784, args.hidden), np.float32) for _ in range(3)], [np.inf] * len(functions)
+    arrays, best = [np.zeros((784, args.hidden), np.float32) for _ in range(3)], [np.inf] * len(functions)
     for _ in range(40 * args.rounds):
         for i, function in enumerate(functions):
-            for array in touched:
+            for array in arrays:
                 array += 1
             begin = time.perf_counter()
             function()
@@ -213,10 +214,8 @@ def measure_least_seconds(args: Any, *functions: Callable[[], Any]) -> list[floa
     return best
 
 
-def compare_few_rows(args: Any) -> list[dict[str, Any]]:
-    """Return milliseconds of products of 10 to 160 rows with the parameters, with this package and
-    OpenBLAS.
-    """
+def compare_products(args: Any) -> list[dict[str, Any]]:
+    """Return milliseconds of products of 10 to 160 rows with the parameters, by this package and OpenBLAS."""
     rng, units, out = np.random.default_rng(args.seed), 784 + args.hidden, []
 
     def draw(*shape: int) -> np.ndarray:
@@ -225,23 +224,23 @@ def compare_few_rows(args: Any) -> list[dict[str, Any]]:
         return filled
 
     theta, new, bias, none = draw(units, 784), draw(units, 784), draw(units), np.zeros((0, 784), np.float32)
-    way, pace = StepArrays(theta, none, new, none), StepRates(1e-3, 0.0, 0.0)
+    step_arrays, step_rates = StepArrays(theta, none, new, none), StepRates(1e-3, 0.0, 0.0)
     for rows in (10, 20, 40, 80, 160):
         x, left, biases = draw(rows, 784), draw(rows, units), draw(rows, units)
 
-        def library(x: Any = x, biases: Any = biases) -> None:
+        def multiply_with_openblas(x: Any = x, biases: Any = biases) -> None:
             np.matmul(x, theta.T, out=biases)
             np.add(biases, bias, out=biases)
 
-        def library_ascend(x: Any = x, left: Any = left) -> None:
-            ascend(way.slice_part(slice(None), -1), np.matmul(left.T, x).reshape(-1), 0, pace)
+        def ascend_with_openblas(x: Any = x, left: Any = left) -> None:
+            ascend(step_arrays.slice_part(slice(None), -1), np.matmul(left.T, x).reshape(-1), 0, step_rates)
 
-        seconds = measure_least_seconds(
+        seconds = time_with_cold_caches(
             args,
             partial(write_affine_map, x, theta, bias, biases, np),
-            library,
-            partial(ascend_outer, way, left, x, pace),
-            library_ascend,
+            multiply_with_openblas,
+            partial(ascend_outer, step_arrays, left, x, step_rates),
+            ascend_with_openblas,
             partial(np.copyto, new, theta),
         )
         names = ("biases", "biases_openblas", "ascend", "climb_openblas", "copy")
@@ -253,7 +252,7 @@ def compare_few_rows(args: Any) -> list[dict[str, Any]]:
 
 
 def compare_threads(args: Any) -> list[dict[str, Any]]:
-    """Return the rows per second of one thread and of two."""
+    """Return the rows per second of one thread and of two threads."""
     rows, out = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)), []
     for batch in BATCHES:
         best = {1: 0.0, 2: 0.0}
@@ -267,9 +266,9 @@ def compare_threads(args: Any) -> list[dict[str, Any]]:
 
 
 def compare_cluster(args: Any) -> dict[str, Any]:
-    """Return the rows per second of two workers with one thread each, and of two threads here."""
-    # On a cluster, each report writes the state of the fit. With more rows between reports (a segment), this
-    # time is negligible.
+    """Return the rows per second of two workers with one thread each, and of two threads of this process."""
+    # On a cluster, each progress report writes the state of the fit. With at least 6,400 rows between two
+    # reports, this time is negligible.
     rows_and_segments = {"segment_rows": max(args.segment_rows, 6400), "segments": min(args.segments, 2)}
     args = argparse.Namespace(**vars(args) | rows_and_segments)
     with (
@@ -289,7 +288,11 @@ def compare_cluster(args: Any) -> dict[str, Any]:
 
 
 def compare_local_steps(args: Any) -> list[dict[str, Any]]:
-    """Return test errors in percent for several numbers of chains and local steps."""
+    """Return test errors in percent for several numbers of chains and of local steps.
+
+    A chain is a sequence of minibatches. Chains run local steps on their own parameters, which are then
+    averaged.
+    """
     x, v = make_digit_pairs(args.local_rows, args.seed)
     test, out = make_digit_pairs(args.test_rows, args.seed, "test"), []
     for chains, steps in ((1, None), (2, 1), (2, 10), (2, 50), (4, 10), (4, 50), (16, 10)):
@@ -322,10 +325,10 @@ def compare_local_steps(args: Any) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run each part."""
+    """Run the parts that --parts names, and write their results."""
     parts: dict[str, Callable[[Any], Any]] = {
         "share": measure_share,
-        "products": compare_few_rows,
+        "products": compare_products,
         "threads": compare_threads,
         "cluster": compare_cluster,
         "local": compare_local_steps,
@@ -336,7 +339,7 @@ def main() -> None:
     arguments.add_argument("--hidden", type=int, default=256)
     arguments.add_argument("--sweeps", type=int, default=10, help="sweeps of belief propagation per step")
     arguments.add_argument(
-        "--chains", type=int, default=None, help="chains per step; None: the default of the estimator"
+        "--chains", type=int, default=None, help="chains per step; default: that of the estimator"
     )
     arguments.add_argument("--segment-rows", type=int, default=640, help="rows of a timed segment")
     arguments.add_argument("--segments", type=int, default=4, help="number of timed segments per fit")
@@ -348,7 +351,7 @@ def main() -> None:
     args = arguments.parse_args()
     for name in args.parts.split(","):
         if name not in parts:
-            raise SystemExit(f"no part {name}; there are {', '.join(parts)}")
+            raise SystemExit(f"unknown part {name}; use some of {', '.join(parts)}")
         write_part(args.out, name, args.seed, parts[name](args))
 
 

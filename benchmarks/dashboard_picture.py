@@ -1,10 +1,10 @@
-"""Take pictures of a job on the dashboard, from submission to report.
+"""Take pictures of a job on the dashboard, from its submission to its report.
 
     python benchmarks/dashboard_picture.py [FOLDER]
 
-The script starts a local cluster of two workers, submits the job of the second lesson with a million
-images, kills one worker half way, and writes a picture at each of these moments. The browser is that of
-`--browser` or of the variable SCALELATENT_BROWSER, or the first Chromium on the search path.
+The script starts a local cluster of two workers, submits a job that fits a capsule model to a million images,
+kills one worker half way, and writes a picture at each of these moments. The browser is that of `--browser`
+or of the variable SCALELATENT_BROWSER, or the first Chromium on the search path.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from scalelatent import monitor
 from scalelatent.data import make_digits
 
 RESULTS = Path(__file__).parent / "results" / "watch"
-# Width of a picture in pixels. Pages show pictures slightly smaller, so that their text stays readable.
+# Width of a picture in pixels. The documentation shows pictures slightly smaller, with readable text.
 WIDTH = 840
-# Text of the job file; the braces are filled in.
-JOB = """
+# Text of the job file; ``folder`` and ``passes`` are replaced by the values of the run.
+JOB_FILE = """
 [job]
 name = "digits"
 seed = 0
@@ -71,7 +71,7 @@ class DashboardWatch:
         self.page, self.base, self.folder = page, base, folder
 
     def read(self) -> dict[str, Any]:
-        """Return the cluster and the newest job as the dashboard page receives them."""
+        """Return the data of the cluster and of the newest job that the dashboard page receives."""
         with urllib.request.urlopen(f"{self.base}.json", timeout=30) as answer:
             found = dict(json.load(answer))
         if found["jobs"]:
@@ -81,24 +81,20 @@ class DashboardWatch:
         return found
 
     def wait(self, condition: Callable[[dict[str, Any], dict[str, Any]], Any], seconds: float = 300) -> None:
-        """Wait until ``condition(cluster, job)`` is true for the data of the page, or raise TimeoutError."""
+        """Wait until ``condition(cluster, job)`` holds for the page's data, or raise TimeoutError."""
         deadline = time.monotonic() + seconds
         while True:
             found = self.read()
             if found["job"] and condition(found["cluster"], found["job"]):
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"the job did not reach the state of the next picture; last answer: {found}"
-                )
+                raise TimeoutError(f"no state for the next picture in {seconds:g} s; last data: {found}")
             time.sleep(0.1)
 
-    def take(self, name: str, last: str, more: int = 12) -> None:
-        """Write the picture `name`.webp: the page down to `more` pixels below the element with selector
-        `last`.
-        """
+    def take_picture(self, name: str, last: str, margin: int = 12) -> None:
+        """Write `name`.webp, the page down to ``margin`` pixels below the element with selector ``last``."""
         time.sleep(1.5)
-        height = self.page.js(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + more
+        height = self.page.js(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + margin
         self.page.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=round(height),
                        deviceScaleFactor=1.0, mobile=False)  # fmt: skip
         time.sleep(0.2)
@@ -112,11 +108,11 @@ class DashboardWatch:
 
 
 def kill_worker(client: Any) -> None:
-    """Kill a worker that does not run the driver of the job."""
+    """Kill a worker that does not run the driver of the job, the task that controls the fit."""
     tasks = client.processing()
     pids = client.run(os.getpid)
-    spare = [address for address in pids if not any("scalelatent-job" in key for key in tasks[address])]
-    os.kill(pids[spare[0]], signal.SIGKILL)
+    candidates = [address for address in pids if not any("scalelatent-job" in key for key in tasks[address])]
+    os.kill(pids[candidates[0]], signal.SIGKILL)
 
 
 def main() -> None:
@@ -140,7 +136,7 @@ def main() -> None:
         make_digits(folder / "train.zarr", a.rows, base_rows=(600, 1797))
         make_digits(folder / "validation.zarr", 20_000, base_rows=(300, 600))
         make_digits(folder / "test.zarr", 20_000, base_rows=(0, 300))
-        (folder / "job.toml").write_text(JOB.format(folder=folder, passes=a.passes))
+        (folder / "job.toml").write_text(JOB_FILE.format(folder=folder, passes=a.passes))
         if refusal := monitor.install(client):
             raise RuntimeError(refusal)
         base = f"{client.dashboard_link.removesuffix('status')}scalelatent"
@@ -150,19 +146,19 @@ def main() -> None:
 
         watch = DashboardWatch(page, base, a.folder)
         watch.wait(lambda cluster, job: True)
-        watch.take("submitted", "#events")
+        watch.take_picture("submitted", "#events")
         watch.wait(lambda cluster, job: (job["pass"] or 0) >= 5)
-        watch.take("first_passes", "#workers")
+        watch.take_picture("first_passes", "#workers")
         watch.wait(lambda cluster, job: (job["pass"] or 0) >= a.passes // 2)
-        watch.take("half_way", "#workers")
+        watch.take_picture("half_way", "#workers")
         kill_worker(client)
         watch.wait(lambda cluster, job: len(job["worker_rows"]) == 3)
-        watch.take("worker_replaced", "#workers", 150)
+        watch.take_picture("worker_replaced", "#workers", 150)
         watch.wait(lambda cluster, job: job["ended"] and job["report"])
-        watch.take("done", "#workers")
+        watch.take_picture("done", "#workers")
         page.open(f"{base}/report?job={watch.read()['job']['id']}", width=WIDTH, height=900)
         page.wait("document.readyState === 'complete'")
-        watch.take("report", "main article")
+        watch.take_picture("report", "main article")
         print(f"console of the browser: {page.errors or 'no errors'}")
 
 

@@ -1,11 +1,10 @@
-"""Measure the rate of making infinite digits: the kernel alone, and `make_digits` including writing.
+"""Measure the rate of making infinite digits, by the compiled kernel alone and by `make_digits` with writing.
 
     python benchmarks/data_digits.py [--rows 400000]
 
-Infinite digits are random deformations of base images: the digits of scikit-learn and, with
-SCALELATENT_DATA, MNIST's training images. "images/s a core" divides by the CPU seconds of the whole
-process, including helper threads. Compilation and the deformation fields are not timed. Files are written
-to a temporary folder.
+Infinite digits are random deformations of base images: the digits of scikit-learn and, with SCALELATENT_DATA,
+MNIST's training images. "images_s_per_core" divides by the CPU seconds of the whole process, including helper
+threads. Compilation and the deformation fields are not timed. Files are written to a temporary folder.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def measure_kernel_rate(digits: InfiniteDigits, rows: int = 16_384) -> float:
 
 
 def measure_writing_rate(folder: str, base: str, rows: int, jobs: int, seed: int) -> dict[str, Any]:
-    """Return the rates of `make_digits` by wall time and by CPU time."""
+    """Return the images per second of `make_digits` with ``jobs`` threads, by wall time and by CPU time."""
     make_digits(f"{folder}/warm", 2000, base=base, seed=seed, overwrite=True)
     wall, cpu = time.perf_counter(), time.process_time()
     make_digits(f"{folder}/out", rows, base=base, seed=seed, n_jobs=jobs, overwrite=True)
@@ -66,7 +65,7 @@ def main() -> None:
             for run in runs:
                 print(
                     f"  {run['threads']} thread(s), including writing: {run['images_s']:,} images/s, "
-                    f"{run['images_s_per_core']:,} a core ({run['seconds']} s)"
+                    f"{run['images_s_per_core']:,} per core ({run['seconds']} s)"
                 )
     write(given.out, given.seed, results)
 

@@ -1,12 +1,13 @@
-"""Measure read and write rates of dataset layouts and of numpy.memmap: chunk rows x shard rows x codec.
+"""Measure read and write rates of dataset layouts (chunk rows, shard rows, compression) and of numpy.memmap.
 
     python benchmarks/data_layouts.py [--rows 40000]
 
-The rows are 28 x 28 digit images in uint8 (MNIST with SCALELATENT_DATA, otherwise enlarged built-in digits)
-and noise of 196 float32 numbers. One thread reads all rows from the page cache, so that the rate is the CPU
-cost of a layout. A disk can only be slower; if it is the bottleneck, compressed rows arrive faster by the
-factor in the column "x smaller". The last table compares the CPU time of reading with and without the table
-of checksums, in turn, in the default layouts and in chunks of 4 kB.
+A chunk is compressed as one unit; a shard is one file of several chunks. The rows are 28 x 28 digit images in
+uint8 (MNIST with SCALELATENT_DATA, otherwise enlarged built-in digits) and noise of 196 float32 numbers. One
+thread reads all rows from the page cache, so that the rate is the CPU cost of a layout. A disk can only be
+slower; if it is the bottleneck, compressed rows arrive faster by the factor in the column "x smaller". The
+last table compares the CPU time of reading with and without comparing checksums of the rows, in turn, in the
+default layouts and in chunks of 4 kB.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from scalelatent.data import Dataset, create_dataset
 CHUNK_ROWS = (1024, 4096, 16384)
 CHUNKS_PER_SHARD = (1, 8)
 COMPRESSORS = (None, "lz4", "zstd")
-# Each CPU time of the comparison of checksums is the median of twice this number of reads.
-ROUNDS = 20
+# Each CPU time with or without checksums is the median of twice this number of reads.
+CHECKSUM_ROUNDS = 20
 
 
 def measure_memmap_rate(x: np.ndarray, folder: Path) -> float:
@@ -39,9 +40,7 @@ def measure_memmap_rate(x: np.ndarray, folder: Path) -> float:
 def measure_layout_rate(
     x: np.ndarray, url: Path, chunk: int, shard: int, compressor: str | None
 ) -> dict[str, Any]:
-    """Write and read the rows in one layout; return the rates, and the factor by which compression shrinks
-    them.
-    """
+    """Write and read rows in one layout; return the rates, and how many times smaller the files are."""
     begin = time.perf_counter()
     writer = create_dataset(
         url,
@@ -57,7 +56,7 @@ def measure_layout_rate(
         a, b = writer.shard_bounds(i)
         writer.write_shard(i, x[a:b])
     ds = writer.finalize()
-    written = time.perf_counter() - begin
+    write_seconds = time.perf_counter() - begin
     read = fastest({"read": lambda: [ds.read_x(a, b) for a, b in ds.pieces()]})["read"]
     size = sum(f.stat().st_size for f in url.rglob("*") if f.is_file())
     return {
@@ -65,13 +64,13 @@ def measure_layout_rate(
         "shard_rows": shard,
         "compressor": compressor,
         "read_gb_s": round(x.nbytes / 1e9 / read, 3),
-        "write_gb_s": round(x.nbytes / 1e9 / written, 3),
+        "write_gb_s": round(x.nbytes / 1e9 / write_seconds, 3),
         "times_smaller": round(x.nbytes / size, 2),
     }
 
 
 def measure_layouts(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Measure all layouts for the rows x; print each line of the table immediately."""
+    """Measure all layouts for the rows x, called ``label``; print each line of the table immediately."""
     memmap = measure_memmap_rate(x, folder)
     print(f"{label:<28}{'':>7}{'':>8}{'memmap':>7}{memmap:>11.2f}")
     rows = []
@@ -88,14 +87,14 @@ def measure_layouts(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
 
 
 def measure_checksums(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Return the CPU time of reading with the table of checksums, divided by the time without it."""
+    """Return the CPU time of reading rows with checksums, divided by the time without them."""
     small = max(1, 4096 // (x.nbytes // len(x)))
     ratios = {}
     for name, layout in {"default": {}, "4 kB": {"chunk_rows": small, "shard_rows": small * 1024}}.items():
         ds = Dataset.from_arrays(x).save(folder / "ds", overwrite=True, **layout)
         rows = ds._columns.x
         table, seconds = rows._crcs, {True: [], False: []}
-        for _ in range(2 * ROUNDS):
+        for _ in range(2 * CHECKSUM_ROUNDS):
             for compared in (True, False):
                 rows._crcs = table if compared else None
                 begin = time.process_time()
@@ -103,7 +102,7 @@ def measure_checksums(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]
                     ds.read_x(a, b)
                 seconds[compared].append(time.process_time() - begin)
         ratios[name] = round(float(np.median(seconds[True]) / np.median(seconds[False])), 4)
-        print(f"{label:<28} chunks: {name:<8} CPU time with the table / without {ratios[name]:.3f}")
+        print(f"{label:<28} chunks: {name:<8} CPU time with checksums / without {ratios[name]:.3f}")
     return {"rows": label, "checksums_cpu_ratio": ratios}
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
 
-The rows are documents resampled from RCV1 (with SCALELATENT_DATA) or from generated counts of the same
-shape. Each importer runs in turn with a program that only reads and decompresses the same file. The fastest
-of several rounds counts, so that the ratios also hold on a busy machine. Peak memory is that of a new
-process, for one file and for a file with four times as many rows.
+The rows are documents resampled from RCV1 (with SCALELATENT_DATA) or from generated counts of the same shape.
+Each importer runs in turn with a program that only reads and decompresses the same file. The fastest of
+several rounds counts, so that the ratios also hold on a busy machine. Peak memory is that of a new process,
+for one file and for a file with four times as many rows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import scipy.sparse as sp
 
 from scalelatent.data import Dataset, import_csr, make_documents, open_dataset
 
-# Program that prints the peak resident memory in MiB of importing a file or of making documents.
-PEAK = """
+# Python program that prints its peak resident memory in MiB after importing a file or making documents.
+PEAK_PROGRAM = """
 import json, pathlib, sys
 from scalelatent.data import import_csr, make_documents
 what, source, out, rows = sys.argv[1:]
@@ -45,9 +45,7 @@ print(json.dumps(next(int(line.split()[1]) / 1024 for line in status if line.sta
 
 
 def load_documents(folder: Path, seed: int) -> Dataset:
-    """Return the dataset of RCV1 counts or, without SCALELATENT_DATA, of generated counts of the same
-    shape.
-    """
+    """Return a dataset of RCV1's counts or, without SCALELATENT_DATA, of random counts of the same shape."""
     real = os.environ.get("SCALELATENT_DATA")
     path = Path(real or ".") / "rcv1" / "rcv1v2_subset27613.npz"
     if real and path.exists():
@@ -84,8 +82,8 @@ def time_into_folder(functions: dict[str, Callable[[], Any]], rounds: int, folde
 
 
 def measure_peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
-    """Return the peak resident MiB of a process that imports or makes rows."""
-    command = [sys.executable, "-c", PEAK, what, str(source), str(out), str(rows)]
+    """Return the peak resident MiB of a process that imports ``source`` or makes documents from it."""
+    command = [sys.executable, "-c", PEAK_PROGRAM, what, str(source), str(out), str(rows)]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=600).stdout))
 
 
@@ -113,8 +111,8 @@ def measure_importer_rates(sources: dict[str, Path], folder: Path, rounds: int) 
     return out
 
 
-def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
-    """Return the rates of making documents, and of writing and reading their rows."""
+def measure_document_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dict[str, Any]:
+    """Return the rates of making documents, and of writing and reading them."""
     made: dict[str, Any] = {}
 
     def make() -> None:
@@ -122,13 +120,13 @@ def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dic
 
     seconds = time_into_folder({"make": make}, 3, folder / "docs")["make"]
     ds = made["ds"]
-    held = Dataset.from_arrays(ds.read_x(0, min(rows, 150_000)))
+    in_memory = Dataset.from_arrays(ds.read_x(0, min(rows, 150_000)))
 
     def read() -> None:
         for a, b in ds.pieces():
             ds.read_x(a, b)
 
-    save = {"read": read, "save": lambda: held.save(folder / "saved")}
+    save = {"read": read, "save": lambda: in_memory.save(folder / "saved")}
     times = time_into_folder(save, 5, folder / "saved")
     stored = sum(f.stat().st_size for f in (folder / "docs").rglob("*") if f.is_file())
     return {
@@ -138,7 +136,7 @@ def measure_rows_rates(base: Dataset, folder: Path, rows: int, seed: int) -> dic
         "full_rcv1_seconds": round(804_414 * seconds / rows, 1),
         "bytes_of_an_entry_on_disk": round(stored / ds.nnz, 2),
         "read_mb_s": round(ds.nbytes / 1e6 / times["read"]),
-        "save_mb_s": round(held.nbytes / 1e6 / times["save"]),
+        "save_mb_s": round(in_memory.nbytes / 1e6 / times["save"]),
     }
 
 
@@ -154,15 +152,15 @@ def main() -> None:
         results: dict[str, Any] = {
             "base": {"rows": base.n_rows, "features": base.n_features, "nnz": base.nnz}
         }
-        results["rows"] = measure_rows_rates(base, folder, args.rows, args.seed)
+        results["rows"] = measure_document_rates(base, folder, args.rows, args.seed)
         print(results["rows"])
         x = open_dataset(folder / "docs").read_x(0, min(args.imported, args.rows))
         small, large = write_sources(folder / "1", x[: x.shape[0] // 4]), write_sources(folder / "4", x)
         results["importers"] = measure_importer_rates(large, folder, args.rounds)
         peaks = {n: [round(measure_peak(n, s[n], folder / "out")) for s in (small, large)] for n in small}
-        more = (args.rows // 4, args.rows)
+        row_counts = (args.rows // 4, args.rows)
         peaks["documents"] = [
-            round(measure_peak("documents", folder / "base", folder / "out", n)) for n in more
+            round(measure_peak("documents", folder / "base", folder / "out", n)) for n in row_counts
         ]
         results["peak_mib_of_one_and_of_four_times_the_rows"] = peaks
         print(peaks)

@@ -8,30 +8,32 @@ New-Thyroid, Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds
 training rows and 30 % test rows; USPS and MNIST have their own split. Measurements are standardised by the
 training rows; pixels and sounds are not changed.
 
-errors       Test errors and seconds of the classifiers. Capsules are measured with default parameters, with
-             one model for all classes ("multiclass"), and as in the paper of capsule regression (multiclass,
-             batch EM, no intercept, no ridge).
-subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset
-             has between one and all features.
+errors       Test errors and seconds of the classifiers. Capsule regression is measured with default
+             parameters, with one model for all classes ("multiclass"), and as in its paper (multiclass, batch
+             EM, no intercept, no ridge).
+subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset has
+             between one and all features.
 likelihoods  Test errors and seconds of linear mixtures by the reconstruction error, by factor analysis, and
              by the default, which chooses one of them; errors of an RBF SVM on standardised rows. Rows come
              in their own units, and generated rows are added. Three splits.
-calibration  Expected calibration error of capsules on test rows, in 15 bins of equally many rows. The
-             temperature is chosen on a tenth of the training rows, or on all training rows.
+calibration  Expected calibration error of capsule regression on test rows, in 15 bins of equally many rows.
+             The temperature is chosen on a tenth of the training rows, or on all training rows.
 best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
              candidates, on one split of each set.
 architectures
-             Errors, calibration errors and CPU seconds of the architectures of capsules on held-out training
-             rows, also of generated sets of 2 to 100 classes. These results decided the default.
-clusters     NMI of bootstrap networks, of k-means and of spectral clustering: means over three seeds.
+             Errors, calibration errors and CPU seconds of capsule regression with one model for all classes,
+             one per class, and one per pair of classes, on held-out training rows, also of generated sets of
+             2 to 100 classes. These results decided the default.
+clusters     NMI (normalised mutual information) of bootstrap networks, of k-means and of spectral clustering:
+             means over three seeds.
 densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood="ppca"), GaussianMixture and
              PCA, means over the splits. All rows are standardised; digits first get uniform noise with the
              width of a grey level.
 outputs      Wrong labels in percent: conditional RBMs, one logistic regression per label, and three
-             neighbours. The labels are the lower half of binary digits, with the upper half as input, and
-             the topics of documents.
-parts        Test errors of compositional networks with 20 templates (one more layer, which assigns a
-             template to each image) on binary digits: ten classes, and eights against all other digits.
+             neighbours. The labels are the lower half of binary digits, with the upper half as input, and the
+             topics of documents.
+parts        Test errors of compositional networks with 20 templates (one more layer, which assigns a template
+             to each image) on binary digits: ten classes, and eights against all other digits.
 documents    Test errors of the classifiers on documents with one topic: CSR counts scaled to length 1.
 """
 
@@ -71,8 +73,8 @@ import scalelatent as sl
 from scalelatent.evaluation.clustering import nmi
 
 SPLITS = 5
-# Parameters of capsule regression as in its paper.
-PAPER: dict[str, Any] = {
+# Parameters of capsule regression as in Saul (2021).
+PAPER_SETTINGS: dict[str, Any] = {
     "architecture": "multiclass",
     "algorithm": "em",
     "fit_intercept": False,
@@ -84,23 +86,23 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "CapsuleRegression, multiclass": lambda seed: sl.CapsuleRegression(
         architecture="multiclass", random_state=seed
     ),
-    "CapsuleRegression, the paper's": lambda seed: sl.CapsuleRegression(random_state=seed, **PAPER),
+    "CapsuleRegression, the paper's": lambda seed: sl.CapsuleRegression(random_state=seed, **PAPER_SETTINGS),
     "LinearMixtureClassifier": lambda seed: sl.LinearMixtureClassifier(random_state=seed),
     "logistic regression": lambda seed: LogisticRegression(max_iter=2000),
     "3 nearest neighbours": lambda seed: KNeighborsClassifier(3),
     "RBF SVM": lambda seed: SVC(),
 }
-# Parameter values that the part "best" of this script searches: twenty candidates of each model.
+# Parameter values that the measurement "best" searches: twenty combinations (candidates) per model.
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "CapsuleRegression": {"capsule_dim": [1, 2, 4, 8, 16], "n_epochs": [20, 100], "momentum": [0.0, 0.9]},
     "LinearMixtureClassifier": {"n_components": [1, 2, 4, 8, 16], "n_dims": [1, 3, 6, 10]},
 }
-# Training rows, their labels, test rows and their labels.
+# A split of a data set: training rows, their labels, test rows and their labels.
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
-    """Yield (name, rows, labels, True if the rows are standardised) of each small data set."""
+def load_small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
+    """Yield (name, rows, labels, whether its rows are to be standardised) of each small data set."""
     loaders = {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}
     for name, load in loaders.items():
         yield name, *load(return_X_y=True), True
@@ -118,41 +120,37 @@ def small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
         yield "UMIST", found["X"] / np.float32(255), found["y"], False
 
 
-def splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterator[Split]:
-    """Yield random splits of the rows into 70 % training rows and 30 % test rows, with equal shares of
-    classes.
-    """
+def make_splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterator[Split]:
+    """Yield random splits of the rows into 70 % training and 30 % test rows, with equal shares of classes."""
     for number in range(SPLITS):
-        train, test, codes, other = train_test_split(
+        train, test, codes, truth = train_test_split(
             x, y, test_size=0.3, stratify=y, random_state=seed + number
         )
         if standardise:
             scaler = StandardScaler().fit(train)
             train, test = scaler.transform(train), scaler.transform(test)
-        yield train, codes, test, other
+        yield train, codes, test, truth
 
 
-def list_given_sets(most: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Yield the data sets that have their own test rows and at most ``most`` training rows."""
+def load_split_sets(max_rows: int = 10_000) -> Iterator[tuple[str, Split]]:
+    """Yield (name, split) of sets that have their own test rows, and at most ``max_rows`` training rows."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))
-        if most >= 60_000:
+        if max_rows >= 60_000:
             yield "MNIST", (*mnist(), *mnist(part="test"))
 
 
-def measure(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
-    """Return the mean error in percent, its standard deviation over splits, and seconds of a fit, for each
-    model.
-    """
+def measure_set(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
+    """Return each model's mean test error in percent, its deviation over splits, and the fit's seconds."""
     errors: dict[str, list[float]] = {model: [] for model in MODELS}
     seconds: dict[str, list[float]] = {model: [] for model in MODELS}
-    for number, (train, codes, test, other) in enumerate(rows):
+    for number, (train, codes, test, truth) in enumerate(rows):
         for model, make in MODELS.items():
             begin = time.perf_counter()
             fitted = make(seed + number).fit(train, codes)
             seconds[model].append(time.perf_counter() - begin)
-            errors[model].append(100 * float((fitted.predict(test) != other).mean()))
+            errors[model].append(100 * float((fitted.predict(test) != truth).mean()))
     line: dict[str, Any] = {"set": name, "shape": list(train.shape), "splits": number + 1, "models": {}}
     for model, found in errors.items():
         line["models"][model] = {
@@ -166,19 +164,19 @@ def measure(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
 
 
 def measure_errors(seed: int) -> list[dict[str, Any]]:
-    """Return the errors of all models on all sets."""
-    lines = [measure(name, splits(x, y, std, seed), seed) for name, x, y, std in small_sets()]
-    return lines + [measure(name, [split], seed) for name, split in list_given_sets()]
+    """Return the test errors of all models on all data sets."""
+    lines = [measure_set(name, make_splits(x, y, std, seed), seed) for name, x, y, std in load_small_sets()]
+    return lines + [measure_set(name, [split], seed) for name, split in load_split_sets()]
 
 
 def compare_subsets(seed: int) -> list[dict[str, Any]]:
-    """Return the mean and the largest excess of a model's error over the smaller error of two simple methods.
+    """Return how much larger a model's test error is than the smaller error of two simple methods.
 
     The simple methods are logistic regression and three nearest neighbours. "worse_than_majority" counts the
-    subsets for which always predicting the commonest class has a smaller error.
+    subsets of features for which always predicting the commonest class has a smaller error.
     """
     rng, lines = np.random.default_rng(seed), []
-    for name, x, y, standardise in small_sets():
+    for name, x, y, standardise in load_small_sets():
         if name not in ("breast cancer", "wine", "iris", "digits"):
             continue
         compared = ("CapsuleRegression", "CapsuleRegression, multiclass", "LinearMixtureClassifier")
@@ -186,14 +184,14 @@ def compare_subsets(seed: int) -> list[dict[str, Any]]:
         worse = dict.fromkeys(found, 0)
         for number in range(20):
             columns = rng.permutation(x.shape[1])[: rng.integers(1, x.shape[1] + 1)]
-            train, codes, test, other = next(splits(x[:, columns], y, standardise, seed + number))
+            train, codes, test, truth = next(make_splits(x[:, columns], y, standardise, seed + number))
 
-            def error(model: str, rows: Split = (train, codes, test, other), number: int = number) -> float:
+            def error(model: str, rows: Split = (train, codes, test, truth), number: int = number) -> float:
                 fitted = MODELS[model](seed + number).fit(rows[0], rows[1])
                 return 100 * float((fitted.predict(rows[2]) != rows[3]).mean())
 
             simple = min(error("logistic regression"), error("3 nearest neighbours"))
-            majority = 100 * (1 - np.bincount(np.unique(other, return_inverse=True)[1]).max() / len(other))
+            majority = 100 * (1 - np.bincount(np.unique(truth, return_inverse=True)[1]).max() / len(truth))
             for model, differences in found.items():
                 own = error(model)
                 differences.append(own - simple)
@@ -215,7 +213,7 @@ def compare_subsets(seed: int) -> list[dict[str, Any]]:
 
 
 def list_rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield (name, rows, labels) of measurements in their own units, of generated rows, and of digits."""
+    """Yield (name, rows, labels) of measurements before standardising, of generated rows, and of digits."""
     for name, load in {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}.items():
         yield name, *load(return_X_y=True)
     yield "half moons", *make_moons(1000, noise=0.2, random_state=seed)
@@ -234,21 +232,23 @@ def list_rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]
 
 
 def compare_likelihoods(seed: int) -> list[dict[str, Any]]:
-    """Return errors and seconds of mixtures by likelihood on three splits, and errors of an RBF SVM."""
+    """Return errors and seconds of linear mixtures by likelihood on three splits, and of an RBF SVM."""
     kinds = {"error": "error", "factor analysis": "factor-analysis", "default": None}
     lines = []
-    given = [(name, [split]) for name, split in list_given_sets()]
-    for name, found in [(name, splits(x, y, False, seed)) for name, x, y in list_rows_in_units(seed)] + given:
+    given = [(name, [split]) for name, split in load_split_sets()]
+    for name, found in [
+        (name, make_splits(x, y, False, seed)) for name, x, y in list_rows_in_units(seed)
+    ] + given:
         tried = list(islice(found, 3))
         line: dict[str, Any] = {"set": name, "shape": list(tried[0][0].shape), "splits": len(tried)}
         for kind, likelihood in kinds.items():
             errors, seconds, chosen = [], [], []
-            for number, (train, codes, test, other) in enumerate(tried):
+            for number, (train, codes, test, truth) in enumerate(tried):
                 model = sl.LinearMixtureClassifier(likelihood=likelihood, random_state=seed + number)
                 begin = time.perf_counter()
                 model.fit(train, codes)
                 seconds.append(time.perf_counter() - begin)
-                errors.append(100 * float((model.predict(test) != other).mean()))
+                errors.append(100 * float((model.predict(test) != truth).mean()))
                 chosen.append(model.likelihood_)
             line[kind] = {"error": round(float(np.mean(errors)), 2), "seconds": round(min(seconds), 2)}
         line["default"]["chosen"] = chosen
@@ -267,10 +267,10 @@ def compute_calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) 
 
 
 def measure_calibration(seed: int) -> list[dict[str, Any]]:
-    """Return the calibration errors of capsules on one split of each data set."""
-    sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
+    """Return the calibration errors of capsule regression on one split of each data set."""
+    sets = [(name, next(make_splits(x, y, std, seed))) for name, x, y, std in load_small_sets()]
     lines = []
-    for name, (train, codes, test, other) in [*sets, *list_given_sets(60_000)]:
+    for name, (train, codes, test, truth) in [*sets, *load_split_sets(60_000)]:
         held = np.arange(len(train)) % 10 == 9
         fits = {
             "validation rows": sl.CapsuleRegression(random_state=seed).fit(
@@ -282,12 +282,12 @@ def measure_calibration(seed: int) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"set": name}
         for how, model in fits.items():
             found = compute_calibration_error(
-                model.predict_proba(test), np.searchsorted(model.classes_, other)
+                model.predict_proba(test), np.searchsorted(model.classes_, truth)
             )
             line[how] = {
                 "calibration_error": round(found, 2),
                 "temperature": round(model.temperature_, 3),
-                "test_error": round(100 * float((model.predict(test) != other).mean()), 2),
+                "test_error": round(100 * float((model.predict(test) != truth).mean()), 2),
             }
         print(line, flush=True)
         lines.append(line)
@@ -295,7 +295,7 @@ def measure_calibration(seed: int) -> list[dict[str, Any]]:
 
 
 def make_generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
-    """Yield (name, rows, labels, standardise) of generated sets of 2, 3, 26 and 100 classes."""
+    """Yield (name, rows, labels, True for rows to be standardised) of sets of 2, 3, 26 and 100 classes."""
     for n_classes, n_rows in ((2, 2000), (3, 2000), (26, 5200), (100, 10_000)):
         x, y = make_classification(
             n_rows, 40, n_informative=15, n_redundant=10, n_classes=n_classes, random_state=n_classes
@@ -304,13 +304,13 @@ def make_generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
 
 
 def compare_architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return errors, CPU seconds and calibration errors of the architectures of capsules.
+    """Return errors, CPU seconds and calibration errors of capsule regression's architectures.
 
-    All rows are training rows of their set, so that test rows of USPS and MNIST do not choose a default.
+    Only training rows of each set are used, so that test rows of USPS and MNIST do not choose a default.
     """
-    given = [(name, rows[0], rows[1], False) for name, rows in list_given_sets()]
+    given = [(name, rows[0], rows[1], False) for name, rows in load_split_sets()]
     lines = []
-    for name, x, y, standardise in [*small_sets(), *given, *make_generated_sets()]:
+    for name, x, y, standardise in [*load_small_sets(), *given, *make_generated_sets()]:
         line: dict[str, Any] = {
             "set": name,
             "shape": list(x.shape),
@@ -321,8 +321,8 @@ def compare_architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
             found: dict[str, list[float]] = {
                 key: [] for key in ("error", "calibration_error", "fit", "predict")
             }
-            for number, (train, codes, test, other) in zip(
-                range(seeds), splits(x, y, standardise, seed), strict=False
+            for number, (train, codes, test, truth) in zip(
+                range(seeds), make_splits(x, y, standardise, seed), strict=False
             ):
                 model = sl.CapsuleRegression(architecture=architecture, random_state=seed + number, n_jobs=1)
                 begin = time.process_time()
@@ -331,7 +331,7 @@ def compare_architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
                 p = model.predict_proba(test)
                 found["predict"].append(1e6 * (time.process_time() - fitted) / len(test))
                 found["fit"].append(fitted - begin)
-                right = np.searchsorted(model.classes_, other)
+                right = np.searchsorted(model.classes_, truth)
                 found["error"].append(100 * float((p.argmax(axis=1) != right).mean()))
                 found["calibration_error"].append(compute_calibration_error(p, right))
             line["models"][architecture] = {
@@ -348,14 +348,14 @@ def compare_architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 def find_best_candidate(seed: int) -> list[dict[str, Any]]:
     """Return the test errors of the default parameters and of the best of at most twenty candidates."""
-    sets = [(name, next(splits(x, y, std, seed))) for name, x, y, std in small_sets()]
+    sets = [(name, next(make_splits(x, y, std, seed))) for name, x, y, std in load_small_sets()]
     lines = []
-    for name, (train, codes, test, other) in [*sets, *list_given_sets()]:
+    for name, (train, codes, test, truth) in [*sets, *load_split_sets()]:
         line: dict[str, Any] = {"set": name, "models": {}}
         for model, grid in GRIDS.items():
             fitted = MODELS[model](seed).fit(train, codes)
-            # Candidates have at most as many dimensions as features, and as many components as a class has
-            # rows in a fold.
+            # Candidates have at most as many dimensions as features, and at most as many components as a
+            # class has rows in a fold.
             fewest = np.bincount(np.unique(codes, return_inverse=True)[1]).min() // 2
             most = {"capsule_dim": min(train.shape[1], fewest), "n_components": fewest}
             most["n_dims"] = train.shape[1]
@@ -363,8 +363,8 @@ def find_best_candidate(seed: int) -> list[dict[str, Any]]:
             order = np.random.default_rng(seed).permutation(len(train))
             search = sl.Search(MODELS[model](seed), allowed, cv=3).fit(train[order], codes[order])
             line["models"][model] = {
-                "default": round(100 * float((fitted.predict(test) != other).mean()), 2),
-                "found": round(100 * float((search.predict(test) != other).mean()), 2),
+                "default": round(100 * float((fitted.predict(test) != truth).mean()), 2),
+                "found": round(100 * float((search.predict(test) != truth).mean()), 2),
                 "parameters": search.best_params_,
             }
         print(line, flush=True)
@@ -373,12 +373,13 @@ def find_best_candidate(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return the NMI of clusters and classes for all rows of each data set, with as many clusters as classes.
+    """Return the NMI (normalised mutual information, in percent) of clusters and classes.
 
-    Measurements are standardised; pixels and sounds are not.
+    There are as many clusters as classes, and all rows of a data set are clustered. Measurements are
+    standardised; pixels and sounds are not.
     """
     lines = []
-    for name, x, y, standardise in small_sets():
+    for name, x, y, standardise in load_small_sets():
         rows = StandardScaler().fit_transform(x) if standardise else np.asarray(x, np.float32)
         codes = np.unique(y, return_inverse=True)[1]
         k = int(codes.max()) + 1
@@ -409,7 +410,7 @@ def measure_densities(seed: int) -> list[dict[str, Any]]:
     """Return the mean log-likelihoods of test rows, in nats, on sets of measurements and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
-    sets = [(name, x, y) for name, x, y, standardise in small_sets() if standardise]
+    sets = [(name, x, y) for name, x, y, standardise in load_small_sets() if standardise]
     sets.append(("digits", pixels + rng.random(pixels.shape), codes))
     models: dict[str, Any] = {
         "LinearMixture": sl.LinearMixture(likelihood="ppca", random_state=seed),
@@ -420,7 +421,7 @@ def measure_densities(seed: int) -> list[dict[str, Any]]:
     lines = []
     for name, x, y in sets:
         found: dict[str, list[float]] = {model: [] for model in models}
-        for train, _, test, _ in splits(x, y, True, seed):
+        for train, _, test, _ in make_splits(x, y, True, seed):
             for model, made in models.items():
                 found[model].append(float(made.fit(train).score(test)))
         lines.append({"set": name, "models": {m: round(float(np.mean(s)), 2) for m, s in found.items()}})
@@ -429,9 +430,7 @@ def measure_densities(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_outputs(seed: int) -> list[dict[str, Any]]:
-    """Return the percentage of wrong labels on halves of binary digits and, with SCALELATENT_DATA, on
-    topics.
-    """
+    """Return the percentage of wrong labels: halves of binary digits and, with SCALELATENT_DATA, topics."""
     digits = (load_digits().data > 7).astype(np.uint8)
     sets = {"lower halves of digits": (digits[:, :32], digits[:, 32:])}
     if os.environ.get("SCALELATENT_DATA"):
@@ -447,38 +446,38 @@ def measure_outputs(seed: int) -> list[dict[str, Any]]:
     }
     lines = []
     for name, (x, v) in sets.items():
-        train, test, outs, other = train_test_split(x, v, test_size=0.3, random_state=seed)
+        train, test, outs, truth = train_test_split(x, v, test_size=0.3, random_state=seed)
         outs[:2] = [[0], [1]]  # LogisticRegression needs both values of each label.
         made = [(model, make()) for model, make in models.items()]
-        line = classify(name, (train, outs, test, other), made)
+        line = classify(name, (train, outs, test, truth), made)
         line["shape"].append(v.shape[1])
         line["models"]["the commoner value"] = {
-            "error": round(100 * float((other != (outs.mean(0) > 0.5)).mean()), 2)
+            "error": round(100 * float((truth != (outs.mean(0) > 0.5)).mean()), 2)
         }
         lines.append(line)
     return lines
 
 
 def classify(name: str, rows: Split, models: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the test error in percent and the seconds of a fit for each model; ``rows`` is a split."""
-    train, codes, test, other = rows
+    """Fit each model to the split ``rows``; return its test error in percent and the seconds of its fit."""
+    train, codes, test, truth = rows
     line: dict[str, Any] = {"set": name, "shape": list(train.shape), "models": {}}
     for model, made in models:
         begin = time.perf_counter()
         made.fit(train, codes)
         seconds = time.perf_counter() - begin
-        wrong = 100 * float((made.predict(test) != other).mean())
+        wrong = 100 * float((made.predict(test) != truth).mean())
         line["models"][model] = {"error": round(wrong, 2), "seconds": round(seconds, 2)}
     print(line, flush=True)
     return line
 
 
 def measure_parts(seed: int) -> list[dict[str, Any]]:
-    """Return the errors of compositional networks and of two other classifiers on binary digits."""
+    """Return test errors of compositional networks and of two other classifiers on binary digits."""
     x, y = load_digits(return_X_y=True)
     rivals, lines = ("logistic regression", "3 nearest neighbours"), []
     for name, codes in (("digits", y), ("eights and other digits", y == 8)):
-        split = next(splits((x > 7).astype(np.uint8), codes.astype(int), False, seed))
+        split = next(make_splits((x > 7).astype(np.uint8), codes.astype(int), False, seed))
         network = sl.HierarchicalCompositionalNetwork(templates=20, image_shape=(8, 8), random_state=seed)
         models = [("HierarchicalCompositionalNetwork", network), *((m, MODELS[m](seed)) for m in rivals)]
         lines.append(classify(name, split, models))
@@ -488,17 +487,17 @@ def measure_parts(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_documents(seed: int) -> list[dict[str, Any]]:
-    """Return the errors of the classifiers on documents of the RCV1 subset; needs SCALELATENT_DATA."""
+    """Return test errors of the classifiers on documents of the RCV1 subset; needs SCALELATENT_DATA."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     x = normalize(counts[rows].astype(np.float32))
-    train, test, codes, other = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
-    dense = ("CapsuleRegression, the paper's", "RBF SVM")
-    models = [(m, MODELS[m](seed)) for m in MODELS if m not in dense]
-    return [classify("RCV1, one topic", (train, codes, test, other), models)]
+    train, test, codes, truth = train_test_split(x, y, test_size=0.3, stratify=y, random_state=seed)
+    excluded = ("CapsuleRegression, the paper's", "RBF SVM")
+    models = [(m, MODELS[m](seed)) for m in MODELS if m not in excluded]
+    return [classify("RCV1, one topic", (train, codes, test, truth), models)]
 
 
-PARTS = {
+MEASUREMENTS = {
     "errors": measure_errors,
     "subsets": compare_subsets,
     "likelihoods": compare_likelihoods,
@@ -515,12 +514,12 @@ PARTS = {
 
 def main() -> None:
     arguments = parser(__doc__, "defaults")
-    arguments.add_argument("parts", nargs="*", choices=PARTS, default=["errors"])
+    arguments.add_argument("parts", nargs="*", choices=MEASUREMENTS, default=["errors"])
     given = arguments.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     for part in given.parts:
-        write_part(given.out, part, given.seed, PARTS[part](given.seed))
+        write_part(given.out, part, given.seed, MEASUREMENTS[part](given.seed))
 
 
 if __name__ == "__main__":

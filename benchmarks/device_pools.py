@@ -2,12 +2,13 @@
 
     python benchmarks/device_pools.py [--speeds 1 1 1 20] [--seconds 0.5 2 8]
 
-The cluster has real worker processes on this machine. Their kernel only sleeps, for a time that depends on
-the worker's speed (by default three workers of speed 1 and one of speed 20), so that the number of cores
-does not matter. In an ideal pass, each worker gets rows in proportion to its speed, and nothing else takes
-time. Two ways to distribute the rows are compared with the ideal pass: in proportion to threads, after
-which Dask moves tasks to idle workers ("equal_shares"), and in proportion to the measured speed of workers
-("measured_shares", scalelatent/engine/dask/window.py). A simulation without a cluster covers larger pools.
+A pass processes all rows of a dataset once. The cluster has real worker processes on this machine, which only
+sleep, for a time that depends on the worker's speed (by default three workers of speed 1 and one of speed
+20), so that the number of cores does not matter. In an ideal pass, each worker gets rows in proportion to its
+speed, and nothing else takes time. Two ways to distribute the rows are compared with the ideal pass: in
+proportion to threads, after which Dask moves tasks to idle workers ("equal_shares"), and in proportion to the
+measured speed of workers ("measured_shares", scalelatent/engine/dask/window.py). A simulation without a
+cluster covers larger pools.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import parser, write
 
-# Number of rows between two progress reports of a worker: one block, and one leaf (smallest range of rows).
+# Number of rows in a block (one call of a worker's kernel) and in a leaf (smallest range of rows in a task).
 LEAF_ROWS = 8
-# Simulated pools of workers: by name, the number of workers of each speed.
-SIMULATED = {
+# Simulated sets of workers: the number of workers of each speed.
+SIMULATED_POOLS = {
     "3 of 1, 1 of 20": {1.0: 3, 20.0: 1},
     "90 of 1, 10 of 20": {1.0: 90, 20.0: 10},
     "900 of 1, 100 of 20": {1.0: 900, 20.0: 100},
@@ -54,10 +55,8 @@ def start_pool(count: int) -> Iterator[Any]:
         yield client
 
 
-def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
-    """Return the times of each pass except the first two, in which the speeds of workers are not yet
-    measured.
-    """
+def measure_passes(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
+    """Return the times of each pass over the rows but the first two, which measure the workers' speeds."""
     from paced_learner import PacedLearner, list_computed_blocks
 
     from scalelatent.engine.batch_loop import fit_batches
@@ -82,16 +81,16 @@ def measure(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float
 
 
 def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Return the seconds of a pass divided by ``ideal``, the idle share of time at its end, and the largest
-    share of rows of a worker.
+    """Return the seconds of a pass over the rows divided by ``ideal``, and how workers shared it.
 
-    ``blocks`` has a list for each worker: (pass, rows, begin, end) of each block.
+    The shares are the mean idle share of workers at the end, and the largest share of rows that one worker
+    computed. ``blocks`` has a list for each worker, with (pass, rows, begin, end) of each block of rows.
     """
-    there = [[block[1:] for block in own if block[0] == number] for own in blocks]
-    begin = min(b for own in there for _, b, _ in own)
-    end = max(e for own in there for _, _, e in own)
-    idle = [end - max((e for _, _, e in own), default=begin) for own in there]
-    rows = [sum(n for n, _, _ in own) for own in there]
+    blocks_of_pass = [[block[1:] for block in own if block[0] == number] for own in blocks]
+    begin = min(b for own in blocks_of_pass for _, b, _ in own)
+    end = max(e for own in blocks_of_pass for _, _, e in own)
+    idle = [end - max((e for _, _, e in own), default=begin) for own in blocks_of_pass]
+    rows = [sum(n for n, _, _ in own) for own in blocks_of_pass]
     return {
         "of_ideal": (end - begin) / ideal,
         "mean_end_idle_share": statistics.mean(idle) / (end - begin),
@@ -100,7 +99,7 @@ def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]
 
 
 def summarise(passes: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the values of the best pass and the medians, because other work on the machine slows passes."""
+    """Return the best pass's time and the medians, because other work on the machine slows some passes."""
     ratios = [p["of_ideal"] for p in passes]
     idle = statistics.median(p["mean_end_idle_share"] for p in passes)
     return {
@@ -112,7 +111,7 @@ def summarise(passes: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: float = 0.03) -> dict[str, Any]:
-    """Simulate a pass event by event with the tasks that `Window` assigns; return its times.
+    """Simulate a pass, event by event, with the tasks that the engine's `Window` assigns to workers.
 
     ``counts`` is the number of workers of each speed; ``leaves`` is the number of equal ranges of rows;
     ``seconds`` is the time of the ideal pass; the driver receives results after ``latency`` seconds.
@@ -124,27 +123,31 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
     grid = RowGrid(leaves, 1, 1)
     speeds = {f"w{i}": s for i, s in enumerate(s for s, n in counts.items() for _ in range(n))}
-    unit = seconds * sum(speeds.values()) / leaves
-    free, arrivals, tasks, messages, end, now = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0, 0.0
+    leaf_seconds = seconds * sum(speeds.values()) / leaves
+    free_at, arrivals, tasks, messages, end, now = dict.fromkeys(speeds, 0.0), list[Any](), 0, 0, 0.0, 0.0
 
-    def work(span: Span) -> float:
+    def compute_seconds(span: Span) -> float:
         a, b = grid.node_rows(span.level, span.index)
-        return (b - a) * unit
+        return (b - a) * leaf_seconds
 
-    def send(batch: Any, last: bool) -> dict[Span, Any]:
+    def send(batch: Any, is_last: bool) -> dict[Span, Any]:
         nonlocal tasks, messages, end
         tasks, messages = tasks + len(batch), messages + 1
         futures = {}
         for span, worker in batch:
-            free[worker] = max(free[worker], now) + work(span) / speeds[worker]
-            end = max(end, free[worker])
+            free_at[worker] = max(free_at[worker], now) + compute_seconds(span) / speeds[worker]
+            end = max(end, free_at[worker])
             futures[span] = SimpleNamespace(status="pending")
-            heapq.heappush(arrivals, (free[worker], span.level, span.index, futures[span]))
+            heapq.heappush(arrivals, (free_at[worker], span.level, span.index, futures[span]))
         return futures
 
     begin = time.perf_counter()
     costs = Costs(
-        work, True, speeds=lambda _: speeds, cut=lambda s: split_span(s, grid), shortest=MIN_TASK_SECONDS
+        compute_seconds,
+        True,
+        speeds=lambda _: speeds,
+        cut=lambda s: split_span(s, grid),
+        shortest=MIN_TASK_SECONDS,
     )
     window = Window(dict.fromkeys(speeds, 1), [Span("train", grid.depth, 0)], send, costs)
     window.open()
@@ -153,7 +156,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
         while arrivals and arrivals[0][0] <= now:
             heapq.heappop(arrivals)[-1].status = "finished"
         window.poll()
-    best = find_shortest_pass(leaves, speeds, unit)
+    best = find_shortest_pass(leaves, speeds, leaf_seconds)
     return {
         "leaves": leaves,
         "seconds": seconds,
@@ -165,9 +168,11 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
     }
 
 
-def find_shortest_pass(leaves: int, speeds: dict[str, float], unit: float) -> float:
-    """Return the seconds of the shortest pass over ``leaves`` tasks of ``unit`` seconds at speed 1."""
-    done = heapq.nsmallest(leaves, ((k + 1) * unit / s for s in speeds.values() for k in range(leaves)))
+def find_shortest_pass(leaves: int, speeds: dict[str, float], leaf_seconds: float) -> float:
+    """Return the seconds of the shortest pass over ``leaves`` tasks that take ``leaf_seconds`` at speed 1."""
+    done = heapq.nsmallest(
+        leaves, ((k + 1) * leaf_seconds / s for s in speeds.values() for k in range(leaves))
+    )
     return done[-1]
 
 
@@ -186,7 +191,7 @@ def main() -> None:
     from scalelatent.engine.dask import pools
 
     reported: dict[str, Any] = {"speeds": a.speeds, "leaves": a.leaves, "cluster": [], "simulated": []}
-    for name, counts in SIMULATED.items():
+    for name, counts in SIMULATED_POOLS.items():
         for seconds in (0.5, 5.0, 60.0):
             reported["simulated"].append({"pool": name, **simulate(counts, a.leaves, seconds)})
             print(reported["simulated"][-1], flush=True)
@@ -199,7 +204,9 @@ def main() -> None:
             for name, unequal in (("equal_shares", float("inf")), ("measured_shares", pools.UNEQUAL)):
                 before, pools.UNEQUAL = pools.UNEQUAL, unequal
                 try:
-                    found[name] = summarise(measure(client, dataset, tuple(a.speeds), seconds, a.passes))
+                    found[name] = summarise(
+                        measure_passes(client, dataset, tuple(a.speeds), seconds, a.passes)
+                    )
                 finally:
                     pools.UNEQUAL = before
             reported["cluster"].append(found)

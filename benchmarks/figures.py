@@ -2,7 +2,7 @@
 
     python benchmarks/figures.py [NAME ...]
 
-Each figure only reads files of results/. The pictures are written to results/figures/.
+The pictures are written to results/figures/; nothing is measured again.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Colors of this package, of what it is compared with, and of a third series.
 OURS, OTHER, THIRD = COLORS[0], COLORS[1], COLORS[4]
 FIGURES: dict[str, Callable[[], Figure]] = {}
 
 
-def figure(draw: Callable[[], Figure]) -> Callable[[], Figure]:
-    """Register a function that draws a figure under the name of the function."""
+def register_figure(draw: Callable[[], Figure]) -> Callable[[], Figure]:
+    """Add a function that draws a figure to FIGURES, under the function's name."""
     FIGURES[draw.__name__] = draw
     return draw
 
 
-def legend(axes: Any, **options: Any) -> None:
+def draw_legend(axes: Any, **options: Any) -> None:
     """Draw the legend of the axes without a frame."""
     axes.legend(frameon=False, fontsize=9, **options)
 
 
-@figure
+@register_figure
 def paper_errors() -> Figure:
-    """Draw the test errors of this package and of the papers."""
+    """Draw the test errors of this package and those of the papers of its models."""
     rows: list[tuple[str, float, float, float, float]] = []
     found = {(r["architecture"], r["capsule_dim"]): r for r in read("paper_capsule_dims")}
     rows.append(("capsules, MNIST, d = 2", 100 * found["multiclass", 2]["test_error"], 0, 6.21, 0))
@@ -60,8 +61,8 @@ def paper_errors() -> Figure:
     for part, name, paper_error in (("clusters", "without labels", 0.6), ("supervised", "with labels", 0.07)):
         errors = [100 * fit["test_error"] for fit in read("hcn_traits")[part].values()]
         rows.append((f"compositional network, traits {name}", median(errors), 0, paper_error, 0))
-    drawn = new_figure(8.2, 1.4 + 0.25 * len(rows))
-    axes = drawn.subplots()
+    figure = new_figure(8.2, 1.4 + 0.25 * len(rows))
+    axes = figure.subplots()
     style_axes(axes)
     for i, (_, ours, spread, paper_error, paper_spread) in enumerate(rows[::-1]):
         axes.plot([ours, paper_error], [i, i], color=LINE, lw=2, zorder=1)
@@ -71,17 +72,17 @@ def paper_errors() -> Figure:
     axes.plot([], [], "o", color=OURS, label="scalelatent")
     axes.plot([], [], "D", mfc="white", color=OTHER, label="paper")
     axes.set_xlabel("error, % (bootstrap networks: 100 - clustering accuracy, default decay)")
-    legend(axes, loc="lower right")
-    return drawn
+    draw_legend(axes, loc="lower right")
+    return figure
 
 
-@figure
+@register_figure
 def memory() -> Figure:
     """Draw the peak memory of a worker against the number of rows of a fit."""
     capsule, mixture = read("streamed_pass")["memory"], read("linear_mixture_million")["scale, 100"]
     parts = read("hcn_million")["flat"]["peak_worker_mib"]
-    drawn = new_figure(6.4, 3.8)
-    axes = drawn.subplots()
+    figure = new_figure(6.4, 3.8)
+    axes = figure.subplots()
     style_axes(axes)
     axes.plot(
         [1e5, 1e6],
@@ -97,17 +98,17 @@ def memory() -> Figure:
     axes.set_ylim(0, None)
     axes.set_xlabel("rows")
     axes.set_ylabel("peak memory of a worker, MiB")
-    legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
-    return drawn
+    draw_legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
 
 
-@figure
+@register_figure
 def same_weights() -> Figure:
-    """Draw the digests of the weights of one fit that ran on different numbers of threads and workers."""
+    """Draw digests (hashes) of the weights of the same fit on different numbers of threads and workers."""
     found = read("same_bits")["digests"]
     ways = list(next(iter(found.values())))
-    drawn = new_figure(8.2, 2.8)
-    axes = drawn.subplots()
+    figure = new_figure(8.2, 2.8)
+    axes = figure.subplots()
     style_axes(axes, grid=False)
     for i, digests in enumerate(found.values()):
         for j, way in enumerate(ways):
@@ -116,7 +117,7 @@ def same_weights() -> Figure:
                 j, i, digests[way][:8], ha="center", va="center", family="monospace", fontsize=10, color=INK
             )
             box = {"facecolor": "#dcecfa" if same else "#f6d5cf", "edgecolor": "white"}
-            axes.add_patch(_box(j, i, **box))
+            axes.add_patch(_make_box(j, i, **box))
     axes.set_xlim(-0.5, len(ways) - 0.5)
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xticks(range(len(ways)), ways)
@@ -125,22 +126,22 @@ def same_weights() -> Figure:
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    return drawn
+    return figure
 
 
-def _box(x: float, y: float, **style: Any) -> Any:
+def _make_box(x: float, y: float, **style: Any) -> Any:
     from matplotlib.patches import Rectangle
 
     return Rectangle((x - 0.5, y - 0.5), 1, 1, zorder=0, **style)
 
 
-@figure
+@register_figure
 def pass_cost() -> Figure:
-    """Draw the seconds of an E-step of capsules, divided by the seconds of its two matrix products alone."""
+    """Draw the seconds of an E-step of capsule regression, divided by those of its two matrix products."""
     table = read("capsule_pass")["table"]
     places = np.arange(len(table))
-    drawn = new_figure(6.4, 3.6)
-    axes = drawn.subplots()
+    figure = new_figure(6.4, 3.6)
+    axes = figure.subplots()
     style_axes(axes)
     ours = [row["ratio nu=0"] for row in table]
     numpy = [row["ratio nu=0"] * row["times faster than numpy"] for row in table]
@@ -151,11 +152,11 @@ def pass_cost() -> Figure:
     axes.set_xlabel("total dimension D of the capsules")
     axes.set_ylabel("time of an E-step / products")
     axes.set_ylim(0, 5)
-    legend(axes)
-    return drawn
+    draw_legend(axes)
+    return figure
 
 
-@figure
+@register_figure
 def libraries() -> Figure:
     """Draw the speed of this package divided by that of each other library on the same task."""
     peers, rbm = read("linear_mixture_peers"), read("crbm_kernels")
@@ -177,8 +178,8 @@ def libraries() -> Figure:
         "k-means, against MiniBatchKMeans": ours["MiniBatchKMeans"] / ours["n_dims=0, stepwise"],
         "capsules, against an MLP of lower error": mlp["seconds"] / fits["stepwise"]["seconds"],
     }
-    drawn = new_figure(8.2, 3.8)
-    axes = drawn.subplots()
+    figure = new_figure(8.2, 3.8)
+    axes = figure.subplots()
     style_axes(axes)
     bars = dict(sorted(bars.items(), key=lambda bar: -bar[1]))
     places = range(len(bars))[::-1]
@@ -190,12 +191,12 @@ def libraries() -> Figure:
     axes.set_xlim(0.5, 600)
     axes.set_yticks(places, bars)
     axes.set_xlabel("times as fast (left of 1: slower)")
-    return drawn
+    return figure
 
 
-@figure
+@register_figure
 def rows_read() -> Figure:
-    """Draw the validation error against the number of rows read."""
+    """Draw the validation error of algorithms of capsule regression against the number of rows read."""
     fits = read("online_capsule")["fits"]
     names = {
         "em": "batch EM",
@@ -203,8 +204,8 @@ def rows_read() -> Figure:
         "passive_aggressive": "passive-aggressive",
         "incremental": "incremental EM",
     }
-    drawn = new_figure(6.8, 3.8)
-    axes = drawn.subplots()
+    figure = new_figure(6.8, 3.8)
+    axes = figure.subplots()
     style_axes(axes)
     for (key, name), color in zip(names.items(), (INK, OURS, OTHER, THIRD), strict=True):
         seen, _, best = np.array(fits[key]["curve"]).T
@@ -213,16 +214,16 @@ def rows_read() -> Figure:
     axes.set_ylim(4, 12)
     axes.set_xlabel("rows read")
     axes.set_ylabel("best validation error so far, %")
-    legend(axes)
-    return drawn
+    draw_legend(axes)
+    return figure
 
 
-@figure
+@register_figure
 def overlap() -> Figure:
-    """Draw the seconds of reading and computing, alone, together and on a Dask cluster."""
+    """Draw the seconds of reading and computing: each alone, both together, and on a Dask cluster."""
     streamed = read("streamed_pass")
-    drawn = new_figure(8.2, 3.2)
-    left, right = drawn.subplots(1, 2)
+    figure = new_figure(8.2, 3.2)
+    left, right = figure.subplots(1, 2)
     for axes, table, bars in (
         (
             left,
@@ -239,14 +240,14 @@ def overlap() -> Figure:
             shift = (i - (len(bars) - 1) / 2) * width
             axes.bar(places + shift, [row[key] for row in table], 0.9 * width, color=color, label=name)
         axes.set_xticks(places, [f"D = {row['D']}" for row in table])
-        legend(axes)
+        draw_legend(axes)
     left.set_ylabel("seconds per pass, 1,000,000 rows")
-    return drawn
+    return figure
 
 
-@figure
+@register_figure
 def workers() -> Figure:
-    """Draw the CPU time of the scheduler per span (task of a pass), and the shortest useful span."""
+    """Draw the scheduler's CPU time per task (a span of rows), and the shortest useful task."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():
@@ -254,8 +255,8 @@ def workers() -> Figure:
             beats = r["idle_scheduler_share"] * r["seconds_per_pass"]
             counts.append(r["workers"])
             costs.append(1e3 * (r["scheduler_cpu_seconds_per_pass"] - beats) / r["spans"])
-    drawn = new_figure(8.2, 3.2)
-    left, right = drawn.subplots(1, 2)
+    figure = new_figure(8.2, 3.2)
+    left, right = figure.subplots(1, 2)
     for axes, values, label in (
         (left, costs, "scheduler, ms of CPU per span"),
         (right, [2 * n * ms / 1e3 for n, ms in zip(counts, costs, strict=True)], "shortest span, s"),
@@ -270,17 +271,17 @@ def workers() -> Figure:
     left.set_ylim(0, None)
     right.set_yscale("log")
     right.set_title("if the scheduler may use half a core", fontsize=10)
-    return drawn
+    return figure
 
 
-@figure
+@register_figure
 def predicted() -> Figure:
-    """Draw the predictions of plan against the measured time and memory of jobs."""
+    """Draw the time and memory of jobs that the command plan predicts against the measured ones."""
     jobs = read("plan_accuracy")["jobs"].values()
-    drawn = new_figure(8.2, 3.6)
+    figure = new_figure(8.2, 3.6)
     for axes, reported, took, unit, scale in (
-        (*drawn.subplots(1, 2)[:1], "told_seconds", "seconds", "s", 1.0),
-        (drawn.axes[1], "told_peak_bytes", "peak_bytes", "MiB", 2.0**20),
+        (*figure.subplots(1, 2)[:1], "told_seconds", "seconds", "s", 1.0),
+        (figure.axes[1], "told_peak_bytes", "peak_bytes", "MiB", 2.0**20),
     ):
         style_axes(axes)
         x = np.array([job[reported] for job in jobs]) / scale
@@ -299,13 +300,13 @@ def predicted() -> Figure:
         axes.set_ylim(*line)
         axes.set_xlabel(f"predicted {'time' if unit == 's' else 'peak memory'}, {unit}")
         axes.set_ylabel(f"measured, {unit}")
-    legend(axes, loc="upper left")
-    return drawn
+    draw_legend(axes, loc="upper left")
+    return figure
 
 
-@figure
+@register_figure
 def robustness() -> Figure:
-    """Draw the errors of compositional networks and of other methods on clean and corrupted digits."""
+    """Draw the test errors of compositional networks and of other methods on clean and corrupted digits."""
     found = read("hcn_digits")
     fits = [fit["errors"] for fit in found["hcn"].values()]
     table = {"compositional network": {key: median(e[key] for e in fits) for key in fits[0]}}
@@ -313,8 +314,8 @@ def robustness() -> Figure:
         if name.startswith("rival "):
             table[name.removeprefix("rival ")] = fit["errors"]
     columns = list(fits[0])
-    drawn = new_figure(8.2, 3.4)
-    axes = drawn.subplots()
+    figure = new_figure(8.2, 3.4)
+    axes = figure.subplots()
     style_axes(axes, grid=False)
     errors = np.array([[100 * row[key] for key in columns] for row in table.values()])
     axes.imshow(errors, cmap="Blues", vmin=0, vmax=90, aspect="auto")
@@ -326,10 +327,11 @@ def robustness() -> Figure:
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
     axes.set_title("test error, %", fontsize=10)
-    return drawn
+    return figure
 
 
-# Key of the plotted score, label of its axis, and True if the axis is logarithmic, by task of rivals.py.
+# Key of the plotted score, label of its axis, and True if the axis is logarithmic, for each task that
+# rivals.py measures.
 QUALITY = {
     "classification": ("error", "test error, %", True),
     "density": ("auc_class", "AUC of a class that was left out, %", False),
@@ -341,7 +343,7 @@ QUALITY = {
 
 
 def draw_rivals(task: str) -> Figure:
-    """Draw quality against CPU seconds, one plot per data set; filled markers are models of scalelatent."""
+    """Draw quality against CPU seconds, one plot per data set; filled markers are models of this package."""
     key, label, is_log = QUALITY[task]
     found = {
         name: {
@@ -355,11 +357,11 @@ def draw_rivals(task: str) -> Figure:
     columns = -(-len(found) // rows)
     colors = dict(zip(RIVALS[task], COLORS, strict=False))
     shown = dict.fromkeys(method for methods in found.values() for method in methods)
-    # Pages are 7.7 inches wide, so a wider figure would have text below 8 points.
+    # The pages that show the figure are 7.7 inches wide, so a wider figure would have text below 8 points.
     legend_columns = max(2, columns - 1)
     legend_height = 0.22 * -(-len(shown) // legend_columns) + 0.3
-    drawn = new_figure(min(max(2.5 * columns, 6.4), 7.7), 2.1 * rows + legend_height)
-    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
+    figure = new_figure(min(max(2.5 * columns, 6.4), 7.7), 2.1 * rows + legend_height)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, methods) in zip(panels, found.items(), strict=False):
         style_axes(axes)
         axes.set_title(name, fontsize=9)
@@ -390,16 +392,16 @@ def draw_rivals(task: str) -> Figure:
         color = colors[method]
         fill = color if is_ours else "white"
         panels[0].plot([], [], "o" if is_ours else "D", color=color, mfc=fill, label=method)
-    drawn.legend(
+    figure.legend(
         *panels[0].get_legend_handles_labels(),
         loc="outside upper center",
         ncols=legend_columns,
         frameon=False,
         fontsize=9,
     )
-    drawn.supxlabel("CPU seconds of choice, fit and answer, one thread", fontsize=9)
-    drawn.supylabel(label, fontsize=9)
-    return drawn
+    figure.supxlabel("CPU seconds of choice, fit and answer, one thread", fontsize=9)
+    figure.supylabel(label, fontsize=9)
+    return figure
 
 
 for _task in QUALITY:

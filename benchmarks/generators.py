@@ -2,7 +2,7 @@
 
     python benchmarks/generators.py [--rows 100000] [--out benchmarks/results/generators.json]
 
-"images/s a core" divides by the CPU seconds of the whole process, including helper threads and writing;
+Rates "..._per_core" divide by the CPU seconds of the whole process, including helper threads and writing;
 compilation is not timed. The rates "rows_images_s" are those of `ImageSet.rows`, which returns images and
 writes no file. Rates of `data shuffle` and `data convert` are MB of rows per second; they are compared with
 the rates of reading alone and of `Dataset.save`. Files are written to a temporary folder.
@@ -36,7 +36,7 @@ from scalelatent.generators.images import DEFAULTS
 
 
 def measure_seconds(function: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
-    """Return the smallest wall seconds and the smallest CPU seconds."""
+    """Return the smallest wall seconds and the smallest CPU seconds of ``repeats`` calls."""
     wall, cpu = [], []
     for _ in range(repeats):
         begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -47,7 +47,7 @@ def measure_seconds(function: Callable[[], Any], repeats: int = 3) -> tuple[floa
 
 
 def measure_image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the images per second of each kind of generated images."""
+    """Return the images per second of each kind of generated images, with and without writing."""
     out: dict[str, Any] = {}
     for kind in DEFAULTS:
         images = image_set(kind, seed=seed)
@@ -67,7 +67,7 @@ def measure_image_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
 
 
 def measure_corruption_rates(folder: str, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the pairs per second of corrupted and clean 28 x 28 images."""
+    """Return the pairs of a corrupted and a clean 28 x 28 image that are made per second."""
     from numpy import random, uint8
 
     pixels = random.default_rng(seed).integers(0, 256, (10_000, 28, 28), dtype=uint8)

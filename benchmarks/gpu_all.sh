@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Check and measure scalelatent on a machine with a GPU, within a fixed time. Run it from any folder:
-#   benchmarks/gpu_all.sh wheels             download the packages that such a machine lacks to .whl
+#   benchmarks/gpu_all.sh wheels             download to .whl/ the Python packages that such a machine lacks
 #   benchmarks/gpu_all.sh check [options]    compare results with those of a processor; at most 7 minutes
 #   benchmarks/gpu_all.sh measure [options]  measure speed; at most 5 minutes
 #
@@ -11,7 +11,7 @@
 #
 # Options of check and measure:
 #   --out FOLDER   folder of the results; $OUT by default, otherwise benchmarks/results/gpu
-#   --seconds N    end after N seconds: kill the running part, and skip the others
+#   --seconds N    end after N seconds: kill the running program, and skip the others
 #   --emulate      rehearse without a GPU: use tiny sizes, and run the CUDA text on the processor
 #
 # Results are JSON lines (check.jsonl, measure.jsonl). Each line is written when its part ends, so that an interrupted

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_cases.py cases
 
-`preflight` imports and compiles everything. `compile` compiles the kernels of a model. `cases` launches
-every kernel of every model on small inputs and compares the results with the reference. `streams` tests
-that kernels wait for copies of their inputs. `bits` writes digests of results.
+`preflight` imports and compiles everything. `compile` compiles the kernels of a model. `cases` launches every
+kernel of every model on small inputs and compares the results with the reference, numpy code on the CPU.
+`streams` tests that kernels wait for copies of their inputs. `bits` writes digests (hashes) of results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from gpu_parts import HERE, MODELS, append_line
 
-# Name of a case, results on the GPU, expected results, and the largest allowed relative difference.
+# Name of a small test case, results on the GPU, expected results, and the largest allowed relative
+# difference.
 Case = tuple[str, list[Any], list[Any], float]
 
 
@@ -50,7 +51,7 @@ def main() -> int:
         print(f"no GPU: {error}", file=sys.stderr)
         return 3
     if args.no_pool:
-        # Each array becomes a separate allocation, so that compute-sanitizer detects reads beyond its end.
+        # CUDA then allocates each array by itself, so that compute-sanitizer detects reads beyond its end.
         cupy.cuda.set_allocator(None)
     return {
         "preflight": preflight,
@@ -70,9 +71,6 @@ def record(args: argparse.Namespace, name: str, passed: bool, **more: Any) -> bo
     return bool(passed)
 
 
-# -- preflight --------------------------------------------------------------------------------------------
-
-
 def preflight(args: argparse.Namespace) -> int:
     """Describe the machine, import and compile everything, and launch one kernel in thread-block clusters."""
     import cupy
@@ -83,13 +81,13 @@ def preflight(args: argparse.Namespace) -> int:
         cards = (done.stdout or done.stderr).strip().splitlines()
     except (OSError, subprocess.TimeoutExpired) as error:
         cards = [f"nvidia-smi: {error}"]
-    # Results do not contain the identifier of a card.
+    # The results shall not contain the unique identifier of a GPU.
     environment: dict[str, Any] = {"nvidia-smi -L": [card.split(" (UUID")[0] for card in cards]}
-    from gpu_common import machine
+    from gpu_common import describe_gpu
 
-    environment |= machine(cupy)
+    environment |= describe_gpu(cupy)
     failed = import_everything()
-    environment["packages"] = package_versions()
+    environment["packages"] = read_package_versions()
     if args.env:
         args.env.write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
     passed = record(args, "imports", not failed, failed=failed, seconds=time.perf_counter() - begin)
@@ -103,25 +101,20 @@ def import_everything() -> list[str]:
     import importlib
 
     failed = []
-    names = [
-        "distributed",
-        "sklearn",
-        "zarr",
-        "scalelatent.engine.dask.executor",
-        "scalelatent.jobs.runfolder",
-    ]
+    names = ["distributed", "sklearn", "zarr"]
+    names += ["scalelatent.engine.dask.executor", "scalelatent.jobs.runfolder"]
     for model in MODELS:
         names += [f"scalelatent.models.{model}", f"scalelatent.models.{model}.estimator"]
         names += [f"scalelatent.models.{model}.kernels.gpu"]
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001  recorded
+        except Exception as error:  # noqa: BLE001  the error is recorded
             failed.append(f"{name}: {type(error).__name__}: {error}")
     return failed
 
 
-def package_versions() -> dict[str, str]:
+def read_package_versions() -> dict[str, str]:
     """Return the version of each installed package that may change results or speed."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -180,13 +173,10 @@ def launch_cluster(args: argparse.Namespace) -> bool:
     return record(args, f"one launch of {kernel}", worst <= 1e-5, difference=worst)
 
 
-# -- small cases of all kernels ---------------------------------------------------------------------------
-
-
 def check_cases(args: argparse.Namespace) -> int:
     """Compare every kernel with the reference on small inputs.
 
-    If a model raises an exception, the cases of the next model run.
+    If the cases of a model raise an exception, it is recorded, and the cases of the next model run.
     """
     passed = True
     for model, make in CASES.items():
@@ -194,22 +184,20 @@ def check_cases(args: argparse.Namespace) -> int:
         try:
             for name, found, want, limit in make(args.few):
                 count += 1
-                worst = max(difference(a, b) for a, b in zip(found, want, strict=True))
+                worst = max(compute_difference(a, b) for a, b in zip(found, want, strict=True))
                 if not worst <= limit:
                     wrong.append(f"{name}: {worst:.3g} > {limit:g}")
-        except Exception as error:  # noqa: BLE001  recorded; the other models continue
-            from gpu_common import last_line
+        except Exception as error:  # noqa: BLE001  the error is recorded; other models continue
+            from gpu_common import print_traceback
 
-            wrong.append(last_line(error))
+            wrong.append(print_traceback(error))
         seconds = round(time.perf_counter() - begin, 2)
         passed &= record(args, f"cases of {model}", not wrong, cases=count, wrong=wrong, seconds=seconds)
     return 0 if passed else 1
 
 
-def difference(found: Any, want: Any) -> float:
-    """Return the largest absolute difference divided by the largest wanted value, or by 1 if that is less
-    than 1.
-    """
+def compute_difference(found: Any, want: Any) -> float:
+    """Return the largest absolute difference, divided by the largest wanted value if that is above 1."""
     found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
     if found.shape != want.shape:
         return float("inf")
@@ -219,8 +207,11 @@ def difference(found: Any, want: Any) -> float:
     return float("inf") if np.isnan(worst) else worst / max(float(np.abs(want).max()), 1.0)
 
 
-def capsule_cases(few: bool) -> Iterator[Case]:
-    """Yield residuals with and without a threshold, and class probabilities, in float32 and float64."""
+def make_capsule_cases(few: bool) -> Iterator[Case]:
+    """Yield cases of the capsule model: residuals (posterior minus latent means) and probabilities.
+
+    The threshold nu selects rows for which a wrong class has more than nu times the true class's probability.
+    """
     from scalelatent.models.capsule.kernels import gpu, reference
     from scalelatent.models.capsule.kernels.squash import squash_table
     from scalelatent.models.capsule.model.members import build_members
@@ -243,7 +234,7 @@ def capsule_cases(few: bool) -> Iterator[Case]:
                 name = f"residuals of {ensemble[0]}, {dtype}, nu = {nu}"
                 rows = np.arange(n) if active is None else active
                 ours = np.arange(n) if chosen is None else chosen.get()
-                # Rounding to float32 may move a row to the other side of the threshold.
+                # Rounding to float32 may move up to three rows to the other side of the threshold nu.
                 if len(np.setxor1d(rows, ours)) > (3 if dtype == "float32" else 0):
                     yield f"{name}: active rows", [ours], [rows], 0.0
                     continue
@@ -255,8 +246,11 @@ def capsule_cases(few: bool) -> Iterator[Case]:
             yield f"probabilities, {dtype}", [p], [reference.probabilities(first, members.dims[0])], limit
 
 
-def mbn_cases(few: bool) -> Iterator[Case]:
-    """Yield codes of dense rows, CSR rows and coded rows; the GPU's codes must equal the reference's."""
+def make_mbn_cases(few: bool) -> Iterator[Case]:
+    """Yield cases of nearest centroids for dense rows, CSR rows, and rows of codes (indices of centroids).
+
+    The GPU and the numpy reference must find the same centroids.
+    """
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.kernels import gpu, reference
 
@@ -265,21 +259,14 @@ def mbn_cases(few: bool) -> Iterator[Case]:
         for n, p, k in [(9, 70, 40)] if few else [(1, 3, 1), (9, 70, 40), (50, 33, 200)]:
             x, w = ((rng.random((m, p)) * 254 + 1).astype(dtype) for m in (n, k))
             columns = np.arange(0, p, 2)
-            packed, theirs = (
-                gpu.make_bank(w[:, columns], "euclidean"),
-                reference.make_bank(w[:, columns], "euclidean"),
-            )
-            want = reference.nearest(x, columns, theirs)
+            packed = gpu.make_bank(w[:, columns], "euclidean")
+            want = reference.nearest(x, columns, reference.make_bank(w[:, columns], "euclidean"))
             yield f"nearest, {dtype}, k = {k}", [gpu.nearest(x, columns, packed)], [want], 0.0
     base = rng.normal(size=100) * 100
     x, w = ((base + rng.normal(size=(m, 100)) * 1e-2).astype("f4") for m in (20, 64))
     want = reference.nearest(x, np.arange(100), reference.make_bank(w, "euclidean"))
-    yield (
-        "nearest, nearly equal distances",
-        [gpu.nearest(x, np.arange(100), gpu.make_bank(w, "euclidean"))],
-        [want],
-        0.0,
-    )
+    found = gpu.nearest(x, np.arange(100), gpu.make_bank(w, "euclidean"))
+    yield "nearest, nearly equal distances", [found], [want], 0.0
 
     def sparse(n: int) -> CsrRows:
         dense = rng.integers(1, 6, (n, 60)) * (rng.random((n, 60)) < 0.2)
@@ -301,14 +288,14 @@ def mbn_cases(few: bool) -> Iterator[Case]:
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
-    """Return random weights W (v, h) and biases of visible (rows, v) and hidden units (rows, h), float32."""
+    """Return random float32 weights (v, h) of v visible and h hidden units, and unit biases of each row."""
     rng = np.random.default_rng(v + h)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype("f4") for part in parts)
 
 
-def crbm_cases(few: bool) -> Iterator[Case]:
-    """Yield beliefs of all inference methods, gradients of three chains (parts of a batch), and parameters.
+def make_crbm_cases(few: bool) -> Iterator[Case]:
+    """Yield cases of conditional RBMs: beliefs (probabilities of units), gradients, and parameters.
 
     Inference runs in three ways: one thread block per row, a cluster of thread blocks that keeps messages in
     shared memory ("kept"), and a cluster with messages in the GPU's memory.
@@ -320,12 +307,12 @@ def crbm_cases(few: bool) -> Iterator[Case]:
     try:
         for way, (gpu.CLUSTER_EDGES, gpu._STATIC_BYTES) in ways.items():
             gpu._read_properties.cache_clear()
-            # A thread has registers for HELD_UNITS hidden units; a wider graph needs more.
+            # A thread has registers for HELD_UNITS hidden units; a wider graph has to work without them.
             wide = [(3, gpu.HELD_UNITS + 4)] if way == "kept" else []
             for v, h in [(17, 40), *wide] if few else [(1, 1), (17, 40), (30, 5), *wide]:
                 w, bv, bh = draw_graph(v, h, 2, 0.5)
                 for method in ("sum_product", "mixed_product", "max_product", "mean_field"):
-                    # Max-product inference multiplies rounding errors in each sweep.
+                    # Max-product multiplies rounding errors in each sweep, so its limit is larger.
                     sweeps, limit = (2, 1e-3) if method == "max_product" else (4, 1e-5)
                     ours, theirs = gpu.make_coupling(w), reference.make_coupling(w)
                     device = gpu.cupy.asarray(bv), gpu.cupy.asarray(bh)
@@ -343,14 +330,15 @@ def crbm_cases(few: bool) -> Iterator[Case]:
         gpu.CLUSTER_EDGES, gpu._STATIC_BYTES = edges, static
         gpu._read_properties.cache_clear()
     for method in ("sum_product", "mean_field"):
-        yield f"gradients of chains, {method}", *chain_gradients(method), 2e-4
+        yield f"gradients of chains, {method}", *compute_chain_gradients(method), 2e-4
     for factored in (False, True):
-        yield f"parameters after a step, factored={factored}", *next_parameters(factored), 1e-5
+        yield f"parameters after a step, factored={factored}", *compute_next_parameters(factored), 1e-5
 
 
-def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return gradients of three chains (parts of a batch) of W and of both units' biases, from the GPU and
-    from the reference.
+def compute_chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return gradients of three chains (parts of a batch), from the GPU and from the reference.
+
+    They are the gradients of the weights, and of the biases of visible and of hidden units.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 
@@ -380,7 +368,7 @@ def chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [gradients, dv.get(), dh.get()], [wanted, seen - on, positive - hidden]
 
 
-def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def compute_next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the parameters after a step and the largest absolute weight, from the GPU and as expected.
 
     With ``factored``, the kernels multiply the gradients of the units' biases with the inputs of all rows.
@@ -404,18 +392,18 @@ def next_parameters(factored: bool) -> tuple[list[np.ndarray], list[np.ndarray]]
     return [found.get(), largest.get().max(keepdims=True)], [wanted, most]
 
 
-def hcn_cases(few: bool) -> Iterator[Case]:
-    """Yield sweeps without and with stored messages, decoding, and random orders in which pixels are updated.
+def make_hcn_cases(few: bool) -> Iterator[Case]:
+    """Yield cases of compositional networks: sweeps (rounds of messages), decoding and random pixel orders.
 
-    The bits of the GPU's results must equal the bits of the numpy reference.
+    Sweeps run with and without stored messages. The bits of results must equal those of the numpy reference.
     """
-    from gpu_hcn import SHAPES, draw_arrays
+    from gpu_hcn import CHECK_SHAPES, draw_arrays
 
     from scalelatent.models.hcn.kernels import gpu, reference
     from scalelatent.models.hcn.kernels.pixel_order import shuffled
 
-    move = gpu.cupy.asarray
-    for shape in SHAPES[1 : 2 if few else None]:
+    copy_to_gpu = gpu.cupy.asarray
+    for shape in CHECK_SHAPES[1 : 2 if few else None]:
         given = draw_arrays(*shape, 0)
         fixed = given["evidence"], given["order"]
         for kind in ("none", "i2", "i4"):
@@ -423,24 +411,24 @@ def hcn_cases(few: bool) -> Iterator[Case]:
             want = [given[name].copy() for name in names]
             if kind == "i4":
                 want[2:4] = [a.astype("i4") for a in want[2:4]]
-            found = [move(a.copy()) for a in want]
+            found = [copy_to_gpu(a.copy()) for a in want]
             run = "sweep" if kind == "none" else "sweep_messages"
             more = () if kind == "none" else (0.8,)
             getattr(reference, run)(*fixed, *want, *more)
-            getattr(gpu, run)(*(move(a) for a in fixed), *found, *more)
+            getattr(gpu, run)(*(copy_to_gpu(a) for a in fixed), *found, *more)
             yield f"{run}, messages {kind}, {shape}", [a.get() for a in found], want, 0.0
         rows, evidence, want = np.arange(shape[1]), given["evidence"][0], given["s"][0].copy()
         order = shuffled(0, "check", 0, rows, evidence[0].size)
-        found = move(want.copy())
-        moved = gpu.decode_images(move(evidence), move(order), found, given["w"][0] > 0, 3)
+        found = copy_to_gpu(want.copy())
+        moved = gpu.decode_images(copy_to_gpu(evidence), copy_to_gpu(order), found, given["w"][0] > 0, 3)
         wanted = reference.decode_images(evidence, order, want, given["w"][0] > 0, 3)
         yield f"decode, {shape}", [found.get(), moved], [want, wanted], 0.0
     numbers = 7, "check", 2**33 + 1, np.array([5, 2**40]), 300
     yield "orders", [gpu.shuffled(*numbers).get()], [shuffled(*numbers)], 0.0
 
 
-def linear_mixture_cases(few: bool) -> Iterator[Case]:
-    """Yield scores, best components, sums, tangents of images, and tangent distances."""
+def make_linear_mixture_cases(few: bool) -> Iterator[Case]:
+    """Yield cases of linear mixtures: scores, sums, tangents (small changes of images) and distances."""
     from scalelatent.models.linear_mixture.kernels import gpu, reference
     from scalelatent.models.linear_mixture.kernels.reference import TANGENTS, TangentSpec, group_rows
 
@@ -487,23 +475,20 @@ def linear_mixture_cases(few: bool) -> Iterator[Case]:
 
 
 CASES: dict[str, Callable[[bool], Iterator[Case]]] = {
-    "capsule": capsule_cases,
-    "mbn": mbn_cases,
-    "crbm": crbm_cases,
-    "hcn": hcn_cases,
-    "linear_mixture": linear_mixture_cases,
+    "capsule": make_capsule_cases,
+    "mbn": make_mbn_cases,
+    "crbm": make_crbm_cases,
+    "hcn": make_hcn_cases,
+    "linear_mixture": make_linear_mixture_cases,
 }
-
-
-# -- streams ----------------------------------------------------------------------------------------------
 
 
 def check_streams(args: argparse.Namespace) -> int:
     """Test in new threads that kernels wait for copies of their inputs while the null stream is busy.
 
     A copy on CUDA's null stream would wait for the work on that stream, and a kernel on the backend's own
-    stream would not wait for the copy. The inputs change in each run, so that such a kernel cannot find
-    the right values in memory of an earlier run.
+    stream would not wait for the copy. The inputs change in each run, so that such a kernel cannot find the
+    right values in memory of an earlier run.
     """
     import cupy
 
@@ -531,11 +516,11 @@ def check_streams(args: argparse.Namespace) -> int:
         np.where(rng.random((n, 1, *size)) < 0.3, np.int32(1300), np.int32(-1100)).astype("i4")
         for _ in range(kinds)
     ]
-    ballast = cupy.zeros(2**14 if args.quick else 2**28, dtype=np.float32)
-    made: list[Any] = []
-    maker = threading.Thread(target=lambda: made.append(CupyBackend()))
-    maker.start()
-    maker.join()
+    busy_array = cupy.zeros(2**14 if args.quick else 2**28, dtype=np.float32)
+    backends: list[Any] = []
+    creating_thread = threading.Thread(target=lambda: backends.append(CupyBackend()))
+    creating_thread.start()
+    creating_thread.join()
     passed = True
     for name, call in (("Decoder.beliefs", decode), ("visit", sweep)):
         want = [call(evidence, host) for evidence in inputs]
@@ -546,71 +531,60 @@ def check_streams(args: argparse.Namespace) -> int:
             run: int, call: Any = call, want: Any = want, wrong: Any = wrong, errors: Any = errors
         ) -> None:
             try:
-                found = call(inputs[run % kinds], made[0])
+                found = call(inputs[run % kinds], backends[0])
                 pairs = zip(found, want[run % kinds], strict=True)
                 if not all(np.array_equal(a, b) for a, b in pairs):
                     wrong.append(run)
-            except Exception as error:  # noqa: BLE001  recorded
+            except Exception as error:  # noqa: BLE001  the error is recorded
                 errors.append(f"{type(error).__name__}: {error}")
 
         for run in range(runs):
             for _ in range(8):
-                ballast.fill(float(run))
+                busy_array.fill(float(run))
             thread = threading.Thread(target=work, args=(run,))
             thread.start()
             thread.join()
             if len(errors) > 3:
                 break
-        passed &= record(
-            args,
-            f"{name} with a busy null stream",
-            not wrong and not errors,
-            runs=runs,
-            wrong=len(wrong),
-            errors=errors[:3],
-        )
+        counts: dict[str, Any] = {"runs": runs, "wrong": len(wrong), "errors": errors[:3]}
+        passed &= record(args, f"{name} with a busy null stream", not wrong and not errors, **counts)
     return 0 if passed else 1
 
 
-# -- bits -------------------------------------------------------------------------------------------------
-
-
 def write_digests(args: argparse.Namespace) -> int:
-    """Write digests of the results of all cases and of two fits, which gpu_check.py compares between
-    processes.
-    """
+    """Write hashes of the results of all cases and two fits; gpu_check.py compares those of two processes."""
     digests: dict[str, str] = {}
     for model, make in CASES.items():
         for name, found, _, _ in make(args.quick):
-            digests[f"{model}: {name}"] = digest(found)
-    digests |= fit_digests(args.quick)
+            digests[f"{model}: {name}"] = hash_arrays(found)
+    digests |= hash_fits(args.quick)
     args.bits.write_text(json.dumps(digests, indent=1), encoding="utf-8")
     return 0
 
 
-def digest(arrays: list[Any]) -> str:
-    """Return the SHA-256 digest of the bytes of the arrays."""
+def hash_arrays(arrays: list[Any]) -> str:
+    """Return the SHA-256 hash of the bytes of the arrays."""
     found = hashlib.sha256()
     for a in arrays:
         found.update(np.ascontiguousarray(a).tobytes())
     return found.hexdigest()
 
 
-def fit_digests(quick: bool) -> dict[str, str]:
-    """Return digests of a fitted capsule model and of the objectives of a fitted mixture."""
+def hash_fits(quick: bool) -> dict[str, str]:
+    """Return hashes of a capsule model's weights and of a mixture's objectives, both fitted on the GPU."""
     import scalelatent as sl
 
     rng, (n, p) = np.random.default_rng(1), (200, 12) if quick else (20_000, 196)
     y = np.arange(n) % 4
     x = (rng.normal(size=(n, p)) + y[:, None]).astype("f4")
-    # One thread is faster for small data. The number of threads does not change the bits.
+    # One thread is faster for small data, and gives the same bits as several.
     common: dict[str, Any] = {"device": "gpu", "random_state": 0, "n_jobs": 1}
     capsule = sl.CapsuleRegression(architecture="multiclass", capsule_dim=2, max_iter=3, **common).fit(x, y)
     mixture = sl.LinearMixtureClassifier(
         n_components=2, n_dims=2, likelihood="error", max_iter=2, **common
     ).fit(x / 10, y)
     objective = np.array([record["objective"] for record in mixture.history_], dtype=np.float64)
-    return {"capsule fit": digest([capsule.W_]), "linear mixture fit": digest([objective])}
+    return {"capsule fit": hash_arrays([capsule.W_]), "linear mixture fit": hash_arrays([objective])}
 
 
 if __name__ == "__main__":

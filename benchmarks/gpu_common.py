@@ -1,4 +1,4 @@
-"""Functions shared by the gpu_*.py scripts that check and measure a model on a GPU.
+"""Shared functions of the gpu_*.py scripts, which check and measure a model on a GPU.
 
 Each script needs Python 3.12, CuPy, numpy, scipy, numba, this package on PYTHONPATH, and the packages that
 this package imports; `benchmarks/gpu_all.sh wheels` downloads them for a machine without a network. The
@@ -31,7 +31,7 @@ import numpy as np
 from scalelatent.contract.learners import Block
 from scalelatent.contract.stats import Stats
 from scalelatent.engine.backend import CupyBackend, HostBackend
-from scalelatent.engine.backend import find_kernel as find_body
+from scalelatent.engine.backend import find_kernel as find_engine_kernel
 from scalelatent.errors import RunError
 from scalelatent.models.capsule.model.em import CapsuleEM, initial_state
 from scalelatent.models.capsule.model.members import Members
@@ -42,7 +42,7 @@ CLASSES = 10
 
 
 def script_parser(doc: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of all gpu_*.py scripts."""
+    """Return an argument parser with the options of all gpu_*.py scripts."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the result")
     parser.add_argument("--seed", type=int, default=0)
@@ -63,40 +63,40 @@ def script_parser(doc: str) -> argparse.ArgumentParser:
         "--kernels",
         choices=("cupy", "numba"),
         default="cupy",
-        help="numba: use the processor's kernels in place of the GPU's, to test the checks without a GPU",
+        help="numba: use kernels of the processor instead of the GPU, to test the checks without a GPU",
     )
     return parser
 
 
-# Value of the option --kernels of the running script.
+# Value of the option --kernels of the running script: "cupy" for the GPU, "numba" for a processor.
 _kernels = "cupy"
 
 
 def find_kernel(name: str, backend: str) -> Callable[..., Any]:
-    """Return the function of a GPU kernel or, with ``--kernels numba``, of the processor's kernel."""
-    return find_body(name, _kernels if backend == "cupy" else backend)
+    """Return a kernel (function of a model) of a backend; --kernels numba replaces "cupy" by "numba"."""
+    return find_engine_kernel(name, _kernels if backend == "cupy" else backend)
 
 
-def fit_device() -> str:
-    """Return the parameter ``device`` of fits on the GPU; with ``--kernels numba``, that of the processor."""
+def choose_device() -> str:
+    """Return the parameter ``device`` of fits: "gpu", or "cpu" with --kernels numba."""
     return "gpu" if _kernels == "cupy" else "cpu"
 
 
-def make_card(**options: Any) -> Any:
-    """Return an engine backend of the GPU; with ``--kernels numba``, one of the processor."""
+def make_gpu_backend(**options: Any) -> Any:
+    """Return an engine backend (it calls kernels) of the GPU or, with --kernels numba, of the processor."""
     return CupyBackend(**options) if _kernels == "cupy" else HostBackend()
 
 
-def make_current_card() -> Any:
+def make_current_backend() -> Any:
     """Return an engine backend of the GPU whose stream is the current stream of this thread."""
-    backend = make_card()
+    backend = make_gpu_backend()
     if isinstance(backend, CupyBackend):
         backend.stream.use()
     return backend
 
 
 class Report:
-    """Result of a script, whose JSON file is replaced after each change."""
+    """Result of a script, written to its JSON file after each change."""
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
         self.path, self.content, self._begin = path, content, time.perf_counter()
@@ -109,7 +109,7 @@ class Report:
         return time.perf_counter() - self._begin
 
     def append(self, key: str, line: Any) -> None:
-        """Append a line to the list ``key`` of the result."""
+        """Append a line (dictionary) to the list ``key`` of the result, and write the file."""
         self.content.setdefault(key, []).append(line)
         self.write()
 
@@ -121,33 +121,33 @@ class Report:
         partial.replace(self.path)
 
 
-# A check or a measurement of a script: the name of its list in the result, its own name, and its function.
-# The function returns one line (dictionary) of that list, or an iterable of lines.
-Part = tuple[str, str, Callable[[], Any]]
+# A check or a measurement: the name of its list in the result, its own name, and a function that returns one
+# line (dictionary) of that list, or several lines.
+Task = tuple[str, str, Callable[[], Any]]
 
 
 def run_script(
     args: argparse.Namespace,
-    make: Callable[[], Any],
-    checks: Callable[[Any, argparse.Namespace], Iterable[Part]],
-    measures: Callable[[Any, argparse.Namespace], Iterable[Part]],
+    make_backend: Callable[[], Any],
+    list_checks: Callable[[Any, argparse.Namespace], Iterable[Task]],
+    list_measurements: Callable[[Any, argparse.Namespace], Iterable[Task]],
 ) -> int:
-    """Run the checks, then the measurements; return the exit status.
+    """Run the checks, then the measurements, and write the result; return the exit status.
 
-    ``make`` creates the backend that ``checks`` and ``measures`` receive. The status is 0 if all went well, 1
-    if a check failed or a part raised an exception, and 3 without a GPU. If a part raises an exception, its
-    error is recorded and the next part runs. No part starts after ``args.seconds``; the result names the
-    parts that did not run.
+    ``list_checks`` and ``list_measurements`` receive the backend that ``make_backend`` returns. The status is
+    0 if all went well, 1 if a check failed or a task raised an exception, and 3 without a GPU. After an
+    exception, the next task runs. No task starts after ``args.seconds`` seconds; the result names those that
+    did not run.
     """
     global _kernels
     _kernels = args.kernels
     try:
-        card = make()
+        backend = make_backend()
     except RunError as error:
         print(f"no GPU checks were made: {error}", file=sys.stderr)
         return 3
     settings = {key: value for key, value in vars(args).items() if key != "out"}
-    where = machine(card.xp) if _kernels == "cupy" else versions()
+    where = describe_gpu(backend.xp) if _kernels == "cupy" else read_versions()
     report = Report(
         args.out,
         {
@@ -160,54 +160,54 @@ def run_script(
         },
     )
     if not args.rates_only:
-        run_parts(report, checks(card, args), args.seconds)
+        run_tasks(report, list_checks(backend, args), args.seconds)
         failed = [check["name"] for check in report.content["checks"] if not check["passed"]]
         print(f"{len(report.content['checks'])} checks, {len(failed)} failed {failed or ''}", flush=True)
     if not args.checks_only and _kernels == "cupy":
-        run_parts(report, measures(card, args), args.seconds)
+        run_tasks(report, list_measurements(backend, args), args.seconds)
     if report.content["not_run"]:
         print(f"{args.seconds:g} s are over; not run: {', '.join(report.content['not_run'])}", flush=True)
     report.content["finished"] = not report.content["not_run"]
     report.write()
-    print(f"{args.out}: {report.seconds:.0f} s", flush=True)
+    print(f"written to {args.out} after {report.seconds:.0f} s", flush=True)
     failed = [check for check in report.content["checks"] if not check["passed"]]
     return 1 if failed or report.content["errors"] else 0
 
 
-def run_parts(report: Report, parts: Iterable[Part], seconds: float | None) -> None:
+def run_tasks(report: Report, tasks: Iterable[Task], seconds: float | None) -> None:
     """Run checks or measurements one after another, and record each line of their results immediately."""
     try:
-        for key, name, call in parts:
+        for key, name, call in tasks:
             if seconds is not None and report.seconds > seconds:
                 report.content["not_run"].append(name)
             else:
-                run_part(report, key, name, call)
-    except Exception as error:  # noqa: BLE001  the data that several parts use could not be made
-        report.append("errors", {"part": "preparation", "error": last_line(error)})
+                run_task(report, key, name, call)
+    except Exception as error:  # noqa: BLE001  recorded: data that several tasks use could not be made
+        report.append("errors", {"part": "preparation", "error": print_traceback(error)})
     report.write()
 
 
-def run_part(report: Report, key: str, name: str, call: Callable[[], Any]) -> None:
+def run_task(report: Report, key: str, name: str, call: Callable[[], Any]) -> None:
     """Run one check or measurement; if it raises an exception, record the exception as its failure."""
     try:
         lines = call()
         for line in [lines] if isinstance(lines, dict) else lines:
             report.append(key, line)
-    except Exception as error:  # noqa: BLE001  recorded as a failure; the other parts continue
-        what = last_line(error)
+    except Exception as error:  # noqa: BLE001  recorded as a failure; the next task runs
+        message = print_traceback(error)
         if key == "checks":
-            report.append("checks", {"name": name, "passed": False, "error": what})
+            report.append("checks", {"name": name, "passed": False, "error": message})
         else:
-            report.append("errors", {"part": name, "error": what})
+            report.append("errors", {"part": name, "error": message})
 
 
-def last_line(error: Exception) -> str:
+def print_traceback(error: Exception) -> str:
     """Print the traceback of an exception, and return its last line."""
     traceback.print_exception(error)
     return traceback.format_exception_only(error)[-1].strip()
 
 
-def versions() -> dict[str, Any]:
+def read_versions() -> dict[str, Any]:
     """Return the versions of this package and its dependencies, the processor's architecture and the date."""
     import numba
     import scipy
@@ -225,8 +225,8 @@ def versions() -> dict[str, Any]:
     }
 
 
-def machine(cupy: Any) -> dict[str, Any]:
-    """Return properties of the current GPU and the versions of the software; the host name is left out."""
+def describe_gpu(cupy: Any) -> dict[str, Any]:
+    """Return properties of the current GPU and versions of the software, without the name of the host."""
     number = cupy.cuda.runtime.getDevice()
     card = cupy.cuda.runtime.getDeviceProperties(number)
     return {
@@ -238,18 +238,18 @@ def machine(cupy: Any) -> dict[str, Any]:
         "cuda_driver": cupy.cuda.runtime.driverGetVersion(),
         "cuda_runtime": cupy.cuda.runtime.runtimeGetVersion(),
         "cupy": cupy.__version__,
-        **versions(),
+        **read_versions(),
     }
 
 
 class TimedBackend(CupyBackend):
-    """GPU backend that times each step by CUDA events, including the GPU's waits for the host."""
+    """GPU backend that times each kernel and copy of a pass by CUDA events; waits for the host count too."""
 
     def __init__(self) -> None:
         super().__init__()
         self._events: list[tuple[str, Any, Any]] = []
 
-    def _timed(self, what: str, call: Any) -> Any:
+    def _time_step(self, what: str, call: Any) -> Any:
         begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
         begin.record(self.stream)
         result = call()
@@ -259,29 +259,29 @@ class TimedBackend(CupyBackend):
 
     def kernel(self, name: str) -> Any:
         body = super().kernel(name)
-        if name != "capsule_residuals":  # No other kernel runs in a pass of the capsule model.
+        if name != "capsule_residuals":  # A pass of the capsule model runs only this kernel.
             return body
-        return lambda *args: self._timed("residuals", lambda: body(*args))
+        return lambda *args: self._time_step("residuals", lambda: body(*args))
 
     def asarray(self, a: Any, dtype: Any, name: str | None = None) -> Any:
-        return self._timed("rows to the card", lambda: super(TimedBackend, self).asarray(a, dtype, name))
+        return self._time_step("rows to the card", lambda: super(TimedBackend, self).asarray(a, dtype, name))
 
     def take(self, a: Any, rows: Any, name: str) -> Any:
-        return self._timed("gather", lambda: super(TimedBackend, self).take(a, rows, name))
+        return self._time_step("gather", lambda: super(TimedBackend, self).take(a, rows, name))
 
     def matmul(self, a: Any, b: Any, name: str) -> Any:
         what = "H = W X^T" if name == "h" else "Delta = G X"
-        return self._timed(what, lambda: super(TimedBackend, self).matmul(a, b, name))
+        return self._time_step(what, lambda: super(TimedBackend, self).matmul(a, b, name))
 
     def to_host(self, a: Any) -> np.ndarray:
-        return self._timed("Delta to the host", lambda: super(TimedBackend, self).to_host(a))
+        return self._time_step("Delta to the host", lambda: super(TimedBackend, self).to_host(a))
 
     def discard_events(self) -> None:
-        """Discard the events of all earlier steps."""
+        """Discard all times measured so far."""
         self._events.clear()
 
     def step_seconds(self) -> dict[str, float]:
-        """Return the total seconds of each kind of step."""
+        """Return the total seconds of each kind of step, such as copies of rows or matrix products."""
         self.stream.synchronize()
         out: dict[str, float] = {}
         for what, begin, end in self._events:
@@ -292,7 +292,7 @@ class TimedBackend(CupyBackend):
 def device_seconds(backend: CupyBackend, call: Any, repeats: int) -> float:
     """Return the median seconds of a call by CUDA events, after two calls that are not timed.
 
-    ``call`` receives the number of the repetition: 0 and 1 are the calls that are not timed.
+    ``call`` receives the number of the call, from 0.
     """
     cupy, times = backend.xp, []
     backend.stream.use()
@@ -317,12 +317,12 @@ def host_seconds(call: Any, repeats: int) -> float:
 
 
 def check_error(name: str, error: float, limit: float) -> dict[str, Any]:
-    """Return a line of the result: a check that passes if the error is at most the limit (never for NaN)."""
+    """Return a line of the result: a check that passes if the error is at most the limit, but not for NaN."""
     return {"name": name, "largest difference": float(error), "limit": limit, "passed": bool(error <= limit)}
 
 
 def relative_error(found: Any, wanted: Any) -> float:
-    """Return the largest absolute difference divided by the largest absolute wanted value."""
+    """Return the largest absolute difference divided by the largest absolute value of ``wanted``."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 
@@ -341,9 +341,7 @@ def make_rows(n: int, p: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def scale_for_bytes(state: Any) -> Any:
-    """Return a state of the capsule model that gives rows in [0, 255] the latents that ``state`` gives rows /
-    255.
-    """
+    """Return a capsule model's state for rows in [0, 255], from its state (weights) for the rows / 255."""
     return replace(state, w=state.w / 255)
 
 
@@ -355,7 +353,7 @@ def make_blocks(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
 
 
 def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> Stats:
-    """Return the statistics of a reduction over blocks of rows, computed as a worker does."""
+    """Return the sums that ``reduction``, such as an E-step, computes from all blocks of rows in a fit."""
     stats = Stats.zeros(reduction.layout())
     prepared = reduction.prepare(state, backend)
     for block in blocks:
@@ -364,7 +362,7 @@ def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> S
 
 
 def run_pass_in_threads(reduction: Any, state: Any, backends: list[Any], blocks: list[Block]) -> None:
-    """Run the pass with one thread for each backend, so that copies and kernels overlap."""
+    """Run a reduction (such as an E-step) over the blocks, with one thread per backend at the same time."""
     work = [
         threading.Thread(target=run_pass, args=(reduction, state, backend, blocks[t :: len(backends)]))
         for t, backend in enumerate(backends)
@@ -376,7 +374,7 @@ def run_pass_in_threads(reduction: Any, state: Any, backends: list[Any], blocks:
 
 
 def fit_state(members: Members, data: dict[str, np.ndarray], passes: int, backend: Any) -> Any:
-    """Return the state of the capsule model after ``passes`` passes of EM from principal subspaces."""
+    """Return the capsule model's state (weights) after ``passes`` EM steps from subspaces of the classes."""
     x, y = data["float32"], data["y"]
     moments = run_pass(SecondMoments(x.shape[1], CLASSES), None, backend, make_blocks(x, y, 4096))
     nu, patience, scheduled = parse_schedule(None)

@@ -4,8 +4,8 @@
     python benchmarks/gpu_emulated.py -m pytest -m gpu tests/gpu
 
 The stand-in is tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. The results are those of the CUDA
-text, but its speed says nothing about a GPU. The environment variable GPU_EMULATED_FOLDER names a folder
-for compiled kernels that several programs share.
+text, but its speed says nothing about a GPU. The environment variable GPU_EMULATED_FOLDER names a folder for
+compiled kernels that several programs share.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# The model of a kernel, by the first word of the kernel's name.
-MODELS = {"capsule": "capsule", "mbn": "mbn", "crbm": "crbm", "hcn": "hcn", "lm": "linear_mixture"}
-# Text of a program that calls the C++ compiler, or copies the library of an earlier call with the same text
-# and options.
-COMPILER = """#!{python}
+# Name of a model, by the first word of the names of its kernels.
+KERNEL_MODELS = {"capsule": "capsule", "mbn": "mbn", "crbm": "crbm", "hcn": "hcn", "lm": "linear_mixture"}
+# Program that calls the C++ compiler, or copies the library of an earlier call with the same source and
+# options.
+COMPILER_PROGRAM = """#!{python}
 import hashlib, os, shutil, subprocess, sys
 arguments = sys.argv[1:]
 place, source = arguments.index("-o"), arguments[-1]
@@ -49,7 +49,7 @@ class EmulatedKernels:
         self._lock, self._compiled = threading.Lock(), {}
 
     def compile(self, model: str) -> Any:
-        """Return the compiled kernels of one model."""
+        """Return the kernels of one model; compile them first if this process has not done so yet."""
         from scalelatent.kernels.cuda import Kernels
 
         with self._lock:
@@ -62,14 +62,14 @@ class EmulatedKernels:
 
     def check(self, name: str, *arguments: Any) -> None:
         """Raise an error if the arguments of a launch do not fit the kernel's parameters."""
-        self.compile(MODELS[name.partition("_")[0]]).check(name, *arguments)
+        self.compile(KERNEL_MODELS[name.partition("_")[0]]).check(name, *arguments)
 
     def launch(self, name: str, *arguments: Any) -> None:
         """Run a kernel on the processor."""
-        self.compile(MODELS[name.partition("_")[0]]).launch(name, *arguments)
+        self.compile(KERNEL_MODELS[name.partition("_")[0]]).launch(name, *arguments)
 
 
-def install(folder: Path) -> EmulatedKernels:
+def install_stand_in(folder: Path) -> EmulatedKernels:
     """Replace CuPy in this process by the stand-in; compiled kernels are written to ``folder``."""
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
     import emulation
@@ -82,7 +82,7 @@ def install(folder: Path) -> EmulatedKernels:
     if shared and not Path(compiler).is_relative_to(shared):
         wrapper = Path(shared) / "bin" / "g++"
         wrapper.parent.mkdir(parents=True, exist_ok=True)
-        text = COMPILER.format(python=sys.executable, folder=shared, compiler=compiler)
+        text = COMPILER_PROGRAM.format(python=sys.executable, folder=shared, compiler=compiler)
         partial = wrapper.with_name(f"{os.getpid()}.tmp")
         partial.write_text(text, encoding="utf-8")
         partial.chmod(0o755)
@@ -98,7 +98,7 @@ def main() -> None:
         raise SystemExit(__doc__)
     folder = Path(tempfile.mkdtemp(prefix="gpu_emulated_"))
     try:
-        install(folder)
+        install_stand_in(folder)
         if sys.argv[1] == "-m":
             del sys.argv[:2]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from gpu_parts import MODELS, append_line
 
-# Number of rows of each model: at full size, and with --quick.
+# Number of rows that each model is fitted to: at full size, and with --quick.
 ROWS = {
     "capsule": (120_000, 3000),
     "mbn": (10_000, 60),
@@ -45,22 +45,19 @@ def main() -> int:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
     parser.add_argument(
-        "--folder",
-        type=Path,
-        required=True,
-        help="folder of the zarr store, which is created if it does not exist",
+        "--folder", type=Path, required=True, help="folder of the zarr store, which is created if needed"
     )
     parser.add_argument("--lines", type=Path, help="append the result to this file of JSON lines")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    found = measure(args.model, args.device, args.folder, args.quick)
+    found = measure_fit(args.model, args.device, args.folder, args.quick)
     print(json.dumps(found), flush=True)
     if args.lines:
         append_line(args.lines, found)
     return 0
 
 
-def measure(model: str, device: str, folder: Path, quick: bool) -> dict[str, Any]:
+def measure_fit(model: str, device: str, folder: Path, quick: bool) -> dict[str, Any]:
     """Return the seconds of a fit from the store; an untimed fit on a few rows first compiles everything."""
     import scalelatent as sl
     from scalelatent.engine.backend import resolve_device
@@ -91,7 +88,7 @@ def write_store(model: str, store: Path, quick: bool) -> None:
 
 
 def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return n structured rows, and the classes or outputs that the model needs, otherwise None."""
+    """Return n rows with structure, and the classes or outputs that the model needs, otherwise None."""
     rng, p = np.random.default_rng(0), 20 if quick else FEATURES
     y = np.arange(n) % 10
     if model == "hcn":
@@ -109,7 +106,7 @@ def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray |
 
 
 def make_model(model: str, device: str, quick: bool) -> Any:
-    """Return an estimator that passes over the rows at most eight times."""
+    """Return an unfitted estimator that reads the rows at most eight times."""
     import scalelatent as sl
 
     common: dict[str, Any] = {"device": device, "random_state": 0}
@@ -140,8 +137,8 @@ def make_model(model: str, device: str, quick: bool) -> Any:
 class Tracer:
     """Context that measures reads, copies and kernels of this process by replacing their functions."""
 
-    def __init__(self, on_card: bool) -> None:
-        self.on_card = on_card
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
         self._lock = threading.Lock()
         self._undo: list[Callable[[], None]] = []
         self._host: dict[str, float] = defaultdict(float)
@@ -153,18 +150,18 @@ class Tracer:
         tracer = self
 
         class TracedMeter(reading.Meter):
-            """Meter that also adds the seconds of waiting for rows to the tracer."""
+            """Meter of the engine that also adds the seconds of waiting for rows to the tracer."""
 
             def __setattr__(self, name: str, value: Any) -> None:
                 if name == "wait_seconds" and value:
-                    tracer._add("waiting", value - self.wait_seconds)
+                    tracer._add_seconds("waiting", value - self.wait_seconds)
                 super().__setattr__(name, value)
 
-        self._replace(reading.Reader, "_read", self._timed_on_host("decoding", reading.Reader._read))
+        self._replace(reading.Reader, "_read", self._time_on_host("decoding", reading.Reader._read))
         for name in [f"scalelatent.engine.{part}" for part in ("passes", "chains", "inprocess", "mapwrite")]:
             self._replace(importlib.import_module(name), "Meter", TracedMeter)
-        if self.on_card:
-            self._trace_card()
+        if self.on_gpu:
+            self._trace_gpu()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -172,11 +169,11 @@ class Tracer:
             undo()
 
     def restart(self) -> None:
-        """Discard all measured times; CUDA events count from here."""
+        """Discard all times measured so far; CUDA events are timed from this call."""
         with self._lock:
             self._host.clear()
             self._events.clear()
-        if self.on_card:
+        if self.on_gpu:
             import cupy
 
             cupy.cuda.runtime.deviceSynchronize()
@@ -186,23 +183,23 @@ class Tracer:
     def seconds_by_activity(self, seconds: float) -> dict[str, float]:
         """Return the seconds of each activity in a fit that took ``seconds``."""
         out = {"decoding": self._host["decoding"], "waiting": self._host["waiting"]}
-        if not self.on_card:
+        if not self.on_gpu:
             return out
         import cupy
 
         cupy.cuda.runtime.deviceSynchronize()
         out["staging"] = self._host["staging"]
-        spans: dict[str, list[tuple[float, float]]] = {"copying": [], "kernels": []}
+        intervals: dict[str, list[tuple[float, float]]] = {"copying": [], "kernels": []}
         for kind, begin, end in self._events:
             first = cupy.cuda.get_elapsed_time(self._start, begin) / 1e3
-            spans[kind].append((first, first + cupy.cuda.get_elapsed_time(begin, end) / 1e3))
-        for kind, found in spans.items():
-            out[kind] = covered(found)
-        out["idle"] = max(seconds - covered([*spans["copying"], *spans["kernels"]]), 0.0)
-        out["launches_and_products"] = float(len(spans["kernels"]))
+            intervals[kind].append((first, first + cupy.cuda.get_elapsed_time(begin, end) / 1e3))
+        for kind, found in intervals.items():
+            out[kind] = compute_union(found)
+        out["idle"] = max(seconds - compute_union([*intervals["copying"], *intervals["kernels"]]), 0.0)
+        out["launches_and_products"] = float(len(intervals["kernels"]))
         return out
 
-    def _add(self, kind: str, seconds: float) -> None:
+    def _add_seconds(self, kind: str, seconds: float) -> None:
         with self._lock:
             self._host[kind] += seconds
 
@@ -211,18 +208,18 @@ class Tracer:
         setattr(owner, name, value)
         self._undo.append(lambda: setattr(owner, name, before))
 
-    def _timed_on_host(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_on_host(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **more: Any) -> Any:
             begin = time.perf_counter()
             try:
                 return call(*args, **more)
             finally:
-                self._add(kind, time.perf_counter() - begin)
+                self._add_seconds(kind, time.perf_counter() - begin)
 
         return timed
 
-    def timed_on_card(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function ``call`` with CUDA events around it; ``kind`` names the activity."""
+    def time_on_gpu(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call`` with CUDA events around it; ``kind`` is the activity that the seconds count for."""
         import cupy
 
         def timed(*args: Any, **more: Any) -> Any:
@@ -235,61 +232,61 @@ class Tracer:
 
         return timed
 
-    def _trace_card(self) -> None:
+    def _trace_gpu(self) -> None:
         import cupy
 
         from scalelatent.engine import backend
         from scalelatent.kernels import cuda
 
         tracer, real = self, backend.CupyBackend
-        # The modules of kernels bind `launch` when they are imported, so `launch` has to be replaced before.
+        # Modules with kernels bind `launch` when they are imported, so it has to be replaced before.
         loaded = [name for name in sys.modules if name.startswith("scalelatent.models.") and ".gpu" in name]
         assert not loaded, f"imported before tracing: {loaded}"
-        self._replace(cuda.Kernels, "launch", self.timed_on_card("kernels", cuda.Kernels.launch))
-        self._replace(cupy, "matmul", self.timed_on_card("kernels", cupy.matmul))
-        self._replace(cuda, "multiply", self.timed_on_card("kernels", cuda.multiply))
+        self._replace(cuda.Kernels, "launch", self.time_on_gpu("kernels", cuda.Kernels.launch))
+        self._replace(cupy, "matmul", self.time_on_gpu("kernels", cupy.matmul))
+        self._replace(cuda, "multiply", self.time_on_gpu("kernels", cuda.multiply))
         self._replace(backend, "multiply", cuda.multiply)
-        move, fetch = cupy.asarray, cupy.asnumpy
-        timed_move = self.timed_on_card("copying", move)
+        copy_to_gpu, copy_to_host = cupy.asarray, cupy.asnumpy
+        timed_move = self.time_on_gpu("copying", copy_to_gpu)
 
         def asarray(a: Any, *args: Any, **more: Any) -> Any:
-            return (timed_move if isinstance(a, np.ndarray) else move)(a, *args, **more)
+            return (timed_move if isinstance(a, np.ndarray) else copy_to_gpu)(a, *args, **more)
 
         self._replace(cupy, "asarray", asarray)
-        self._replace(cupy, "asnumpy", self.timed_on_card("copying", fetch))
+        self._replace(cupy, "asnumpy", self.time_on_gpu("copying", copy_to_host))
 
-        class Target:
+        class TimedTarget:
             """GPU array that times copies from the host."""
 
             def __init__(self, array: Any) -> None:
                 self.array, self.size, self.nbytes = array, array.size, array.nbytes
-                self.data, self.set = self, tracer.timed_on_card("copying", array.set)
+                self.data, self.set = self, tracer.time_on_gpu("copying", array.set)
 
             def copy_from_host_async(self, *args: Any) -> None:
-                tracer.timed_on_card("copying", self.array.data.copy_from_host_async)(*args)
+                tracer.time_on_gpu("copying", self.array.data.copy_from_host_async)(*args)
 
         class TracedBackend(real):
             """GPU backend that times copies to the GPU and to the host."""
 
             def _upload(self, a: np.ndarray, dtype: Any, name: str, out: Any) -> Any:
                 begin = time.perf_counter()
-                super()._upload(a, dtype, name, Target(out))
-                tracer._add("staging", time.perf_counter() - begin)
+                super()._upload(a, dtype, name, TimedTarget(out))
+                tracer._add_seconds("staging", time.perf_counter() - begin)
                 return out
 
             def to_host(self, a: Any) -> np.ndarray:
                 if isinstance(a, np.ndarray):
                     return a
                 self._make_current()
-                return tracer.timed_on_card("copying", super().to_host)(a)
+                return tracer.time_on_gpu("copying", super().to_host)(a)
 
         self._replace(backend, "CupyBackend", TracedBackend)
 
 
-def covered(spans: list[tuple[float, float]]) -> float:
+def compute_union(intervals: list[tuple[float, float]]) -> float:
     """Return the total length of the union of the intervals (first, last)."""
     total, reached = 0.0, 0.0
-    for first, last in sorted(spans):
+    for first, last in sorted(intervals):
         total += max(last - max(first, reached), 0.0)
         reached = max(reached, last)
     return total

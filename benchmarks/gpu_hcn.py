@@ -6,11 +6,10 @@ The docstring of gpu_common.py describes what the script needs, its result file 
 
 The checks compare all bits of results with those of a processor. Rates are pairs per second with all arrays
 on the GPU, and as multiples of one core of this machine in the same run. A pair is a feature at a place of
-the image and one of the feature's weights. Each thread block runs one chain of minibatches of five letter
-images of 24 x 24 pixels, with 32 features of 8 x 6. A step does what a worker does: draw random orders of
-images of 24 x 24 pixels, with 32 features of 8 x 6. A step does what a worker does: draw the random order in
-which pixels are updated, run the minibatches of each chain one after another, discount old evidence, and copy
-the evidence to
+the image and one of the feature's weights. Each thread block runs one chain: minibatches of five images of
+letters, 24 x 24 pixels, with 32 features of 8 x 6, one minibatch after another. A step does what a worker
+does for its chains: draw the random order in which pixels are updated, run the minibatches, discount old
+evidence, and copy the evidence to the host.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from typing import Any
 
 import numpy as np
 from gpu_common import (
-    Part,
+    Task,
+    choose_device,
     device_seconds,
-    fit_device,
     host_seconds,
-    make_current_card,
+    make_current_backend,
     run_script,
     script_parser,
 )
@@ -45,27 +44,24 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from scalelatent.models.hcn.model.evidence_learner import OnlineFeatureLearner
 from scalelatent.models.hcn.model.layer import FeatureLayer
 
-# Shapes of checks: chains, images, (channels, height, width) of images, (height, width) of features,
-# features.
-SHAPES = [(1, 1, (1, 5, 5), (2, 3), 1), (2, 2, (1, 7, 6), (3, 2), 5), (1, 2, (2, 4, 5), (3, 4), 33)]
-LARGE = (3, 2, (1, 24, 24), (8, 6), 32)
-# Number of images in a minibatch, and number of minibatches in a chain.
+# Shapes that are checked: chains, images, (channels, height, width) of images, (height, width) of features,
+# and number of features.
+CHECK_SHAPES = [(1, 1, (1, 5, 5), (2, 3), 1), (2, 2, (1, 7, 6), (3, 2), 5), (1, 2, (2, 4, 5), (3, 4), 33)]
+LARGE_SHAPE = (3, 2, (1, 24, 24), (8, 6), 32)
+# Number of images in a minibatch, and number of minibatches in a chain (sequence of minibatches).
 IMAGES, BATCHES = 5, 10
 
 
 def main() -> int:
     parser = script_parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="number of images of the fit")
-    return run_script(parser.parse_args(), make_current_card, checks, measures)
+    return run_script(parser.parse_args(), make_current_backend, list_checks, list_measurements)
 
 
-def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Task]:
     yield "rates", "sweeps by the number of chains", partial(measure_sweeps, backend, args)
     yield "rates", "a step of many chains", partial(measure_step, backend, args)
     yield "learned", "a fit", partial(measure_fit, args)
-
-
-# -- checks -----------------------------------------------------------------------------------------------
 
 
 def draw_arrays(
@@ -73,7 +69,8 @@ def draw_arrays(
 ) -> dict[str, np.ndarray]:
     """Return random evidence, pixel orders, beliefs of features S and of weights W, and messages that are 0.
 
-    Names, shapes and dtypes are those of the arguments of ``sweep_messages``; beliefs are whole numbers.
+    Names, shapes and dtypes are those of the arguments of the kernel ``sweep_messages``; beliefs are
+    integers.
     """
     rng, (channels, height, width), (h, w) = np.random.default_rng(seed), image, window
     pixels = chains, images, channels, height, width
@@ -93,13 +90,14 @@ def draw_arrays(
     }
 
 
-def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+def list_checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Task]:
     """Yield checks that compare the bits of results on the GPU with those on the CPU.
 
-    The results are those of sweeps, of decoding, of random orders of pixels, of a step, and of a fit.
+    The results are those of sweeps (rounds of messages), of decoding (inference of features), of random
+    orders of pixels, of a learning step, and of a fit.
     """
     host = make_backend("cpu")
-    for shape in SHAPES if args.quick else [*SHAPES, LARGE]:
+    for shape in CHECK_SHAPES if args.quick else [*CHECK_SHAPES, LARGE_SHAPE]:
         for name, damping in (("sweep", None), ("sweep_messages", 1.0), ("sweep_messages", 0.8)):
             call = partial(check_sweep, host, backend, shape, name, damping, args)
             yield "checks", f"{name} {damping or ''} of {shape}", call
@@ -112,7 +110,7 @@ def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
 def check_sweep(
     host: Any, backend: Any, shape: Any, name: str, damping: float | None, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Compare the bits of beliefs and messages after two sweeps on the GPU and on the CPU."""
+    """Compare the bits of beliefs and messages after two sweeps (rounds of messages) on the GPU and CPU."""
     given = draw_arrays(*shape, args.seed)
     names = list(given)[: 4 if damping is None else 7]
     both = []
@@ -127,7 +125,7 @@ def check_sweep(
 
 
 def check_decode(host: Any, backend: Any, shape: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the bits of features inferred by three sweeps of decoding on the GPU and on the CPU."""
+    """Compare the bits of features that three sweeps (rounds of messages) infer on the GPU and on the CPU."""
     given, rows, found = draw_arrays(*shape, args.seed), np.arange(shape[1]), []
     for place in (host, backend):
         s = place.xp.asarray(given["s"][0].copy())
@@ -147,7 +145,7 @@ def check_orders(host: Any, backend: Any, args: argparse.Namespace) -> dict[str,
 
 
 def check_step(host: Any, backend: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the beliefs of weights after a step of three chains on the GPU and on the CPU."""
+    """Compare the beliefs of weights after a step of three chains of minibatches on the GPU and the CPU."""
     learner, state, blocks = start_step(3, 2 if args.quick else BATCHES, args)
     return check_equal("a step of chains", *([run_step(learner, state, blocks, p)] for p in (host, backend)))
 
@@ -156,7 +154,7 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     """Compare the beliefs of weights after a whole fit on the GPU and on the CPU."""
     fits = [
         [make_model(device, 2, args).fit(draw_letters(60 if args.quick else 200, args)).beliefs_[0]]
-        for device in ("cpu", fit_device())
+        for device in ("cpu", choose_device())
     ]
     return check_equal("a fit", *fits)
 
@@ -164,9 +162,6 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
 def check_equal(name: str, want: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Any]:
     """Return a line of the result: a check that passes if all arrays are equal."""
     return {"name": name, "passed": all(bool(np.array_equal(a, b)) for a, b in zip(want, found, strict=True))}
-
-
-# -- model and data ---------------------------------------------------------------------------------------
 
 
 def make_layer(args: argparse.Namespace) -> FeatureLayer:
@@ -177,7 +172,7 @@ def make_layer(args: argparse.Namespace) -> FeatureLayer:
 
 
 def draw_letters(n: int, args: argparse.Namespace) -> np.ndarray:
-    """Return n random images of letters."""
+    """Return n random binary images of letters."""
     size = make_layer(args).image[1:]
     count = 1 if args.quick else 5
     return image_set("letters", size=size, count=count, noise=0.03, seed=args.seed).rows(0, n)[0]
@@ -186,7 +181,7 @@ def draw_letters(n: int, args: argparse.Namespace) -> np.ndarray:
 def start_step(
     chains: int, batches: int, args: argparse.Namespace
 ) -> tuple[OnlineFeatureLearner, Any, list[Block]]:
-    """Return a learner, its state after a few minibatches, and the blocks of a step of ``chains`` chains."""
+    """Return a learner, its state after a few minibatches, and a block of rows per chain of minibatches."""
     size = 2 if args.quick else IMAGES
     learner, host = OnlineFeatureLearner(make_layer(args), 0.98, size, args.seed), make_backend("cpu")
     x = draw_letters(chains * batches * size, args).reshape(chains * batches * size, -1)
@@ -200,13 +195,13 @@ def start_step(
 
 
 def run_step(learner: OnlineFeatureLearner, state: Any, blocks: list[Block], backend: Any) -> np.ndarray:
-    """Return the beliefs of weights after a step."""
+    """Return the beliefs of weights after one step, in which each block of rows is a chain of minibatches."""
     rows = sum(len(block.x) for block in blocks)
     return apply_step(learner, state, run_chains(learner, state, blocks, backend), rows).beliefs
 
 
 def make_model(device: str, chains: int, args: argparse.Namespace) -> sl.HierarchicalCompositionalNetwork:
-    """Return an unfitted network with the layer of ``make_layer``."""
+    """Return an unfitted network with the sizes of ``make_layer``, and ``chains`` chains of minibatches."""
     layer, batches = make_layer(args), 2 if args.quick else BATCHES
     return sl.HierarchicalCompositionalNetwork(
         layers=[(layer.n_features, layer.window)], p01=1e-3, p10=1e-3, p_weight=0.3, p_sparsity=1e-4,
@@ -215,11 +210,11 @@ def make_model(device: str, chains: int, args: argparse.Namespace) -> sl.Hierarc
     )  # fmt: skip
 
 
-# -- rates ------------------------------------------------------------------------------------------------
-
-
 def measure_sweeps(backend: CupyBackend, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure pairs per second for several numbers of chains on the GPU, and for one chain on one core."""
+    """Measure pairs per second for several numbers of chains on the GPU, and for one chain on one core.
+
+    A chain is a sequence of minibatches. A pair is a weight of a feature at one place of an image.
+    """
     host, layer = make_backend("cpu"), make_layer(args)
     learner, state, blocks = start_step(2 if args.quick else 264, 1, args)
     pairs = layer.pairs * len(blocks[0].x)
@@ -234,10 +229,8 @@ def measure_sweeps(backend: CupyBackend, args: argparse.Namespace) -> Iterator[d
         kept.append(np.zeros((*evidence.shape[:3], layer.n_pixels, layer.window[0]), "u1"))
         found: dict[str, Any] = {"chains": chains}
         if chains == 1:
-            one = {
-                name: pairs / seconds
-                for name, seconds in time_sweeps(host, evidence, order, s, w, kept, args)
-            }
+            times = time_sweeps(host, evidence, order, s, w, kept, args)
+            one = {name: pairs / seconds for name, seconds in times}
             found["one core"] = one
         arrays = [backend.xp.asarray(a) for a in (evidence, order, s, w, *kept)]
         for name in ("sweep", "sweep_messages"):
@@ -255,7 +248,7 @@ def measure_sweeps(backend: CupyBackend, args: argparse.Namespace) -> Iterator[d
 
 
 def measure_step(backend: CupyBackend, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure a step of 128 chains of ten minibatches on the GPU and on one core."""
+    """Measure pairs per second in a step of 128 chains of ten minibatches, on the GPU and on one core."""
     host, layer = make_backend("cpu"), make_layer(args)
     learner, state, blocks = start_step(2 if args.quick else 128, 2 if args.quick else BATCHES, args)
     n = sum(len(block.x) for block in blocks)
@@ -270,7 +263,7 @@ def measure_step(backend: CupyBackend, args: argparse.Namespace) -> dict[str, An
 def time_sweeps(
     host: Any, evidence: Any, order: Any, s: Any, w: Any, kept: Any, args: argparse.Namespace
 ) -> Any:
-    """Yield the kernel's name and the seconds of a sweep of one chain on one core of the CPU.
+    """Yield the name and the seconds of each kernel for a sweep (round of messages), on one core of the CPU.
 
     ``sweep`` computes messages without storing them; ``sweep_messages`` stores them between sweeps.
     """
@@ -282,7 +275,7 @@ def time_sweeps(
 
 
 def measure_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of a fit with 128 chains, its pairs per second, and its number of found letters."""
+    """Return the seconds of a fit, pairs (weight and place of a feature) per second, and letters found."""
     n = 60 if args.quick else args.rows
     model, x = make_model("gpu", 2 if args.quick else 128, args), draw_letters(n, args)
     begin = time.perf_counter()

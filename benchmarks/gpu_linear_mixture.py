@@ -8,8 +8,8 @@ Kernels are compared with the numpy reference, and a fit with the same fit on th
 
 - "scan" finds the best component of each row. Its rate is compared with that of sgemm, the float32 matrix
   product, of the same sizes and without TF32. The rows are on the GPU.
-- "projections" adds up products of rows and their projections to 16 directions per component, in one
-  launch. The result also has the bytes of the sums that are copied to the host. The rows are on the GPU.
+- "projections" adds up products of rows and their projections to 16 directions per component, in one launch.
+  The result also has the bytes of the sums that are copied to the host. The rows are on the GPU.
 - "passes" are E-steps of ten classes, with the engine's block size for GPUs. Their time includes everything
   except reading the rows.
 """
@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 from gpu_common import (
-    Part,
+    Task,
     check_error,
+    choose_device,
     device_seconds,
     find_kernel,
-    fit_device,
     host_seconds,
-    make_current_card,
+    make_current_backend,
     relative_error,
     run_script,
     script_parser,
@@ -52,17 +52,19 @@ CLASSES, DIMS, DIRECTIONS = 10, 10, 16
 
 
 def main() -> int:
-    return run_script(script_parser(__doc__).parse_args(), make_current_card, checks, measures)
+    return run_script(
+        script_parser(__doc__).parse_args(), make_current_backend, list_checks, list_measurements
+    )
 
 
-def checks(_: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+def list_checks(_: CupyBackend, args: argparse.Namespace) -> Iterator[Task]:
     shapes = [(1, (3, 3), 1, 0), (40, (5, 6), 7, 3)] + ([] if args.quick else [(3000, (28, 28), 60, 12)])
     for shape in shapes:
         yield "checks", f"kernels, {shape[0]} rows", partial(check_kernels, *shape, args)
     yield "checks", "a fit compared with the processor's", partial(check_fit, args)
 
 
-def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Task]:
     sizes = [(60, 16, 20)] if args.quick else [(65_536, p, k) for p in (256, 784) for k in (100, 500, 1000)]
     parts = {"scan": measure_scan, "projections": measure_projections, "passes": measure_passes}
     for name, measure in parts.items():
@@ -93,17 +95,13 @@ def check_kernels(
     starts = np.array([0, k // 2, k])
     ours, theirs = find_gpu_kernel("make_scorer")(scores, starts), reference.make_scorer(scores, starts)
     wanted = reference.all_scores(theirs, x, 0, 2)
-    yield check_error(
-        f"scores, {name}", relative_error(find_gpu_kernel("all_scores")(ours, x, 0, 2), wanted), 1e-5
-    )
+    found = find_gpu_kernel("all_scores")(ours, x, 0, 2)
+    yield check_error(f"scores, {name}", relative_error(found, wanted), 1e-5)
     best, index = find_gpu_kernel("nearest")(ours, x, 1, 2)
     chosen = wanted[np.arange(n), index[:, 0]] - wanted[:, k // 2 :].min(axis=1)
     worst = float(chosen.max(initial=0.0)) / float(np.abs(wanted).max())
-    yield check_error(
-        f"best of a run, {name}",
-        max(worst, relative_error(best[:, 0], wanted[:, k // 2 :].min(axis=1))),
-        1e-5,
-    )
+    worst = max(worst, relative_error(best[:, 0], wanted[:, k // 2 :].min(axis=1)))
+    yield check_error(f"best of a run, {name}", worst, 1e-5)
     groups = group_rows(rng.integers(0, k, n), k, rng.random(n))
     wide, spec = np.linalg.qr(rng.normal(size=(k, p, min(8, p))))[0], TangentSpec(TANGENTS, shape, 0.6)
     q, factors, sums = wide.shape[2], rng.random((k, len(TANGENTS))), []
@@ -132,7 +130,7 @@ def check_kernels(
 
 
 def check_fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the objective of a short fit on the GPU with that of the same fit on the processor."""
+    """Compare the objective of a short fit on the GPU with that of the same fit on the CPU."""
     rng, (n, p) = np.random.default_rng(args.seed), (200, 20) if args.quick else (5000, 196)
     y = np.arange(n) % 2
     x = (rng.normal(size=(n, 4)) @ rng.normal(size=(4, p)) + 3.0 * y[:, None]).astype(np.float32)
@@ -140,26 +138,24 @@ def check_fit(args: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {"n_components": 3, "n_dims": 3, "likelihood": "error", "max_iter": 3}
     reported = [
         sl.LinearMixtureClassifier(device=device, n_jobs=1, random_state=0, **options).fit(x, y).history_
-        for device in ("cpu", fit_device())
+        for device in ("cpu", choose_device())
     ]
-    return check_error(
-        "a fit compared with the processor's",
-        relative_error(reported[1][-1]["objective"], reported[0][-1]["objective"]),
-        1e-3,
-    )
+    error = relative_error(reported[1][-1]["objective"], reported[0][-1]["objective"])
+    return check_error("a fit compared with the processor's", error, 1e-3)
 
 
 def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the search for the best of k components of each row, and sgemm of the same sizes."""
+    """Measure finding the best of k components of n rows of p features, and sgemm of the same sizes."""
     xp, rng = backend.xp, np.random.default_rng(args.seed)
     x, columns = backend.asarray(rng.random((n, p)), np.float32), k * (DIMS + 1)
     scores = reference.error_scores(*draw_components(k, p, DIMS, args.seed), np.full(p, 0.5))
     scorer, nearest = find_gpu_kernel("make_scorer")(scores, np.array([0, k])), find_gpu_kernel("nearest")
     w = backend.asarray(rng.random((columns, p)), np.float32)
-    # The kernels compute scores of this number of rows at a time, so that 2^26 scores fit in memory.
-    tile = max(min(n, 2**26 // columns), 1)
+    # The kernels compute the scores of this number of rows at a time, so that at most 2^26 scores are in
+    # memory.
+    tile_rows = max(min(n, 2**26 // columns), 1)
     seconds = device_seconds(backend, lambda step: nearest(scorer, x, 0, 1), args.repeats)
-    product = device_seconds(backend, lambda step: xp.matmul(x[:tile], w.T), args.repeats)
+    product = device_seconds(backend, lambda step: xp.matmul(x[:tile_rows], w.T), args.repeats)
     flops = 2.0 * p * columns
     found = {
         "features": p,
@@ -167,8 +163,8 @@ def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Na
         "columns": columns,
         "rows": n,
         "teraflops": n * flops / seconds / 1e12,
-        "sgemm_teraflops": tile * flops / product / 1e12,
-        "share_of_sgemm": n * product / (tile * seconds),
+        "sgemm_teraflops": tile_rows * flops / product / 1e12,
+        "share_of_sgemm": n * product / (tile_rows * seconds),
     }
     print(json.dumps(found), flush=True)
     return found
@@ -177,7 +173,7 @@ def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Na
 def measure_projections(
     backend: CupyBackend, n: int, p: int, k: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure the sums of products of rows and their projections, for k components with equally many rows."""
+    """Measure sums of products of n rows and their projections to directions of k components."""
     rng = np.random.default_rng(args.seed)
     x, (means, bases) = (
         backend.asarray(rng.random((n, p)), np.float32),
@@ -188,14 +184,14 @@ def measure_projections(
     shapes = (k, p), (k,), (k, q, p), (0, 0, 0), (0, 0)
     fields = [np.zeros(shape) for shape in shapes]
 
-    def leaf() -> None:
+    def sum_leaf() -> None:
         """Compute the sums of one leaf (range of rows), which has ten blocks."""
         sums = find_gpu_kernel("open_sums")(*fields)
         for _ in range(10):
             find_gpu_kernel("add_scatter")(packed, x, groups, *tuple(sums)[:4])
         find_gpu_kernel("close_sums")(sums, *fields)
 
-    seconds = host_seconds(leaf, args.repeats) / 10
+    seconds = host_seconds(sum_leaf, args.repeats) / 10
     found = {
         "features": p,
         "components": k,

@@ -4,9 +4,10 @@
 
 The docstring of gpu_common.py describes what the script needs, its result file and its exit codes.
 
-A code is the index of a row's nearest centroid in one clustering. Rates are medians over repeats, with the
-rows on the GPU; they include the copy of the codes to the host. The rate of dense rows is compared with
-that of the matrix product alone, with the same shapes and blocks in the same run.
+The network has layers of random clusterings. A code is the index of a row's nearest centroid in one
+clustering. Rates are medians over repeats, with the rows on the GPU; they include the copy of the codes to
+the host. The rate of dense rows is compared with that of the matrix product alone, with the same shapes and
+blocks in the same run.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 from gpu_common import (
-    Part,
+    Task,
     device_seconds,
     find_kernel,
     host_seconds,
-    make_card,
+    make_gpu_backend,
     run_script,
     script_parser,
 )
@@ -47,10 +48,10 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.rows, args.clusterings, args.repeats = 60, 20, 1
-    return run_script(args, make_card, checks, measures)
+    return run_script(args, make_gpu_backend, list_checks, list_measurements)
 
 
-def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
+def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Task]:
     sizes = (30, 12) if args.quick else (500, 2000, 8000)
     layers = (16, 8) if args.quick else (8000, 4000, 2000, 1000, 500, 250, 125, 62)
     for k in sizes:
@@ -61,14 +62,11 @@ def measures(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
         yield "sparse", f"sparse rows, k = {k}", partial(measure_sparse_rows, backend, k, args)
 
 
-# -- checks -----------------------------------------------------------------------------------------------
-
-
-def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
-    """Yield checks that compare codes of dense, CSR and coded rows on the GPU with the codes on the CPU."""
+def list_checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Task]:
+    """Yield checks of codes (nearest centroids) of dense, CSR and coded rows on the GPU against the CPU."""
     rng, n = np.random.default_rng(args.seed), min(args.rows, 5000)
 
-    def part(name: str, *given: Any) -> Part:
+    def make_check(name: str, *given: Any) -> Task:
         return "checks", name, partial(compare_codes, name, backend, *given)
 
     for metric in METRICS:
@@ -76,39 +74,42 @@ def checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Part]:
             for k, p in ((1, 3), (40, 30), *(() if args.quick else ((1000, FEATURES), (9000, 200)))):
                 x, w = draw_pixels(rng, n, p, stored), draw_pixels(rng, k, p, stored)
                 x[: n // 2] = w[rng.integers(0, k, n // 2)]
-                yield part(f"dense {metric} {stored} k={k}", "nearest", x, w, metric)
+                yield make_check(f"dense {metric} {stored} k={k}", "nearest", x, w, metric)
     base = rng.normal(size=200) * 100
     x, w = ((base + rng.normal(size=(m, 200)) * 1e-2).astype("f4") for m in (n, min(n, 2000)))
-    yield part("dense rows with nearly equal distances", "nearest", x, w, "euclidean")
+    yield make_check("dense rows with nearly equal distances", "nearest", x, w, "euclidean")
     for metric in METRICS:
         for k in (7, 60) if args.quick else (7, 500, 9000):
             x, w = draw_documents(rng, n, 300), draw_documents(rng, k, 300)
-            yield part(f"sparse {metric} k={k}", "nearest_sparse", x, w, metric)
+            yield make_check(f"sparse {metric} k={k}", "nearest_sparse", x, w, metric)
     for below, k in ((9, 4), (60, 30)) if args.quick else ((9, 4), (8000, 4000), (20_000, 10_000)):
         x, w = (rng.integers(0, below, (*m, args.clusterings)).astype("u2") for m in ((n,), (2, k)))
         units = rng.random((2, args.clusterings, below)) < 0.5
-        yield part(f"codes k={k} of {below}", "nearest_codes", x, w, units)
+        yield make_check(f"codes k={k} of {below}", "nearest_codes", x, w, units)
 
 
-def compare_codes(name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, how: Any) -> dict[str, Any]:
-    """Return a line of the result: the number of rows of x whose codes on the GPU and on the CPU differ.
+def compare_codes(
+    name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, setting: Any
+) -> dict[str, Any]:
+    """Return the number of rows of x whose codes (nearest centroids) on the GPU and on the CPU differ.
 
-    ``w`` are the centroids; ``how`` is the metric or, for coded rows, the units (centroids of the layer
-    below) that each clustering uses.
+    ``w`` are the centroids. ``setting`` is the metric; for coded rows, it is the units (centroids of the
+    layer below) that each clustering uses.
     """
-    make = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}[
-        kernel
-    ]
+    makers = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}
+    make = makers[kernel]
     codes = []
     for find in (backend.kernel, lambda name: find_kernel(name, "numba")):
         if kernel == "nearest":
             columns = np.arange(0, x.shape[1], 2)
-            bank = find(f"mbn_{make}")(w[:, columns], how)
+            bank = find(f"mbn_{make}")(w[:, columns], setting)
             codes.append(find(f"mbn_{kernel}")(x, columns, bank))
         elif kernel == "nearest_sparse":
-            codes.append(find(f"mbn_{kernel}")(x, find(f"mbn_{make}")(w, np.arange(x.shape[1] // 2), how)))
+            codes.append(
+                find(f"mbn_{kernel}")(x, find(f"mbn_{make}")(w, np.arange(x.shape[1] // 2), setting))
+            )
         else:
-            codes.append(find(f"mbn_{kernel}")(x, find(f"mbn_{make}")(w, how)))
+            codes.append(find(f"mbn_{kernel}")(x, find(f"mbn_{make}")(w, setting)))
     wrong = int((codes[0] != codes[1]).reshape(len(x), -1).any(axis=1).sum())
     return {"name": name, "rows": len(x), "rows that differ": wrong, "passed": wrong == 0}
 
@@ -128,11 +129,8 @@ def draw_documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
     return CsrRows(x[rows, columns].astype("f4"), columns.astype("i4"), indptr, x.shape)
 
 
-# -- rates ------------------------------------------------------------------------------------------------
-
-
 def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the float32 operations per second of finding codes, and of the matrix products alone."""
+    """Return the float32 operations per second of finding nearest centroids, and of matrix products alone."""
     from scalelatent.models.mbn.kernels import gpu
 
     rng, cupy, n = np.random.default_rng(args.seed), backend.xp, args.rows
@@ -146,10 +144,10 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
     cut.fill(1.5)
     products = cupy.empty((tile, k), dtype=np.float32)
 
-    def alone(_: int) -> None:
+    def multiply_alone(_: int) -> None:
         gpu.multiply(cut, bank.w.T, products)
 
-    product = device_seconds(backend, alone, args.repeats) * n / tile
+    product = device_seconds(backend, multiply_alone, args.repeats) * n / tile
     flops = 2.0 * n * k * len(columns)
     line = {
         "centroids": k,
@@ -163,7 +161,10 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
 
 
 def measure_codes(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the nanoseconds to compare a code of a row with all centroids, and seconds to prepare them."""
+    """Return the nanoseconds per code of a row to find nearest centroids, and the seconds to prepare these.
+
+    A code is the index of a nearest centroid of the layer below; a centroid also consists of codes.
+    """
     rng, k = np.random.default_rng(args.seed), below // 2
     x = rng.integers(0, below, (args.rows, args.clusterings)).astype(np.int32)
     centroids = rng.integers(0, below, (1, k, args.clusterings)).astype("u2")
@@ -178,11 +179,11 @@ def measure_codes(backend: CupyBackend, below: int, args: argparse.Namespace) ->
 
 
 def measure_sparse_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the codes of documents with 2,000 words; a clustering uses half of the words."""
+    """Measure finding nearest centroids of documents with 2,000 words, by half of the words."""
     rng, cupy = np.random.default_rng(args.seed), backend.xp
     x, w = draw_documents(rng, min(args.rows, 20_000), 2000), draw_documents(rng, k, 2000)
     bank = backend.kernel("mbn_make_sparse_bank")(w, np.arange(0, 2000, 2), "euclidean")
-    moved = CsrRows(*(cupy.asarray(part) for part in (x.data, x.indices, x.indptr)), x.shape)
+    moved = CsrRows(*(cupy.asarray(make_check) for make_check in (x.data, x.indices, x.indptr)), x.shape)
     seconds = host_seconds(lambda: backend.kernel("mbn_nearest_sparse")(moved, bank), args.repeats)
     line = {"centroids": k, "entries_per_row": len(x.data) / len(x), "rows_per_second": len(x) / seconds}
     print("sparse", line, flush=True)

@@ -1,8 +1,8 @@
 """Measure speed on a GPU within a fixed time: `benchmarks/gpu_all.sh measure`.
 
 First the gpu_*.py scripts measure kernels and passes at reduced sizes; each script writes a JSON file. The
-results compare their times with the lower bounds of gpu_model.py. Then each model is fitted from a zarr
-store on local disk, on each device. If one part fails or exceeds its time limit, the next part runs.
+results compare their times with the lower bounds of gpu_model.py. Then each model is fitted from a zarr store
+on local disk, on each device. If one part fails or exceeds its time limit, the next part runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_model
-from gpu_parts import HERE, MODELS, Parts, parse, temporary_caches
+from gpu_parts import HERE, MODELS, ProgramRunner, parse, temporary_caches
 
 # Options of each gpu_*.py script, and the seconds after which it starts no further measurement.
 SCRIPTS = {
@@ -25,45 +25,46 @@ SCRIPTS = {
     "linear_mixture": ([], 24),
 }
 DEVICES = ("auto", "gpu", "cpu")
-# A script is killed this many seconds after it may start no further measurement.
+# A script is killed this many seconds after the time when it starts no further measurement.
 LAST_MEASUREMENT_SECONDS = 12
-# A fit is killed after this many seconds.
+# A fit, with the import of the package and compilation, is killed after this many seconds.
 FIT_SECONDS = 25
 
 
 def main() -> int:
     args = parse(__doc__, seconds=280)
-    parts = Parts(args.out.resolve(), "measure", args.seconds, args.emulate)
+    runner = ProgramRunner(args.out.resolve(), "measure", args.seconds, args.emulate)
     quick = ["--quick"] if args.emulate else ["--repeats", "3"]
     with temporary_caches() as folder:
-        compiled = parts.run("compilation", parts.python(str(HERE / "gpu_cases.py"), "compile"), 60)
-        if not compiled and "no GPU:" in parts.log.read_text(encoding="utf-8"):
+        compiled = runner.run("compilation", runner.make_command(str(HERE / "gpu_cases.py"), "compile"), 60)
+        if not compiled and "no GPU:" in runner.log.read_text(encoding="utf-8"):
             print("there is no GPU: nothing was measured", file=sys.stderr)
             return 3
         for model in MODELS:
             options, seconds = SCRIPTS[model]
-            out = parts.out / f"gpu_{model}.json"
+            out = runner.out / f"gpu_{model}.json"
             out.unlink(missing_ok=True)
             command = [str(HERE / f"gpu_{model}.py"), "--rates-only", "--out", str(out), *options, *quick]
-            command += ["--seconds", str(seconds * parts.patience)]
-            parts.run(f"gpu_{model}.py", parts.python(*command), seconds + LAST_MEASUREMENT_SECONDS)
+            command += ["--seconds", str(seconds * runner.time_factor)]
+            runner.run(f"gpu_{model}.py", runner.make_command(*command), seconds + LAST_MEASUREMENT_SECONDS)
             if out.exists():
                 for line in compare_with_bounds(model, json.loads(out.read_text(encoding="utf-8"))):
-                    parts.add(**line)
+                    runner.record(**line)
         for model in MODELS:
-            # A rehearsal fits only one model on the processor, because all models use the same code there.
+            # With --emulate, only one model is fitted on the processor, because all models use the same code
+            # there.
             devices = DEVICES if not args.emulate else ("auto", "cpu") if model == "capsule" else ("auto",)
             for device in devices:
-                run_fit(parts, model, device, folder)
+                run_fit(runner, model, device, folder)
             shutil.rmtree(folder / "stores", ignore_errors=True)
-    return parts.finish()
+    return runner.finish()
 
 
-def run_fit(parts: Parts, model: str, device: str, folder: Path) -> None:
+def run_fit(runner: ProgramRunner, model: str, device: str, folder: Path) -> None:
     """Measure a whole fit in a new process, which appends the measurement to the file of results."""
     command = [str(HERE / "gpu_fits.py"), model, "--device", device, "--folder", str(folder / "stores")]
-    command += ["--lines", str(parts.lines), *(["--quick"] if parts.emulate else [])]
-    parts.run(f"fit {model}, device {device}", parts.python(*command), FIT_SECONDS)
+    command += ["--lines", str(runner.lines), *(["--quick"] if runner.emulate else [])]
+    runner.run(f"fit {model}, device {device}", runner.make_command(*command), FIT_SECONDS)
 
 
 def compare_with_bounds(model: str, result: dict[str, Any]) -> list[dict[str, Any]]:

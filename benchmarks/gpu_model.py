@@ -4,8 +4,8 @@
 
 This script runs without a GPU: it computes operations, bytes and launches from array sizes. A test compares
 launches, copies, waits and matrix products with the calls that the CuPy stand-in in tests/gpu records. The
-estimates are those of a second call, because the first call also copies tables that stay on the card. Array
-expressions of CuPy itself (conversions, copies on the card) do not count as launches.
+estimates are those of a second call, because the first call also copies tables that stay on the GPU. Array
+expressions of CuPy itself (conversions, copies on the GPU) do not count as launches.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-# The kernels of mbn and linear_mixture process rows in blocks (tiles); the product matrix of a block, rows
-# times columns, has at most this many float32 numbers.
+# Rows of bootstrap networks and linear mixtures are multiplied in blocks (tiles) on the GPU; the product of a
+# block has at most this many float32 numbers (rows times columns).
 TILE = 2**26
 # A conditional RBM with at least this many weights (edges of its graph) uses a cluster of thread blocks.
 CLUSTER_EDGES = 2**14
-# The kernels of conditional RBMs store at most this many bytes of belief-propagation messages at a time.
+# The kernels of conditional RBMs store at most this many bytes of messages of belief propagation at a time.
 MESSAGE_BYTES = 2**28
 
 
@@ -42,13 +42,13 @@ class Card:
     division_rate: float
     # Operations per second on signed bytes, by tensor cores.
     int8_rate: float
-    # Seconds to start a kernel or a copy, and seconds for which the host waits for a result; these are
-    # typical values, not measured ones.
+    # Seconds to start a kernel or a copy, and seconds for which the host waits for a result. These values are
+    # typical, not measured.
     launch_seconds: float = 2e-6
     wait_seconds: float = 10e-6
 
 
-# Bytes per second at which one thread of the host copies or adds arrays: measured on a CPU, 113 MB in 19 ms.
+# Bytes per second at which one thread of the host copies or adds arrays: 113 MB took 19 ms on a CPU.
 COPY_RATE = 6e9
 # Number of host threads that copy rows to page-locked memory; equals COPY_THREADS of engine/backend.py.
 COPY_THREADS = 5
@@ -62,17 +62,17 @@ class Work:
 
     memory_bytes: float = 0  # bytes read and written in the GPU's memory; each array counts once per kernel
     flops: float = 0  # float32 operations of matrix products and other sums
-    gemm_flops: float = 0  # operations of matrix products alone
-    int8_operations: float = 0  # operations of matrix products of signed bytes, which are not in `flops`
+    gemm_flops: float = 0  # operations of all matrix products
+    int8_operations: float = 0  # operations of matrix products of signed bytes; not part of `flops`
     float64_flops: float = 0  # float64 operations
     divisions: float = 0
     launches: int = 0  # number of launched kernels, including matrix products and gathering of rows
     uploads: int = 0  # number of copies from the host to the GPU
     downloads: int = 0  # number of copies from the GPU to the host; the host waits for each
-    copied_bytes: float = 0  # bytes of these uploads and downloads
+    copied_bytes: float = 0  # bytes of all uploads and downloads
     ahead_bytes: float = 0  # bytes that a thread copies to the GPU while the GPU computes
     host_seconds: float = 0  # seconds in which the host computes and the GPU is idle
-    serial_seconds: float = 0  # seconds of a kernel whose steps have to follow one another
+    serial_seconds: float = 0  # seconds of a kernel that has to do its steps one after another
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -102,7 +102,8 @@ class Work:
         """Return the predicted seconds of the call.
 
         The prediction adds the seconds of kernels, waits, copies and work of the host. Only the copies of
-        ``ahead_bytes`` overlap with other work; before, threads copy these rows to page-locked memory.
+        ``ahead_bytes`` overlap with other work, as do the threads that bring these bytes to page-locked
+        memory.
         """
         starts = (self.launches + self.uploads) * card.launch_seconds
         kernels = max(self.card_seconds(card), self.serial_seconds, starts)
@@ -129,22 +130,20 @@ def matrix_product(rows: int, columns: int, inner: int, item_bytes: int = 4) -> 
 
 
 def copy_rows_ahead(work: Work, row_bytes: float) -> Work:
-    """Return the work with ``row_bytes`` of rows copied while the GPU computes, instead of before."""
+    """Return ``work`` with ``row_bytes`` of rows copied while the GPU computes, instead of before."""
     return work + Work(copied_bytes=-row_bytes, ahead_bytes=row_bytes)
 
 
 def copy_rows_first(work: Work, row_bytes: float) -> Work:
-    """Return the work of an earlier version, in which the host copied ``row_bytes`` to page-locked memory."""
+    """Return ``work`` in an earlier version, in which the host copied ``row_bytes`` to page-locked memory."""
     return work + Work(host_seconds=row_bytes / COPY_RATE)
 
 
-# -- capsule ----------------------------------------------------------------------------------------------
-
-
 def capsule_residuals(n_rows: int, total_dim: int, members: int, active: int | None = None) -> Work:
-    """Return the work of the kernel ``capsule_residuals``.
+    """Return the work of the kernel ``capsule_residuals`` for ``members`` models on the same rows.
 
-    ``active`` is the number of rows whose posterior passes the threshold; None means no threshold.
+    The models have ``total_dim`` latent means in total. ``active`` is the number of rows whose class
+    probabilities pass the threshold; None means no threshold.
     """
     host = 8 * (3 * members + 1)
     common = Work(
@@ -169,9 +168,10 @@ def capsule_block(
     item_bytes: int,
     on_card: bool = False,
 ) -> Work:
-    """Return the work of an E-step on one block of rows, for a capsule model with one member for all classes.
+    """Return the work of an E-step of the capsule model on one block of rows.
 
-    A stored feature has ``item_bytes`` bytes. ``on_card`` means that the rows are already on the GPU.
+    A stored feature has ``item_bytes`` bytes; ``active`` is the number of rows that change the weights, or
+    None for all. ``on_card`` means that the rows are already on the GPU.
     """
     rows = active if active is not None else n_rows
     moved = Work() if on_card else Work(uploads=1, copied_bytes=float(n_rows) * n_features * item_bytes)
@@ -184,11 +184,11 @@ def capsule_block(
         + matrix_product(total_dim, n_rows, n_features)
         + capsule_residuals(n_rows, total_dim, members, active)
     )
-    out += Work(uploads=-1)  # classes and weights are copied together
+    out += Work(uploads=-1)  # One upload copies classes and weights.
     if active is not None and active:
-        out += Work(memory_bytes=8.0 * active * n_features, launches=1)  # gather rows above the threshold
+        out += Work(memory_bytes=8.0 * active * n_features, launches=1)  # Gather the active rows.
     if rows:
-        # Without a threshold, the statistics are downloaded together, in one copy.
+        # Without a threshold, all sums are copied to the host together, in one copy.
         dense = active is None
         back = 8.0 * -(-total_dim * n_features // 2) if dense else 4.0 * total_dim * n_features
         out += matrix_product(total_dim, n_features, rows) + Work(
@@ -206,7 +206,7 @@ def earlier_capsule_block(
     item_bytes: int,
     on_card: bool = False,
 ) -> Work:
-    """Return the work of ``capsule_block`` in an earlier version, which made one more upload and download."""
+    """Return the work of ``capsule_block`` in an earlier version: one more upload and download."""
     now = capsule_block(n_rows, n_features, total_dim, members, active, item_bytes, on_card)
     return now + Work(uploads=1, downloads=1 if active is None else 0)
 
@@ -229,9 +229,6 @@ def capsule_map_block(n_rows: int, n_features: int, total_dim: int, item_bytes: 
         + matrix_product(total_dim, n_rows, n_features)
         + Work(memory_bytes=latents, downloads=2, copied_bytes=latents)
     )
-
-
-# -- bootstrap networks -----------------------------------------------------------------------------------
 
 
 def mbn_nearest(
@@ -270,8 +267,8 @@ def mbn_nearest(
 # Seconds in which the host draws at random whether a clustering uses one centroid of the layer below, in an
 # earlier version; measured on a busy CPU.
 EARLIER_DRAW_SECONDS = 3.9e-9
-# Seconds of a thread of the GPU that adds one number to a draw, or removes it: an estimate, two accesses to
-# memory and a remainder.
+# Estimated seconds in which a thread of the GPU adds a number to a random draw, or removes it: two accesses
+# to memory and a division.
 CHANGE_SECONDS = 0.6e-6
 # Seconds in which the host draws the number of one row that becomes a centroid; measured on a busy CPU.
 ROW_SECONDS = 18e-9
@@ -283,10 +280,10 @@ READ_SECONDS, SORT_SECONDS = 2e-9, 18.5e-9
 def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
     """Return the work of ``mbn_choose_masks``, which draws half of the codes below for each clustering."""
     units = float(n_codes) * n_below
-    # A byte of each number selects it, with the probability 1/2. So the size of the draw differs by 0.4 times
-    # the root of the number of numbers on average. Half of the random numbers of a correction change nothing.
+    # A random byte selects each code with the probability 1/2. The number of selected codes is wrong by 0.4
+    # sqrt(units) on average, and half of the random numbers of the correction change nothing.
     changes = 0.8 * math.sqrt(units)
-    # Random numbers take 10 rounds of about 30 integer operations for 32 numbers.
+    # The generator takes 10 rounds of about 30 integer operations for 32 random numbers.
     return Work(
         memory_bytes=clusterings * units,
         flops=10 * clusterings * units,
@@ -298,8 +295,9 @@ def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
 def mbn_make_lists(clusterings: int, n_codes: int, n_centroids: int, n_below: int) -> Work:
     """Return the work of ``mbn_make_lists``, which prepares the centroids of several clusterings.
 
-    Each clustering has ``n_centroids`` centroids of ``n_codes`` codes; a code is one of ``n_below`` numbers.
-    The codes, and the masks of those that a clustering uses, are on the GPU.
+    Each clustering has ``n_centroids`` centroids of ``n_codes`` codes; a code is the index of one of
+    ``n_below`` centroids of the layer below. The codes, and the masks of those that a clustering uses, are on
+    the GPU.
     """
     codes, units = 2.0 * clusterings * n_centroids * n_codes, float(clusterings) * n_codes * n_below
     lists = 4.0 * clusterings * n_codes * (n_below + 1) + 4.0 * clusterings * n_codes * n_centroids
@@ -308,7 +306,7 @@ def mbn_make_lists(clusterings: int, n_codes: int, n_centroids: int, n_below: in
 
 
 def mbn_nearest_codes(n_rows: int, n_codes: int, clusterings: int = 1) -> Work:
-    """Return the work of ``mbn_nearest_codes`` for rows on the GPU and at most 65,536 centroids."""
+    """Return the work of ``mbn_nearest_codes``: nearest of at most 65,536 centroids for rows on the GPU."""
     read, codes = 4.0 * n_rows * (n_codes + 1) * clusterings, 2.0 * n_rows * clusterings
     return Work(memory_bytes=read + codes, launches=1 if n_rows else 0, downloads=1, copied_bytes=codes)
 
@@ -366,9 +364,6 @@ def mbn_nearest_sparse(n_rows: int, entries: int, on_card: bool = True) -> Work:
     )
 
 
-# -- conditional RBMs -------------------------------------------------------------------------------------
-
-
 def crbm_inference(visible: int, hidden: int, rows: int, sweeps: int, with_pairs: bool = False) -> Work:
     """Return the work of sum-product inference in conditional RBMs whose biases are on the GPU.
 
@@ -396,7 +391,8 @@ def crbm_inference(visible: int, hidden: int, rows: int, sweeps: int, with_pairs
 def crbm_step(visible: int, hidden: int, features: int, chains: int, rows: int, sweeps: int) -> Work:
     """Return the work of a learning step by belief propagation whose parameters stay on the GPU.
 
-    Launches include array expressions of CuPy. Only rows, outputs and measurements are copied.
+    A batch has ``chains`` parts of ``rows`` rows. Launches include array expressions of CuPy. Only rows,
+    outputs and measurements are copied.
     """
     edges, units, total = visible * hidden, visible + hidden, chains * rows
     parameters, factored = edges + units * (features + 1), total * (units + features) < units * features
@@ -433,13 +429,10 @@ def earlier_crbm_step(visible: int, hidden: int, features: int, chains: int, row
     return (alone + Work(launches=42 - alone.launches, uploads=1, downloads=1)) * chains
 
 
-# -- compositional networks -------------------------------------------------------------------------------
-
-
 def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
-    """Return the work of ``hcn_sweep``, one sweep of message passing, with all arrays on the GPU.
+    """Return the work of ``hcn_sweep``, one sweep (round of messages), with all arrays on the GPU.
 
-    A chain updates the pixels of its images one after another: each update waits for the one before it.
+    A chain of images updates their pixels one after another: each update waits for the one before it.
     """
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
     shared = 4 * (images * places + weights) < 232_448 - 1024
@@ -448,7 +441,7 @@ def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) 
 
 
 def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
-    """Return the work of ``hcn_sweep`` in an earlier version, with beliefs in the second-level cache."""
+    """Return the work of ``hcn_sweep`` in an earlier version, which kept no beliefs in shared memory."""
     now = hcn_sweep(chains, images, pixels, places, weights)
     return replace(now, serial_seconds=images * pixels * PIXEL_SECONDS)
 
@@ -456,7 +449,7 @@ def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weight
 def hcn_sweep_messages(
     chains: int, images: int, pixels: int, places: int, weights: int, max_messages: int
 ) -> Work:
-    """Return the work of ``hcn_sweep_messages``, with at most ``max_messages`` int16 messages per image."""
+    """Return the work of ``hcn_sweep_messages``, a sweep that stores int16 messages of each image."""
     more = Work(
         memory_bytes=8.0 * chains * images * max_messages,
         downloads=1,
@@ -483,13 +476,13 @@ KERNEL_CALL_BYTES = 2**31
 def hcn_visit(
     leaves: int, images: int, pixels: int, places: int, weights: int, max_messages: int, feature_height: int
 ) -> Work:
-    """Return the work of one sweep over several leaves (ranges of images) at the same time.
+    """Return the work of one sweep (round of messages) over several leaves (ranges of images) at once.
 
     Beliefs and messages are copied to the GPU and back. ``feature_height`` is in pixels.
     """
     arrays = (
         4 * images * places + 4 * weights + images * (4 * max_messages + pixels * feature_height)
-    )  # s, w, messages, held
+    )  # beliefs of features and weights, messages, bytes of pixels
     together = max(1, KERNEL_CALL_BYTES // arrays)
     if leaves > together:
         whole = hcn_visit(together, images, pixels, places, weights, max_messages, feature_height) * (
@@ -514,9 +507,6 @@ def earlier_hcn_visit(
     """Return the work of ``hcn_visit`` in an earlier version: one leaf (range of images) after the other."""
     more = Work(uploads=1, copied_bytes=4.0 * (pixels + 1))  # the position of each pixel's first message
     return (hcn_visit(1, images, pixels, places, weights, max_messages, feature_height) + more) * leaves
-
-
-# -- mixtures of linear models ----------------------------------------------------------------------------
 
 
 def _linear_mixture_scores(n_rows: int, n_features: int, n_components: int, n_dims: int) -> Work:
@@ -610,105 +600,103 @@ def earlier_linear_mixture_leaf(
     now = linear_mixture_leaf(
         1, n_rows, n_features, n_components, n_dims, n_directions, classes, item_bytes, on_card
     )
-    sums, grams = (
-        8.0 * n_components * (n_directions + 2) * n_features,
-        8.0 * n_components * n_directions * n_directions,
-    )  # The gram matrices were always copied.
+    sums = 8.0 * n_components * (n_directions + 2) * n_features
+    grams = 8.0 * n_components * n_directions * n_directions  # Gram matrices were always copied.
     more = Work(
         launches=2 * (classes - 1),
         uploads=2 * classes + 2,
         downloads=2 * classes,
         copied_bytes=grams + 4.0 * n_rows + 8.0 * classes,
-        host_seconds=sums / COPY_RATE,  # The memory is pageable, and each block gets new pages.
+        host_seconds=sums / COPY_RATE,  # Each block adds its sums in new pages of memory.
     )
     return (now + more) * blocks
 
 
-# -- examples ---------------------------------------------------------------------------------------------
-
 MakeWork = Callable[[], Work]
-# The GPU stores the uint8 rows of a block, and converts them to float32 in each pass. In an earlier version
-# each pass copied the rows from the host.
-_CONVERSION = Work(memory_bytes=65_536 * 784 * 5.0)
+# Work of converting a block's uint8 rows, which stay on the GPU, to float32 in each pass. In an earlier
+# version each pass copied the rows from the host.
+CONVERSION_WORK = Work(memory_bytes=65_536 * 784 * 5.0)
 # Arguments of mbn_upper_group: 60,000 rows, 400 codes per row, 2,000 centroids above 4,000, 32 clusterings.
-_MBN = 60_000, 400, 2000, 4000, 32
-# Arguments of mbn_nearest: 60,000 rows of 784 bytes, half of the columns, a pool of 16,000 centroids.
-_MBN_POOL = 60_000, 784, 392, 16_000, 1
+MBN_SIZES = 60_000, 400, 2000, 4000, 32
+# Arguments of mbn_nearest: 60,000 rows of 784 bytes, half of the columns, 16,000 centroids of several
+# clusterings.
+MBN_POOL_SIZES = 60_000, 784, 392, 16_000, 1
 # Arguments of hcn_sweep: 128 chains of 5 images of 24 x 24 pixels; 32 features of 8 x 6 at 17 x 19 places.
-_HCN_SWEEP = 128, 5, 576, 19 * 17 * 32, 48 * 32
+HCN_SWEEP_SIZES = 128, 5, 576, 19 * 17 * 32, 48 * 32
 # Arguments of hcn_visit: 128 leaves (ranges of images) of 40 images of 28 x 28; 32 features of 5 x 5 pixels.
-_HCN_VISIT = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
+HCN_VISIT_SIZES = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
 # Arguments of crbm_step for 784 inputs and outputs: default steps of 20 rows, and steps of 1,280 rows.
-_CRBM_SMALL, _CRBM_LARGE = (784, 256, 784, 2, 10, 32), (784, 256, 784, 64, 20, 32)
+CRBM_SMALL_SIZES, CRBM_LARGE_SIZES = (784, 256, 784, 2, 10, 32), (784, 256, 784, 64, 20, 32)
 # Arguments of capsule_block for rows in float32 and in uint8, and the bytes of the uint8 rows.
-_CAPSULE = 65_536, 784, 20, 1, None, 4
-_CAPSULE_ROWS, _CAPSULE_BYTES = (65_536, 784, 20, 1, None, 1), 65_536.0 * 784
+CAPSULE_SIZES = 65_536, 784, 20, 1, None, 4
+CAPSULE_UINT8_SIZES, CAPSULE_BYTES = (65_536, 784, 20, 1, None, 1), 65_536.0 * 784
 # Arguments of linear_mixture_leaf as in a fit of 10 million rows: 20 blocks on the GPU, 1,000 components of
 # ten classes, 10 dimensions, 16 directions. The second line has the bytes of these rows.
-_MIXTURE = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
-_MIXTURE_BYTES = 20 * 32_768 * 784 * 4.0
+MIXTURE_SIZES = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
+MIXTURE_BYTES = 20 * 32_768 * 784 * 4.0
 EXAMPLES: dict[str, MakeWork] = {
     "capsule, D = 20, block of 65,536 uint8 rows": lambda: copy_rows_ahead(
-        capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+        capsule_block(*CAPSULE_UINT8_SIZES), CAPSULE_BYTES
     ),
     "capsule, D = 20, 65,536 rows on the card": lambda: capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: (
-        capsule_block(*_CAPSULE, on_card=True) + _CONVERSION
+        capsule_block(*CAPSULE_SIZES, on_card=True) + CONVERSION_WORK
     ),
     "capsule map, D = 20, block of 65,536 uint8 rows": lambda: copy_rows_ahead(
-        capsule_map_block(65_536, 784, 20, 1), _CAPSULE_BYTES
+        capsule_map_block(65_536, 784, 20, 1), CAPSULE_BYTES
     ),
     "capsule, D = 320, rows on the card": lambda: capsule_block(65_536, 784, 320, 1, None, 4, on_card=True),
     "mbn layer 1, k = 4,000, 60,000 rows": lambda: mbn_nearest(60_000, 784, 392, 4000, 1),
-    "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*_MBN_POOL, with_bytes=True),
-    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*_MBN),
+    "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*MBN_POOL_SIZES, with_bytes=True),
+    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: mbn_upper_group(*MBN_SIZES),
     "crbm, 784 x 256, 20 rows, 32 sweeps": lambda: crbm_inference(784, 256, 20, 32),
     "crbm, 784 x 256, 1,280 rows, 32 sweeps": lambda: crbm_inference(784, 256, 1280, 32),
-    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: crbm_step(*_CRBM_SMALL),
-    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: crbm_step(*_CRBM_LARGE),
-    "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*_HCN_SWEEP),
-    "hcn batch, 128 leaves of 40 images": lambda: hcn_visit(*_HCN_VISIT),
-    "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*_MIXTURE),
+    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: crbm_step(*CRBM_SMALL_SIZES),
+    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: crbm_step(*CRBM_LARGE_SIZES),
+    "hcn sweep, 128 chains of 5 images": lambda: hcn_sweep(*HCN_SWEEP_SIZES),
+    "hcn batch, 128 leaves of 40 images": lambda: hcn_visit(*HCN_VISIT_SIZES),
+    "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: linear_mixture_leaf(*MIXTURE_SIZES),
     "linear mixture, leaf, rows of the host": lambda: copy_rows_ahead(
-        linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
+        linear_mixture_leaf(*MIXTURE_SIZES[:-1]), MIXTURE_BYTES
     ),
 }
 # Work in an earlier version, for examples that changed since. The version is commit e30a2cb5, and d55ee17a
 # for examples with rows on the host.
 EARLIER: dict[str, MakeWork] = {
-    "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*_CAPSULE[:5], 1),
-    "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*_MBN_POOL),
-    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*_MBN),
-    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_SMALL),
-    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: earlier_crbm_step(*_CRBM_LARGE),
-    "hcn sweep, 128 chains of 5 images": lambda: earlier_hcn_sweep(*_HCN_SWEEP),
-    "hcn batch, 128 leaves of 40 images": lambda: earlier_hcn_visit(*_HCN_VISIT),
+    "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*CAPSULE_SIZES[:5], 1),
+    "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*MBN_POOL_SIZES),
+    "mbn layer 2, 60,000 rows, 32 clusterings": lambda: earlier_mbn_upper_group(*MBN_SIZES),
+    "crbm step, 2 chains of 10 rows, 32 sweeps": lambda: earlier_crbm_step(*CRBM_SMALL_SIZES),
+    "crbm step, 64 chains of 20 rows, 32 sweeps": lambda: earlier_crbm_step(*CRBM_LARGE_SIZES),
+    "hcn sweep, 128 chains of 5 images": lambda: earlier_hcn_sweep(*HCN_SWEEP_SIZES),
+    "hcn batch, 128 leaves of 40 images": lambda: earlier_hcn_visit(*HCN_VISIT_SIZES),
     "capsule, D = 20, 65,536 rows on the card": lambda: earlier_capsule_block(
         65_536, 784, 20, 1, None, 4, on_card=True
     ),
-    "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_linear_mixture_leaf(*_MIXTURE),
+    "linear mixture, leaf of 655,360 rows, K = 1,000": lambda: earlier_linear_mixture_leaf(*MIXTURE_SIZES),
     "capsule, D = 20, block of 65,536 uint8 rows": lambda: copy_rows_first(
-        capsule_block(*_CAPSULE_ROWS), _CAPSULE_BYTES
+        capsule_block(*CAPSULE_UINT8_SIZES), CAPSULE_BYTES
     ),
     "capsule map, D = 20, block of 65,536 uint8 rows": lambda: copy_rows_first(
-        capsule_map_block(65_536, 784, 20, 1), _CAPSULE_BYTES
+        capsule_map_block(65_536, 784, 20, 1), CAPSULE_BYTES
     ),
     "linear mixture, leaf, rows of the host": lambda: copy_rows_first(
-        linear_mixture_leaf(*_MIXTURE[:-1]), _MIXTURE_BYTES
+        linear_mixture_leaf(*MIXTURE_SIZES[:-1]), MIXTURE_BYTES
     ),
 }
 
 
-def predictions() -> list[dict[str, float | str]]:
-    """Return predictions of each changed example on each card, for the earlier version and for this one."""
+def predict_all() -> list[dict[str, float | str]]:
+    """Return predictions of each changed example on each GPU, for the earlier version and for this one."""
     return [
         predict(name, EARLIER[name](), EXAMPLES[name](), card) for name in EARLIER for card in (H100, H200)
     ]
 
 
 def predict(name: str, before: Work, after: Work, card: Card) -> dict[str, float | str]:
+    """Return the predicted seconds of a call before and after a change, with its launches and copies."""
     limit = after.card_seconds(card)
     out: dict[str, float | str] = {"example": name, "card": card.name, "limit_seconds": limit}
     for when, work in (("before", before), ("after", after)):
@@ -741,7 +729,7 @@ def main() -> int:
             seconds, resource = make().find_bottleneck(card)
             print(f"{name:50}{card.name:10}{1e3 * seconds:9.3f} ms  {resource}")
     print("predicted, earlier version -> this version: kernels' share of the seconds; waits of the host")
-    found = predictions()
+    found = predict_all()
     for line in found:
         shares = f"{line['before_share']:8.1%} -> {line['after_share']:6.1%}"
         waits = f"{line['before_downloads']} -> {line['after_downloads']}"

@@ -18,11 +18,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# The result of a failed part includes this number of lines from the end of its output.
+# The result of a failed program includes this number of lines from the end of its output.
 QUOTED_LINES = 15
-# Time limits are multiplied by this factor if the CUDA text runs on a processor, which other programs may
-# use.
-EMULATED_PATIENCE = 10
+# With --emulate, time limits are multiplied by this factor, because a processor then runs the CUDA code.
+EMULATED_TIME_FACTOR = 10
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
@@ -40,16 +39,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-class Parts:
-    """Programs that run one after another within a total time of ``seconds``.
+class ProgramRunner:
+    """Runner of programs one after another, within a total time of ``seconds`` and a time limit for each.
 
-    Each program has its own time limit. Its output is appended to the file ``log``. Its result is one line of
-    the file ``lines``; the program itself may append more lines.
+    The output of the programs is appended to the file ``log``. The result of each program is one line of the
+    file ``lines``; the program itself may append more lines.
     """
 
     def __init__(self, out: Path, name: str, seconds: float, emulate: bool) -> None:
-        self.patience = EMULATED_PATIENCE if emulate else 1
-        self.out, self.seconds, self.emulate = out, seconds * self.patience, emulate
+        self.time_factor = EMULATED_TIME_FACTOR if emulate else 1
+        self.out, self.seconds, self.emulate = out, seconds * self.time_factor, emulate
         self.lines, self.log = out / f"{name}.jsonl", out / f"{name}.log"
         out.mkdir(parents=True, exist_ok=True)
         for path in (self.lines, self.log):
@@ -57,12 +56,12 @@ class Parts:
         self._begin = time.perf_counter()
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the end of the total time."""
         return self.seconds - (time.perf_counter() - self._begin)
 
-    def add(self, part: str, **line: Any) -> dict[str, Any]:
-        """Append the result of a part to the file of results, print it, and return its line."""
+    def record(self, part: str, **line: Any) -> dict[str, Any]:
+        """Append the result of a program or check to the file of results, print it, and return its line."""
         found = {"part": part, **line}
         append_line(self.lines, found)
         state = "skipped" if "skipped" in found else "passed" if found.get("passed") else "FAILED"
@@ -71,7 +70,7 @@ class Parts:
         print(f"{state:8}{part}{seconds}{': ' + reason if reason else ''}", flush=True)
         return found
 
-    def python(self, *arguments: str) -> list[str]:
+    def make_command(self, *arguments: str) -> list[str]:
         """Return the command that runs a Python script or module, with the CuPy stand-in if emulating."""
         return [sys.executable, *([str(HERE / "gpu_emulated.py")] if self.emulate else []), *arguments]
 
@@ -80,9 +79,9 @@ class Parts:
 
         ``prefix`` holds the words of a command that runs this command, such as compute-sanitizer.
         """
-        limit = min(seconds * self.patience, self.left)
+        limit = min(seconds * self.time_factor, self.seconds_left)
         if limit < 5:
-            self.add(part, skipped="the time of the whole run is used up")
+            self.record(part, skipped="the time of the whole run is used up")
             return False
         begin = time.perf_counter()
         with tempfile.TemporaryFile() as output:
@@ -99,7 +98,7 @@ class Parts:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                try:  # This kills also the processes that the part has started.
+                try:  # This also kills the processes that the program has started.
                     os.killpg(process.pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
@@ -115,17 +114,17 @@ class Parts:
             line["error"] = f"exit status {status}"
         if status != 0:
             line["output"] = text.splitlines()[-QUOTED_LINES:]
-        self.add(part, **line)
+        self.record(part, **line)
         return status == 0
 
     def finish(self) -> int:
-        """Print the names of failed parts, and append a summary; return the exit status."""
+        """Print the names of failed programs, and append a summary; return the exit status."""
         lines = read_lines(self.lines)
         failed = [line.get("part") or line.get("name") for line in lines if line.get("passed") is False]
         skipped = [line["part"] for line in lines if "skipped" in line]
         seconds = time.perf_counter() - self._begin
         summary = f"{len(lines)} results in {seconds:.0f} s, {len(failed)} failed, {len(skipped)} skipped"
-        self.add("all", passed=not failed, seconds=round(seconds, 1), failed=failed, skipped_parts=skipped)
+        self.record("all", passed=not failed, seconds=round(seconds, 1), failed=failed, skipped_parts=skipped)
         print(f"{summary}; see {self.lines}", flush=True)
         for name in failed:
             print(f"failed: {name}", flush=True)
@@ -148,9 +147,7 @@ def parse(doc: str, seconds: float) -> argparse.Namespace:
 
 @contextmanager
 def temporary_caches() -> Iterator[Path]:
-    """Yield a temporary folder for compiled kernels that all parts use, so that the user's caches do not
-    change.
-    """
+    """Yield a temporary folder for compiled kernels, so that programs do not change the user's caches."""
     with tempfile.TemporaryDirectory(prefix="scalelatent_gpu_") as folder:
         os.environ["CUPY_CACHE_DIR"] = str(Path(folder) / "cupy")
         os.environ["GPU_EMULATED_FOLDER"] = folder

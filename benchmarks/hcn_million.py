@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import open_or, parser, write_part
+from common import open_or_create, parser, write_part
 from hcn_common import count_found
 
 import scalelatent as sl
@@ -54,7 +54,7 @@ FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 def open_letters(folder: Path, rows: int, seed: int) -> Dataset:
     """Return the dataset of letter images in the folder; create it if it does not exist."""
     place = folder / f"letters-{rows}.zarr"
-    found: Dataset = open_or(place, lambda: make_images(place, "letters", rows, seed=seed))
+    found: Dataset = open_or_create(place, lambda: make_images(place, "letters", rows, seed=seed))
     return found
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import averaged, mnist, mnist16, parser, write_part, write_png
+from common import mnist, mnist16, parser, shrink_to_16x16, write_part, write_png
 from linear_mixture_peers import fit_mfa, score_mfa
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
@@ -42,7 +42,7 @@ def add_uniform_noise(part: str, args: Any) -> np.ndarray:
     x, _ = mnist(part=part)
     noise = np.random.default_rng((args.seed, part == "test")).random(x.shape, dtype=np.float32)
     x = (x.astype(np.float32) + noise) / 256
-    return x if args.size == 28 else averaged(x)
+    return x if args.size == 28 else shrink_to_16x16(x)
 
 
 def make_density(seed: int, jobs: int, **params: Any) -> Any:

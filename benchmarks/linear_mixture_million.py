@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import infinite_digits, open_or, parser, write_part
+from common import infinite_digits, open_or_create, parser, write_part
 
 import scalelatent as sl
 from scalelatent.data import convert_dataset
@@ -104,7 +104,7 @@ SMALL_PARAMS = {
 def open_averaged_rows(folder: Path, ds: Any, name: str) -> Any:
     """Return the rows of a dataset at 16 x 16 pixels as a dataset; create it if it does not exist."""
     place = folder / f"{name}-16.zarr"
-    return open_or(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
+    return open_or_create(place, lambda: convert_dataset(ds, place, crop=2, resize=(16, 16)))
 
 
 # Number of passes of a fit in the part rates; the passes that find first components are not timed.

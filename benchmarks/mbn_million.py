@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import infinite_digits, open_or, parser, rcv1_subset, write_part
+from common import infinite_digits, open_or_create, parser, rcv1_subset, write_part
 
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
@@ -33,7 +33,7 @@ def open_documents(folder: Path, rows: int, seed: int) -> sl.Dataset:
 
     base = folder / "rcv1-base.zarr"
     counts, topics, _ = rcv1_subset()
-    open_or(base, lambda: sl.Dataset.from_arrays(counts, topics).save(str(base)))
+    open_or_create(base, lambda: sl.Dataset.from_arrays(counts, topics).save(str(base)))
     return make_documents(folder / f"documents-{rows}.zarr", rows, base=str(base), seed=seed, resume=True)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from common import averaged, mnist, rcv1_subset, usps
-from defaults import small_sets, splits
+from common import mnist, rcv1_subset, shrink_to_16x16, usps
+from defaults import load_small_sets, make_splits
 from hcn_common import count_found
 from hcn_single import SETS as IMAGE_SETS
 from hcn_single import count_placed_kinds, cut_patches, draw_image, make_estimator
@@ -115,7 +115,7 @@ def to_percent(value: float) -> float:
 
 def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return rows and class codes of a data set of defaults.py, and True if its rows are standardised."""
-    found = next((given for given in small_sets() if given[0] == name), None)
+    found = next((given for given in load_small_sets() if given[0] == name), None)
     if found is None:
         raise FileNotFoundError(f"{name} needs SCALELATENT_DATA")
     _, x, y, measurements = found
@@ -129,7 +129,7 @@ def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
 def split_rows(name: str, seed: int) -> TaskRows:
     """Return 70 % training and 30 % held-out rows of a data set, standardised by the training rows."""
     x, y, measurements = load_small_set(name)
-    train, target, test, truth = next(splits(x, y, measurements, seed))
+    train, target, test, truth = next(make_splits(x, y, measurements, seed))
     return TaskRows(train, target, test, truth)
 
 
@@ -240,7 +240,7 @@ def load_mnist_levels(seed: int, n: int) -> TaskRows:
     """Return MNIST rows in 256 grey levels, made continuous by noise, averaged to 16 x 16 pixels."""
     rows, rng = load_mnist(seed, n), np.random.default_rng(seed)
     noisy = (255 * x + rng.random(x.shape, dtype=np.float32) for x in (rows.train, rows.test))
-    train, test = (averaged(x / 256).astype(float) * 256 for x in noisy)
+    train, test = (shrink_to_16x16(x / 256).astype(float) * 256 for x in noisy)
     return replace(rows, train=train, test=test)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import open_or, parser, write
+from common import open_or_create, parser, write
 
 import scalelatent as sl
 from scalelatent.data import create_dataset
@@ -72,7 +72,7 @@ def open_images(folder: Path, rows: int, seed: int) -> sl.Dataset:
         return writer.finalize()
 
     path = folder / f"images-{rows}.zarr"
-    return open_or(path, make)
+    return open_or_create(path, make)
 
 
 def compute_digest(model: Any, folder: Path) -> str:

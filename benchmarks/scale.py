@@ -53,7 +53,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from common import RESULTS, infinite_digits, open_or, parser, write_part
+from common import RESULTS, infinite_digits, open_or_create, parser, write_part
 
 import scalelatent as sl
 from scalelatent.contract.learners import Reduction
@@ -172,7 +172,7 @@ def open_rows(folder: Path, name: str, n: int) -> Dataset:
             return infinite_digits(folder, size, seed=0)[0]
         return make_images(place, name, size, seed=0)
 
-    found: Dataset = open_or(place, make)
+    found: Dataset = open_or_create(place, make)
     return found if len(found) == n else found[:n]
 
 
@@ -688,7 +688,7 @@ def add_class_outputs(folder: Path, ds: Dataset) -> Dataset:
         return Dataset.from_arrays((classes[:, None] == np.arange(10)).astype(np.uint8)).save(place)
 
     place = folder / f"classes-{len(ds)}.zarr"
-    outputs: Dataset = open_or(place, make)
+    outputs: Dataset = open_or_create(place, make)
     return ds.with_target(outputs)
 
 

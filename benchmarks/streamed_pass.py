@@ -30,7 +30,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from common import interleaved, parser, stored_rows, write_part
+from common import measure_medians, parser, stored_rows, write_part
 
 import scalelatent as sl
 from scalelatent.data.read.chunks import RecyclingAllocator
@@ -99,7 +99,7 @@ def measure_overlap(folder: Path, rows: int, seed: int) -> list[dict[str, float]
                 "pass_s": partial(run_step, cold),
                 "pass_fresh_pages_s": partial(run_with_fresh_pages, partial(run_step, cold)),
             }
-            record = {"D": 10 * d} | interleaved(works, 15 if d == 2 else 5)
+            record = {"D": 10 * d} | measure_medians(works, 15 if d == 2 else 5)
             # A pass may take longer than reading or computing alone because it waits for rows, or because it
             # computes more slowly while the other core reads. These two numbers distinguish both causes.
             alone = [

@@ -64,7 +64,7 @@ STAND_IN = """
 import gpu_emulated
 from pathlib import Path
 
-gpu_emulated.install(Path(sys.argv.pop()))
+gpu_emulated.install_stand_in(Path(sys.argv.pop()))
 """
 
 
@@ -177,7 +177,7 @@ class Card:
 
 
 names = sys.argv.pop(1).split(",")
-gpu_common.machine = lambda cupy: {{"device": "none"}}
+gpu_common.describe_gpu = lambda cupy: {{"device": "none"}}
 args = gpu_common.script_parser("A test.").parse_args()
 sys.exit(gpu_common.run_script(args, Card, checks, measures))
 """
@@ -260,17 +260,17 @@ def parts():
 
 
 def test_parts_end_within_their_time_and_are_recorded_at_once(parts, tmp_path, capsys):
-    run = parts.Parts(tmp_path, "check", 60.0, emulate=False)
-    assert run.run("good", [sys.executable, "-c", "print('fine')"], 30)
-    assert not run.run("bad", [sys.executable, "-c", "import sys; print('broken'); sys.exit(4)"], 30)
+    runner = parts.ProgramRunner(tmp_path, "check", 60.0, emulate=False)
+    assert runner.run("good", [sys.executable, "-c", "print('fine')"], 30)
+    assert not runner.run("bad", [sys.executable, "-c", "import sys; print('broken'); sys.exit(4)"], 30)
     begin = time.perf_counter()
     # The part starts a process, which has to end with it.
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(50)'])"
-    assert not run.run("slow", [sys.executable, "-c", child], 5)
+    assert not runner.run("slow", [sys.executable, "-c", child], 5)
     assert time.perf_counter() - begin < 20
-    run.seconds = 0.0
-    assert not run.run("late", [sys.executable, "-c", "pass"], 30)
-    assert run.finish() == 1
+    runner.seconds = 0.0
+    assert not runner.run("late", [sys.executable, "-c", "pass"], 30)
+    assert runner.finish() == 1
     good, bad, slow, late, last = parts.read_lines(tmp_path / "check.jsonl")
     assert good["passed"]
     assert bad["error"] == "exit status 4"
@@ -294,11 +294,11 @@ def test_an_unfinished_line_is_ignored(parts, tmp_path):
 def test_overlapping_intervals_count_once():
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        from gpu_fits import covered
+        from gpu_fits import compute_union
     finally:
         sys.path.remove(str(BENCHMARKS))
-    assert covered([]) == 0
-    assert covered([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == 3.0
+    assert compute_union([]) == 0
+    assert compute_union([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == 3.0
 
 
 def test_the_driver_explains_its_use():
@@ -327,12 +327,12 @@ def test_small_cases_launch_every_kernel(emulates, tmp_path):
     from pathlib import Path
     sys.path.insert(0, sys.argv.pop(1))
     import gpu_emulated
-    kernels = gpu_emulated.install(Path(sys.argv.pop()))
+    kernels = gpu_emulated.install_stand_in(Path(sys.argv.pop()))
     import fake_cupy, gpu_cases
     sys.argv += ["cases", "--few"]
     status = gpu_cases.main()
     launched = {name for name, _ in fake_cupy.LAUNCHED}
-    missing = [name for model in gpu_emulated.MODELS.values() for name in kernels.compile(model).names
+    missing = [name for model in gpu_emulated.KERNEL_MODELS.values() for name in kernels.compile(model).names
                if name not in launched]
     sys.exit(f"not launched: {missing}" if missing else status)
     """

@@ -353,7 +353,7 @@ def test_the_checks_of_the_benchmark_detect_wrong_weights(monkeypatch, error):
         return lambda w: make((w * (1 + error * off.normal(size=w.shape))).astype("f4"))
 
     monkeypatch.setattr(script, "find_kernel", find_wrong_kernel)
-    parts = script.checks(make_backend("cpu"), SimpleNamespace(quick=False, seed=0))
+    parts = script.list_checks(make_backend("cpu"), SimpleNamespace(quick=False, seed=0))
     checks = [check for _, name, part in parts if name.startswith("graphs") for check in part()]
     # This process uses the numba kernels, whose sums depend on the batch, unlike those of a GPU. So checks
     # that compute a part of the batch may fail here.
