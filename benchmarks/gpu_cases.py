@@ -249,10 +249,12 @@ def make_capsule_cases(few: bool) -> Iterator[Case]:
 def make_mbn_cases(few: bool) -> Iterator[Case]:
     """Yield cases of nearest centroids for dense rows, CSR rows, and rows of codes (indices of centroids).
 
-    The GPU and the numpy reference must find the same centroids.
+    The GPU and the numpy reference must find the same centroids, and GPU and CPU must draw the same numbers.
     """
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.kernels import gpu, reference
+    from scalelatent.models.mbn.kernels.cpu import draws
+    from scalelatent.models.mbn.model.sampling import make_key
 
     rng = np.random.default_rng(0)
     for dtype in ("u1", "f4"):
@@ -282,6 +284,9 @@ def make_mbn_cases(few: bool) -> Iterator[Case]:
     units = rng.random((2, 20, 60)) < 0.5
     found = gpu.nearest_codes(x, gpu.make_lists(centroids, units))
     yield "nearest_codes", [found], [reference.nearest_codes(x, reference.make_lists(centroids, units))], 0.0
+    for n, m in [(900, 450)] if few else [(33, 1), (900, 450), (9001, 700)]:
+        draw = make_key(7, "units"), 3, 30, 5, n, m
+        yield f"draws of {m} of {n} codes", [gpu.choose_masks(*draw).get()], [draws.choose_masks(*draw)], 0.0
     many = np.arange(2**16 + 5, dtype="u4")[None, :, None]  # 65,541 centroids need codes of 32 bits
     x, units = np.array([[2**16 + 3], [7]]), np.ones((1, 1, 2**16 + 5), dtype=bool)
     yield "nearest_codes, k > 65,536", [gpu.nearest_codes(x, gpu.make_lists(many, units))], [x], 0.0

@@ -130,7 +130,7 @@ def draw_documents(rng: np.random.Generator, n: int, p: int) -> CsrRows:
 
 
 def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the float32 operations per second of finding nearest centroids, and of matrix products alone."""
+    """Return operations per second of finding nearest centroids of bytes, and of matrix products alone."""
     from scalelatent.models.mbn.kernels import gpu
 
     rng, cupy, n = np.random.default_rng(args.seed), backend.xp, args.rows
@@ -139,10 +139,11 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
     bank = backend.kernel("mbn_make_bank")(draw_pixels(rng, k, FEATURES, "uint8")[:, columns], "euclidean")
     nearest = backend.kernel("mbn_nearest")
     whole = host_seconds(lambda: nearest(x, columns, bank), args.repeats)
-    tile = min(n, gpu.MAX_SCORES // k)
-    cut = cupy.zeros((tile, len(columns)), dtype=np.float32)
-    cut.fill(1.5)
-    products = cupy.empty((tile, k), dtype=np.float32)
+    stored, width = bank.w.shape  # signed bytes, padded as tensor cores require
+    tile = min(n, gpu.MAX_SCORES // stored)
+    cut = cupy.zeros((tile, width), dtype=bank.w.dtype)
+    cut.fill(1)
+    products = cupy.empty((tile, stored), dtype=np.int32)
 
     def multiply_alone(_: int) -> None:
         gpu.multiply(cut, bank.w.T, products)
@@ -183,7 +184,7 @@ def measure_sparse_rows(backend: CupyBackend, k: int, args: argparse.Namespace) 
     rng, cupy = np.random.default_rng(args.seed), backend.xp
     x, w = draw_documents(rng, min(args.rows, 20_000), 2000), draw_documents(rng, k, 2000)
     bank = backend.kernel("mbn_make_sparse_bank")(w, np.arange(0, 2000, 2), "euclidean")
-    moved = CsrRows(*(cupy.asarray(make_check) for make_check in (x.data, x.indices, x.indptr)), x.shape)
+    moved = CsrRows(*(cupy.asarray(part) for part in (x.data, x.indices, x.indptr)), x.shape)
     seconds = host_seconds(lambda: backend.kernel("mbn_nearest_sparse")(moved, bank), args.repeats)
     line = {"centroids": k, "entries_per_row": len(x.data) / len(x), "rows_per_second": len(x) / seconds}
     print("sparse", line, flush=True)

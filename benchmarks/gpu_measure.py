@@ -88,7 +88,7 @@ def compare_with_bounds(model: str, result: dict[str, Any]) -> list[dict[str, An
     elif model == "mbn":
         for line in result.get("dense", []):
             rows = settings["rows"]
-            work = gpu_model.mbn_nearest(rows, 784, line["columns"], line["centroids"], 1)
+            work = gpu_model.mbn_nearest(rows, 784, line["columns"], line["centroids"], 1, with_bytes=True)
             add(f"dense rows, k = {line['centroids']}", work, rows / line["rows_per_second"])
         for line in result.get("codes", []):
             rows, codes = settings["rows"], settings["clusterings"]

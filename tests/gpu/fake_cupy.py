@@ -594,7 +594,9 @@ def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     kind, result = {0: ("f4", "f4"), 1: ("f8", "f8"), 3: ("i1", "i4")}[a_type]
     assert a_type == b_type
     assert (c_type, compute) in {0: [(0, 68), (0, 77)], 1: [(1, 70)], 3: [(10, 72)]}[a_type]
-    if a_type == 3:  # what cuBLAS asks of signed bytes, and of sizes and operands for tensor cores
+    if (
+        a_type == 3
+    ):  # cuBLAS and tensor cores accept only these sizes, addresses and operations for signed bytes
         assert not any(size % 4 for size in (m, k, lda, ldb, ldc, a, b, c))
         assert (transa, transb) == (1, 0)
     assert lda >= (k if transa else m)
