@@ -31,7 +31,7 @@ class CheckpointRecorder(Callback):
 
 @pytest.fixture
 def loaded_states(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the states that this process, the driver, has loaded."""
+    """Return a list of the iterations whose states this process, the driver, loads from now on."""
     found: list[int] = []
     original = EngineStore.load_state
 

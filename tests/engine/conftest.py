@@ -94,7 +94,7 @@ def make_toy_stage(
 
 @pytest.fixture(scope="session")
 def toy() -> SimpleNamespace:
-    """Return a toy model with its rows and stages."""
+    """Return the toy learner and its reduction, and functions that make its first state, rows and stage."""
     return SimpleNamespace(
         Sums=OrderedSums,
         Wander=WanderingLearner,

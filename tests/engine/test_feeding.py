@@ -101,7 +101,7 @@ def test_an_idle_feed_releases_its_thread_and_resumes_when_used(rows: Dataset) -
 
 def test_a_dead_reader_thread_is_restarted(rows: Dataset) -> None:
     with make_feed(rows) as (feed, _):
-        feed._thread = threading.Thread()  # A thread that was never started is not alive.
+        feed._thread = threading.Thread()  # This thread was never started, so it counts as dead.
         assert feed.blocks(0, 0)[0] is not None
 
 

@@ -34,15 +34,15 @@ class Client:
 
 def test_each_of_two_fits_receives_its_messages() -> None:
     client, first, second = Client(), list[Any](), list[Any]()
-    ears = Listener(client)
-    ears.add("t", first.append)
-    ears.add("t", second.append)
+    subscriptions = Listener(client)
+    subscriptions.add("t", first.append)
+    subscriptions.add("t", second.append)
     client.publish("t", 1)
-    ears.remove("t", first.append)
+    subscriptions.remove("t", first.append)
     client.publish("t", 2)
-    ears.remove("t", second.append)
+    subscriptions.remove("t", second.append)
     assert client.subscribed == set()
-    ears.add("t", first.append)
+    subscriptions.add("t", first.append)
     client.publish("t", 3)
     assert (first, second) == ([1, 3], [1, 2])
 
@@ -50,11 +50,11 @@ def test_each_of_two_fits_receives_its_messages() -> None:
 def test_the_users_own_handler_still_receives_messages() -> None:
     client, own, ours = Client(), list[Any](), list[Any]()
     client.subscribe_topic("all", own.append)
-    ears = Listener(client)
+    subscriptions = Listener(client)
     for _ in range(2):
-        ears.add("all", ours.append)
+        subscriptions.add("all", ours.append)
         client.publish("all", "x")
-        ears.remove("all", ours.append)
+        subscriptions.remove("all", ours.append)
     assert ours == ["x", "x"]
     assert own == [(0.0, "x"), (0.0, "x")]
     client.publish("all", "y")

@@ -35,9 +35,7 @@ from scalelatent.errors import DataError, RunError
 
 
 class CountedRows:
-    """A stored dataset with pieces (rows read together) of given sizes, whose reads are counted, delayed or
-    fail.
-    """
+    """Stand-in for a stored dataset, divided into pieces (rows read together), which counts its reads."""
 
     is_stored, has_y, has_weight, n_features = True, True, True, 2
     reads_at_once, is_sparse = 1, True
