@@ -57,7 +57,7 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
 
 def test_a_folder_that_another_process_just_took_is_refused(workplace, folder, monkeypatch):
     other = RunFolder(folder.url)
-    # Let the check find an empty folder, as if the other process had taken it after the check.
+    # Imitate a process that creates its run after the check has found an empty folder.
     monkeypatch.setattr(type(other.location), "is_empty", lambda self: True)
     with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))
@@ -205,7 +205,7 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, use_fake
     assert state["state"] == "cancelled"
     assert "stopped by scalelatent cancel" in state["error"]
     assert not folder.location.has("cancel")
-    assert control.cancel_job(folder)["state"] == "cancelled"  # A second request does no harm.
+    assert control.cancel_job(folder)["state"] == "cancelled"  # A second request changes nothing.
     use_fake_estimator.before_pass = None
     run_job(job, folder, resume=True)
     assert len(folder.records("metrics.jsonl")) == 1000
@@ -222,7 +222,7 @@ def test_a_request_to_cancel_an_earlier_start_is_ignored(folder):
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by is None
-    folder.location.write("cancel", b"")  # A user wrote the file by hand.
+    folder.location.write("cancel", b"")  # A user created this file without content.
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by == "scalelatent cancel, ? on ?"
