@@ -241,7 +241,7 @@ def test_an_allocation_error_of_another_allocator_is_an_out_of_memory_error(back
     """RMM raises a plain MemoryError, and numpy raises one for memory of the host."""
     from scalelatent.engine.backend import DeviceMemoryError
 
-    monkeypatch.setattr(fake, "_new", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))
+    monkeypatch.setattr(fake, "_allocate", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))
     with pytest.raises(DeviceMemoryError, match="no memory for the buffer 'h'"):
         backend.buffer("h", (4, 4), np.float32)
     assert isinstance(backend.name_error(MemoryError("std::bad_alloc")), DeviceMemoryError)
