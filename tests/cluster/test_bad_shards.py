@@ -71,7 +71,7 @@ class EventRecorder(Callback):
 
 
 class KillFromPass(EventRecorder):
-    """Callback that enables the killing rows at the start of a pass."""
+    """Callback that creates ``mark`` in a pass; after that, certain rows kill the worker that reads them."""
 
     def __init__(self, number: int, mark: Path) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class RemoveShard(EventRecorder):
 def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
     killing_cluster: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """The driver notices the failure of a short pass only at its M-step; the error must name the rows."""
+    """The driver (process of the fit) notices a failed short pass at its M-step; the error must name rows."""
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
     events, train = RemoveShard(shard), open_dataset(tmp_path / "rows")
@@ -252,7 +252,7 @@ def test_an_online_fit_refuses_to_exclude_shards_before_it_starts(fit: Any, tmp_
 def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
     start_other_cluster: Any, rows: Any, kill_mark: Path, count_deaths: Any, tmp_path: Path
 ) -> None:
-    """The driver dies with its only worker; the restarted driver reads earlier deaths from disk."""
+    """The process of the fit dies with its only worker; its successor reads earlier deaths from disk."""
     stored = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},
         "data": {"train": str(rows.folder / "train")},
@@ -271,7 +271,7 @@ def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
         folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)
         wait_for(lambda: len(folder.records("metrics.jsonl")) > 1)
         kill_mark.touch()
-        # While its driver is restarted, the job is shown as a job with a lost driver.
+        # While the process of the fit is restarted, the state of the job is "failed" with `driver_lost`.
         ended = wait_for(
             lambda: (now := folder.read_state())["state"] == "failed" and not now.get("driver_lost") and now,
             seconds=120,

@@ -61,7 +61,7 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: BrowserTab, 
                 client, "/runs/browser", job="browser-01", model="capsule", name="watched"
             ) as log:
                 fit(client, max_iter=9, nu_schedule=None, callbacks=[log, gate])
-        except Exception as error:  # noqa: BLE001  raised in the thread of the test
+        except Exception as error:  # noqa: BLE001  The test checks `failed`.
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

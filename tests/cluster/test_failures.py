@@ -1,4 +1,4 @@
-"""Workers die, drivers die, shards are damaged: clear errors, no lost work, and the same bits at the end."""
+"""Workers or drivers (processes of fits) die, or shards are damaged: clear errors, same bits at the end."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_fit_resumes_after_its_driver_was_killed(
         for line in process.stdout:
             if int(line) >= 7:
                 break
-        time.sleep(0.02)  # In these 20 ms the driver starts the next pass, so the kill interrupts a pass.
+        time.sleep(0.02)  # The process starts the next pass in 20 ms, so a pass is interrupted.
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
@@ -208,10 +208,10 @@ def test_a_fit_resumes_after_its_driver_was_killed(
 
     options = {"max_iter": 20, "nu_schedule": None}
     model = fit(client, run_dir=tmp_path, resume=True, callbacks=Count(), **options)
-    assert passes[0] >= 7  # The passes of the killed driver were kept.
+    assert passes[0] >= 7  # Passes of the killed process are not repeated.
     assert passes[-1] == 20
     assert_same(model, fit_alone(**options))
-    assert scheduler_tasks(wait=10) == 0  # The scheduler has released the tasks of the dead driver, too.
+    assert scheduler_tasks(wait=10) == 0  # Tasks of the dead process are released, too.
 
 
 @pytest.mark.parametrize("how", ["removed", "corrupted"])

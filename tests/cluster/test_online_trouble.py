@@ -125,7 +125,7 @@ def test_workers_stop_at_once_if_a_fit_is_cancelled_within_a_segment(
         leave = LeaveFit(2.0)
         with pytest.raises(KeyboardInterrupt):
             run(workers, tmp_path, spread=spread, callback=leave)
-        assert time.monotonic() - leave.left < 3  # The driver waits for no worker.
+        assert time.monotonic() - leave.left < 3  # The fit ends without waiting for workers.
         assert _is_true_within(lambda: sum(workers.run(count_running_tasks).values()) == 0, seconds=4)
         assert time.monotonic() - leave.left < 6
     finally:
@@ -140,7 +140,7 @@ def test_several_fits_run_at_once(workers: Any, run: Any, tmp_path: Path) -> Non
         try:
             spread = ("one", "all", "all", "one")[i]
             answers[i] = run(workers, tmp_path / str(i), spread=spread, seed=i)
-        except BaseException as error:  # noqa: BLE001  checked below
+        except BaseException as error:  # noqa: BLE001  The test checks it below.
             answers[i] = error
 
     threads = [threading.Thread(target=fit, args=(i,)) for i in range(4)]
@@ -249,7 +249,7 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
 ) -> None:
     """The worker of a finished segment (consecutive minibatch steps) dies before its result is fetched.
 
-    No other worker may compute the lost task, so the driver repeats the whole segment on another worker.
+    No other worker may compute the lost task, so the whole segment is repeated on another worker.
     """
     mortal_cluster.upload_file(toys.__file__)
     monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))

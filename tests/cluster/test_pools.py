@@ -65,7 +65,7 @@ def pool(start_other_cluster: Callable[..., Any]) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pool_fit(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Return a fit on the pool, the blocks that each worker computed, and the same fit in this process."""
+    """Return a fit on the three workers, the blocks that each computed, and the same fit in this process."""
     folder = tmp_path_factory.mktemp("pool")
     x = np.random.Generator(np.random.Philox(3)).normal(size=(LEAF_ROWS * LEAVES, 8)).astype("f4")
     dataset = Dataset.from_arrays(x).save(folder / "rows", chunk_rows=LEAF_ROWS * 16)

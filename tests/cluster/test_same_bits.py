@@ -224,7 +224,7 @@ def test_tasks_are_few_and_small_and_have_readable_names(
     assert strange == []
     assert len({key for key, _, _ in submitted_tasks}) == len(submitted_tasks)
     counts = [sum(f"-it{number:04d}-" in key for key in esteps) for number in (1, 2, 3, 4, 5)]
-    # The driver may start pass 4 before it knows that pass 3 was the last, but never pass 5.
+    # The fit may start pass 4 before it knows that pass 3 was the last, but never pass 5.
     assert counts[0] == counts[1] == counts[2] >= counts[3]
     assert counts[4] == 0
     for number in (1, 2, 3):
@@ -286,7 +286,7 @@ def test_tasks_and_files_do_not_grow_over_200_passes(
     assert tasks <= 5 * (CHAIN_PASSES + 2)
     assert futures <= 2 * 10
     assert recent <= 8
-    assert folder <= 13  # Its files: records, states of the last passes, notes of the driver.
+    assert folder <= 13  # Files of records, of states and of notes.
     assert seen[-1][3] <= seen[0][3]
     # The count is relative to the start of this test, so it is negative if older tasks were released.
     assert scheduler_tasks(wait=5) <= 0

@@ -99,7 +99,7 @@ def test_submitted_job_gives_the_same_bits_as_a_local_job(
 
 
 def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make_job: Any) -> None:
-    """A driver counts as a long-running task, so the only thread of its worker stays free for other tasks."""
+    """A driver (the task that runs the fit of a job) leaves the only thread of its worker free for tasks."""
     folder = RunFolder.open(submit_job(make_job("run", *LONG), client=cluster).run)
     wait_for(lambda: list_passes(folder) > 2)
     # The name of each task contains the id of its job, because several jobs share the dashboard.
@@ -166,7 +166,7 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
 
 
 def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make_job: Any) -> None:
-    """If Dask repeats the driver task of a job that has ended or restarted, the driver does nothing."""
+    """If Dask repeats the driver (task that runs the fit) of an ended or restarted job, it does nothing."""
     folder = RunFolder.open(submit_job(make_job("run", "model.max_iter=3"), client=cluster).run)
     assert wait_until_ended(folder)["state"] == "done"
     # The state is written before the last line of the events, so wait for this line.

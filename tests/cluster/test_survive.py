@@ -57,7 +57,7 @@ def make_killer(pids: dict[str, int]) -> Any:
 
 
 # Workers are killed at this share of the rows of a stage (part of a fit). In the first stage the share is
-# above 0, so that the driver already listens to events of the scheduler. The projection is so short that its
+# above 0, so that the fit already listens to events of the scheduler. The projection is so short that its
 # first report covers all rows.
 @pytest.mark.parametrize(
     ("stage", "share"),
@@ -167,7 +167,7 @@ def test_a_hanging_span_is_computed_by_another_worker(
 
 
 class LeaveOnWait(Callback):
-    """Callback that interrupts the fit 0.7 s after its EM stage started, like a request to cancel a job."""
+    """Callback that interrupts the fit 0.7 s after its EM passes started, like a request to cancel a job."""
 
     def __init__(self, slow_down: Callable[[], Any]) -> None:
         self.asked: float | None = None

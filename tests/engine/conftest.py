@@ -94,7 +94,7 @@ def make_toy_stage(
 
 @pytest.fixture(scope="session")
 def toy() -> SimpleNamespace:
-    """Return the toy learner and its reduction, and functions that make its first state, rows and stage."""
+    """Return the toy learner, its reduction (sums over rows), and functions that make its inputs."""
     return SimpleNamespace(
         Sums=OrderedSums,
         Wander=WanderingLearner,

@@ -239,8 +239,8 @@ def test_blocks_of_a_map_in_stages_are_split(
     np.testing.assert_array_equal(map_to_array(StagedMap(3), rows, "cpu", 1), want)
     assert card.row_limits == {"map": 88}
     assert card.released == 3
-    # The map also writes a dataset and reports the event. Columns (stages) that were finished before memory
-    # ran out are computed once.
+    # A map that writes a dataset reports the event, too. Columns that were finished before memory ran out are
+    # not computed again.
     monkeypatch.setattr(inprocess, "make_backend", lambda device, slot=0: SmallGpuBackend(200))
     log, coder = HookLog(), StagedMap(3)
     executor = InProcessExecutor(1, cache=PieceCache(0), callbacks=log)

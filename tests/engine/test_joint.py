@@ -245,7 +245,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
-    """When members end, a stage with a new name follows; a worker keeps only the newest of these stages."""
+    """When a member ends, a new stage (description of a pass) follows; a worker keeps only the newest."""
     from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
@@ -259,14 +259,14 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
             state = tasks.task_params(store.ref, stage.name, iteration).state
             assert state == {"shift": float(iteration)}
     own = {slot: key for slot, (key, _) in tasks._recent._kept.items() if slot[0] == store.ref}
-    # The worker keeps the stage but no state, because each task brings its own state.
+    # The worker keeps the stage, but no state (parameters), which each task brings along.
     assert own == {(store.ref, "stage"): ("search-1_estep", ())}
     tasks._recent.forget(store.ref)
     assert not [slot for slot in tasks._recent._kept if slot[0] == store.ref]
 
 
 def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Members that want the same form of blocks (dense or CSR) share each read.
+    """Members (fits of a joint pass) that want the same form of blocks (dense or CSR) share each read.
 
     The scratch memory is the largest that any member needs.
     """
@@ -309,7 +309,7 @@ class BlockRecorder:
 
 
 def test_members_with_different_block_sizes_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Members whose blocks differ in size share each read, which has the largest block size.
+    """Members (fits of a joint pass) share each read, which has the largest block size of all.
 
     Each member gets blocks of its own size.
     """

@@ -65,7 +65,7 @@ def test_a_fit_on_gpus_excludes_the_cpu_workers() -> None:
     pools = Pools(Link(a=0, b=1, c=0))
     pools.compute_on("gpu", THREADS)
     assert pools.chosen(THREADS) == {"b": 1}
-    assert pools.bound  # Dask may not move the tasks to other workers either.
+    assert pools.bound  # Dask must not move tasks to other workers.
     assert pools.gpus == {"b"}
 
 

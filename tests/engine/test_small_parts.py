@@ -39,7 +39,7 @@ def test_streams_repeat_and_differ(a: tuple, b: tuple) -> None:
 def test_neighbouring_streams_do_not_overlap() -> None:
     """The index of a stream is in a high word of the counter.
 
-    So a long draw never reaches the next stream.
+    A long draw of one stream therefore never reaches the next stream.
     """
     draws = [stream(1, "start", 0, index).integers(2**63, size=5000) for index in range(4)]
     assert len(np.unique(np.concatenate(draws))) == 20_000
@@ -187,7 +187,7 @@ def run_single_threaded(work: Any) -> tuple[threading.Thread, threading.Event, t
 
 @pytest.mark.parametrize("first_out", ["first", "second"])
 def test_thread_pools_are_limited_until_the_last_user_leaves(first_out: str) -> None:
-    """A driver may run inside a worker, whose other tasks continue after the fit."""
+    """A fit may run inside a worker, whose other tasks continue after the fit."""
     import zarr
     from threadpoolctl import ThreadpoolController
 

@@ -194,7 +194,7 @@ class SimulatedPool:
     def run(self, latency: float = 0.0) -> float:
         """Return the seconds of the pass.
 
-        The driver receives the end of each span (row range of a task) ``latency`` seconds late.
+        The window receives the end of each span (row range of a task) ``latency`` seconds late.
         """
         self.latency = latency
         self.window.open()
@@ -234,7 +234,7 @@ def test_every_leaf_is_computed_once_in_nearly_the_best_time(
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0])
 def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
-    """Every message reaches the driver after 30 ms."""
+    """Every message of a worker reaches the process of the fit 30 ms late."""
     pool = SimulatedPool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
     assert pool.run(latency=0.03) < 1.03 * seconds
     share = sum(pool.work(span) for span, worker in pool.given if worker == "w3") / pool.leaf / 1000
@@ -294,5 +294,5 @@ def test_a_thousand_workers_cost_the_driver_little() -> None:
     pool = SimulatedPool(1000, [(1, 1.0)] * 900 + [(1, 20.0)] * 100, 0.5)
     begin = time.process_time()
     pool.window.open()
-    assert time.process_time() - begin < 5.0  # It takes a second on an idle machine.
+    assert time.process_time() - begin < 5.0  # An idle machine needs about 1 s.
     assert len(pool.given) == 1000

@@ -127,7 +127,7 @@ def test_the_files_do_not_depend_on_threads_and_processes(tmp_path: Path) -> Non
     assert_same(two.read_x(0, 500), ResampledDocuments(open_dataset(base), seed=5).rows(1000, 1500)[0])
     assert (two.read_y(0, 500) != TOPICS[np.arange(1000, 1500) % N]).nnz == 0
     assert two.attrs["provenance"]["base"] == "../base.zarr"  # A relative path stays valid if both move.
-    # Another process makes a lost row group (file of some rows) from the stored provenance alone.
+    # Another process makes a lost row group (files of some rows) from the dataset's record of its origin.
     shutil.rmtree(tmp_path / "two" / "x" / "000003")
     with pytest.raises(DataError, match=r"data repair .*` makes the lost shards again"):
         two.read_x(0, 500)

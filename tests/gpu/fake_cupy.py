@@ -36,7 +36,7 @@ WAITS: list[int] = []  # Pointers of streams that the host waited for.
 
 
 class OutOfMemoryError(MemoryError):
-    """Stand-in for cupy.cuda.memory.OutOfMemoryError."""
+    """Error of an allocation beyond the limit of the pool (cupy.cuda.memory.OutOfMemoryError)."""
 
 
 _STATUS = {
@@ -72,7 +72,7 @@ class CUBLASError(RuntimeError):
 
 
 class Device:
-    """Stand-in for cupy.cuda.Device."""
+    """One of ``count`` devices; as a context, the device is current in this thread (cupy.cuda.Device)."""
 
     count = 1
 
@@ -93,7 +93,7 @@ class Device:
 
 
 class Stream:
-    """Stand-in for cupy.cuda.Stream."""
+    """Queue of work that runs late, when the host waits for it (cupy.cuda.Stream)."""
 
     _number = 0
     _lock = threading.RLock()  # One lock for all streams, because streams wait for each other.
@@ -205,7 +205,7 @@ def _allocate(shape: Any, dtype: Any) -> np.ndarray:
 
 
 class MemoryPointer:
-    """Stand-in for cupy.cuda.MemoryPointer."""
+    """Memory of a device array, to which page-locked memory can be copied (cupy.cuda.MemoryPointer)."""
 
     def __init__(self, a: ndarray) -> None:
         self.ptr, self._array = a._a.ctypes.data, a
@@ -224,7 +224,7 @@ class MemoryPointer:
 
 
 class ndarray:
-    """Stand-in for cupy.ndarray."""
+    """Array on a device, stored as a numpy array with a record of the last work on it (cupy.ndarray)."""
 
     __array_ufunc__ = None  # None makes numpy's operators refuse this array, like CuPy's.
 
@@ -396,7 +396,6 @@ def _streams() -> dict[int, Stream]:
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
-    """Stand-in for cupy.cuda.get_current_stream."""
     return _streams().get(runtime.getDevice() if device_id == -1 else device_id, _NULL)
 
 
@@ -431,7 +430,7 @@ def _copy_to_device(target: ndarray, source: np.ndarray) -> None:
 
 
 class Event:
-    """Stand-in for cupy.cuda.Event."""
+    """Mark after the work that a stream has when the event is recorded (cupy.cuda.Event)."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.time, self._mark = 0.0, (_NULL, 0)
@@ -446,12 +445,12 @@ class Event:
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Stand-in for cupy.cuda.get_elapsed_time, in ms."""
+    """Return the milliseconds between two events (cupy.cuda.get_elapsed_time)."""
     return 1e3 * max(end_event.time - start_event.time, 1e-9)
 
 
 class RawModule:
-    """Stand-in for cupy.RawModule; :func:`install` sets the library."""
+    """CUDA text, whose kernels come from the emulated ``library`` that a test installs (cupy.RawModule)."""
 
     library: Any = None
 
@@ -468,7 +467,7 @@ class RawModule:
 
 
 class RawKernel:
-    """Stand-in for cupy.RawKernel."""
+    """Kernel by name; a call adds the emulated kernel to the queue of the stream (cupy.RawKernel)."""
 
     shared_size_bytes = 4160  # Bytes that a kernel declares: the most in this package.
     max_dynamic_shared_size_bytes = 48 * 2**10 - shared_size_bytes
@@ -497,17 +496,14 @@ def _record_launch(what: str) -> None:
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
-    """Stand-in for cupy.empty."""
     return ndarray(_allocate(shape, dtype))
 
 
 def zeros(shape: Any, dtype: Any = float) -> ndarray:
-    """Stand-in for cupy.zeros."""
     return ndarray(np.zeros(shape, dtype))
 
 
 def asarray(a: Any, dtype: Any = None) -> ndarray:
-    """Stand-in for cupy.asarray."""
     if isinstance(a, ndarray):
         return ascontiguousarray(a, dtype) if dtype is not None and a.dtype != dtype else a
     out = ndarray(_allocate(np.shape(a), dtype or np.asarray(a).dtype))
@@ -516,18 +512,15 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
-    """Stand-in for cupy.ascontiguousarray."""
     _finish_queue(a)
     return a._view(np.ascontiguousarray(a._a, dtype=dtype))
 
 
 def asnumpy(a: Any) -> np.ndarray:
-    """Stand-in for cupy.asnumpy."""
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
 def take(a: ndarray, indices: ndarray, axis: int | None = None, out: ndarray | None = None) -> ndarray:
-    """Stand-in for cupy.take."""
     assert out is not None
     assert out.dtype == a.dtype
     _record_launch("take")
@@ -537,13 +530,11 @@ def take(a: ndarray, indices: ndarray, axis: int | None = None, out: ndarray | N
 
 
 def isfinite(a: ndarray) -> ndarray:
-    """Stand-in for cupy.isfinite."""
     _finish_queue(a)
     return ndarray(np.isfinite(a._a))
 
 
 def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
-    """Stand-in for cupy.matmul."""
     _record_launch("matmul")
     _finish_queue(a, b, writes=() if out is None else (out,))
     found = np.matmul(a._a, b._a, out=None if out is None else out._a)
@@ -551,7 +542,6 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
 
 
 def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
-    """Stand-in for cupy.subtract."""
     EXPRESSIONS.append("subtract")
     _finish_queue(a, b, writes=() if out is None else (out,))
     found = np.subtract(_unwrap(a), _unwrap(b), out=None if out is None else out._a)
@@ -559,14 +549,12 @@ def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
 
 
 def concatenate(parts: list[ndarray]) -> ndarray:
-    """Stand-in for cupy.concatenate."""
     EXPRESSIONS.append("concatenate")
     _finish_queue(*parts)
     return ndarray(np.concatenate([part._a for part in parts]))
 
 
 def nonzero(a: ndarray) -> tuple[ndarray, ...]:
-    """Stand-in for cupy.nonzero."""
     return tuple(ndarray(found) for found in np.nonzero(a._read_value()))
 
 
@@ -703,7 +691,6 @@ NAMES = {
 
 
 def get_default_memory_pool() -> _Pool:
-    """Stand-in for cupy.get_default_memory_pool."""
     return POOL
 
 

@@ -1,4 +1,4 @@
-"""Stand-in for an estimator, so that tests of the runner need no fit."""
+"""Stand-in for an estimator, so that tests of running jobs need no real fit."""
 
 from __future__ import annotations
 

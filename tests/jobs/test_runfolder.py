@@ -1,4 +1,4 @@
-"""The run folder: complete files, one driver, and no overwritten data of other programs."""
+"""The run folder: complete files, one driver (process that runs the fit), no overwritten foreign data."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_heartbeats_continue_after_a_short_failure_of_the_file_system(folder, mo
 
 @pytest.mark.parametrize("how", ["written over", "made again"])
 def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
-    """A driver stops if another host, where the lock has no effect, overwrites or recreates the lock file."""
+    """The process of a fit stops if another host, where locks have no effect, takes over the lock file."""
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
     file = folder.path / "lock"
     theirs = json.dumps({"pid": 1, "host": "elsewhere", "token": "theirs"})

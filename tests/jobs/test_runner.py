@@ -1,4 +1,4 @@
-"""States, logs and errors of the driver, with a stand-in for the estimator."""
+"""States, logs and errors of a job in its run folder, with a stand-in for the estimator."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepa
             for number in (3, 4) if resumed else (1, 2, 3):
                 log.on_pass_end({"stage": "estep", "pass": number})
             log.on_event({"event": "candidate_scored", "fit": fit})
-    # The last fit, that of the best candidate to all rows, has records without a number of a fit.
+    # The last fit, of the best candidate to all rows, has records without the key "fit".
     log.on_pass_end({"stage": "estep", "pass": 1})
     records = folder.records("metrics.jsonl")
     assert [(record.get("fit"), record["pass"]) for record in records] == [
@@ -277,7 +277,7 @@ def test_a_refused_job_leaves_no_folder(workplace, use_fake_estimator):
 
 
 def test_a_folder_that_another_driver_uses_is_not_removed(workplace, use_fake_estimator):
-    """The test imitates a resume that locks a new run folder before the first driver of the run starts."""
+    """The test imitates another process that resumes a run between its creation and the start of its fit."""
     job, other = load_job(workplace.job), ExitStack()
 
     def lock_first(line):

@@ -133,7 +133,7 @@ def test_board_shows_the_layer_number() -> None:
 
 def test_rows_of_unreported_passes_are_counted_once() -> None:
     board = JobBoard()
-    # The last message, with fewer rows, comes from a driver that started again and counts from 0.
+    # The last message has fewer rows, because the process of the fit was restarted and counts from 0.
     for run_rows in (1000, 5000, 5000, 9000, 2000):
         board.update({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
     assert board.jobs["r"].rows == 11_000
@@ -153,7 +153,7 @@ def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
 def test_a_job_whose_driver_is_replaced_keeps_its_begin() -> None:
     board = JobBoard()
     now = feed_fit(board, "r", 10)
-    # The second driver reports its own start, but the job started with the first driver and has not ended.
+    # A second process of the job reports its start, but the job started with the first and has not ended.
     board.update({"kind": "state", "run": "r", "state": "running", "began": now}, now)
     board.update({"kind": "state", "run": "r", "state": "done"}, now + 5)
     assert board.summary(now + 9)[0]["seconds"] == pytest.approx(25)
@@ -201,7 +201,7 @@ def test_workers_pools_and_losses() -> None:
     assert detail["worker_rows"][0]["wait_share"] == pytest.approx(0.25)
     lost = {"kind": "lost", "worker": "tcp://h:w1", "name": "w1", "keys": ["a", "b"], "memory": 2**30}
     board.update(lost, now + 6)
-    # The driver reports the same loss, which must not count twice.
+    # The fit reports the same loss, which must not count twice.
     board.update({"kind": "event", "run": "r", "name": "worker_lost", "worker": "tcp://h:w1"}, now + 7)
     detail = job.detail(now + 8)
     assert detail["workers_lost"] == 1
@@ -225,7 +225,7 @@ def test_spans_in_one_message_are_counted_individually() -> None:
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = JobBoard()
     board.update(make_span("/tmp/records", "tcp://h:w1"), 1000.0)
-    assert not board.jobs  # Without a driver, nobody would report the end of a job.
+    assert not board.jobs  # Nobody would report the end of such a job.
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
         board.update(make_span(run, "tcp://h:w1"), 1001.0)

@@ -1,4 +1,4 @@
-"""Page, JSON and metrics on a live scheduler; lost workers, and drivers that survive them."""
+"""Page, JSON and metrics of a scheduler; drivers (tasks that run the fit of a job) survive lost workers."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def compute_for_long(path: str) -> str:
 
 
 def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
-    """The driver survives three lost workers although Dask allows no failure of a task; other tasks fail."""
+    """The driver (task of a job's fit) survives three lost workers; Dask allows no failure of other tasks."""
     from distributed import Client, KilledWorker
 
     end = tmp_path / "end"

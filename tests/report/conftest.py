@@ -1,4 +1,4 @@
-"""Small fitted models of each architecture, and run folders like those of the runner."""
+"""Small fitted models of each architecture, and run folders like those of jobs."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_resume_after_a_kill_gives_the_same_bits(
     assert process.returncode == -signal.SIGKILL
     folder = RunFolder.open(f"{dataset_url}/run")
     state = folder.read_state()
-    # The driver's process on this machine is dead, so the run counts as failed before its lease expires.
+    # The process of the fit is dead on this machine, so the run counts as failed before its lease expires.
     assert state["state"] == "failed"
     assert f"scalelatent resume {dataset_url}/run" in state["error"]
     assert not folder.has_model
@@ -348,7 +348,7 @@ def test_a_replaced_driver_does_not_change_the_state(fit_on_disk: Any, tmp_path:
     class Replace(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             held: Any = folder._held
-            # Mark the lease as lost, as the heartbeat does if another driver has taken it.
+            # Mark the lease as lost, as the heartbeat does if another process has taken the lease.
             held._hold.lost = True
             return False
 

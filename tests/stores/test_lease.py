@@ -58,7 +58,7 @@ def test_a_run_folder_has_one_driver(url: str, place: str, request: pytest.Fixtu
             pass
         folder.update_state(state="running")
         assert RunFolder.open(url).read_state()["state"] == "running"
-    assert RunFolder.open(url).read_state()["state"] == "failed"  # The run has no driver.
+    assert RunFolder.open(url).read_state()["state"] == "failed"  # No process runs it.
     with RunFolder.open(url).lock():
         pass
     assert locate(url).keys("lock") == ["000002.json"]
@@ -131,7 +131,7 @@ def test_a_replaced_driver_stops(url: str, use_short_lease: None) -> None:
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
     written = json.loads(locate(url).read("lock/000002.json"))  # type: ignore[arg-type]
-    assert written["host"] == "elsewhere"  # The stopped driver left the lease of the other.
+    assert written["host"] == "elsewhere"  # The stopped fit left the other's lease.
 
 
 def test_heartbeats_renew_the_lease(url: str, use_short_lease: None) -> None:

@@ -78,12 +78,12 @@ def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job
     driver = folder.read_state()["driver"]
     os.kill(client.run(os.getpid, workers=[driver])[driver], signal.SIGKILL)
     wait_for(lambda: folder.read_state()["driver"] != driver)
-    # The new driver need not wait until the lease of the old one expires, whose process is known to be dead.
+    # A new process of the fit does not wait until the lease expires, because the old one is known to be dead.
     count = len(folder.records("metrics.jsonl"))
     wait_for(lambda: len(folder.records("metrics.jsonl")) > count)
     begin = time.monotonic()
     assert control.cancel_job(folder)["state"] == "cancelled"
-    # The driver looks for requests to cancel only every two seconds, because each look costs money.
+    # The fit looks for requests to cancel every two seconds, because each request to a store costs money.
     assert time.monotonic() - begin < 6
     assert folder.read_progress()["rows_total"] == 600
     assert control.find_job(folder.url).id == folder.id
