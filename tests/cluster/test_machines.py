@@ -41,7 +41,7 @@ class CallAtPass(Callback):
         self.events.append(info)
 
 
-# -- two hosts -----------------------------------------------------------------------------------------------
+# -- a worker on another host loses its connection -----------------------------------------------------------
 
 
 def _run(*words: str) -> None:
@@ -119,7 +119,7 @@ def test_a_network_partition_changes_no_bit(
         assert len(client.nthreads()) == 2
 
 
-# -- a full disk ---------------------------------------------------------------------------------------------
+# -- the disk of the run folder is full ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_fit_resumes_after_the_disk_of_the_run_folder_was_full(
     assert again.passes[0] > 1  # The passes before the full disk are not repeated.
 
 
-# -- a torn checkpoint ---------------------------------------------------------------------------------------
+# -- the newest checkpoint is damaged ------------------------------------------------------------------------
 
 
 def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
@@ -177,7 +177,7 @@ def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
     assert newest.name in log.events[0]["message"]
 
 
-# -- too little memory ---------------------------------------------------------------------------------------
+# -- a worker exceeds its memory limit -----------------------------------------------------------------------
 
 MEMORY_LIMIT_BYTES = 700 * 2**20
 

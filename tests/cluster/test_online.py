@@ -118,7 +118,7 @@ def assert_same(a: LoopResult, b: LoopResult) -> None:
     assert [[r[k] for k in keys] for r in a.history] == [[r[k] for k in keys] for r in b.history]
 
 
-# -- the same bits -------------------------------------------------------------------------------------------
+# -- a cluster gives the bits of one process -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
@@ -206,7 +206,7 @@ def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
     assert set(found[2:]) == {"_on_one"}
 
 
-# -- interrupts and deaths -----------------------------------------------------------------------------------
+# -- interrupted fits and killed workers ---------------------------------------------------------------------
 
 
 class CallAtRows(Callback):
@@ -325,7 +325,7 @@ def test_the_error_names_a_bad_row_that_a_worker_found(
             run(workers, tmp_path / spread, spread=spread, train=open_dataset(tmp_path / "train"))
 
 
-# -- what it costs -------------------------------------------------------------------------------------------
+# -- number and size of tasks and files ----------------------------------------------------------------------
 
 NAME = re.compile(
     r"toy_(step|close|epoch|params|mstep|step_validation.*)-(e\d{4}-s\d{5}(-c\d\d)?|it\d{4}.*)-\w+"

@@ -125,7 +125,7 @@ def test_outputs_are_written_by_the_workers(
     np.testing.assert_array_equal(there.read_y(0, 10_000), model.predict(rows.x))
 
 
-# -- what a pass costs ---------------------------------------------------------------------------------------
+# -- bytes that a pass reads, tasks and messages that it sends -----------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])

@@ -197,7 +197,7 @@ def test_failed_job_reports_the_reason(cluster: Any, make_job: Any) -> None:
         control.cancel_job(folder)
 
 
-# -- many at once --------------------------------------------------------------------------------------------
+# -- several jobs at once ------------------------------------------------------------------------------------
 
 
 def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make_job: Any) -> None:

@@ -194,7 +194,7 @@ def test_an_unknown_job_is_an_error(client: Any, tmp_path: Path) -> None:
         control.find_job("nobody-12345678", scheduler=client.scheduler.address, below=tmp_path)
 
 
-# -- addresses -----------------------------------------------------------------------------------------------
+# -- wrong addresses of schedulers ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,7 @@ def test_the_error_names_a_closed_client(fit: Any, start_other_cluster: Any, tmp
     assert np.isfinite(fit(None, run_dir=tmp_path / "run", resume=True).W_).all()
 
 
-# -- a card that refuses all work ----------------------------------------------------------------------------
+# -- a worker whose GPU is lost ------------------------------------------------------------------------------
 
 
 def lose_gpu() -> None:

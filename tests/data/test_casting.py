@@ -61,7 +61,7 @@ def test_conversions_are_exact_or_give_the_nearest_value(source: str, target: st
         if dtype.kind == "b":
             assert bool(near) == (true != 0)
             continue
-        assert as_fraction(near) != true  # This value was reported as not exact.
+        assert as_fraction(near) != true  # The cast reported this value as not exact.
         half = Fraction(1, 2)
         if dtype.kind == "f":
             half *= abs(clipped) * Fraction(float(np.finfo(dtype).eps))

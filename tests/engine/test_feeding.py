@@ -120,7 +120,7 @@ def test_waiting_for_rows_can_be_interrupted(rows: Dataset, monkeypatch: pytest.
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), make_feed(rows) as (feed, _):
         feed.blocks(0, 0, leave)
-    assert time.monotonic() - begin < 10  # Closing does not wait for the read that hangs either.
+    assert time.monotonic() - begin < 10  # Closing did not wait for the hanging read.
     never.set()
     assert _is_true_within(lambda: not list_reader_threads())
 

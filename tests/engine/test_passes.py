@@ -185,7 +185,7 @@ def test_a_leaf_size_is_valid_for_any_number_of_columns_or_for_none(leaf: int, p
     assert (found is None) == (first is None)
     if found is None:
         assert leaf > passes.BLOCK_ROWS
-        assert choose_block_rows(p, None, -(-leaf // 256) * 256)  # The message recommends this size.
+        assert choose_block_rows(p, None, -(-leaf // 256) * 256)  # The error recommends this leaf size.
     else:
         assert leaf % found == 0
         assert found <= passes.BLOCK_ROWS

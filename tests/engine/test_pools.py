@@ -58,7 +58,7 @@ def _make_report(worker: str, pace: float, part: str = "train", device: str = "n
     return {"stage": "toy_estep", "part": part, "worker": worker, "pace": pace, "device": device}
 
 
-# -- who takes part ------------------------------------------------------------------------------------------
+# -- workers that take part in a fit -------------------------------------------------------------------------
 
 
 def test_a_fit_on_gpus_excludes_the_cpu_workers() -> None:
@@ -136,7 +136,7 @@ def test_a_joining_worker_is_checked_for_gpus() -> None:
     assert pools.bound
 
 
-# -- speeds --------------------------------------------------------------------------------------------------
+# -- measured speeds of workers ------------------------------------------------------------------------------
 
 
 def test_unmeasured_workers_are_equal_and_gpus_have_an_assumed_speed() -> None:
@@ -213,7 +213,7 @@ def test_workers_of_steady_speed_report_it_once() -> None:
     assert reports.averaged(("another fit", "e", "train"), 1.0) is None
 
 
-# -- the window ----------------------------------------------------------------------------------------------
+# -- distribution of tasks to workers of different speed -----------------------------------------------------
 
 
 class Future:
@@ -344,7 +344,7 @@ def test_speeds_within_a_factor_of_two_count_as_equal() -> None:
     assert not Speeds({}, {"a": 1.0, "b": 2.1}).are_equal
 
 
-# -- reports ------------------------------------------------------------------------------------------------
+# -- reports of the devices that compute --------------------------------------------------------------------
 
 
 def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:

@@ -215,7 +215,7 @@ def test_a_resume_survives_a_damaged_folder(
 def test_no_pass_is_missing_from_the_history(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, lines: int
 ) -> None:
-    """After a kill of a fit, a cluster may finish two more passes, whose states lack a line of the history."""
+    """After a fit is killed, a cluster may finish two more passes, whose states lack a line of history."""
 
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Random streams, the backend table, thread pools and callbacks."""
+"""Streams of random numbers, the table of kernels, limits of thread pools, and callbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalelatent.engine.threads import call_with_timeout, resolve_jobs, single_t
 from scalelatent.errors import RunError
 from scalelatent.kernels.streams import draw_seed, resolve_seed, stream
 
-# -- streams -------------------------------------------------------------------------------------------------
+# -- streams of random numbers -------------------------------------------------------------------------------
 
 WORD = st.integers(0, 2**64 - 1)
 PLACE = st.tuples(
@@ -75,7 +75,7 @@ def test_invalid_seeds_are_refused(bad: Any) -> None:
         resolve_seed(bad)
 
 
-# -- backends ------------------------------------------------------------------------------------------------
+# -- backends and their kernels ------------------------------------------------------------------------------
 
 
 # Kernels that exist only for GPUs: one launch computes several chains (parts of a batch), or the next
@@ -149,7 +149,7 @@ def test_buffers_grow_and_shrink() -> None:
     assert not np.shares_memory(host.buffer("a", (2,), np.float32), host.buffer("b", (2,), np.float32))
 
 
-# -- threads -------------------------------------------------------------------------------------------------
+# -- limits of thread pools ----------------------------------------------------------------------------------
 
 
 def test_thread_pools_have_one_thread_inside_and_are_restored() -> None:

@@ -30,7 +30,7 @@ class Future:
 
 
 class FakeCluster:
-    """A cluster that receives batches of items, and finishes items when a test asks for it."""
+    """Cluster that receives batches of items (tasks), and finishes items when a test asks for it."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, str]]] = []
@@ -91,7 +91,7 @@ def test_a_new_worker_takes_items_from_the_others() -> None:
     window.open()
     window.refresh({"a": 1, "b": 2})
     assert [worker for _, worker in cluster.batches[1]] == ["b"] * 4
-    # Worker b receives the items that worker a would have reached last.
+    # The new worker b receives the items (tasks) that worker a would have reached last.
     assert [item for item, _ in cluster.batches[1]] == [19, 18, 17, 16]
 
 
@@ -147,7 +147,7 @@ POOLS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0, 5.
 
 
 class SimulatedPool:
-    """Workers with true speeds that compute the items of a window, which assumes other speeds."""
+    """Workers with true speeds that compute the tasks of a window, which may assume other speeds."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Retrieval accuracy equals that of a complete ranking."""
+"""Retrieval accuracy, computed block by block, equals that of a ranking of all documents."""
 
 from __future__ import annotations
 

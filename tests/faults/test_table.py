@@ -81,7 +81,7 @@ STOPS = {
     "search": ("pass_end", 2),
     "search apart": ("stage", 8),
 }
-STATES = "state-", "result-"  # A fit resumes from files whose names start so.
+STATES = "state-", "result-"  # A fit resumes from files with these first letters.
 OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}
 
 

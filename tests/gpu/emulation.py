@@ -60,7 +60,7 @@ def sanitized_environment() -> dict[str, str] | None:
     Return None if the compiler has no sanitizers.
     """
     found = []
-    for name in ("libasan.so", "libstdc++.so.6"):  # Code that throws needs the second library.
+    for name in ("libasan.so", "libstdc++.so.6"):  # C++ exceptions need the second library.
         command = [compiler() or "g++", f"-print-file-name={name}"]
         path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         if not path.is_absolute():

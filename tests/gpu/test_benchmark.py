@@ -135,7 +135,7 @@ def test_kernels_of_a_processor_pass_the_checks_at_full_size(model, tmp_path):
     assert all(check["passed"] for check in result["checks"])
 
 
-# -- runs that do not end well ----------------------------------------------------------------------------
+# -- runs that fail or are stopped ------------------------------------------------------------------------
 
 SCRIPT = """
 import json, sys, time
@@ -242,7 +242,7 @@ def test_checks_or_rates_may_be_run_alone(tmp_path):
     assert result["rates"]
 
 
-# -- gpu_all.sh -------------------------------------------------------------------------------------------
+# -- the script gpu_all.sh, which runs all parts ----------------------------------------------------------
 
 
 @pytest.fixture

@@ -402,7 +402,7 @@ def test_rows_on_a_gpu_are_accepted(fake):
         expected.predict(DeviceNDArray())
 
 
-# -- models on the backend -----------------------------------------------------------------------------------
+# -- models on the GPU give the results of the host ----------------------------------------------------------
 
 
 def _block(rows, features, weighted=False, classes=2, seed=0):
@@ -564,7 +564,7 @@ def test_blocks_of_maps_suit_the_device(fake, monkeypatch, tmp_path, out, device
     assert max(seen) == (1747 if device == "cpu" else 9000)
 
 
-# -- doctor and warm -----------------------------------------------------------------------------------------
+# -- the commands doctor and warm ----------------------------------------------------------------------------
 
 
 def test_the_doctor_multiplies_and_compiles_on_every_gpu(fake, monkeypatch):

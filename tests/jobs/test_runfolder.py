@@ -226,4 +226,4 @@ def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
         assert is_true_within(lambda: folder._held.lost)
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
-    assert file.read_text() == theirs  # The stopped driver left the lock of the other one.
+    assert file.read_text() == theirs  # The stopped process left the lock of the other.

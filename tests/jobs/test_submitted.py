@@ -32,7 +32,7 @@ def folder(workplace):
     return RunFolder.create(job.job.out, job)
 
 
-# -- one output, one run -------------------------------------------------------------------------------------
+# -- two processes cannot use one run folder -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["disk", "memory://creates-once"])
@@ -63,7 +63,7 @@ def test_a_folder_that_another_process_just_took_is_refused(workplace, folder, m
         RunFolder.create(folder.url, load_job(workplace.job))
 
 
-# -- waiting -------------------------------------------------------------------------------------------------
+# -- messages while a slow step is waited for ----------------------------------------------------------------
 
 STEPS = {
     "connect": "an answer of the scheduler tcp://10.0.0.1:8786",
@@ -122,7 +122,7 @@ def test_submit_prints_nothing_for_quick_steps():
     assert not reported
 
 
-# -- states --------------------------------------------------------------------------------------------------
+# -- states of a job in its run folder -----------------------------------------------------------------------
 
 
 def test_starts_are_counted_and_lost_drivers_reported(folder):
@@ -237,7 +237,7 @@ def test_a_job_without_a_driver_is_cancelled(folder):
     assert "its driver was lost" in control.cancel_job(folder)["error"]
 
 
-# -- finding and following -----------------------------------------------------------------------------------
+# -- search for jobs, and display of their progress ----------------------------------------------------------
 
 
 def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch):
@@ -326,7 +326,7 @@ def test_events_are_yielded_when_they_arrive(folder):
     assert list(following) == []
 
 
-# -- checks --------------------------------------------------------------------------------------------------
+# -- checks of a cluster before a job starts -----------------------------------------------------------------
 
 
 def test_version_differences_of_workers_are_listed():

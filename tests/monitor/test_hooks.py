@@ -44,7 +44,7 @@ def on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> An
     return watched.client.sync(call)
 
 
-# -- as they are ---------------------------------------------------------------------------------------------
+# -- hooks of the installed Dask -----------------------------------------------------------------------------
 
 
 def test_routes_have_the_prefix_of_the_dashboard(watched: SimpleNamespace, get: Any) -> None:
@@ -183,7 +183,7 @@ def test_the_event_of_a_removed_worker_is_read(warnings_of_hooks: Any) -> None:
     assert warnings_of_hooks() == []
 
 
-# -- where one is missing ------------------------------------------------------------------------------------
+# -- hooks whose names are missing in Dask -------------------------------------------------------------------
 
 NOTHING = SimpleNamespace()
 CHANGED = {

@@ -1,4 +1,4 @@
-"""Data collected from rows, compared with numpy on all rows at once."""
+"""Data of figures, collected block by block, equal those that numpy computes from all rows."""
 
 from __future__ import annotations
 

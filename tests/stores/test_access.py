@@ -143,7 +143,7 @@ def test_a_pickled_dataset_opens_in_another_process(s3: S3, options: dict[str, A
     assert int(reported.stdout) == ds.read_x(0, 300).sum(dtype=int), reported.stderr.decode()
 
 
-# -- jobs --------------------------------------------------------------------------------------------------
+# -- storage options of jobs -------------------------------------------------------------------------------
 
 
 def write_job_file(folder: Path, train: str, options: str, more: str = "") -> Path:
@@ -192,7 +192,7 @@ def test_credentials_among_the_options_of_a_job_are_refused(options: dict[str, A
     assert resolve(stored, environ={}).data.storage_options == stored["data"]["storage_options"]
 
 
-# -- Azure -------------------------------------------------------------------------------------------------
+# -- datasets in Azure -------------------------------------------------------------------------------------
 
 
 # Azurite, Microsoft's emulator, always has this published account and key, so they are no secret.
@@ -246,7 +246,7 @@ def test_datasets_in_azure_are_read_and_written(azure: str, monkeypatch: pytest.
     np.testing.assert_array_equal(ds.read_x(0, 650), X)
 
 
-# -- clusters ----------------------------------------------------------------------------------------------
+# -- storage options of workers ----------------------------------------------------------------------------
 
 
 class UnpicklableOption(dict[str, Any]):

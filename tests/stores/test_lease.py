@@ -58,7 +58,7 @@ def test_a_run_folder_has_one_driver(url: str, place: str, request: pytest.Fixtu
             pass
         folder.update_state(state="running")
         assert RunFolder.open(url).read_state()["state"] == "running"
-    assert RunFolder.open(url).read_state()["state"] == "failed"  # No process runs it.
+    assert RunFolder.open(url).read_state()["state"] == "failed"  # No process runs this job any more.
     with RunFolder.open(url).lock():
         pass
     assert locate(url).keys("lock") == ["000002.json"]

@@ -1,4 +1,4 @@
-"""Operations of every location, on a disk, in memory and in an object store."""
+"""Operations on files at every location: on a disk, in memory and in an object store."""
 
 from __future__ import annotations
 
