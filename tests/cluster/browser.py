@@ -30,8 +30,9 @@ def find_chromium() -> str | None:
 
 
 class BrowserTab:
-    """One tab of the browser. ``errors`` has console errors and warnings, uncaught exceptions and failed
-    loads.
+    """One tab of the browser, and what the tab reported.
+
+    ``errors`` has console errors and warnings, uncaught exceptions, failed loads; ``requests`` has URLs.
     """
 
     def __init__(self, url: str) -> None:
@@ -65,11 +66,11 @@ class BrowserTab:
                     if "error" in message:
                         raise RuntimeError(f"{method}: {message['error']}")
                     return dict(message["result"])
-                self._hear(message.get("method", ""), message.get("params", {}))
+                self._record_event(message.get("method", ""), message.get("params", {}))
 
         return self.loop.run_until_complete(asyncio.wait_for(talk(), timeout))
 
-    def _hear(self, method: str, params: dict[str, Any]) -> None:
+    def _record_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(params["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
@@ -90,12 +91,12 @@ class BrowserTab:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 20.0, good: Callable[[Any], bool] = bool) -> Any:
-        """Return the value of an expression as soon as ``good`` accepts it."""
+    def wait(self, expression: str, seconds: float = 20.0, accept: Callable[[Any], bool] = bool) -> Any:
+        """Return the value of a JavaScript expression as soon as ``accept`` returns True for the value."""
         deadline = time.monotonic() + seconds
         while True:
             value = self.js(expression)
-            if good(value):
+            if accept(value):
                 return value
             if time.monotonic() > deadline:
                 raise AssertionError(

@@ -59,7 +59,7 @@ def client() -> Iterator[Any]:
             yield client
     finally:
         # On a busy machine a nanny (the process of Dask that watches a worker) may have replaced its worker
-        # by one that the cluster object does not know. Closing the cluster then raises KeyError, when all
+        # by one that the cluster object does not know. Closing the cluster then raises KeyError, after all
         # processes have ended.
         with suppress(KeyError):
             cluster.close(timeout=60)
@@ -166,7 +166,7 @@ def scheduler_tasks(client: Any) -> Callable[..., int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset_folder: Path) -> dict[str, bytes]:
-    """Return the files of the job's model, fitted in this process."""
+    """Fit the job of ``dataset_folder`` in this process, and return the files of its model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
         result = runner.run_new_job(

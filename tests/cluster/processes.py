@@ -21,7 +21,7 @@ class Processes:
         self.all: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Start a process; ``inside`` is a command that runs others, such as ``ip netns exec NAME``."""
+        """Run a Python module; ``inside`` is a command before Python, such as ``ip netns exec NAME``."""
         with open(self.folder / "dask.log", "ab") as log:
             process = subprocess.Popen([*inside, sys.executable, "-m", *words], stdout=log, stderr=log)
         self.all.append(process)
@@ -53,8 +53,8 @@ class Processes:
                 process.wait(20)
 
 
-def slow_blocks(seconds: float) -> None:
-    """Make each block take some seconds longer in this worker, until its process ends."""
+def delay_blocks(seconds: float) -> None:
+    """Delay each block of rows by ``seconds`` in this worker, until the process of the worker ends."""
     from scalelatent.engine import passes, reading
 
     original = reading.iter_blocks

@@ -31,7 +31,7 @@ class KillingShard(WorkerPlugin):
     """Worker plugin that kills its worker when the worker reads certain rows of the shard while a file
     exists.
 
-    It imitates a codec that crashes on a chunk. New workers have the plugin, too.
+    It imitates a codec that crashes on a chunk. The scheduler also installs the plugin on later workers.
     """
 
     name = "poison"
@@ -71,7 +71,7 @@ class EventRecorder(Callback):
 
 
 class KillFromPass(EventRecorder):
-    """Callback that enables the killing rows at the start of a pass."""
+    """Callback that creates ``mark`` in a pass; after that, certain rows kill the worker that reads them."""
 
     def __init__(self, number: int, mark: Path) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class KillFromPass(EventRecorder):
 
 
 def reports_reads_of_the_chunk(text: str) -> bool:
-    """Return True if a message reports that the task with the killing rows read the shard."""
+    """Return True if the rows that the message names as being read are all in CHUNK, the killing rows."""
     start, stop = map(int, re.search(r"while reading rows (\d+):(\d+)", text).groups())
     return CHUNK[0] <= start < stop <= CHUNK[1]
 
@@ -97,7 +97,7 @@ def kill_mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers(kill_mark: Path, start_other_cluster: Any) -> Iterator[Client]:
     """Start three workers with Dask's default limit of deaths per task; some rows kill them."""
     with (
-        # Otherwise a LocalCluster removes a worker that it finds dead 15 s after an earlier death.
+        # By default, a LocalCluster never restarts a worker that is dead 15 s after an earlier death.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         start_other_cluster(3) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as client,
@@ -109,14 +109,14 @@ def workers(kill_mark: Path, start_other_cluster: Any) -> Iterator[Client]:
 
 @pytest.fixture
 def killing_cluster(workers: Client) -> Client:
-    """Wait until workers that died in an earlier test are replaced."""
+    """Return the client of ``workers`` after workers that died in an earlier test are replaced."""
     workers.wait_for_workers(3, timeout=60)
     return workers
 
 
 @pytest.fixture
 def count_deaths(kill_mark: Path) -> Iterator[Callable[[], int]]:
-    """Return the number of workers that rows killed in this test."""
+    """Return a function that counts the workers that the killing rows have killed in this test."""
     file = Path(f"{kill_mark}.deaths")
     file.unlink(missing_ok=True)
     yield lambda: len(file.read_text().split()) if file.exists() else 0
@@ -228,9 +228,7 @@ class RemoveShard(EventRecorder):
 def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
     killing_cluster: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """A short pass fails only when the driver waits for its M-step; the error must name the span (row
-    range).
-    """
+    """The driver (process of the fit) notices a failed short pass at its M-step; the error must name rows."""
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
     events, train = RemoveShard(shard), open_dataset(tmp_path / "rows")
@@ -254,9 +252,7 @@ def test_an_online_fit_refuses_to_exclude_shards_before_it_starts(fit: Any, tmp_
 def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
     start_other_cluster: Any, rows: Any, kill_mark: Path, count_deaths: Any, tmp_path: Path
 ) -> None:
-    """The driver of the job dies together with its only worker; the restarted driver reads earlier deaths on
-    disk.
-    """
+    """The process of the fit dies with its only worker; its successor reads earlier deaths from disk."""
     stored = {
         "job": {"out": str(tmp_path / "run"), "seed": 0},
         "data": {"train": str(rows.folder / "train")},
@@ -275,7 +271,7 @@ def test_a_restarted_driver_counts_the_deaths_of_its_only_worker(
         folder = RunFolder.open(submit_job(resolve(stored, environ={}), client=client).run)
         wait_for(lambda: len(folder.records("metrics.jsonl")) > 1)
         kill_mark.touch()
-        # While its driver is restarted, the job is shown as a job with a lost driver.
+        # While the process of the fit is restarted, the state of the job is "failed" with `driver_lost`.
         ended = wait_for(
             lambda: (now := folder.read_state())["state"] == "failed" and not now.get("driver_lost") and now,
             seconds=120,

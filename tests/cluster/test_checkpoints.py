@@ -1,4 +1,4 @@
-"""Checkpoints on a cluster are made durable in their folder, and are not sent through the driver."""
+"""Workers write checkpoints to the run folder; the driver (process of the fit) does not receive them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckpointRecorder(Callback):
 
 @pytest.fixture
 def loaded_states(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the states that this process, the driver, has loaded."""
+    """Return a list of the iterations whose states this process (that of the fit) loads from now on."""
     found: list[int] = []
     original = EngineStore.load_state
 

@@ -28,11 +28,11 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     return both[:320], both[320:]
 
 
-# With few rows compared with the columns of x, a chain (part of a batch) returns factors of its
-# gradient. In the last step of an epoch, one chain has no rows.
-RECORDS = {"batch_size": 12}
+# Batches of 12 rows are small compared with the columns of x, so a chain (part of a batch) returns factors
+# of its gradient. In the last step of an epoch, one chain has no rows.
+SMALL_BATCHES = {"batch_size": 12}
 OPTIONS: list[dict[str, Any]] = [
-    {}, RECORDS, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"},
+    {}, SMALL_BATCHES, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"},
 ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_a_cluster_gives_the_bits_of_one_process(
     from distributed import Client
 
     train, held = pairs
-    if options is RECORDS:
+    if options is SMALL_BATCHES:
         seen: list[bool] = []
         original = CrbmLearner.step
 
@@ -69,7 +69,7 @@ def test_a_cluster_gives_the_bits_of_one_process(
     if not options:
         with start_other_cluster(1) as cluster, Client(cluster, timeout=30, set_as_default=False) as one:
             fits.append(fit(1, client=one, run_dir=tmp_path / "one"))
-    assert options is not RECORDS or (seen and all(seen))
+    assert options is not SMALL_BATCHES or (seen and all(seen))
     for other in fits[1:]:
         for name in FIELDS:
             np.testing.assert_array_equal(getattr(other, name), getattr(fits[0], name))

@@ -46,7 +46,7 @@ def dashboard_url(client: Any) -> str:
 
 
 def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: BrowserTab, dashboard_url: str) -> None:
-    page.open(f"{dashboard_url}/status")  # Like a user, the test opens the page from the navigation bar.
+    page.open(f"{dashboard_url}/status")  # The test opens the page as a user does: from Dask's page.
     page.wait("document.querySelector('.navbar a[href=scalelatent]') !== null")
     seen = len(page.errors)  # Errors so far come from Dask's own page.
     page.js("document.querySelector('.navbar a[href=scalelatent]').click()")
@@ -61,7 +61,7 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: BrowserTab, 
                 client, "/runs/browser", job="browser-01", model="capsule", name="watched"
             ) as log:
                 fit(client, max_iter=9, nu_schedule=None, callbacks=[log, gate])
-        except Exception as error:  # noqa: BLE001  raised in the thread of the test
+        except Exception as error:  # noqa: BLE001  The test checks `failed`.
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -98,7 +98,7 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: BrowserTab, 
 
 
 def test_text_of_a_message_is_not_html(client: Any, page: BrowserTab, dashboard_url: str) -> None:
-    """A name or an error that is HTML neither runs nor breaks the page."""
+    """HTML in the name or the error of a job is shown as text, and does not run."""
     evil = "<img src=x onerror=\"document.title='run'\">"
     send = {"run": evil, "name": evil, "model": evil, "job": "evil", "state": "failed", "error": evil}
     client.log_event("scalelatent", {"kind": "state", **send})
@@ -120,9 +120,9 @@ def test_the_page_shows_hundreds_of_jobs_on_a_narrow_screen(
     page.open(f"{dashboard_url}/scalelatent#job=many-3", width=480, height=900)
     page.wait(f"{JOB} === 'many 3'")
     assert page.js("document.querySelectorAll('#jobs tbody tr').length") <= 11
-    assert page.js("document.documentElement.scrollWidth") <= 480  # Tables scroll, the page does not.
+    assert page.js("document.documentElement.scrollWidth") <= 480  # A user scrolls tables, never the page.
     page.js("document.querySelector('#jobs button').click()")
-    assert page.wait("document.querySelectorAll('#jobs tbody tr').length", good=lambda n: n >= 25)
+    assert page.wait("document.querySelectorAll('#jobs tbody tr').length", accept=lambda n: n >= 25)
     errors = [error for error in page.errors if "scalelatent" in error]
     assert errors == []
 
@@ -155,7 +155,7 @@ def test_the_page_shows_rounds_and_a_report_in_dark_mode(
         assert link == "scalelatent/report?job=rounds"
         rate = "document.querySelector('path.line[data-series=rows_per_s]').closest('svg')"
         whole = "document.querySelector('#charts').getBoundingClientRect().width"
-        # The chart of rows per second fills a row of the page alone.
+        # The chart of rows per second has the whole width of the page.
         assert page.js(f"{rate}.getBoundingClientRect().width / {whole}") > 0.9
         reported = page.js(f"[...{rate}.querySelectorAll('text')].map(t => t.textContent)")
         # The axis ends near the throughput of the other passes, not near that of pass 7.

@@ -1,4 +1,4 @@
-"""Workers die, drivers die, shards are damaged: clear errors, no lost work, and the same bits at the end."""
+"""Workers or drivers (processes of fits) die, or shards are damaged: clear errors, same bits at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scalelatent.errors import DataError, RunError
 
 
 class EverySpan:
-    """Progress that is reported after every span (row range of a task)."""
+    """Progress reporter without a limit of its rate: it reports every span (row range of a task)."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
         self._callbacks, self._stage, self._iteration = callbacks, stage, iteration
@@ -37,7 +37,7 @@ class EverySpan:
 
 
 class CallAtProgress(Callback):
-    """Callback that calls a function once, within a pass."""
+    """Callback that calls a function once, when a share of the rows of one pass is computed."""
 
     def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
         self.number, self.share, self.action, self.done = number, share, action, False
@@ -155,11 +155,11 @@ def test_a_fit_resumes_on_a_cluster_or_in_one_process(
     assert_same(fit(second, run_dir=tmp_path, resume=True, engine=engine), fit_alone())
 
 
-DRIVER = """
+DRIVER_PROGRAM = """
 import sys
 from distributed import Client
 from scalelatent import Callback, CapsuleRegression, open_dataset
-class Tell(Callback):
+class PrintPasses(Callback):
     def on_pass_end(self, record):
         print(record["pass"], flush=True)
 if __name__ == "__main__":
@@ -167,7 +167,7 @@ if __name__ == "__main__":
     with Client(scheduler, timeout=30) as client:
         CapsuleRegression(capsule_dim=2, max_iter=20, random_state=0, projection=None, nu_schedule=None).fit(
             open_dataset(train), validation=open_dataset(validation), client=client, run_dir=run,
-            callbacks=[Tell()],
+            callbacks=[PrintPasses()],
             engine={"block_rows": 64, "leaf_rows": 128})
 """
 
@@ -184,7 +184,7 @@ def test_a_fit_resumes_after_its_driver_was_killed(
     client.wait_for_workers(2, timeout=60)
     process = subprocess.Popen(
         [
-            sys.executable, "-c", DRIVER, client.scheduler.address,
+            sys.executable, "-c", DRIVER_PROGRAM, client.scheduler.address,
             str(rows.folder / "train"), str(rows.folder / "validation"), str(tmp_path),
         ],
         stdout=subprocess.PIPE, text=True,
@@ -194,7 +194,7 @@ def test_a_fit_resumes_after_its_driver_was_killed(
         for line in process.stdout:
             if int(line) >= 7:
                 break
-        time.sleep(0.02)  # During this pause the driver begins the next pass.
+        time.sleep(0.02)  # The process starts the next pass in 20 ms, so a pass is interrupted.
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
@@ -208,10 +208,10 @@ def test_a_fit_resumes_after_its_driver_was_killed(
 
     options = {"max_iter": 20, "nu_schedule": None}
     model = fit(client, run_dir=tmp_path, resume=True, callbacks=Count(), **options)
-    assert passes[0] >= 7  # The passes of the killed driver were kept.
+    assert passes[0] >= 7  # Passes of the killed process are not repeated.
     assert passes[-1] == 20
     assert_same(model, fit_alone(**options))
-    assert scheduler_tasks(wait=10) == 0  # The scheduler has released the tasks of the dead driver, too.
+    assert scheduler_tasks(wait=10) == 0  # Tasks of the dead process are released, too.
 
 
 @pytest.mark.parametrize("how", ["removed", "corrupted"])
@@ -248,7 +248,7 @@ def test_a_fit_on_a_cluster_resumes_after_a_shard_was_restored(
             callbacks=CallAtProgress(3, 0.0, damage),
         )
     assert str(tmp_path / "train") in str(raised.value)
-    del raised  # The traceback keeps the futures of the pass alive.
+    del raised  # The traceback refers to the futures of the pass, which would keep their tasks.
     gc.collect()
     assert scheduler_tasks(wait=5) == 0
     shard.write_bytes(content)
@@ -262,7 +262,7 @@ def test_a_fit_on_a_cluster_resumes_after_a_shard_was_restored(
         client, x=open_dataset(tmp_path / "train"), run_dir=tmp_path / "run", resume=True, callbacks=Count()
     )
     assert_same(model, fit_alone())
-    # The third pass may have ended on the workers before the file was removed.
+    # The workers may have finished the third pass before the file was removed; pass 3 is then not repeated.
     assert passes in ([3, 4, 5], [4, 5])
 
 
@@ -275,7 +275,7 @@ def test_the_error_names_bad_pixels_that_a_worker_found(client: Any, rows: Simpl
         CapsuleRegression(capsule_dim=1, max_iter=1).fit(x, rows.y, client=client)
 
 
-# -- clusters that cannot run it -----------------------------------------------------------------------------
+# -- clusters that cannot run a fit --------------------------------------------------------------------------
 
 
 def test_a_cluster_without_workers_is_reported_at_once(fit: Any, start_other_cluster: Any) -> None:
@@ -331,7 +331,7 @@ def test_a_fit_ends_if_the_last_worker_does_not_come_back(
 def test_a_dask_array_of_a_module_that_the_workers_lack_is_refused(
     client: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Without the check, Dask closes the worker's connection again and again, and the fit waits forever."""
+    """Without the refusal, Dask would repeatedly close the worker's connection; the fit would never end."""
     (tmp_path / "lab_tiles.py").write_text("def doubled(block):\n    return 2 * block\n")
     monkeypatch.syspath_prepend(tmp_path)
     doubled = importlib.import_module("lab_tiles").doubled

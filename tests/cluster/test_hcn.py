@@ -21,10 +21,10 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 X = drawn(200)
-# Half of the rows have a class, and one in five of them is unlabelled.
+# An image has class 1 if it has more ink than the median image, else 0; each fifth image is unlabelled (-1).
 Y = np.where(np.arange(200) % 5 == 0, -1, (X.mean(axis=(1, 2)) > np.median(X.mean(axis=(1, 2)))).astype(int))
-# An online epoch has six steps of 30 images and one of 20, after the eight small steps of a warm-up. A fit
-# with stored messages has seven leaves (fixed ranges of images) in four steps.
+# Parameters of a fit by name. An online epoch has at least six steps, and a report comes after each third.
+# A "kept" fit stores messages of six leaves (fixed ranges of images), of which each step updates two.
 WAYS: dict[str, dict[str, Any]] = {
     "online": {"n_chains": 3, "chain_batches": 2, "warmup_rows": 40, "n_epochs": 2},
     "kept": {"online": False, "n_chains": 2, "damping": 0.5, "n_epochs": 4},
@@ -78,7 +78,7 @@ def assert_same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompos
 
 
 class KillWorker(Callback):
-    """Callback that kills a worker within an epoch."""
+    """Callback that kills a worker at the first report, which comes within an epoch."""
 
     def __init__(self, client: Any) -> None:
         self.victim = next(iter(client.run(os.getpid).values()))
@@ -143,7 +143,7 @@ def test_a_fit_resumes_on_another_cluster(way: str, client: Any, images: Dataset
 
 
 def test_unknown_pixels_reach_the_workers(client: Any, tmp_path: Path) -> None:
-    """Datasets contain no NaN, and rows in memory are written for workers."""
+    """Workers read rows from a dataset, which cannot contain NaN, the mark of unknown pixels."""
     holes = np.where(np.random.default_rng(1).random(X.shape) < 0.1, np.nan, X)
     model = HierarchicalCompositionalNetwork([(3, (3, 2))], missing=float("nan"), n_epochs=1, random_state=0)
     beliefs = model.fit(holes).beliefs_[0]

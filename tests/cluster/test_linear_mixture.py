@@ -43,7 +43,7 @@ def undisturbed(labelled_digits: Dataset) -> LinearMixtureClassifier:
 
 
 class KillWorker(Callback):
-    """Callback that kills a worker at the first event of each stage."""
+    """Callback that kills a worker at the first progress report of each given stage (part of a fit)."""
 
     def __init__(self, client: Any, *stages: str) -> None:
         self.client, self.left = client, set(stages)
@@ -123,6 +123,6 @@ def test_a_resume_within_a_pass_changes_no_bit(
     assert 4 <= stop.passes < undisturbed.n_iter_
     m = make_classifier().fit(labelled_digits, resume=True, callbacks=reported, **how)
     assert_same(m, undisturbed)
-    # The workers may have finished the pass that was stopped.
+    # The resumed fit starts one pass later if the workers had finished the interrupted pass.
     assert reported.infos("pass_end")[0]["pass"] - stop.passes in (1, 2)
     assert not list((tmp_path / "engine" / "sets").glob("*"))

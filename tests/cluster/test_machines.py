@@ -18,7 +18,7 @@ from distributed import Client, WorkerPlugin
 
 from scalelatent import Callback, open_dataset
 from scalelatent.errors import RunError
-from tests.cluster.processes import Processes, slow_blocks
+from tests.cluster.processes import Processes, delay_blocks
 from tests.helpers import InterruptAt, wait_for
 
 CUT_SECONDS = 10.0
@@ -41,7 +41,7 @@ class CallAtPass(Callback):
         self.events.append(info)
 
 
-# -- two hosts -----------------------------------------------------------------------------------------------
+# -- a worker on another host loses its connection -----------------------------------------------------------
 
 
 def _run(*words: str) -> None:
@@ -70,7 +70,7 @@ class OtherHost:
     def inside(self) -> tuple[str, ...]:
         return "ip", "netns", "exec", self.name
 
-    def cable(self, state: str) -> None:
+    def set_cable(self, state: str) -> None:
         _run(*self.inside, "ip", "link", "set", self.there, state)
 
     def __exit__(self, *_: object) -> None:
@@ -102,29 +102,29 @@ def test_a_network_partition_changes_no_bit(
     processes.worker(address, "--host", f"{other_host.net}.2", inside=other_host.inside)
     with Client(address, timeout=60, set_as_default=False) as client:
         client.wait_for_workers(2, timeout=60)
-        client.run(slow_blocks, 0.004)
+        client.run(delay_blocks, 0.004)
         cut: list[float] = []
 
-        def pull() -> None:
-            other_host.cable("down")
+        def pull_cable() -> None:
+            other_host.set_cable("down")
             cut.append(time.monotonic())
-            threading.Timer(CUT_SECONDS, other_host.cable, ("up",)).start()
+            threading.Timer(CUT_SECONDS, other_host.set_cable, ("up",)).start()
 
-        log = CallAtPass(2, pull)
+        log = CallAtPass(2, pull_cable)
         assert_same(fit(client, run_dir=tmp_path / "run", callbacks=log), fit_alone())
         assert log.passes == [1, 2, 3, 4, 5]
-        # The driver waited for the spans (row ranges of a task) of the worker without a connection, or other
-        # workers recomputed these spans.
+        # The fit outlasted the cut: the driver waited for the spans (row ranges of tasks) of the unreachable
+        # worker, or the other worker recomputed them.
         assert time.monotonic() - cut[0] > CUT_SECONDS
         assert len(client.nthreads()) == 2
 
 
-# -- a full disk ---------------------------------------------------------------------------------------------
+# -- the disk of the run folder is full ----------------------------------------------------------------------
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of four megabytes."""
+    """Mount a file system of four megabytes and return its folder; skip the test if this is forbidden."""
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
@@ -158,10 +158,10 @@ def test_a_fit_resumes_after_the_disk_of_the_run_folder_was_full(
     assert_same(
         fit(client, run_dir=small_disk / "run", resume=True, callbacks=again, **options), fit_alone(**options)
     )
-    assert again.passes[0] > 1  # Finished passes are kept.
+    assert again.passes[0] > 1  # The passes before the full disk are not repeated.
 
 
-# -- a torn checkpoint ---------------------------------------------------------------------------------------
+# -- the newest checkpoint is damaged ------------------------------------------------------------------------
 
 
 def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
@@ -177,9 +177,9 @@ def test_a_fit_resumes_from_the_checkpoint_before_a_damaged_one(
     assert newest.name in log.events[0]["message"]
 
 
-# -- too little memory ---------------------------------------------------------------------------------------
+# -- a worker exceeds its memory limit -----------------------------------------------------------------------
 
-LIMIT = 700 * 2**20
+MEMORY_LIMIT_BYTES = 700 * 2**20
 
 
 class AllocateDuringReads(WorkerPlugin):
@@ -198,9 +198,9 @@ class AllocateDuringReads(WorkerPlugin):
 
         def read(source: Any, start: int, stop: int) -> Any:
             if source._name == "x" and "/train" in str(source._location.url) and start < 3900 and stop > 3600:
-                while sum(a.nbytes for a in held) < 2 * LIMIT:
+                while sum(a.nbytes for a in held) < 2 * MEMORY_LIMIT_BYTES:
                     held.append(np.ones(2**22))
-                    # The pause lets heartbeats report how the memory of the worker grows.
+                    # In this pause, the worker reports its memory to the scheduler with a heartbeat.
                     time.sleep(0.25)
             return original(source, start, stop)
 
@@ -220,7 +220,7 @@ def test_the_error_names_rows_that_exceed_the_memory_of_a_worker(
     shutil.copytree(rows.folder / "train", tmp_path / "train")
     train = open_dataset(tmp_path / "train")
     with (
-        start_other_cluster(1, memory_limit=LIMIT) as cluster,
+        start_other_cluster(1, memory_limit=MEMORY_LIMIT_BYTES) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as small,
     ):
         wait_for(lambda: small.nthreads())

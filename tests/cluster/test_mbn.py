@@ -21,9 +21,9 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "decay": 0.5, "k1": 200, "n_compo
 
 @pytest.fixture(autouse=True)
 def use_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiles (parts of an output) of 500 rows and one clustering.
+    """Divide outputs into tasks of 500 rows and one clustering.
 
-    Only the driver divides the work, so the workers need no change.
+    Only the process of the fit divides the work, so the constants are changed only in this process.
     """
     monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 500)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)

@@ -33,7 +33,7 @@ from .test_failures import EverySpan
 
 P, K, ROWS, BATCH = 12, 4, 960, 48
 STEPS = ROWS // BATCH
-pytestmark = pytest.mark.slow  # The tests of this file take about a minute; `.ci/run` runs them.
+pytestmark = pytest.mark.slow  # The tests of this file take about a minute, so only `.ci/run` runs them.
 
 toys = load_online_toys()
 LEARNERS = {"gradient": toys.Logistic(P, K), "walk": toys.Walk(P, K), "evidence": toys.Evidence(P)}
@@ -118,7 +118,7 @@ def assert_same(a: LoopResult, b: LoopResult) -> None:
     assert [[r[k] for k in keys] for r in a.history] == [[r[k] for k in keys] for r in b.history]
 
 
-# -- the same bits -------------------------------------------------------------------------------------------
+# -- a cluster gives the bits of one process -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
@@ -156,7 +156,7 @@ def test_validation_and_reports_within_an_epoch_are_the_same(
     options = {"validate_steps": 8, "report_steps": 5}
     there = run(workers, tmp_path, **options)
     assert_same(there, fit_alone(**options))
-    assert len(there.history) == 2 * 6  # An epoch has records at the steps 5, 8, 10, 15, 16 and 20.
+    assert len(there.history) == 2 * 6  # Each of two epochs has records at steps 5, 8, 10, 15, 16, 20.
 
 
 def test_auto_spreads_only_long_steps_over_workers(workers: Any) -> None:
@@ -190,10 +190,9 @@ def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
     def noted(name: str) -> Any:
         def call(self: Any, *args: Any) -> Any:
             out = kept[name](self, *args)
-            if not found:  # The first steps are slow, as if the worker were loading kernels.
+            if not found:  # Pretend that the first steps took 5 s, like steps that load kernels.
                 self._one = self._work = 5.0
-                # The choice of workers follows from these large durations, whatever the noise of this machine
-                # is.
+                # With durations of seconds, the noise of this machine does not change the choice of workers.
                 self._cost = 1.0
             found.append(name)
             return out
@@ -207,11 +206,11 @@ def test_steps_return_to_one_worker_if_only_its_first_steps_were_slow(
     assert set(found[2:]) == {"_on_one"}
 
 
-# -- interrupts and deaths -----------------------------------------------------------------------------------
+# -- interrupted fits and killed workers ---------------------------------------------------------------------
 
 
 class CallAtRows(Callback):
-    """Callback that calls a function once, after some rows of an epoch."""
+    """Callback that calls a function once, when a share of the rows of one epoch is computed."""
 
     def __init__(self, number: int, share: float, action: Callable[[], None]) -> None:
         self.number, self.share, self.action, self.done = number, share, action, False
@@ -269,7 +268,7 @@ def test_workers_killed_within_an_epoch_change_no_bit(
             os.kill(pid, signal.SIGKILL)
 
     killers = [CallAtRows(1, 0.3, kill)]
-    if victims == "one":  # The second worker is killed later.
+    if victims == "one":  # The other worker is killed in the second epoch.
 
         def kill_other() -> None:
             os.kill(there[1], signal.SIGKILL)
@@ -283,9 +282,7 @@ def test_workers_killed_within_an_epoch_change_no_bit(
 def test_a_segment_is_repeated_if_its_worker_has_no_replica(
     workers: Any, run: Any, fit_alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment (consecutive minibatch steps) may be sent to a worker that lacks the state of the step
-    before.
-    """
+    """A segment (consecutive minibatch steps) is repeated if its worker lacks the state before it."""
     lost: list[int] = []
     original = dask_online.DaskSteps._on_all
 
@@ -310,8 +307,8 @@ def test_a_segment_is_repeated_if_its_worker_has_no_replica(
 
     monkeypatch.setattr(dask_online.DaskSteps, "_on_all", forgetful)
     assert_same(run(workers, tmp_path, epochs=1), fit_alone(epochs=1))
-    # The two lost segments (consecutive minibatch steps) were repeated. On a busy machine a third may be
-    # lost.
+    # Both segments (consecutive minibatch steps) that the test lost were repeated. On a busy machine, more
+    # may be lost.
     assert len(set(lost)) >= 2
 
 
@@ -328,7 +325,7 @@ def test_the_error_names_a_bad_row_that_a_worker_found(
             run(workers, tmp_path / spread, spread=spread, train=open_dataset(tmp_path / "train"))
 
 
-# -- what it costs -------------------------------------------------------------------------------------------
+# -- number and size of tasks and files ----------------------------------------------------------------------
 
 NAME = re.compile(
     r"toy_(step|close|epoch|params|mstep|step_validation.*)-(e\d{4}-s\d{5}(-c\d\d)?|it\d{4}.*)-\w+"
@@ -364,7 +361,7 @@ def test_tasks_are_small_and_have_readable_names(
     assert {key_split(key) for key in steps} == {"toy_step"}
 
 
-def record_task_sizes() -> tuple[int, int, int]:
+def count_kept_objects() -> tuple[int, int, int]:
     import threading
 
     from scalelatent.engine.dask import online_tasks as online_sites
@@ -382,7 +379,7 @@ def count_tasks_and_files(
     class Watch(Callback):
         def on_report(self, record: dict[str, Any]) -> None:
             if record["steps"] % every == 0:
-                sizes = [max(column) for column in zip(*client.run(record_task_sizes).values(), strict=True)]
+                sizes = [max(column) for column in zip(*client.run(count_kept_objects).values(), strict=True)]
                 seen.append((scheduler_tasks(), len(client.futures), len(list(folder.iterdir())), *sizes))
 
         on_pass_end = on_report
@@ -399,8 +396,8 @@ def test_no_task_of_a_segment_remains(
     (tasks, futures, files, recent, sites, feeds), _ = count_tasks_and_files(
         run, workers, tmp_path, 5, scheduler_tasks, epochs=2, spread=spread
     )
-    # The limit allows for the tasks of one segment (consecutive minibatch steps), and for those of one more
-    # that are being released.
+    # The limits allow for two segments (consecutive minibatch steps): one that runs, and one whose tasks are
+    # being released.
     assert tasks <= 4 * 5
     assert futures <= 4
     assert files <= 8

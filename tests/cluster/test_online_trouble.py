@@ -78,7 +78,7 @@ def _is_true_within(true: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 def compute_slowly(seconds: float) -> None:
-    """Make each chain (part of a minibatch) on this worker take some seconds."""
+    """Delay each chain (part of a minibatch) on this worker by ``seconds``."""
     from scalelatent.engine import chains
 
     original = chains.run_chains
@@ -100,7 +100,7 @@ def compute_quickly() -> None:
     chains.run_chains = getattr(chains.run_chains, "original", chains.run_chains)
 
 
-def list_working_workers(dask_worker: Any) -> int:
+def count_running_tasks(dask_worker: Any) -> int:
     return len(dask_worker.state.executing) + len(dask_worker.state.long_running)
 
 
@@ -118,15 +118,15 @@ class LeaveFit(Callback):
 def test_workers_stop_at_once_if_a_fit_is_cancelled_within_a_segment(
     workers: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
-    # With this duration, one segment (consecutive minibatch steps) lasts to the end of the epoch.
+    # The first segment (consecutive minibatch steps) may last 60 s, so it contains the whole epoch.
     monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)
     workers.run(compute_slowly, 0.2)  # An epoch takes 16 s.
     try:
         leave = LeaveFit(2.0)
         with pytest.raises(KeyboardInterrupt):
             run(workers, tmp_path, spread=spread, callback=leave)
-        assert time.monotonic() - leave.left < 3  # The driver waits for no worker.
-        assert _is_true_within(lambda: sum(workers.run(list_working_workers).values()) == 0, seconds=4)
+        assert time.monotonic() - leave.left < 3  # The fit ends without waiting for workers.
+        assert _is_true_within(lambda: sum(workers.run(count_running_tasks).values()) == 0, seconds=4)
         assert time.monotonic() - leave.left < 6
     finally:
         workers.run(compute_quickly)
@@ -140,7 +140,7 @@ def test_several_fits_run_at_once(workers: Any, run: Any, tmp_path: Path) -> Non
         try:
             spread = ("one", "all", "all", "one")[i]
             answers[i] = run(workers, tmp_path / str(i), spread=spread, seed=i)
-        except BaseException as error:  # noqa: BLE001  checked below
+        except BaseException as error:  # noqa: BLE001  The test checks it below.
             answers[i] = error
 
     threads = [threading.Thread(target=fit, args=(i,)) for i in range(4)]
@@ -173,9 +173,7 @@ def test_a_finished_fit_leaves_nothing_on_the_workers(
 
 
 def _hang(over: str) -> None:
-    """Make the next segment (consecutive minibatch steps) on this worker hang until the file ``over``
-    exists.
-    """
+    """Let the next segment (consecutive minibatch steps) of this worker wait for the file ``over`` (60 s)."""
     from scalelatent.engine.dask import online_tasks as online_sites
 
     original = online_sites.FitOnWorker.state
@@ -228,7 +226,7 @@ def test_a_segment_longer_than_estimated_does_not_count_as_hanging(
     workers: Any, run: Any, undisturbed: np.ndarray, tmp_path: Path, monkeypatch: Any, spread: str
 ) -> None:
     monkeypatch.setattr(online.Segment, "hang_seconds", 2.0)
-    # With this duration, a segment (consecutive minibatch steps) is a whole epoch.
+    # The first segment (consecutive minibatch steps) may last 60 s, so it contains the whole epoch.
     monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)
     redone: list[dict[str, Any]] = []
 
@@ -251,7 +249,7 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
 ) -> None:
     """The worker of a finished segment (consecutive minibatch steps) dies before its result is fetched.
 
-    No other worker may compute the lost task, so the driver repeats the whole segment on another worker.
+    No other worker may compute the lost task, so the whole segment is repeated on another worker.
     """
     mortal_cluster.upload_file(toys.__file__)
     monkeypatch.setattr(Watch, "only", property(lambda watch: list(watch._executor.threads)))
@@ -273,7 +271,7 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
 
 @pytest.fixture
 def steps() -> Any:
-    """Return a DaskSteps without a cluster, to test how it repeats segments (consecutive minibatch steps)."""
+    """Return a DaskSteps without a cluster, which only repeats segments (consecutive minibatch steps)."""
     steps = online.DaskSteps.__new__(online.DaskSteps)
     steps.stage, steps.callbacks, steps.token = SimpleNamespace(name="toy_step"), Callback(), "t"
     steps.executor = SimpleNamespace(watch=SimpleNamespace(begin=lambda: None))
@@ -325,7 +323,9 @@ def test_a_killed_worker_is_distinguished_from_a_retired_one(mortal_cluster: Any
     lost = {m["worker"]: m["expected"] for m in reported if m.get("action") == "remove-worker"}
     assert lost == {taken: True, killed: False}
     segment, place = online.Segment(steps, online.Place(), 0), online.Place()
-    segment.worker_lost([], killed, alone=True, expected=False)  # The worker had no task of the segment.
+    segment.worker_lost(
+        [], killed, alone=True, expected=False
+    )  # This call raises nothing, because the lost worker had no task.
     for worker, expected in lost.items():
         with pytest.raises(online.Retry) as retry:
             segment.worker_lost([place], worker, alone=True, expected=expected)

@@ -27,13 +27,13 @@ def fetch_page(client: Any, path: str) -> str:
 
 
 def list_jobs(client: Any) -> list[dict[str, Any]]:
-    """Return the jobs that the page shows, including those of other tests."""
+    """Return the jobs that the page shows, including jobs of other tests."""
     return list(json.loads(fetch_page(client, "/scalelatent.json"))["jobs"])
 
 
 @pytest.fixture
 def wait_for_job(client: Any) -> Callable[..., dict[str, Any]]:
-    """Return a function that returns the newest job of a model as soon as a condition on the job holds."""
+    """Return a function that waits until the newest job of a model meets a condition, and returns it."""
 
     def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         deadline = time.monotonic() + 20
@@ -84,7 +84,7 @@ def test_workers_report_the_rows_of_steps(
     )
     assert len(reported["worker_rows"]) == (1 if one else 2)
     for worker in reported["worker_rows"]:
-        # The page shows a step for each span (row range of a task), or for each chain (part of a minibatch).
+        # The page counts a step of an online fit as one of the worker's spans (row ranges of tasks).
         assert worker["spans"] == 2 * (len(X) // 50)
         assert worker["last_span"] == "crbm_learn, pass 2, step 60"
     found = re.findall(
@@ -98,13 +98,13 @@ def test_workers_report_the_shards_of_outputs(client: Any, wait_for_job: Any, tm
     m = MultilayerBootstrapNetwork(n_clusterings=10, k1=20, n_components=2, decay=0.5, random_state=0)
     m.fit(X)
     assert monitor.install(client) == ""
-    before = {wait_for_job["id"] for wait_for_job in list_jobs(client)}
+    before = {job["id"] for job in list_jobs(client)}
     m.transform(X, out=tmp_path / "out.zarr", client=client)
     reported = wait_for_job(
         "mbn", lambda reported: reported["state"] == "done" and read_worker_rows(reported) == len(X)
     )
     assert {worker["last_span"] for worker in reported["worker_rows"]} == {"mbn_transform, shard 0"}
-    # Fits store their records in a folder of their own.
+    # A fit after a transform is a job of its own, which does not continue the job of the transform.
     m.fit(X, client=client)
     reported = wait_for_job(
         "mbn",
@@ -115,6 +115,4 @@ def test_workers_report_the_shards_of_outputs(client: Any, wait_for_job: Any, tm
         ),
     )
     assert reported["name"] == "mbn without a run folder"
-    assert {
-        wait_for_job["state"] for wait_for_job in list_jobs(client) if wait_for_job["id"] not in before
-    } == {"done"}
+    assert {job["state"] for job in list_jobs(client) if job["id"] not in before} == {"done"}

@@ -125,15 +125,15 @@ def test_outputs_are_written_by_the_workers(
     np.testing.assert_array_equal(there.read_y(0, 10_000), model.predict(rows.x))
 
 
-# -- what a pass costs ---------------------------------------------------------------------------------------
+# -- bytes that a pass reads, tasks and messages that it sends -----------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
-def test_each_block_is_read_once_per_pass_for_all_members(
+def test_a_pass_reads_each_block_once_for_any_architecture(
     client: Any, fit: Any, rows: SimpleNamespace, architecture: str
 ) -> None:
     model = fit(client, architecture=architecture, capsule_dim=1)
-    one_pass = 11_500 * (64 + 4)  # Pixels are uint8, codes int32.
+    one_pass = 11_500 * (64 + 4)  # A row has 64 pixels (uint8) and a class (int32).
     assert [r["bytes_read"] for r in model.history_] == [one_pass] * 5
     assert [r["rows"] for r in model.history_] == [11_500] * 5
 
@@ -153,7 +153,7 @@ def test_rows_that_fit_into_the_caches_are_read_once(
         client.run(keep, 0)
     assert_same(model, fit_alone())
     read = [r["bytes_read"] for r in model.history_]
-    # The earlier pass over the second moments has put most rows into the caches of the workers.
+    # In the first pass, the caches already contain rows, because the stage of second moments has read them.
     assert read[0] <= 11_500 * 68
     # Occasionally a span (row range of a task) goes to another worker, which reads its rows again.
     assert sum(read[2:]) < 11_500 * 68
@@ -161,9 +161,7 @@ def test_rows_that_fit_into_the_caches_are_read_once(
 
 @pytest.fixture
 def submitted_tasks(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Return a list of (key, bytes of function and arguments, number of futures among them) of all sent
-    tasks.
-    """
+    """Return a list of the tasks that are sent: (key, bytes of the pickled task, number of dependencies)."""
     from distributed.protocol.pickle import dumps
 
     from scalelatent.engine.dask.graph import Graph
@@ -226,19 +224,21 @@ def test_tasks_are_few_and_small_and_have_readable_names(
     assert strange == []
     assert len({key for key, _, _ in submitted_tasks}) == len(submitted_tasks)
     counts = [sum(f"-it{number:04d}-" in key for key in esteps) for number in (1, 2, 3, 4, 5)]
-    # One more pass has started, because the last pass was not known to be the last; no other pass follows.
+    # The fit may start pass 4 before it knows that pass 3 was the last, but never pass 5.
     assert counts[0] == counts[1] == counts[2] >= counts[3]
     assert counts[4] == 0
     for number in (1, 2, 3):
         assert sum(key.startswith(f"capsule_mstep-it{number:04d}") for key, _, _ in submitted_tasks) == 1
     assert any(re.match(r"capsule_estep-it0002-s0001", key) for key in esteps)
-    assert {key_split(key) for key in esteps} == {"capsule_estep"}  # The dashboard shows one bar per kind.
+    assert {key_split(key) for key in esteps} == {
+        "capsule_estep"
+    }  # The dashboard of Dask shows one bar for these tasks.
 
 
 def test_a_pass_is_one_message(client: Any, fit: Any, sent_graphs: list[set[str]]) -> None:
     """All tasks of a pass are sent in one message if the duration of a span (row range of a task) is known.
 
-    The parameters of the first pass come from the run folder.
+    The first passes, whose durations are unknown, are not tested.
     """
     fit(client, max_iter=12, nu_schedule=None)
     for number in range(3, 13):
@@ -269,7 +269,7 @@ def test_tasks_and_files_do_not_grow_over_200_passes(
                 folder = len(list((tmp_path / "run" / "engine").iterdir()))
                 seen.append((scheduler_tasks(), len(client.futures), recent, folder))
 
-    few = Dataset.from_arrays(*use_few_tasks()).save(tmp_path / "few")
+    few = Dataset.from_arrays(*draw_few_rows()).save(tmp_path / "few")
     model = fit(
         client,
         run_dir=tmp_path / "run",
@@ -286,20 +286,20 @@ def test_tasks_and_files_do_not_grow_over_200_passes(
     assert tasks <= 5 * (CHAIN_PASSES + 2)
     assert futures <= 2 * 10
     assert recent <= 8
-    assert folder <= 13  # The files are records, states of the last passes, and notes of the driver.
+    assert folder <= 13  # Files of records, of states and of notes.
     assert seen[-1][3] <= seen[0][3]
-    # The number is negative if tasks of an earlier test were released, too.
+    # The count is relative to the start of this test, so it is negative if older tasks were released.
     assert scheduler_tasks(wait=5) <= 0
 
 
-def use_few_tasks() -> tuple[np.ndarray, np.ndarray]:
+def draw_few_rows() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.Philox(3))
     return rng.normal(size=(600, 8)).astype("f4"), rng.integers(0, 3, 600)
 
 
 def test_the_scheduler_releases_all_tasks_of_a_fit(client: Any, fit: Any, scheduler_tasks: Any) -> None:
     fit(client)
-    # The number is negative if tasks of an earlier test were released, too.
+    # The count is relative to the start of this test, so it is negative if older tasks were released.
     assert scheduler_tasks(wait=5) <= 0
 
 

@@ -65,7 +65,7 @@ def test_a_search_on_a_cluster_has_the_same_results(
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         Search(BASE, GRID, **given).fit(train, client=client, run_dir=folder, callbacks=StopSearch(3), **call)
-    # The search starts on the cluster and ends here.
+    # The search that was interrupted on the cluster resumes in this process.
     assert_same(Search(BASE, GRID, **given).fit(train, run_dir=folder, resume=True, **call), here)
     assert [found.name for found in folder.rglob("*.zarr")] == ["model.zarr"]
 
@@ -84,7 +84,7 @@ def test_a_search_of_arrays_has_readable_task_names(
 
 
 def test_a_submitted_search_fits_models_one_by_one(client: Any, tmp_path: Path) -> None:
-    """The folds of a conditional RBM are cut from stored rows, in a folder that the workers see."""
+    """A search of conditional RBMs stores the rows of each fold in the run folder, and deletes them."""
     x, v = make_patterns(240, 1)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")
     Dataset.from_arrays(v).save(tmp_path / "v.zarr")
@@ -105,4 +105,4 @@ def test_a_submitted_search_fits_models_one_by_one(client: Any, tmp_path: Path) 
     assert state["search"]["best_params"] == here.best_params_
     assert state["search"]["best_score"] == here.best_score_
     np.testing.assert_array_equal(load_model(folder.url).W_, here.best_estimator_.W_)
-    assert not list((tmp_path / "run").rglob("train.zarr"))  # Each copy of a fold is deleted.
+    assert not list((tmp_path / "run").rglob("train.zarr"))

@@ -34,21 +34,21 @@ def dataset_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(client: Any) -> Any:
-    """Start workers that draw no figures, because a report takes longer than these fits."""
+    """Let the workers write no reports, which take longer than these fits; return the client."""
     client.run(exec, WITHOUT_REPORT)
     return client
 
 
 @pytest.fixture
 def no_task_is_left(cluster: Any) -> Callable[[], Any]:
-    """Wait until the scheduler has no task of this test."""
+    """Return a function that waits until the scheduler has no task of this test."""
     before = set(list_tasks(cluster))
     return lambda: wait_for(lambda: set(list_tasks(cluster)) <= before, 10)
 
 
 @pytest.fixture
-def make(dataset_folder: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Return a job whose run folder belongs to this test."""
+def make_job(dataset_folder: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Return a function that makes a job with a run folder in the folder of this test."""
 
     def job(name: str = "run", *settings: str) -> Any:
         return load_job(dataset_folder / "job.toml", settings=[f"job.out={tmp_path / name}", *settings])
@@ -81,9 +81,9 @@ def run_command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
 
 
 def test_submitted_job_gives_the_same_bits_as_a_local_job(
-    cluster: Any, make: Any, no_task_is_left: Any, undisturbed: dict[str, bytes]
+    cluster: Any, make_job: Any, no_task_is_left: Any, undisturbed: dict[str, bytes]
 ) -> None:
-    submitted = submit_job(make(), client=cluster)
+    submitted = submit_job(make_job(), client=cluster)
     folder = RunFolder.open(submitted.run)
     state = wait_until_ended(folder)
     assert (state["state"], state["error"], state["id"]) == ("done", None, submitted.id)
@@ -98,11 +98,11 @@ def test_submitted_job_gives_the_same_bits_as_a_local_job(
     assert control.known_jobs(cluster)[submitted.id]["run"] == submitted.run
 
 
-def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make: Any) -> None:
-    """While drivers run, both threads of two workers are free for tasks."""
-    folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
+def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make_job: Any) -> None:
+    """A driver (the task that runs the fit of a job) leaves the only thread of its worker free for tasks."""
+    folder = RunFolder.open(submit_job(make_job("run", *LONG), client=cluster).run)
     wait_for(lambda: list_passes(folder) > 2)
-    # Several jobs share the dashboard, so each task shows its job.
+    # The name of each task contains the id of its job, because several jobs share the dashboard.
     wait_for(
         lambda: any(re.match(rf"capsule_estep-it\d+-s\d+-{folder.id}-", key) for key in list_tasks(cluster))
     )
@@ -114,15 +114,15 @@ def test_the_driver_occupies_no_thread_of_a_worker(cluster: Any, make: Any) -> N
 
 
 def test_cancel_stops_within_two_seconds_and_resume_continues(
-    cluster: Any, make: Any, no_task_is_left: Any, undisturbed: dict[str, bytes]
+    cluster: Any, make_job: Any, no_task_is_left: Any, undisturbed: dict[str, bytes]
 ) -> None:
     folder = RunFolder.open(
-        submit_job(make("run", "model.max_iter=40", "engine.leaf_rows=512"), client=cluster).run
+        submit_job(make_job("run", "model.max_iter=40", "engine.leaf_rows=512"), client=cluster).run
     )
     wait_for(lambda: list_passes(folder) > 2)
     begin = time.monotonic()
     state = control.cancel_job(folder)
-    assert time.monotonic() - begin < 2.5  # Two seconds, and a margin for a busy machine.
+    assert time.monotonic() - begin < 2.5  # The limit is 2 s, plus 0.5 s for a busy machine.
     assert state["state"] in ("cancelled", "done")
     if state["state"] == "cancelled":
         assert "stopped by scalelatent cancel" in state["error"]
@@ -138,20 +138,20 @@ def test_cancel_stops_within_two_seconds_and_resume_continues(
 
 
 def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
-    cluster: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The check of the cluster runs as a task and would also wait for a thread.
+    # Skip the check of the cluster, because it runs as a task and would wait for a thread, too.
     monkeypatch.setattr(submit, "check_cluster", lambda *a, **k: None)
     block = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.05)"
     block = block.format(str(tmp_path / "go"))
     busy = [cluster.submit(exec, block, priority=1000, pure=False) for _ in range(2)]
     try:
         wait_for(lambda: all(cluster.processing().values()))
-        folder = RunFolder.open(submit_job(make(), client=cluster).run)
+        folder = RunFolder.open(submit_job(make_job(), client=cluster).run)
         time.sleep(0.3)
         assert folder.read_state()["state"] == "queued"
         with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
-            submit_job(make(), client=cluster)
+            submit_job(make_job(), client=cluster)
         assert control.cancel_job(folder)["error"].startswith("cancelled before the start; resume with")
     finally:
         (tmp_path / "go").touch()
@@ -165,11 +165,11 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
     )
 
 
-def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> None:
-    """Dask may repeat a driver after its job has ended or restarted; such a driver does nothing."""
-    folder = RunFolder.open(submit_job(make("run", "model.max_iter=3"), client=cluster).run)
+def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make_job: Any) -> None:
+    """If Dask repeats the driver (task that runs the fit) of an ended or restarted job, it does nothing."""
+    folder = RunFolder.open(submit_job(make_job("run", "model.max_iter=3"), client=cluster).run)
     assert wait_until_ended(folder)["state"] == "done"
-    # Wait for the last line of the job's events.
+    # The state is written before the last line of the events, so wait for this line.
     wait_for(lambda: folder.records("events.jsonl")[-1].get("state") == "done")
     before = (folder.path / "events.jsonl").read_bytes()
     for start in (0, 1):
@@ -178,8 +178,8 @@ def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make: Any) -> N
     assert (folder.path / "events.jsonl").read_bytes() == before
 
 
-def test_failed_job_reports_the_reason(cluster: Any, make: Any) -> None:
-    folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
+def test_failed_job_reports_the_reason(cluster: Any, make_job: Any) -> None:
+    folder = RunFolder.open(submit_job(make_job("run", *LONG), client=cluster).run)
     wait_for(lambda: list_passes(folder) > 2)
     driver = folder.read_state()["driver"]
     loop = "from scalelatent.engine import batch_loop as loop\n"
@@ -197,17 +197,17 @@ def test_failed_job_reports_the_reason(cluster: Any, make: Any) -> None:
         control.cancel_job(folder)
 
 
-# -- many at once --------------------------------------------------------------------------------------------
+# -- several jobs at once ------------------------------------------------------------------------------------
 
 
-def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make: Any) -> None:
+def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make_job: Any) -> None:
     outcomes: list[Any] = []
     together = threading.Barrier(2)
 
     def try_it() -> None:
         together.wait(30)
         try:
-            outcomes.append(submit_job(make("run", "model.max_iter=3"), client=cluster))
+            outcomes.append(submit_job(make_job("run", "model.max_iter=3"), client=cluster))
         except JobError as error:
             outcomes.append(error)
 
@@ -224,9 +224,9 @@ def test_second_submit_to_the_same_folder_is_refused(cluster: Any, make: Any) ->
 
 
 @pytest.mark.slow
-def test_jobs_make_progress_in_turn(cluster: Any, make: Any) -> None:
-    """The older of two jobs does not occupy the whole cluster: both jobs finish passes."""
-    folders = [RunFolder.open(submit_job(make(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
+def test_jobs_make_progress_in_turn(cluster: Any, make_job: Any) -> None:
+    """The older of two jobs does not occupy the whole cluster: both finish passes, at similar rates."""
+    folders = [RunFolder.open(submit_job(make_job(f"run{i}", *LONG), client=cluster).run) for i in range(2)]
     wait_for(lambda: min(map(list_passes, folders)) > 2)
     before = list(map(list_passes, folders))
     time.sleep(3)
@@ -237,10 +237,10 @@ def test_jobs_make_progress_in_turn(cluster: Any, make: Any) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_jobs_run_at_once(cluster: Any, make: Any, no_task_is_left: Any) -> None:
+def test_twenty_jobs_run_at_once(cluster: Any, make_job: Any, no_task_is_left: Any) -> None:
     settings = ("data.train_rows=0:2000", "model.max_iter=4")
     folders = [
-        RunFolder.open(submit_job(make(f"run{i:02d}", *settings), client=cluster).run) for i in range(20)
+        RunFolder.open(submit_job(make_job(f"run{i:02d}", *settings), client=cluster).run) for i in range(20)
     ]
     states = [wait_until_ended(folder) for folder in folders]
     assert [state["error"] for state in states] == [None] * 20
@@ -278,7 +278,8 @@ def test_job_survives_a_client_killed_after_printing_the_id(
     state = wait_until_ended(RunFolder.open(out))
     assert (state["state"], state["id"]) == ("done", identity)
     assert read_model_files(RunFolder.open(out)) == undisturbed
-    # Elsewhere the scheduler gives the path of the folder; in the parent folder no scheduler is needed.
+    # In another folder, the command needs a scheduler, which knows the run folder; in the parent folder it
+    # finds the run folder itself.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for where, more in ((elsewhere, ["--scheduler", cluster.scheduler.address]), (tmp_path, [])):
@@ -289,9 +290,9 @@ def test_job_survives_a_client_killed_after_printing_the_id(
 
 @pytest.mark.slow
 def test_attach_shows_passes_and_may_end_before_the_job(
-    cluster: Any, make: Any, dataset_folder: Path
+    cluster: Any, make_job: Any, dataset_folder: Path
 ) -> None:
-    folder = RunFolder.open(submit_job(make("run", *LONG), client=cluster).run)
+    folder = RunFolder.open(submit_job(make_job("run", *LONG), client=cluster).run)
     watcher = run_command("attach", folder.url)
     try:
         assert watcher.stderr is not None
@@ -310,11 +311,11 @@ def test_attach_shows_passes_and_may_end_before_the_job(
 
 
 def test_attach_ends_if_the_scheduler_does_not_know_the_job(
-    cluster: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scheduler was restarted at the same address, and has no tasks of the job."""
+    """The test imitates a scheduler that was restarted at the same address: it has no tasks of the job."""
     monkeypatch.setattr(control, "QUEUED_SECONDS", 0.1)
-    job = make()
+    job = make_job()
     folder = RunFolder.create(job.job.out, job)
     folder.begin("queued", submitted=time.time(), scheduler=cluster.scheduler.address)
     with pytest.raises(RunError, match=r"it does not know the job; was it restarted.*scalelatent resume"):

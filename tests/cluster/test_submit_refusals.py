@@ -19,7 +19,7 @@ from scalelatent.jobs import control
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.submit import submit_job
 
-# Each worker runs this before it starts.
+# Workers run one of these two programs before they start: they lack this package, or have another numba.
 WITHOUT_PACKAGE = "import sys; sys.modules['scalelatent'] = None\n"
 OTHER_NUMBA = """
 import importlib.metadata as metadata
@@ -194,7 +194,7 @@ def test_an_unknown_job_is_an_error(client: Any, tmp_path: Path) -> None:
         control.find_job("nobody-12345678", scheduler=client.scheduler.address, below=tmp_path)
 
 
-# -- addresses -----------------------------------------------------------------------------------------------
+# -- wrong addresses of schedulers ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Drivers, schedulers and workers die during a submitted job, which still gives the same bits."""
+"""Drivers (tasks that run a fit), schedulers and workers die, and the job still gives the same bits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
 def test_a_job_survives_the_deaths_of_its_drivers_workers(
     dataset_folder: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    """The driver's worker is killed more often than the scheduler allows for one task."""
+    """Three workers that run the driver (the task of the fit) are killed; Dask allows one death per task."""
     import dask
     from distributed import Client, LocalCluster
 
@@ -86,7 +86,7 @@ def test_a_job_resumes_on_another_scheduler_after_a_kill(
     wait_for(lambda: list_passes(folder) > 5)
     scheduler.kill()
     scheduler.wait(30)
-    # Without a scheduler, the folder has the state of the job.
+    # The process of the fit notices the loss of its scheduler, and writes the state into the run folder.
     state = wait_for(lambda: (s := folder.read_state())["state"] != "running" and s, 90)
     assert state["state"] == "failed"
     assert state["error"].startswith(f"the scheduler {address} was lost")

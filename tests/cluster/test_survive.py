@@ -20,13 +20,13 @@ from distributed import WorkerPlugin
 from scalelatent import Callback
 from scalelatent.engine.dask import watch
 from scalelatent.errors import RunError
-from tests.cluster.processes import slow_blocks
+from tests.cluster.processes import delay_blocks
 
 FROZEN_SECONDS = 20.0
 
 
 class LogAndCall(Callback):
-    """Callback that records events, and calls a function once after a stage has started."""
+    """Callback that records events, and calls a function once at a share of the rows of a stage."""
 
     def __init__(self, stage: str | None = None, action: Any = None, share: float = 0.0) -> None:
         self.stage, self.action, self.share, self.done = stage, action, share, False
@@ -46,7 +46,7 @@ class LogAndCall(Callback):
         return [event for event in self.events if event["event"] == name]
 
 
-def kill_worker_at(pids: dict[str, int]) -> Any:
+def make_killer(pids: dict[str, int]) -> Any:
     victims = list(pids.values())
 
     def kill() -> None:
@@ -56,9 +56,9 @@ def kill_worker_at(pids: dict[str, int]) -> Any:
     return kill
 
 
-# The worker is killed at a share of the rows of a stage. In the first stage this share must be above 0,
-# because the scheduler may not know the listeners earlier. The projection is so short that its first report
-# covers all rows.
+# Workers are killed at this share of the rows of a stage (part of a fit). In the first stage the share is
+# above 0, so that the fit already listens to events of the scheduler. The projection is so short that its
+# first report covers all rows.
 @pytest.mark.parametrize(
     ("stage", "share"),
     [("capsule_moments", 0.05), pytest.param("capsule_project", 0.0, marks=pytest.mark.slow)],
@@ -73,9 +73,9 @@ def test_killing_all_workers_in_any_stage_changes_no_bit(
     stage: str,
     share: float,
 ) -> None:
-    """Tasks must not be bound to the addresses of dead workers, because they would wait forever."""
-    mortal_cluster.run(slow_blocks, 0.004)
-    log = LogAndCall(stage, kill_worker_at(worker_pids(mortal_cluster)), share)
+    """If tasks were bound to the addresses of the dead workers, the tasks would wait forever."""
+    mortal_cluster.run(delay_blocks, 0.004)
+    log = LogAndCall(stage, make_killer(worker_pids(mortal_cluster)), share)
     begin = time.monotonic()
     model = fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=log, projection=20)
     assert log.done
@@ -90,7 +90,7 @@ def test_killing_all_workers_in_any_stage_changes_no_bit(
 def test_a_killed_worker_is_reported_with_its_spans(
     mortal_cluster: Any, fit: Any, fit_alone: Any, assert_same: Any, worker_pids: Any, tmp_path: Path
 ) -> None:
-    mortal_cluster.run(slow_blocks, 0.004)
+    mortal_cluster.run(delay_blocks, 0.004)
     address, pid = sorted(worker_pids(mortal_cluster).items())[0]
     log = LogAndCall("capsule_estep", lambda: os.kill(pid, signal.SIGKILL), 0.2)
     assert_same(fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=log), fit_alone())
@@ -115,13 +115,13 @@ def test_a_worker_that_stops_for_some_seconds_changes_no_bit(
         threading.Timer(FROZEN_SECONDS, os.kill, (pid, signal.SIGCONT)).start()
 
     log = LogAndCall("capsule_estep", freeze, 0.2)
-    mortal_cluster.run(slow_blocks, 0.005)
+    mortal_cluster.run(delay_blocks, 0.005)
     assert_same(fit(mortal_cluster, run_dir=tmp_path / "run", callbacks=log), fit_alone())
     assert log.done
 
 
 def hang_once(mark: str) -> None:
-    """Make the first block after ``mark`` was created hang until ``mark.over`` exists (on a worker)."""
+    """Let the first block that a worker reads after the file ``mark`` was created wait for ``mark.over``."""
     from scalelatent.engine import passes, reading
 
     original = reading.iter_blocks
@@ -167,7 +167,7 @@ def test_a_hanging_span_is_computed_by_another_worker(
 
 
 class LeaveOnWait(Callback):
-    """Callback whose ``on_wait`` ends the fit, like the driver of a cancelled job."""
+    """Callback that interrupts the fit 0.7 s after its EM passes started, like a request to cancel a job."""
 
     def __init__(self, slow_down: Callable[[], Any]) -> None:
         self.asked: float | None = None
@@ -195,10 +195,10 @@ def test_a_cancelled_span_ends_within_two_seconds(
     from scalelatent.engine import passes
 
     monkeypatch.setattr(passes, "iter_blocks", passes.iter_blocks)
-    # Nothing can interrupt the compilation of a kernel.
+    # Compile the kernels before the test, because nothing can interrupt a compilation.
     fit(mortal_cluster if where == "cluster" else None, max_iter=1)
     cancel = LeaveOnWait(
-        lambda: mortal_cluster.run(slow_blocks, 0.1) if where == "cluster" else slow_blocks(0.1)
+        lambda: mortal_cluster.run(delay_blocks, 0.1) if where == "cluster" else delay_blocks(0.1)
     )
     with pytest.raises(KeyboardInterrupt):
         fit(mortal_cluster if where == "cluster" else None, run_dir=tmp_path / "run", callbacks=cancel)
@@ -229,7 +229,7 @@ def test_the_error_names_a_closed_client(fit: Any, start_other_cluster: Any, tmp
     assert np.isfinite(fit(None, run_dir=tmp_path / "run", resume=True).W_).all()
 
 
-# -- a card that refuses all work ----------------------------------------------------------------------------
+# -- a worker whose GPU is lost ------------------------------------------------------------------------------
 
 
 def lose_gpu() -> None:

@@ -81,7 +81,7 @@ def test_few_segments_after_many_appends(tmp_path: Path) -> None:
         opened = ds
         ds = append_rows(tmp_path / "ds", make_part("numbers", i, i + 1))
         assert len(ds.attrs["segments"]) <= 1 + (i - 29).bit_length()
-        if i % 5 == 0:  # A dataset that was opened earlier still reads its own rows.
+        if i % 5 == 0:  # A dataset opened before an append has its old rows.
             _check(opened, "numbers", i)
     _check(ds, "numbers", 54)
     kept = {s["path"] for old in (ds, opened) for s in old.attrs["segments"]}
@@ -98,7 +98,7 @@ def test_same_parts_give_the_same_fingerprint(tmp_path: Path) -> None:
     assert [r["rows"] for r in record] == [60]
 
 
-def test_other_processes_open_it_by_its_spec(tmp_path: Path) -> None:
+def test_other_processes_open_appended_rows_by_the_spec(tmp_path: Path) -> None:
     make_part("strings", 0, 30).save(tmp_path / "ds")
     ds = append_rows(tmp_path / "ds", make_part("strings", 30, N))
     _check(Dataset.from_spec(ds.spec()), "strings", N)
@@ -106,7 +106,7 @@ def test_other_processes_open_it_by_its_spec(tmp_path: Path) -> None:
 
 
 class ProcessKilled(BaseException):
-    """Exception for the moment at which a process is killed; after it, all changes of the disk fail."""
+    """Exception in place of SIGKILL; once it was raised, all changes of the disk fail."""
 
 
 def fail_writes_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
@@ -192,7 +192,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert open_dataset(tmp_path / "ds").fingerprint() == ds.fingerprint()
 
 
-def call_while_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
+def call_after_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
     """Call a function when an append has written its rows but has not yet listed them as a segment (part)."""
     write = module._write_segment
 
@@ -216,14 +216,14 @@ def test_a_second_append_at_the_same_time_is_refused(
         with pytest.raises(DataError, match=rf"is being appended to by process {os.getpid()} on .* since 20"):
             append_rows(place, make_part("numbers", 60, 70))
 
-    call_while_writing(monkeypatch, second)
+    call_after_writing(monkeypatch, second)
     ds = append_rows(place, make_part("numbers", 60, 90))
     _check(ds, "numbers", 90)
     _check(append_rows(place, make_part("numbers", 90, N)), "numbers", N)
     assert not locate(place).has(module._LOCK)
 
 
-_APPENDS = """
+_SLOW_APPEND_PROGRAM = """
 import sys, time
 from scalelatent.data.write import append
 def slow(*arguments):
@@ -237,7 +237,7 @@ append_rows(sys.argv[1], sys.argv[1])
 
 def test_a_killed_append_leaves_no_lock(tmp_path: Path) -> None:
     make_part("numbers", 0, 60).save(tmp_path / "ds")
-    run = [sys.executable, "-c", _APPENDS, str(tmp_path / "ds")]
+    run = [sys.executable, "-c", _SLOW_APPEND_PROGRAM, str(tmp_path / "ds")]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
@@ -264,7 +264,7 @@ def test_an_abandoned_lock_in_an_object_store_is_reported(monkeypatch: pytest.Mo
 def test_a_change_by_another_host_without_a_lock_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On some file systems, locks do not reach other hosts, so a second append may begin."""
+    """On some file systems, locks have no effect on other hosts, so a second append may begin."""
     make_part("numbers", 0, 60).save(tmp_path / "ds")
 
     def second() -> None:
@@ -273,7 +273,7 @@ def test_a_change_by_another_host_without_a_lock_is_refused(
             patch.setattr(module, "_remove_unlisted", lambda *_: None)
             append_rows(tmp_path / "ds", make_part("numbers", 60, 70))
 
-    call_while_writing(monkeypatch, second)
+    call_after_writing(monkeypatch, second)
     with pytest.raises(DataError, match="was changed by another process"):
         append_rows(tmp_path / "ds", make_part("numbers", 60, N))
     _check(open_dataset(tmp_path / "ds"), "numbers", 70)
@@ -317,7 +317,7 @@ def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "ds").fingerprint() == ds.fingerprint()
 
 
-def test_appending_a_dataset_to_itself_is_refused(tmp_path: Path) -> None:
+def test_a_dataset_may_be_appended_to_itself(tmp_path: Path) -> None:
     ds = make_part("strings", 0, 30).save(tmp_path / "ds")
     twice = append_rows(tmp_path / "ds", ds)
     np.testing.assert_array_equal(twice.read_x(30, 60), ds.read_x(0, 30))

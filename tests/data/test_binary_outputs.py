@@ -18,7 +18,7 @@ X, OUT = RNG.normal(size=(N, P)).astype("f4"), RNG.integers(0, 2, (N, V))
 
 
 def give_outputs(kind: str) -> Any:
-    """Return the outputs in one of their possible forms."""
+    """Return the outputs as a CSR array, or as an array of the dtype ``kind``."""
     return scipy.sparse.csr_array(OUT.astype("f4")) if kind == "csr" else OUT.astype(kind)
 
 
@@ -33,7 +33,7 @@ def test_outputs_of_any_dtype_and_storage_are_zeros_and_ones(
         ds = ds.save(tmp_path / "both", shard_rows=20, chunk_rows=10) if stored else ds
     else:
         x, v = Dataset.from_arrays(X, np.arange(N) % 2), Dataset.from_arrays(give_outputs(kind))
-        if stored:  # The outputs have their own chunks and shards.
+        if stored:  # Rows and outputs have chunks of different sizes.
             how = {} if kind == "csr" else {"chunk_rows": 7}
             x, v = x.save(tmp_path / "x", chunk_rows=10), v.save(tmp_path / "v", **how)
         ds = x.with_target(v)

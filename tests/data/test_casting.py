@@ -1,4 +1,4 @@
-"""Conversions of dtypes, compared with exact fractions: exact, or the nearest value."""
+"""A conversion to another dtype gives the same number or the nearest one, as exact fractions show."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_conversions_are_exact_or_give_the_nearest_value(source: str, target: st
         if dtype.kind == "b":
             assert bool(near) == (true != 0)
             continue
-        assert as_fraction(near) != true  # Otherwise the conversion would be exact.
+        assert as_fraction(near) != true  # The cast reported this value as not exact.
         half = Fraction(1, 2)
         if dtype.kind == "f":
             half *= abs(clipped) * Fraction(float(np.finfo(dtype).eps))

@@ -41,7 +41,7 @@ def test_undamaged_datasets_of_all_kinds_pass_the_check(kind: str, before: bool,
 def test_shards_of_another_dataset_are_reported(
     kind: str, keys: list[str], before: bool, tmp_path: Path
 ) -> None:
-    """If a dataset has no checksums of chunks, the digest of each whole shard is compared."""
+    """In a dataset without checksums of chunks, as earlier versions wrote, whole shards are compared."""
     for name, seed in (("a", 1), ("b", 2)):
         _save(kind, seed, str(tmp_path / name))
     if before:

@@ -85,16 +85,16 @@ def test_small_chunks_are_computed_together_and_large_ones_one_by_one(
 
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4), (5, 4)])
 def test_the_error_names_a_chunk_whose_shape_differs_from_the_array(shape: tuple[int, int]) -> None:
-    def wrong(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+    def change_shape(block: np.ndarray, block_info: Any = None) -> np.ndarray:
         return np.zeros(shape) if block_info[0]["chunk-location"][0] == 3 else block
 
-    rows = da.zeros((40, 4), chunks=4).map_blocks(wrong, dtype=float, meta=np.empty((0, 4)))
+    rows = da.zeros((40, 4), chunks=4).map_blocks(change_shape, dtype=float, meta=np.empty((0, 4)))
     with pytest.raises(DataError, match=rf"the chunk of rows 12 to 15 .* has shape {re.escape(str(shape))}"):
         Dataset.from_arrays(rows).read_x(0, 40)
 
 
 def open_dataarray(folder: Path) -> Any:
-    """Return a DataArray of a file, of which xarray reads only the requested rows."""
+    """Write a file, and return an xarray DataArray that reads only the requested rows of the file."""
     xr.Dataset({"v": (("row", "feature"), ROWS)}).to_zarr(folder / "x.zarr")
     return xr.open_zarr(folder / "x.zarr", chunks=None)["v"]
 
@@ -156,12 +156,12 @@ def test_torch_tensors_are_rows() -> None:
 def test_a_lazy_frame_computes_only_the_rows_that_are_read() -> None:
     seen: list[int] = []
 
-    def look(column: Any) -> Any:
+    def record_length(column: Any) -> Any:
         seen.append(len(column))
         return column
 
-    looked = pl.col("f1").map_batches(look, return_dtype=pl.Float32, is_elementwise=True)
-    lazy = pl.DataFrame(make_table()).lazy().with_columns(looked)
+    recorded = pl.col("f1").map_batches(record_length, return_dtype=pl.Float32, is_elementwise=True)
+    lazy = pl.DataFrame(make_table()).lazy().with_columns(recorded)
     ds = Dataset.from_dataframe(lazy, features=NAMES[:2])
     assert not seen
     np.testing.assert_array_equal(ds.read_x(5, 9), ROWS[5:9, :2])

@@ -61,7 +61,7 @@ def test_a_new_codec_keeps_the_fingerprint(stored: Dataset, tmp_path: Path, code
         ({}, (10, 20)),
         ({"chunk_rows": 5}, (5, 20)),
         ({"shard_rows": 50}, (10, 50)),
-        # Chunks of 10 rows do not divide the shard of 25 rows, so another size is chosen.
+        # The old chunks of 10 rows do not divide shards of 25 rows, so a chunk becomes a whole shard.
         ({"shard_rows": 25}, (25, 25)),
         ({"chunk_rows": 30}, (30, 120)),
         ({"chunk_rows": "auto", "shard_rows": "auto"}, (95, 95)),
@@ -115,7 +115,7 @@ def test_appended_parts_become_one(stored: Dataset, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_foreign_zarr_arrays_become_a_dataset(tmp_path: Path, version: Any) -> None:
-    # Zarr warns that strings of fixed width are not part of its standard yet.
+    # Ignore zarr's warning that its standard does not have strings of fixed width yet.
     warnings.simplefilter("ignore")
     group = zarr.create_group(tmp_path / "g", zarr_format=version)
     for name, values in (("X", X), ("label", Y.astype("S")), ("y", np.arange(N)), ("other", X[:5])):
@@ -168,7 +168,7 @@ def test_invalid_conversions_are_refused(stored: Dataset, tmp_path: Path) -> Non
 
 
 def test_dense_rows_are_read_twice_to_become_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first read counts the entries, which set the size of row groups; the second one writes them."""
+    """The first read counts the entries other than 0, which set the sizes of files to write."""
     from scalelatent.data.read.chunks import StoredRows
 
     x = np.eye(40, dtype="f4")
@@ -204,13 +204,13 @@ def test_images_are_cropped_and_resized_by_area_means(tmp_path: Path, channels: 
     assert cropped.dtype == np.uint8
     np.testing.assert_array_equal(cropped.read_x(0, 30), inner.reshape(30, -1))
     np.testing.assert_array_equal(cropped.read_y(0, 30), Y[:30])
-    # The 8 x 10 pixels become 4 x 5, each the mean of 2 x 2 whole pixels.
+    # The cropped images of 8 x 10 pixels become 4 x 5 pixels, each the mean of 2 x 2 pixels.
     halved = convert_dataset(ds, tmp_path / "halved", crop=1, resize=(4, 5))
     means = inner.reshape(30, 4, 2, 5, 2, *channels).mean(axis=(2, 4))
     np.testing.assert_allclose(halved.read_x(0, 30), means.reshape(30, -1), rtol=1e-6)
     assert halved.dtype == np.float32
-    # The 10 x 12 pixels become 3 x 8. If each pixel is divided into 3 x 2 parts, a new pixel is the mean of
-    # 10 x 3 parts.
+    # Images of 10 x 12 pixels become 3 x 8 pixels. The expected values divide each pixel into 3 x 2 parts, so
+    # that a new pixel is the mean of 10 x 3 parts.
     odd = convert_dataset(ds, tmp_path / "odd", resize=(3, 8), dtype="u1", lossy=True).read_x(0, 30)
     fine = x.repeat(3, axis=1).repeat(2, axis=2).reshape(30, 3, 10, 8, 3, *channels).mean(axis=(2, 4))
     np.testing.assert_array_equal(odd, np.rint(np.float32(fine)).reshape(30, -1))

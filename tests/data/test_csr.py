@@ -49,7 +49,7 @@ def matrices(draw: Any) -> sp.csr_array:
     counts = draw(st.lists(st.integers(0, columns), min_size=rows, max_size=rows))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     indices = [np.sort(rng.choice(columns, n, replace=False)) for n in counts]
-    data = rng.integers(0, 100, sum(counts)).astype(dtype)  # Some entries are stored zeros.
+    data = rng.integers(0, 100, sum(counts)).astype(dtype)  # Some stored entries are 0.
     return sp.csr_array(
         (data, np.concatenate(indices).astype("i4"), np.r_[0, np.cumsum(counts)]), shape=(rows, columns)
     )
@@ -141,7 +141,7 @@ def test_every_kind_of_y_is_stored_with_dense_and_csr_rows(
         if kind in ("targets", "multilabel"):
             with pytest.raises(DataError, match=f"{kind} columns per row instead of one label"):
                 one.read_codes(0, 1)
-    # A dataset has a new format version only if earlier releases cannot read it.
+    # Earlier releases can read dense rows with labels or no y, so such datasets keep format version 1.
     old = kind in (None, "labels") and not sp.issparse(x)
     assert ds.attrs["format_version"] == (1 if old else 2)
     assert ("x_kind" in ds.attrs) == (not old)
@@ -149,7 +149,7 @@ def test_every_kind_of_y_is_stored_with_dense_and_csr_rows(
         assert Dataset.from_spec(json.loads(json.dumps(ds[4:].spec()))).fingerprint() == ds[4:].fingerprint()
 
 
-def test_targets_alone_decide_the_fingerprint() -> None:
+def test_datasets_that_differ_only_in_y_have_different_fingerprints() -> None:
     prints = {Dataset.from_arrays(X, y).fingerprint() for y in (None, Y, Y[:, None], TOPICS_OF)}
     assert len(prints) == 4
     stored = {
@@ -233,7 +233,7 @@ def test_the_error_names_lost_and_damaged_row_groups(
     with pytest.raises(DataError, match=message):
         open_dataset(ds.url or "").read_x(0, ROWS)
     if file.startswith("x/000001"):
-        # The other row groups are undamaged.
+        # Rows of the other row groups (files of some rows) can still be read.
         assert_same_csr(open_dataset(ds.url or "").read_x(0, 100), X[:100])
 
 
@@ -297,7 +297,7 @@ def test_invalid_arguments_leave_no_files(options: dict[str, Any], message: str)
 )
 def test_invalid_csr_arrays_are_refused(x: Any, y: Any, message: str | None) -> None:
     if message is None:
-        # Scipy checks the indices only when the array is made, so the package must find this wrong index.
+        # Scipy checks indices only when it makes an array, so only this package can find the index 8.
         x.indices[0] = 8
         message = "row 0 has an entry in column 8, but columns are 0 to 7"
     with pytest.raises(DataError, match=message):

@@ -13,7 +13,7 @@ from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.data.read.earlier import find_earlier_rows, rows_at_same_time
 from scalelatent.errors import DataError
 
-SIZES = (40, 10, 15, 80, 5)  # Rows of each appended part. Later appends merge the second and the third part.
+SIZES = (40, 10, 15, 80, 5)  # Rows of each part: the first is saved, the others are appended.
 
 
 def make_rows(part: int, kind: str) -> Dataset:
@@ -22,7 +22,7 @@ def make_rows(part: int, kind: str) -> Dataset:
     x: Any = random.integers(0, 5, (n, 6)).astype("u1")
     y: Any = np.array(["b", "d", "f"])[np.arange(n) % 3]
     if part in (1, 3):
-        # The first row of each part has a class that sorts before the classes of the other rows.
+        # These parts add a class that sorts before the known classes, which changes the codes of the classes.
         y[:1] = "ace"[part // 2]
     if kind == "numbers":
         y = np.array([ord(c) for c in y])
@@ -59,7 +59,7 @@ def test_every_earlier_state_is_reopened(kind: str, tmp_path: Path) -> None:
             found = find_earlier_rows(rows, then)
             assert found is not None
             assert found.fingerprint() == then
-            again = Dataset.from_spec(found.spec())  # A task opens the dataset in this way.
+            again = Dataset.from_spec(found.spec())  # Tasks on workers open a dataset by its spec.
             assert again.fingerprint() == then
             assert read_content(again) == read_content(found)
     assert find_earlier_rows(now, "another") is None

@@ -63,8 +63,8 @@ def test_xarray_opens_stored_rows_with_named_dimensions(stored: Dataset) -> None
     np.testing.assert_array_equal(Dataset.from_arrays(opened.x).read_x(3, 9), ROWS[3:9].reshape(6, -1))
 
 
-def test_a_dataset_without_names_of_tables_opens(stored: Dataset) -> None:
-    """Earlier releases wrote datasets of tables without names."""
+def test_a_dataset_whose_tables_have_no_dimension_names_opens(stored: Dataset) -> None:
+    """Earlier releases wrote the tables of digests and checksums without names of their dimensions."""
     import json
 
     for table in ("digest", "crc"):

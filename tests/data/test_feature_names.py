@@ -144,7 +144,7 @@ def test_appended_rows_have_the_same_names(tmp_path: Path) -> None:
 
 
 def test_workers_do_not_read_names(tmp_path: Path) -> None:
-    """Names are stored in their own array, which neither opening a dataset nor reading its rows touches."""
+    """Feature names are in their own array, which is not read to open a dataset or to read its rows."""
     names = [f"ENSG{i:011d}" for i in range(30_000)]
     url = Dataset.from_arrays(np.zeros((3, 30_000), "u1"), feature_names=names).save(tmp_path / "d").url or ""
     assert (tmp_path / "d" / "zarr.json").stat().st_size < 10_000

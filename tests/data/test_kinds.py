@@ -17,7 +17,7 @@ from scalelatent.errors import DataError
 N, P = 90, 12
 _RNG = np.random.Generator(np.random.Philox(11))
 DENSE = (_RNG.integers(0, 6, (N, P)) * (_RNG.random((N, P)) < 0.2)).astype("f4")
-DENSE[40:44] = 0  # These rows are empty.
+DENSE[40:44] = 0  # These four rows have no entries.
 TARGETS = _RNG.standard_normal((N, 3))
 TOPICS = (_RNG.random((N, 7)) < 0.3).astype("u1")
 LABELS = np.array(["x", "b", "m"])[np.arange(N) % 3]

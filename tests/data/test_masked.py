@@ -30,7 +30,7 @@ def make_capsule() -> Any:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=1, n_jobs=1)
 
 
-DOORS: dict[str, Callable[[Any, Path], Any]] = {
+ENTRY_POINTS: dict[str, Callable[[Any, Path], Any]] = {
     "from_arrays": lambda x, _: Dataset.from_arrays(x, Y),
     "list of rows": lambda x, _: Dataset.from_arrays(list(x), Y),
     "dask": lambda x, _: Dataset.from_arrays(da.from_array(x, chunks=(15, 10)), Y).read_x(0, 40),
@@ -46,10 +46,10 @@ DOORS: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_masked_rows_are_refused_with_row_and_feature(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_masked_rows_are_refused_with_row_and_feature(entry_point: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=WHERE):
-        DOORS[door](MASKED, tmp_path)
+        ENTRY_POINTS[entry_point](MASKED, tmp_path)
     assert not (tmp_path / "a/x/c").exists()
 
 

@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 MB = 1 << 20
-ROWS, WIDTH = 60_000, 784 * 2  # 94 MB in total.
-ALLOWED = 40 * MB
+ROWS, WIDTH = 60_000, 784 * 2  # All rows have 94 MB.
+MAX_GROWTH_BYTES = 40 * MB
 
-_CHILD = """
+_CHILD_PROGRAM = """
 import json, pathlib, resource, sys
 import numpy as np
 from scalelatent.data import (
@@ -28,18 +28,18 @@ from scalelatent.data import (
 )
 folder, what = sys.argv[1:]
 small = {"chunk_rows": 1000, "shard_rows": 2000, "overwrite": True}
-# imports, codecs and loops first
+# Before the measurement, import packages and use codecs and loops once, because they take memory, too.
 import h5py, PIL.Image
 PIL.Image.init()
 warm = Dataset.from_arrays(np.zeros((4000, 8), "u1")).save(folder + "/warm", **small)
 warm.read_x(0, 4000)
-if what.startswith(("svmlight", "documents")):  # compiling takes memory, too
+if what.startswith(("svmlight", "documents")):  # Compile the parser, too.
     pathlib.Path(folder + "/warm.txt").write_text("1 1:1\\n")
     import_svmlight(folder + "/warm.txt", folder + "/counts", overwrite=True)
     make_documents(folder + "/warm", 3, base=folder + "/counts", overwrite=True)
 if what == "h5ad":
     import anndata
-def peak():  # ru_maxrss of a child begins with its parent's on Linux, VmHWM does not
+def peak():  # On Linux, ru_maxrss starts with the peak of the parent process; VmHWM does not.
     status = pathlib.Path("/proc/self/status")
     if status.exists():
         lines = status.read_text().splitlines()
@@ -105,7 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write(rows.tobytes())
     with h5py.File(path / "x.h5", "w") as file:
         file.create_dataset("x", data=rows, chunks=(500, WIDTH // 2), compression="gzip", compression_opts=1)
-    # MATLAB stores columns first, so the axes are reversed.
+    # A MATLAB file stores the axes of an array in reverse order.
     with h5py.File(path / "x.mat", "w", userblock_size=512) as file:
         file.create_dataset(
             "x", data=rows.T, chunks=(WIDTH // 4, 700), compression="gzip", compression_opts=1
@@ -114,14 +114,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raw.write(b"MATLAB 7.3 MAT-file")
     (path / "images").mkdir()
     image = Image.fromarray(rows[:WIDTH])
-    for i in range(40):  # An image has 2.5 MB.
+    for i in range(40):  # Each image has 2.5 MB.
         image.save(path / "images" / f"{i}.png", compress_level=1)
     Dataset.from_arrays(rows).save(path / "ds", chunk_rows=1000, shard_rows=2000)
     return path
 
 
 def measure_memory_growth(folder: Path, what: str) -> int:
-    run = [sys.executable, "-c", _CHILD, str(folder), what]
+    run = [sys.executable, "-c", _CHILD_PROGRAM, str(folder), what]
     return int(json.loads(subprocess.run(run, capture_output=True, timeout=120, check=True).stdout))
 
 
@@ -131,11 +131,11 @@ def measure_memory_growth(folder: Path, what: str) -> int:
 )
 @pytest.mark.slow
 def test_importing_a_file_takes_the_memory_of_a_few_shards(folder: Path, what: str) -> None:
-    assert measure_memory_growth(folder, what) < ALLOWED
+    assert measure_memory_growth(folder, what) < MAX_GROWTH_BYTES
 
 
 def test_the_memory_test_detects_a_file_that_is_read_whole(folder: Path) -> None:
-    assert measure_memory_growth(folder, "whole") > 2 * ALLOWED
+    assert measure_memory_growth(folder, "whole") > 2 * MAX_GROWTH_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ SPARSE = ["csr", "csr-packed", "h5ad", "svmlight", "svmlight.gz", "documents", "
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SPARSE)
 def test_importing_sparse_rows_takes_the_memory_of_a_few_row_groups(sparse_folder: Path, what: str) -> None:
-    assert measure_memory_growth(sparse_folder, what) < 3 * ALLOWED
+    assert measure_memory_growth(sparse_folder, what) < 3 * MAX_GROWTH_BYTES
 
 
 @pytest.mark.slow

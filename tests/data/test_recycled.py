@@ -11,7 +11,7 @@ import scalelatent as sl
 from scalelatent.data import create_dataset
 from scalelatent.data.read.chunks import MAX_FREE, RecyclingAllocator
 
-ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # A chunk of 1024 rows in float32 has 256 KiB.
+ROWS, WIDTH, CHUNK = 8 * 1024, 64, 1024  # A chunk has 256 KiB.
 F4 = np.dtype("f4")
 
 
@@ -71,7 +71,7 @@ def test_threads_never_share_the_memory_of_rows(tmp_path):
                     wrong.append(b)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(read, range(4)))  # ``list`` raises the errors of the threads.
+        list(pool.map(read, range(4)))  # Iterating raises an error of a thread.
     assert not wrong
 
 

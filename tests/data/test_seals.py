@@ -23,7 +23,7 @@ def make_arrays(kind: str, seed: int) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     x: Any = random.integers(1, 9, (N, P)).astype("f4" if kind == "floats" else "u1")
     y: Any = random.integers(0, 3, N)
-    # Arrays of both seeds have their entries in the same columns, so their shards have the same sizes.
+    # For every seed the entries are in the same columns, so shards of two datasets have equal sizes.
     if kind == "csr":
         x = csr_array(np.where(np.arange(P) % 2, x, 0).astype("f4"))
         y = csr_array((np.arange(P) % 3 == 0) * random.integers(1, 5, (N, P)).astype("u1"))
@@ -159,7 +159,7 @@ def test_a_dataset_without_the_table_opens_and_reads(tmp_path: Path) -> None:
 
 
 def remove_checksum_table(path: Path) -> None:
-    """Rewrite a dataset in the form of versions that had no table of checksums."""
+    """Remove the table of checksums from a dataset, as in datasets of earlier versions."""
     meta = json.loads((path / "zarr.json").read_text())
     del meta["attributes"]["crc"]
     (path / "zarr.json").write_text(json.dumps(meta))
@@ -176,7 +176,7 @@ def test_a_shard_of_another_dataset_is_repaired(
     make_digits(tmp_path / "b", 300, seed=2, shard_rows=100)
     x = first.read_x(0, 300)
     shutil.copyfile(tmp_path / "b/x/c/1/0/0", tmp_path / "a/x/c/1/0/0")
-    if packed_otherwise:  # Compress the shard differently, as another version of the compressor would.
+    if packed_otherwise:  # Another version of the compressor may give other bytes.
         use_other_compression_level(tmp_path / "a")
     made = repair_dataset(tmp_path / "a")
     assert made.fingerprint() == first.fingerprint()
@@ -184,7 +184,7 @@ def test_a_shard_of_another_dataset_is_repaired(
 
 
 def use_other_compression_level(path: Path) -> None:
-    """Make the next shard files of a dataset use another level of its compressor."""
+    """Change the compression level in the metadata of a dataset, which applies to shards written later."""
     meta = json.loads((path / "x/zarr.json").read_text())
     codecs = meta["codecs"]
     inner = codecs[0]["configuration"]["codecs"] if codecs[0]["name"] == "sharding_indexed" else codecs

@@ -41,14 +41,12 @@ def test_the_order_is_a_bijection_that_depends_on_seed_and_rows(seed: int, n_row
 
 
 def test_all_orders_are_equally_likely() -> None:
-    """The 24 orders of 4 rows are equally frequent in 4800 shuffles, by a chi-squared test of 23 degrees of
-    freedom.
-    """
+    """A chi-squared test compares 4800 shuffles of 4 rows with equal frequencies of all 24 orders."""
     orders = [tuple(shuffled_rows(seed, 4).tolist()) for seed in range(4800)]
     counts = np.array([orders.count(o) for o in set(orders)])
     assert len(counts) == 24
-    # A random order exceeds this limit with probability 1e-3; the seeds are fixed, so the result is always
-    # the same.
+    # With 23 degrees of freedom, uniform orders exceed 50 with probability 1e-3. The seeds are fixed, so the
+    # result is always the same.
     assert ((counts - 200) ** 2 / 200).sum() < 50
 
 
@@ -83,7 +81,7 @@ def test_many_buckets_are_shuffled_through_files(
         rows, tmp_path / "few", seed=5, memory=1500, progress=lambda *c: calls.append(c), shard_rows=20
     )
     assert len({key.split("/")[0] for key in written}) > 5
-    # A bucket (the rows of one range of the new order) was written in several parts.
+    # At least one bucket (the rows of one range of the new order) was written in several parts.
     assert len(written) > len({key.split("/")[0] for key in written})
     assert few.fingerprint() == shuffle_dataset(rows, tmp_path / "all", seed=5, shard_rows=20).fingerprint()
     assert few.fingerprint() != shuffle_dataset(rows, tmp_path / "x", seed=6, shard_rows=20).fingerprint()
@@ -137,7 +135,7 @@ def test_a_failed_shuffle_leaves_no_files(
     assert [p.name for p in tmp_path.iterdir()] == ["rows"]
 
 
-_CHILD = """
+_SLOW_SHUFFLE_PROGRAM = """
 import sys, time
 from scalelatent.data import shuffle_dataset
 from scalelatent.data.write import shuffle
@@ -151,7 +149,7 @@ shuffle_dataset(sys.argv[1], sys.argv[2], seed=0, memory=1500)
 
 
 def test_an_interrupted_shuffle_leaves_no_files(rows: Dataset, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _CHILD, str(rows.url), str(tmp_path / "out")]
+    command = [sys.executable, "-c", _SLOW_SHUFFLE_PROGRAM, str(rows.url), str(tmp_path / "out")]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"half\n"
@@ -197,4 +195,4 @@ def test_label_sorted_rows_are_mixed(tmp_path: Path) -> None:
     y = np.repeat(np.arange(10), 500)
     ds = shuffle_dataset(Dataset.from_arrays(y[:, None].astype("u1"), y), tmp_path / "out", seed=0)
     runs = 1 + int((np.diff(ds.read_y(0, 5000)) != 0).sum())
-    assert 4300 < runs < 4700  # A random order has 1 + 0.9 * 5000 expected runs, the sorted one 10.
+    assert 4300 < runs < 4700  # A random order has about 4500 runs of labels, the sorted order 10.

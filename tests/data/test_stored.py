@@ -37,7 +37,7 @@ def assert_damage_is_reported(ds: Dataset, column: str, shard: int, what: str) -
         read(a + 5, a + 8)
     for part in (str(ds.url), str(file), f"rows {a}:{b} of '{column}'", "Restore that file"):
         assert part in str(error.value)
-    read(0, 20)  # The other shards can be read.
+    read(0, 20)  # Other shards can be read.
 
 
 @pytest.mark.parametrize("column", ["x", "y"])
@@ -73,7 +73,7 @@ def test_missing_and_damaged_objects_are_errors(through: str, monkeypatch: pytes
     place = locate("memory://damage")
     np.testing.assert_array_equal(ds.read_x(0, 100), X)
     place.write("x/c/1/0", place.read("x/c/1/0")[:-9])  # type: ignore[index]
-    # Open the dataset again, so that the index of the shard is not yet read.
+    # The dataset is opened again, because an open dataset has already read the index of the shard.
     ds = open_dataset("memory://damage")
     what = "cannot be decoded" if through == "zarr" else "is damaged: the checksum of its index"
     with pytest.raises(DataError, match=rf"rows 20:40 of 'x'\) {what}"):
@@ -151,14 +151,14 @@ def test_damaged_metadata_and_missing_arrays_are_refused(tmp_path: Path) -> None
 def test_a_lost_column_is_an_error(tmp_path: Path, column: str, names: str, reported: bool) -> None:
     y = [f"c{label}" for label in Y] if names == "strings" else Y
     Dataset.from_arrays(X, y, sample_weight=np.ones(100)).save(tmp_path / "ds")
-    if not reported:  # Remove the list of columns, which earlier versions did not write.
+    if not reported:  # Imitate earlier versions, which wrote no list of columns.
         meta = json.loads((tmp_path / "ds/zarr.json").read_text())
         assert meta["attributes"].pop("columns") == ["x", "y", "weight"]
         (tmp_path / "ds/zarr.json").write_text(json.dumps(meta))
         assert open_dataset(tmp_path / "ds").has_weight
     (tmp_path / "ds" / column / "zarr.json").unlink()
     if column == "weight" and not reported:
-        # Without the list of columns, nothing shows that the dataset had weights.
+        # Without the list of columns, nothing in the files shows that the dataset had weights.
         assert not open_dataset(tmp_path / "ds").has_weight
         return
     with pytest.raises(DataError, match=rf"array '{column}' is missing|{column}/zarr\.json is missing"):
@@ -200,9 +200,7 @@ def test_zarr_reads_a_dataset_without_this_package(tmp_path: Path) -> None:
 def test_codecs_that_only_zarr_knows_are_decoded_by_zarr(
     how: dict[str, Any], named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dataset that zarr has compressed again with one of its codecs can be read; one line of the log
-    reports it.
-    """
+    """If zarr has rewritten rows with one of its own codecs, zarr decodes the rows; one log line says so."""
     import zarr
     from zarr import codecs
 
@@ -234,7 +232,7 @@ def test_codecs_that_only_zarr_knows_are_decoded_by_zarr(
 def test_own_codecs_are_decoded_without_zarr(
     compressor: str | None, shard_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package decodes its own codecs, although each release of zarr describes a codec in another way."""
+    """The package decodes the codecs that it writes; each release of zarr describes a codec differently."""
     from scalelatent.data.read.chunks import StoredRows
 
     Dataset.from_arrays(X, Y).save(
@@ -262,4 +260,4 @@ def test_file_urls_are_paths(tmp_path: Path, url: str) -> None:
     address = url.format(str(tmp_path / "a%20b%25c"))
     assert open_dataset(address).url == str(tmp_path / "a b%c")
     with pytest.raises(DataError, match="does not exist"):
-        open_dataset(tmp_path / "a%20b%25c")  # A plain path is not decoded.
+        open_dataset(tmp_path / "a%20b%25c")  # Only URLs contain escapes such as %20.

@@ -1,4 +1,4 @@
-"""Tiles are shards that have some columns of some rows; each tile may have its own writer."""
+"""Tiles (shards that have some of the columns of their rows) may be written by several writers."""
 
 from __future__ import annotations
 

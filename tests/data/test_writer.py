@@ -100,7 +100,7 @@ def test_writing_again_does_not_change_a_finished_dataset(tmp_path: Path) -> Non
 
 
 def test_the_first_shards_of_an_appended_dataset_are_unchanged(tmp_path: Path) -> None:
-    """Appended labels extend the classes, which changes the codes that are read, not the stored ones."""
+    """Appended labels may add classes, which changes the codes that a reader returns, not those on disk."""
     names = np.array(["d", "b"])[Y % 2]
     Dataset.from_arrays(X, names).save(tmp_path / "ds", shard_rows=20, chunk_rows=20)
     ds = append_rows(tmp_path / "ds", Dataset.from_arrays(X[:5], list("aaaaa")))
@@ -138,7 +138,7 @@ def test_an_existing_output_is_not_overwritten(tmp_path: Path) -> None:
         open_dataset(tmp_path / "ds").save(tmp_path / "ds", overwrite=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    for overwrite in (False, True):  # Only datasets may be overwritten, no other folders.
+    for overwrite in (False, True):  # Folders of other files stay in both cases.
         with pytest.raises(DataError, match="not a scalelatent dataset, so it is not replaced"):
             _create(tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").exists()
@@ -261,9 +261,7 @@ def test_saving_a_slice_keeps_classes_and_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_rows", [95, 94, 80, 75, 60, 21])
 def test_a_dataset_may_shrink_to_its_actual_rows(tmp_path: Path, n_rows: int) -> None:
-    """If a source has fewer rows than announced, the dataset equals one that was created with the right
-    size.
-    """
+    """A dataset whose source has fewer rows than announced equals a dataset created with that number."""
     writer = _create(tmp_path / "ds", provenance={"seed": 1})
     for shard in range(n_rows // 20):
         _write(writer, shard)
@@ -319,9 +317,7 @@ def test_the_error_names_the_row_of_an_invalid_weight(tmp_path: Path) -> None:
 
 
 def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an object store, each read of a marker file is a request; ten thousand single requests would take
-    minutes.
-    """
+    """In an object store, each read of a marker file is a request, and 10,000 requests would take minutes."""
     from scalelatent.storage.objects import ObjectLocation
 
     writer = _create("memory://markers", overwrite=True)
@@ -351,7 +347,7 @@ def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_overwrite_without_disk_space_keeps_the_old_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are refused only if the disk is too small for them even after the best compression."""
+    """Without space for the new rows, even if they compress well, the overwrite is refused at once."""
     from scalelatent.storage.disk import LocalLocation
 
     old = Dataset.from_arrays(np.ones((1000, 100), "f4")).save(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""The doctor runs all checks, and names each problem."""
+"""The command `scalelatent doctor` runs all checks of an installation, and names each problem."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dask
-import distributed  # noqa: F401  sets its configuration
+import distributed  # noqa: F401  The import sets the configuration of Dask.
 import pytest
 
 from scalelatent.deploy import clusters
@@ -58,7 +58,7 @@ def test_a_cluster_waits_for_lost_workers():
 
 
 def test_processes_that_end_late_do_not_fail_finished_work(caplog):
-    """On a busy machine the processes of a cluster may take longer to end than its close waits."""
+    """If the processes of a cluster do not end in time, as on a busy machine, a warning reports it."""
 
     class Late:
         def close(self, timeout):

@@ -59,7 +59,7 @@ def test_the_error_names_a_kernel_that_does_not_compile(monkeypatch) -> None:
 def test_ctrl_c_ends_the_children_without_a_traceback(
     starting: float, tmp_path: Path, monkeypatch, capfd
 ) -> None:
-    """A child that keeps compiling is ended, and does not receive Ctrl-C of the terminal."""
+    """The process ends its child, which compiles for long and does not get Ctrl-C of the terminal itself."""
     (tmp_path / "slow.py").write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
     monkeypatch.setattr(warming, "_find_uncompiled", lambda kinds: (1, [("data", 0, "no._such_kernel")]))
     begin, children, started = time.monotonic(), [], threading.Event()
@@ -77,7 +77,7 @@ def test_ctrl_c_ends_the_children_without_a_traceback(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(warming.subprocess, "Popen", Child)
-    # An import of polars makes the same call, after which a signal does not end a wait for a child process.
+    # After this call, which an import of polars makes, too, a signal does not end a wait for a child process.
     signal.siginterrupt(signal.SIGINT, False)
     threading.Thread(target=interrupt).start()
     try:

@@ -94,7 +94,7 @@ def make_toy_stage(
 
 @pytest.fixture(scope="session")
 def toy() -> SimpleNamespace:
-    """Return a toy model with its rows and stages."""
+    """Return the toy learner, its reduction (sums over rows), and functions that make its inputs."""
     return SimpleNamespace(
         Sums=OrderedSums,
         Wander=WanderingLearner,

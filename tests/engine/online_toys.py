@@ -1,8 +1,8 @@
 """Toy online learners by gradients (Logistic), row by row (Walk), and by adding evidence (Evidence).
 
 Any change of the order of rows changes the last bits of their sums. The file is imported under the name
-``scalelatent.online_toys`` (see conftest.py), because records hold types of scalelatent only. The workers
-of a cluster preload it.
+``scalelatent.online_toys``, because saved records may only contain types of scalelatent. The workers of a
+cluster preload it.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Evidence:
         stats["evidence"][:] += belief - prior
 
     def step(self, state: Any, stats: Stats, n_rows: int) -> Any:
-        # The minibatches of all chains: chains * minibatches.
+        # Each minibatch of each chain (part of a step) makes the old log-odds fade once.
         kept = self.forgetting ** float(stats["minibatches"])
         belief = kept * state["belief"] + stats["evidence"] + (1 - kept) * 0.01
         return {"belief": belief, "trail": float(belief.sum())}
@@ -224,9 +224,9 @@ def _log_sum(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Learner and reduction whose sums of inputs and outputs are weighted by row, epoch and chain.
+    """Toy learner that sums products of inputs and outputs, weighted by row, epoch and chain of a step.
 
-    The sums differ if rows are exchanged.
+    The weights make the sums differ if rows are exchanged.
     """
 
     p: int

@@ -18,7 +18,7 @@ class State:
 
 
 def send_unaligned(value: Any) -> Any:
-    """Return a copy of the value, pickled and loaded with buffers at odd addresses, as in a message."""
+    """Return a copy of the value whose arrays start at odd addresses, like arrays in a received message."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     odd = [memoryview(b"." * (i % 3 + 1) + bytes(b))[i % 3 + 1 :] for i, b in enumerate(buffers)]

@@ -13,7 +13,7 @@ from scalelatent.engine.dask.worker_side import reuse_freed_memory
 
 # Program that prints the page faults of a hundred arrays of 4 MB, with the default allocator and with this
 # package's settings.
-FAULTS = """
+PAGE_FAULTS_PROGRAM = """
 import resource, numpy as np
 from scalelatent.engine.dask.worker_side import reuse_freed_memory
 def faults():
@@ -31,12 +31,12 @@ def test_freed_memory_is_reused_without_page_faults() -> None:
     environ = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536"}
     environ.pop("MALLOC_MMAP_THRESHOLD_", None)
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PAGE_FAULTS_PROGRAM], env=environ, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     before, changed, after = done.stdout.split()
     assert changed == "True"
-    assert int(before) > 50_000  # A hundred arrays have a thousand pages each.
+    assert int(before) > 50_000  # Each of the hundred arrays has a thousand pages.
     assert int(after) < 5_000
 
 

@@ -48,7 +48,7 @@ def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
             known = cache.get(key)
             if cache.put(key, piece):
                 put[key] = piece if known is None else known
-                # The cache keeps the older of two pieces with the same rows.
+                # If two pieces with the same rows are put into the cache, it keeps the first.
                 assert cache.get(key) is put[key]
         assert 0 <= cache.used <= limit
         kept = [cache.get(k) for k in range(10)]
@@ -84,7 +84,7 @@ def test_pieces_that_two_passes_did_not_use_are_evicted() -> None:
     cache.get("b")
     cache.start_pass()
     assert cache.put("new", make_piece(100))
-    # The cache has dropped a single piece, because that was enough.
+    # The cache has evicted only one of the unused pieces a and c, because the new piece has the same size.
     assert (cache.get("a") is None) != (cache.get("c") is None)
     assert cache.get("b") is not None
 

@@ -26,14 +26,14 @@ class EventLog(Callback):
 
 
 def test_a_fit_receives_compiler_events_only_while_it_runs() -> None:
-    heard = EventLog()
-    with FitSession("test", device="cpu", n_jobs=1, callbacks=[heard]):
+    log = EventLog()
+    with FitSession("test", device="cpu", n_jobs=1, callbacks=[log]):
         kernel = make_fresh_kernel()
         assert kernel(1) == kernel(1) == 2
     make_fresh_kernel()(1)
-    assert [event["event"] for event in heard.events] == ["compiling_kernels", "kernel_compiled"]
-    assert heard.events[0]["message"] == COMPILING
-    assert heard.events[1]["seconds"] >= 0
+    assert [event["event"] for event in log.events] == ["compiling_kernels", "kernel_compiled"]
+    assert log.events[0]["message"] == COMPILING
+    assert log.events[1]["seconds"] >= 0
 
 
 def test_progress_reports_the_compilation_of_kernels_once() -> None:

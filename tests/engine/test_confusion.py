@@ -21,7 +21,7 @@ from scalelatent.reductions.confusion import SCORERS, ConfusionCounts
 
 @dataclass(frozen=True)
 class IdentityMap:
-    """Row map whose rows are the probabilities."""
+    """Map that returns the rows as they are, because the rows of this test are probabilities of classes."""
 
     requirements = BlockRequirements()
 

@@ -25,7 +25,7 @@ DENSE = X.toarray()
 
 
 class ColumnSums:
-    """Column sums that also record whether their blocks were dense or CSR."""
+    """Column sums that also record the types and the largest size of their blocks."""
 
     def __init__(self, csr: bool = False) -> None:
         self.requirements = BlockRequirements(csr=csr)
@@ -79,7 +79,7 @@ def test_a_pass_over_csr_rows_gives_the_bits_of_dense_rows(accepts: bool, tmp_pa
     wanted = InProcessExecutor(1).collect(dense, lambda *_: None)["train"].vector
     assert (found == wanted).all()
     assert work.kinds == {CsrRows if accepts else np.ndarray}
-    assert work.largest == 16  # At most one block is dense at a time.
+    assert work.largest == 16  # A block has 16 rows, and one block at a time becomes dense.
     # The cache counts the bytes of CSR rows, not those of dense rows.
     assert 0 < cache.used < X.nnz * 8 + 500 * 8 + 8 * 20
 

@@ -101,7 +101,7 @@ def test_an_idle_feed_releases_its_thread_and_resumes_when_used(rows: Dataset) -
 
 def test_a_dead_reader_thread_is_restarted(rows: Dataset) -> None:
     with make_feed(rows) as (feed, _):
-        feed._thread = threading.Thread()  # A thread that was never started is not alive.
+        feed._thread = threading.Thread()  # This thread was never started, so it counts as dead.
         assert feed.blocks(0, 0)[0] is not None
 
 
@@ -120,7 +120,7 @@ def test_waiting_for_rows_can_be_interrupted(rows: Dataset, monkeypatch: pytest.
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), make_feed(rows) as (feed, _):
         feed.blocks(0, 0, leave)
-    assert time.monotonic() - begin < 10  # Closing does not wait for the read that hangs either.
+    assert time.monotonic() - begin < 10  # Closing did not wait for the hanging read.
     never.set()
     assert _is_true_within(lambda: not list_reader_threads())
 

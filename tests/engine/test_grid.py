@@ -1,4 +1,4 @@
-"""Laws of the row grid.
+"""The row grid, which divides the rows of a dataset.
 
 Every row is in exactly one block, one leaf (a fixed range of blocks) and one node of each level of the tree.
 """

@@ -32,7 +32,7 @@ from tests.helpers import HookLog
 class SmallGpuBackend(HostBackend):
     """GPU backend that runs out of memory for blocks of more than a given number of rows.
 
-    It raises an error of its own type, as the expressions of a model do.
+    It raises MemoryError; ``name_error`` translates this error into DeviceMemoryError.
     """
 
     gpu_errors = (DeviceMemoryError, MemoryError)
@@ -103,7 +103,7 @@ def test_blocks_are_halved_until_they_fit_and_no_row_counts_twice(run: Any, room
     np.testing.assert_allclose(cut.vectors[0], whole.vectors[0], rtol=1e-12)
     (card,) = cut.cards
     assert card.row_limits == {"toy_sums/train": limit}
-    # The block size is remembered: the second pass tries no whole block.
+    # The second pass tries no block above the limit, because the backend remembers the limit of the first.
     tries = [n for n in cut.seen if n > limit]
     assert len(tries) == card.released == int(np.log2(512 // limit))
     np.testing.assert_array_equal(*cut.vectors)
@@ -118,8 +118,8 @@ def test_each_split_is_reported_once(run: Any) -> None:
 
 
 def test_threads_with_equal_gpus_give_equal_bits(run: Any) -> None:
-    """Each of two threads has a GPU; the result does not depend on which thread computes a leaf (row
-    range).
+    """Each of two threads has a GPU; the result does not depend on which thread computes a leaf (fixed
+    range of rows).
     """
     one, two = run(200), run(200, threads=2)
     for a, b in zip(one.vectors, two.vectors, strict=True):
@@ -239,8 +239,8 @@ def test_blocks_of_a_map_in_stages_are_split(
     np.testing.assert_array_equal(map_to_array(StagedMap(3), rows, "cpu", 1), want)
     assert card.row_limits == {"map": 88}
     assert card.released == 3
-    # The map also writes a dataset and reports the event. Columns (stages) that were finished before memory
-    # ran out are computed once.
+    # A map that writes a dataset reports the event, too. Columns that were finished before memory ran out are
+    # not computed again.
     monkeypatch.setattr(inprocess, "make_backend", lambda device, slot=0: SmallGpuBackend(200))
     log, coder = HookLog(), StagedMap(3)
     executor = InProcessExecutor(1, cache=PieceCache(0), callbacks=log)

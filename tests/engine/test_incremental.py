@@ -30,9 +30,9 @@ from tests.helpers import InterruptAt
 
 @dataclass(frozen=True)
 class LeafMeans:
-    """Learner that sums rows of a leaf (range of rows) times a factor, which each step changes.
+    """Learner that sums the rows of each leaf (range of rows) times a factor, which each step changes.
 
-    If a step used an old contribution, its factor would show in the sum.
+    If a step used an outdated sum of a leaf, its factor would change the total.
     """
 
     requirements = BlockRequirements()
@@ -68,7 +68,7 @@ class LeafMeans:
         return False
 
     def validation(self) -> Any:
-        return None  # The toy has no validation rows.
+        return None  # This learner has no validation rows.
 
 
 sys.modules.setdefault("scalelatent.incremental_toys", sys.modules[__name__])

@@ -117,26 +117,26 @@ def test_members_of_every_kind_learn_the_same_as_in_separate_fits(toy: SimpleNam
         "d": Member(toy.Wander(5, 2), toy.start(), {"train": MemberRows(wide)}),
     }
 
-    class Look(Callback):
+    class CandidateCounts(Callback):
         shared: list[int] = []  # noqa: RUF012
 
         def on_pass_end(self, record: dict[str, Any]) -> None:
             self.shared.append(record["candidates"])
 
-    look = Look()
+    counts = CandidateCounts()
     for jobs in (1, 3):
-        found = run_jointly(members, jobs, look)
+        found = run_jointly(members, jobs, counts)
         assert list(found) == list(members)
         for key, member in members.items():
             alone = run_alone(toy, member.learner, {k: part.dataset for k, part in member.rows.items()})
             np.testing.assert_array_equal(found[key].state["trail"], alone.state["trail"])
             assert [r["objective"] for r in found[key].history] == [r["objective"] for r in alone.history]
             assert found[key].done
-    assert look.shared == [4, 4, 3, 3, 2, 2, 2] * 2
+    assert counts.shared == [4, 4, 3, 3, 2, 2, 2] * 2
 
 
 def test_a_failing_member_does_not_end_the_others(toy: SimpleNamespace) -> None:
-    class Fails(toy.Wander):  # type: ignore[misc,name-defined]
+    class FailingLearner(toy.Wander):  # type: ignore[misc,name-defined]
         def update(self, state: Any, stats: Any) -> Any:
             if state["iteration"] == 2:
                 raise FloatingPointError("too large")
@@ -146,7 +146,7 @@ def test_a_failing_member_does_not_end_the_others(toy: SimpleNamespace) -> None:
     found = run_jointly(
         {
             "a": Member(toy.Wander(3, 5), toy.start(), {"train": MemberRows(train)}),
-            "b": Member(Fails(3, 5), toy.start(), {"train": MemberRows(train)}),
+            "b": Member(FailingLearner(3, 5), toy.start(), {"train": MemberRows(train)}),
         }
     )
     assert found["b"].error == "too large"
@@ -245,7 +245,7 @@ def test_exact_integers_are_converted_once() -> None:
 
 
 def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path) -> None:
-    """When members end, a stage with a new name follows; a worker keeps only the newest of these stages."""
+    """When a member ends, a new stage (description of a pass) follows; a worker keeps only the newest."""
     from scalelatent.engine.dask import pass_tasks as tasks
 
     rows = toy.rows(40).save(tmp_path / "rows")
@@ -259,26 +259,26 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
             state = tasks.task_params(store.ref, stage.name, iteration).state
             assert state == {"shift": float(iteration)}
     own = {slot: key for slot, (key, _) in tasks._recent._kept.items() if slot[0] == store.ref}
-    # The worker keeps only the stage for later tasks, because each task brings its own state.
+    # The worker keeps the stage, but no state (parameters), which each task brings along.
     assert own == {(store.ref, "stage"): ("search-1_estep", ())}
     tasks._recent.forget(store.ref)
     assert not [slot for slot in tasks._recent._kept if slot[0] == store.ref]
 
 
 def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Members that want the same form of blocks (dense or CSR) share each read.
+    """Members (fits of a joint pass) that want the same form of blocks (dense or CSR) share each read.
 
     The scratch memory is the largest that any member needs.
     """
 
-    class Needs(toy.Sums):
+    class NeedsScratchMemory(toy.Sums):
         requirements = BlockRequirements(scratch=(5, 1))
 
-    class NeedsMore(toy.Sums):
+    class NeedsMoreThreadMemory(toy.Sums):
         requirements = BlockRequirements(scratch=(2, 3))
 
     rows = MemberRows(toy.rows(200))
-    wanted = [(work(3), rows) for work in (toy.Sums, Needs, NeedsMore)]
+    wanted = [(work(3), rows) for work in (toy.Sums, NeedsScratchMemory, NeedsMoreThreadMemory)]
     stage, _ = make_joint_sums("sums", wanted, "cpu", None, block_rows=8, leaf_rows=16)
     assert [reduction.requirements for reduction in stage.reductions.values()] == [
         BlockRequirements(scratch=(5, 3))
@@ -309,7 +309,7 @@ class BlockRecorder:
 
 
 def test_members_with_different_block_sizes_share_the_rows_they_read(toy: SimpleNamespace) -> None:
-    """Members whose blocks differ in size share each read, which has the largest block size.
+    """Members (fits of a joint pass) share each read, which has the largest block size of all.
 
     Each member gets blocks of its own size.
     """

@@ -173,7 +173,7 @@ def test_a_learner_that_fails_ends_the_fit_with_its_error(
     assert store.latest_state("toy_estep")[0] == 2  # The last finished pass is stored.
 
 
-# -- threads over items --------------------------------------------------------------------------------------
+# -- threads that compute items in parallel (run_threads) ----------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

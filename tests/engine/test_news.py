@@ -34,15 +34,15 @@ class Client:
 
 def test_each_of_two_fits_receives_its_messages() -> None:
     client, first, second = Client(), list[Any](), list[Any]()
-    ears = Listener(client)
-    ears.add_handler("t", first.append)
-    ears.add_handler("t", second.append)
+    subscriptions = Listener(client)
+    subscriptions.add_handler("t", first.append)
+    subscriptions.add_handler("t", second.append)
     client.publish("t", 1)
-    ears.remove_handler("t", first.append)
+    subscriptions.remove_handler("t", first.append)
     client.publish("t", 2)
-    ears.remove_handler("t", second.append)
+    subscriptions.remove_handler("t", second.append)
     assert client.subscribed == set()
-    ears.add_handler("t", first.append)
+    subscriptions.add_handler("t", first.append)
     client.publish("t", 3)
     assert (first, second) == ([1, 3], [1, 2])
 
@@ -50,11 +50,11 @@ def test_each_of_two_fits_receives_its_messages() -> None:
 def test_the_users_own_handler_still_receives_messages() -> None:
     client, own, ours = Client(), list[Any](), list[Any]()
     client.subscribe_topic("all", own.append)
-    ears = Listener(client)
+    subscriptions = Listener(client)
     for _ in range(2):
-        ears.add_handler("all", ours.append)
+        subscriptions.add_handler("all", ours.append)
         client.publish("all", "x")
-        ears.remove_handler("all", ours.append)
+        subscriptions.remove_handler("all", ours.append)
     assert ours == ["x", "x"]
     assert own == [(0.0, "x"), (0.0, "x")]
     client.publish("all", "y")

@@ -79,7 +79,7 @@ def make_learner(online: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-# -- what is computed ----------------------------------------------------------------------------------------
+# -- the result equals that of a plain loop ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
@@ -304,7 +304,7 @@ def test_a_failing_learner_ends_the_fit_after_the_last_step_is_stored(online: An
     assert EngineStore(tmp_path).latest_state("toy_step")[0] == 1
 
 
-# -- learning ------------------------------------------------------------------------------------------------
+# -- the quality of a fit on sorted rows ---------------------------------------------------------------------
 
 
 def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> None:
@@ -326,7 +326,7 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
     assert as_stored.state["error"] > shuffled.state["error"] + 0.03
 
 
-# -- leaving -------------------------------------------------------------------------------------------------
+# -- callbacks interrupt a fit within a step -----------------------------------------------------------------
 
 
 class LeaveAtCall(Callback):

@@ -89,7 +89,7 @@ def test_a_worker_runs_many_fits_at_once(ref: Any, sites: FitsOnWorker) -> None:
             with sites.use(ref, "toy_step", f"t{i}") as site:
                 together.wait(30)
                 answers[i] = step(site, 0, CHAINS)
-        except BaseException as error:  # noqa: BLE001  checked below
+        except BaseException as error:  # noqa: BLE001  The test checks it below.
             answers[i] = error
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
@@ -128,10 +128,10 @@ def test_the_end_of_a_fit_waits_for_its_running_task(
         assert list(runner.run(0, 0, site.state(Place())).nodes()) == [(1, 0)]
     assert closed == [[0, 1]]
     assert len(sites) == 0
-    sites.end(ref, "toy_step", "t0")  # A second call does no harm.
+    sites.end(ref, "toy_step", "t0")  # A second call has no effect.
     with sites.use(ref, "toy_step", "t1") as site:
         step(site, 0, 2)
-    sites.end(ref, "toy_step", "t1")  # An idle runner ends at once, whatever other runners do.
+    sites.end(ref, "toy_step", "t1")  # A fit that no task uses ends at once.
     assert _is_true_within(lambda: closed == [[0, 1], [0, 1]])
 
 

@@ -166,7 +166,7 @@ def test_a_step_beyond_the_last_is_refused(place: tuple[int, int, int]) -> None:
         RowOrder(10, 0, 2, n_chains=2).rows(*place)
 
 
-# -- sorted datasets -----------------------------------------------------------------------------------------
+# -- detection of sorted datasets ----------------------------------------------------------------------------
 
 
 def make_labelled_rows(y: np.ndarray) -> Dataset:

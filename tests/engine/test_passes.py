@@ -58,8 +58,8 @@ def test_spans_of_every_level_give_the_same_bits(
     roots = [run_by_spans(stage, level) for level in range(stage.grids["train"].depth + 1)]
     for root in roots[1:]:
         np.testing.assert_array_equal(root, roots[0])
-    assert roots[0][-2] == n  # The rows are in memory, so no bytes are read.
-    assert roots[0][-1] == 0  # These rows are in memory, so no bytes are read.
+    assert roots[0][-2] == n  # This number counts the rows.
+    assert roots[0][-1] == 0  # This number counts bytes that were read from files.
 
 
 @given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
@@ -173,7 +173,7 @@ def test_a_leaf_that_is_not_a_multiple_of_blocks_is_refused(
 
 @given(leaf=st.integers(1, 20_000), p=st.integers(1, 5000))
 def test_a_leaf_size_is_valid_for_any_number_of_columns_or_for_none(leaf: int, p: int) -> None:
-    """Otherwise a fit with projected rows could start and fail in a later stage."""
+    """If the answer depended on the columns, a fit could fail after it has projected its rows."""
 
     def block(columns: int) -> int | None:
         try:
@@ -185,7 +185,7 @@ def test_a_leaf_size_is_valid_for_any_number_of_columns_or_for_none(leaf: int, p
     assert (found is None) == (first is None)
     if found is None:
         assert leaf > passes.BLOCK_ROWS
-        assert choose_block_rows(p, None, -(-leaf // 256) * 256)  # The message recommends this size.
+        assert choose_block_rows(p, None, -(-leaf // 256) * 256)  # The error recommends this leaf size.
     else:
         assert leaf % found == 0
         assert found <= passes.BLOCK_ROWS

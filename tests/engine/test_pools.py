@@ -1,4 +1,4 @@
-"""Pools of workers: which workers take part in a fit, their speeds, and how tasks are shared among them."""
+"""Pools (the workers of one fit): which workers take part, their speeds, and how they share the tasks."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def _make_report(worker: str, pace: float, part: str = "train", device: str = "n
     return {"stage": "toy_estep", "part": part, "worker": worker, "pace": pace, "device": device}
 
 
-# -- who takes part ------------------------------------------------------------------------------------------
+# -- workers that take part in a fit -------------------------------------------------------------------------
 
 
 def test_a_fit_on_gpus_excludes_the_cpu_workers() -> None:
     pools = Pools(Link(a=0, b=1, c=0))
     pools.compute_on("gpu", THREADS)
     assert pools.chosen(THREADS) == {"b": 1}
-    assert pools.bound  # Dask may not move the tasks to other workers either.
+    assert pools.bound  # Dask must not move tasks to other workers.
     assert pools.gpus == {"b"}
 
 
@@ -110,7 +110,7 @@ def test_workers_of_dask_cuda_compute_on_their_gpu(monkeypatch: Any) -> None:
     assert not hooks.offers_gpu(worker)
     monkeypatch.setitem(sys.modules, "dask_cuda.initialize", SimpleNamespace())
     assert hooks.offers_gpu(worker)
-    worker.nanny = None  # This worker is in a process that imported dask-cuda for another cluster.
+    worker.nanny = None  # This worker shares a process, which imported dask-cuda for another cluster.
     assert not hooks.offers_gpu(worker)
 
 
@@ -136,7 +136,7 @@ def test_a_joining_worker_is_checked_for_gpus() -> None:
     assert pools.bound
 
 
-# -- speeds --------------------------------------------------------------------------------------------------
+# -- measured speeds of workers ------------------------------------------------------------------------------
 
 
 def test_unmeasured_workers_are_equal_and_gpus_have_an_assumed_speed() -> None:
@@ -154,7 +154,7 @@ def test_speeds_are_those_that_workers_reported() -> None:
     assert found.speeds == pytest.approx({"a": 1.0, "b": 1.0, "c": 20.0})
     assert found.row_seconds["train"] == 2e-3
     assert not found.are_equal
-    # Speeds of reports during a pass are relative to the worker that was the reference at its start.
+    # During a pass, speeds stay relative to the reference speed of its start, although a became faster.
     pace.receive(_make_report("a", 1e-3))
     again = pace.speeds(_stage(), THREADS, frozenset(), found.row_seconds)
     assert again.speeds == pytest.approx({"a": 2.0, "b": 1.0, "c": 20.0})
@@ -180,7 +180,7 @@ def test_an_unmeasured_worker_has_the_speed_of_similar_workers() -> None:
 
 
 def test_a_worker_without_work_for_long_is_measured_again() -> None:
-    """A worker may have become faster, which only a task that it computes can show."""
+    """The assumed speed of an idle worker rises, so that it gets a task, which measures its speed."""
     pace = Pace()
     pace.receive(_make_report("a", 1e-2))
     pace.receive(_make_report("b", 1e-3))
@@ -198,22 +198,22 @@ def test_a_worker_without_work_for_long_is_measured_again() -> None:
 
 
 def test_a_short_pause_of_a_worker_does_not_count_as_its_speed() -> None:
-    news, key = PaceReports(), ("fit", "estep", "train")
-    reported = [news.averaged(key, pace) for pace in (50.0, 1.0, 1.0, 100.0, 1.0, 1.0, 1.0, 1.0)]
+    reports, key = PaceReports(), ("fit", "estep", "train")
+    reported = [reports.averaged(key, pace) for pace in (50.0, 1.0, 1.0, 100.0, 1.0, 1.0, 1.0, 1.0)]
     assert reported[:3] == [None, 1.0, None]  # The first report is ignored, because it includes compilation.
     assert max(pace for pace in reported if pace) < 2.0
     assert [pace for pace in reported if pace][-1] < 1.3
 
 
 def test_workers_of_steady_speed_report_it_once() -> None:
-    news = PaceReports()
+    reports = PaceReports()
     rng = np.random.default_rng(0)
-    reported = [news.averaged(("fit", "e", "train"), pace) for pace in 1 + 0.1 * rng.random(1000)]
+    reported = [reports.averaged(("fit", "e", "train"), pace) for pace in 1 + 0.1 * rng.random(1000)]
     assert sum(pace is not None for pace in reported) == 1
-    assert news.averaged(("another fit", "e", "train"), 1.0) is None
+    assert reports.averaged(("another fit", "e", "train"), 1.0) is None
 
 
-# -- the window ----------------------------------------------------------------------------------------------
+# -- distribution of tasks to workers of different speed -----------------------------------------------------
 
 
 class Future:
@@ -274,10 +274,10 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
     for _ in range(2):
         window = case.window(kept)
     assert window.unequal
-    assert case.on_scheduler == ["toy_estep_pool"]  # The scheduler is asked once for both passes.
+    assert case.on_scheduler == ["toy_estep_pool"]  # Two passes send one request to the scheduler.
     assert window.seconds == pytest.approx(900 * 1e-2 / 22, rel=0.2)
     window.open()
-    assert window.all_sent  # A pass of so few seconds is sent in one message.
+    assert window.all_sent  # A pass that takes less than a second is sent in one message.
     ((batch, last),) = case.sent
     assert last
     # Spans (row ranges of tasks) that an interrupted pass has finished are never cut.
@@ -299,7 +299,7 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
 
 
 def test_spans_of_a_lost_worker_are_distributed_again(case: Any) -> None:
-    case.pools.pace.receive(_make_report("c", 1.0))  # Long passes are sent in several messages.
+    case.pools.pace.receive(_make_report("c", 1.0))  # A long pass is sent in several messages.
     case.pools.pace.receive(_make_report("a", 10.0))
     case.pools.pace.receive(_make_report("b", 10.0))
     window = case.window()
@@ -344,7 +344,7 @@ def test_speeds_within_a_factor_of_two_count_as_equal() -> None:
     assert not Speeds({}, {"a": 1.0, "b": 2.1}).are_equal
 
 
-# -- reports ------------------------------------------------------------------------------------------------
+# -- reports of the devices that compute --------------------------------------------------------------------
 
 
 def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
@@ -371,7 +371,7 @@ def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
 def test_large_gpu_blocks_need_a_cluster_of_gpus_only(
     workers: list[dict[str, float]], all_cards: bool
 ) -> None:
-    """Large blocks are fast on a GPU, but there would be too few of them to use CPU workers as well."""
+    """Large blocks are fast on a GPU, but there are too few large blocks to use CPU workers as well."""
     known = {str(i): {"resources": offered} for i, offered in enumerate(workers)}
     client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
     assert all_use_gpu(client) is all_cards

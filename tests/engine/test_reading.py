@@ -35,9 +35,7 @@ from scalelatent.errors import DataError, RunError
 
 
 class CountedRows:
-    """A stored dataset with pieces (rows read together) of given sizes, whose reads are counted, delayed or
-    fail.
-    """
+    """Stand-in for a stored dataset, divided into pieces (rows read together), which counts its reads."""
 
     is_stored, has_y, has_weight, n_features = True, True, True, 2
     reads_at_once, is_sparse = 1, True
@@ -130,7 +128,7 @@ def test_without_classes_labels_are_not_read() -> None:
 def test_labels_are_positions_in_the_models_classes(tmp_path: Path) -> None:
     """A dataset that lacks some of the model's classes has the model's codes for its labels.
 
-    Its pieces are cached separately.
+    Pieces (rows read together) with these codes are cached separately.
     """
     y = np.array([5, 9, 9, 5, 7, 7])
     stored = Dataset.from_arrays(np.zeros((6, 1), "f4"), y).save(tmp_path / "ds")
@@ -163,8 +161,8 @@ def test_the_reader_reads_a_bounded_number_of_pieces_ahead() -> None:
     deadline = time.monotonic() + 5
     while len(rows.reads) < 1 + AHEAD and time.monotonic() < deadline:
         time.sleep(0.005)
-    time.sleep(0.1)  # In this time the reader would read further pieces if its limit did not work.
-    # One piece was consumed, AHEAD pieces are in the queue, and one more was read and waits for space.
+    time.sleep(0.1)  # A reader without a limit would read on.
+    # One piece (rows read together) was used, AHEAD pieces are queued, and one more may wait for space.
     assert 1 + AHEAD <= len(rows.reads) <= 2 + AHEAD
     source.close()
     assert len(rows.reads) <= 3 + AHEAD

@@ -63,7 +63,7 @@ def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: in
 def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
     """Some spans (row ranges of tasks) have several leaves (fixed ranges of rows) and others have one.
 
-    This happens if half of the rows of a task are computed again.
+    Spans differ in size if only half of the rows of a task are computed again.
     """
     grid = RowGrid(n, 1, 1)
     leaves, reducer = make_leaves(n, seed), TreeReducer(grid)

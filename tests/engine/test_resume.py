@@ -70,15 +70,15 @@ def computed_spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
 
 
 class EverySpan:
-    """Progress that is reported after every span (row range of a task)."""
+    """Progress reporter without a limit of its rate: it reports every span (row range of a task)."""
 
     def __init__(self, callbacks: Callback, stage: str, iteration: int) -> None:
-        self._tell = lambda done, total: callbacks.on_progress(
+        self._report = lambda done, total: callbacks.on_progress(
             {"pass": iteration, "rows_done": done, "rows_total": total}
         )
 
     def __call__(self, done: int, total: int) -> None:
-        self._tell(done, total)
+        self._report(done, total)
 
 
 def test_an_interrupt_after_any_span_changes_no_bit(
@@ -215,9 +215,7 @@ def test_a_resume_survives_a_damaged_folder(
 def test_no_pass_is_missing_from_the_history(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, lines: int
 ) -> None:
-    """While a driver is killed, its cluster finishes up to two more passes, whose states have no line in the
-    history.
-    """
+    """After a fit is killed, a cluster may finish two more passes, whose states lack a line of history."""
 
     class Stop(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:

@@ -65,8 +65,8 @@ def test_spans_of_one_shard_go_to_one_worker(others: dict[str, Any]) -> None:
     cluster.lose("a")
     assert cluster.doomed() == {"i", "j", "k"}
     bound = cluster.bound()
-    # It is unknown which rows of the dead worker kill a worker. The rows of k are in another shard, so k may
-    # go anywhere.
+    # The spans i and j are bound to one worker, because their rows are in the same shard, which may kill it.
+    # The rows of k are in another shard, so any worker may compute k.
     assert set(bound) == {"i", "j"}
     assert len(set(bound.values()) - {"d"}) == 1
 
@@ -109,7 +109,7 @@ def test_keys_of_finished_tasks_are_forgotten() -> None:
 def test_a_waiting_span_is_free_again_if_its_worker_dies_of_another_cause() -> None:
     cluster = SchedulerState(a=[("i", 0, 100), ("j", 50, 150)], b=[])
     cluster.lose("a")
-    cluster.tasks["j"].state = "waiting"  # The lost worker also had the parameters of j, so j waits for them.
+    cluster.tasks["j"].state = "waiting"  # Task j waits, because the parameters of j were lost with worker a.
     cluster.workers["b"].processing = {cluster.tasks["i"]}
     cluster.lose("b")
     assert set(cluster.bound()) == {"i"}

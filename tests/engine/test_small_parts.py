@@ -1,4 +1,4 @@
-"""Random streams, the backend table, thread pools and callbacks."""
+"""Streams of random numbers, the table of kernels, limits of thread pools, and callbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalelatent.engine.threads import call_with_timeout, resolve_jobs, single_t
 from scalelatent.errors import RunError
 from scalelatent.kernels.streams import draw_seed, resolve_seed, stream
 
-# -- streams -------------------------------------------------------------------------------------------------
+# -- streams of random numbers -------------------------------------------------------------------------------
 
 WORD = st.integers(0, 2**64 - 1)
 PLACE = st.tuples(
@@ -39,7 +39,7 @@ def test_streams_repeat_and_differ(a: tuple, b: tuple) -> None:
 def test_neighbouring_streams_do_not_overlap() -> None:
     """The index of a stream is in a high word of the counter.
 
-    So a long draw never reaches the next stream.
+    A long draw of one stream therefore never reaches the next stream.
     """
     draws = [stream(1, "start", 0, index).integers(2**63, size=5000) for index in range(4)]
     assert len(np.unique(np.concatenate(draws))) == 20_000
@@ -75,7 +75,7 @@ def test_invalid_seeds_are_refused(bad: Any) -> None:
         resolve_seed(bad)
 
 
-# -- backends ------------------------------------------------------------------------------------------------
+# -- backends and their kernels ------------------------------------------------------------------------------
 
 
 # Kernels that exist only for GPUs: one launch computes several chains (parts of a batch), or the next
@@ -149,7 +149,7 @@ def test_buffers_grow_and_shrink() -> None:
     assert not np.shares_memory(host.buffer("a", (2,), np.float32), host.buffer("b", (2,), np.float32))
 
 
-# -- threads -------------------------------------------------------------------------------------------------
+# -- limits of thread pools ----------------------------------------------------------------------------------
 
 
 def test_thread_pools_have_one_thread_inside_and_are_restored() -> None:
@@ -187,7 +187,7 @@ def run_single_threaded(work: Any) -> tuple[threading.Thread, threading.Event, t
 
 @pytest.mark.parametrize("first_out", ["first", "second"])
 def test_thread_pools_are_limited_until_the_last_user_leaves(first_out: str) -> None:
-    """A driver may run inside a worker, whose other tasks continue after the fit."""
+    """A fit may run inside a worker, whose other tasks continue after the fit."""
     import zarr
     from threadpoolctl import ThreadpoolController
 

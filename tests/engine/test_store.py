@@ -281,7 +281,7 @@ def test_a_finished_stage_is_deleted_except_its_history(store: EngineStore) -> N
     assert store.load_history("toy_estep", 9) == [{"pass": 1}]
 
 
-# -- power failures ------------------------------------------------------------------------------------------
+# -- states survive a power failure --------------------------------------------------------------------------
 
 
 def lose_power(store: EngineStore, unsynced: list[int]) -> None:

@@ -114,7 +114,7 @@ def expected_fit(online: Any) -> Any:
 def test_minibatches_and_passes_receive_rows_and_outputs(
     online: Any, expected_fit: Any, tmp_path: Path, form: str, cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With this limit, a piece of outputs has only a few rows.
+    # With this limit, outputs are read a few rows at a time.
     monkeypatch.setattr(reading, "TARGET_BYTES", 100)
     learner = online.Outputs(P, V, Targets(), Targets())
     ds = give_pair(form, tmp_path)

@@ -39,14 +39,14 @@ def case() -> tuple[Watch, Pass, list[dict[str, Any]]]:
 
 
 def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
-    looker, current, events = case
-    looker.members = {"tcp://a:1": ClusterMember(True, "10.0.0.1", 3 * 2**29, 2**31)}
+    watcher, current, events = case
+    watcher.members = {"tcp://a:1": ClusterMember(True, "10.0.0.1", 3 * 2**29, 2**31)}
     for address in ("tcp://a:1", "tcp://b:2"):
-        looker._worker_events.append(
+        watcher._worker_events.append(
             {"action": "remove-worker", "worker": address, "processing-tasks": {"key", "x"}}
         )
-    looker._process_worker_events(current)
-    words = looker.describe_killed_task(current, "key", "tcp://b:2")
+    watcher._process_worker_events(current)
+    words = watcher.describe_killed_task(current, "key", "tcp://b:2")
     assert words.startswith(
         "span 3 (rows 300:400 of the train rows) of pass 7 of capsule_estep was with 2 workers when they died"
     )
@@ -56,20 +56,20 @@ def test_deaths_are_reported_with_span_rows_host_and_memory(case: Any) -> None:
 
 
 def test_online_steps_are_reported_as_segments(case: Any) -> None:
-    looker, _, events = case
+    watcher, _, events = case
     place = Place(0, 12)
     segment = Segment(SimpleNamespace(token="t", stage=SimpleNamespace(name="toy_step")), place, 0)
     segment.window = SimpleNamespace(refresh=lambda threads: None)  # type: ignore[assignment]
     segment.items = {"one": place, "two": place}
-    looker._worker_events.append(
+    watcher._worker_events.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": ["one", "two"]}
     )
     with pytest.raises(WorkerDied, match="worker a died"):
-        looker._process_worker_events(segment)
+        watcher._process_worker_events(segment)
     (lost,) = events
     assert (lost["event"], lost["segments"], "spans" in lost) == ("worker_lost", 1, False)
     words = "the segment after step 12 of epoch 1 of toy_step was with 1 worker when it died: a"
-    assert looker.describe_killed_task(segment, "one", "a") == words
+    assert watcher.describe_killed_task(segment, "one", "a") == words
     assert [segment.format_count(n) for n in (1, 2)] == ["1 segment", "2 segments"]
 
 
@@ -79,42 +79,42 @@ def test_waiting_items_are_reported_in_singular_and_plural(case: Any) -> None:
 
 
 def test_a_retired_worker_does_not_count_as_a_death(case: Any) -> None:
-    looker, current, events = case
-    looker._worker_events.append(
+    watcher, current, events = case
+    watcher._worker_events.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": {"key"}, "expected": True}
     )
-    looker._process_worker_events(current)
-    assert looker.deaths == {}
+    watcher._process_worker_events(current)
+    assert watcher.deaths == {}
     assert events[0]["expected"] is True
 
 
 def test_lost_results_are_reported_and_do_not_count_as_deaths(case: Any) -> None:
-    looker, current, events = case
-    looker._worker_events.append(
+    watcher, current, events = case
+    watcher._worker_events.append(
         {"action": "remove-worker", "worker": "a", "processing-tasks": set(), "lost-computed-tasks": {"key"}}
     )
-    looker._process_worker_events(current)
-    assert looker.deaths == {}
+    watcher._process_worker_events(current)
+    assert watcher.deaths == {}
     assert events[1]["event"] == "span_redone"
     assert events[1]["why"] == "its worker was lost with the result"
 
 
 def test_deaths_of_an_earlier_pass_are_forgotten(case: Any) -> None:
-    looker, current, _ = case
-    looker.deaths = {("capsule_estep", 6, 1): ["a"], ("capsule_estep", 7, 1): ["b"]}
-    looker.start(current)
-    assert looker.deaths == {("capsule_estep", 7, 1): ["b"]}
+    watcher, current, _ = case
+    watcher.deaths = {("capsule_estep", 6, 1): ["a"], ("capsule_estep", 7, 1): ["b"]}
+    watcher.start(current)
+    assert watcher.deaths == {("capsule_estep", 7, 1): ["b"]}
 
 
 def test_a_suspected_worker_is_used_again_later(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looker, _, _ = case
+    watcher, _, _ = case
     now = watch.time.monotonic()
-    looker.avoided = {"a": now, "gone": now}
-    assert looker.trusted({"a": 1, "b": 2}) == {"b": 2}
-    assert set(looker.avoided) == {"a"}
-    assert looker.trusted({"a": 1}) == {"a": 1}  # A suspected worker is better than none.
+    watcher.avoided = {"a": now, "gone": now}
+    assert watcher.trusted({"a": 1, "b": 2}) == {"b": 2}
+    assert set(watcher.avoided) == {"a"}
+    assert watcher.trusted({"a": 1}) == {"a": 1}  # A suspected worker is better than none.
     monkeypatch.setattr(watch, "AVOID_SECONDS", 0.0)
-    assert looker.trusted({"a": 1, "b": 2}) == {"a": 1, "b": 2}
+    assert watcher.trusted({"a": 1, "b": 2}) == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), TimeoutError(), AttributeError("scheduler")])
@@ -131,12 +131,12 @@ def test_the_error_of_a_call_names_the_lost_scheduler(error: Exception, status: 
 
 
 def test_reports_of_workers_reach_the_right_driver(case: Any) -> None:
-    looker, _, _ = case
-    heard, paces = list[Any](), list[Any]()
-    looker._executor.receive = heard.append
-    looker._executor.pools = SimpleNamespace(pace=SimpleNamespace(receive=paces.append))
+    watcher, _, _ = case
+    received, paces = list[Any](), list[Any]()
+    watcher._executor.receive = received.append
+    watcher._executor.pools = SimpleNamespace(pace=SimpleNamespace(receive=paces.append))
     cut, pace = {"driver": "t", "cut": {"event": "blocks_cut", "rows": 128}}, {"driver": "t", "pace": 1.0}
     for message in (cut, pace, {**cut, "driver": "another"}, {**pace, "driver": "another"}):
-        looker._receive_pass_event(message)
-    assert heard == [cut["cut"]]
+        watcher._receive_pass_event(message)
+    assert received == [cut["cut"]]
     assert paces == [pace]

@@ -30,7 +30,7 @@ class Future:
 
 
 class FakeCluster:
-    """A cluster that receives batches of items, and finishes items when a test asks for it."""
+    """Cluster that receives batches of items (tasks), and finishes items when a test asks for it."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, str]]] = []
@@ -91,7 +91,7 @@ def test_a_new_worker_takes_items_from_the_others() -> None:
     window.open()
     window.refresh({"a": 1, "b": 2})
     assert [worker for _, worker in cluster.batches[1]] == ["b"] * 4
-    # Worker b receives the items that worker a would have reached last.
+    # The new worker b receives the items (tasks) that worker a would have reached last.
     assert [item for item, _ in cluster.batches[1]] == [19, 18, 17, 16]
 
 
@@ -147,31 +147,31 @@ POOLS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0, 5.
 
 
 class SimulatedPool:
-    """Workers with true speeds that compute the items of a window, which assumes other speeds."""
+    """Workers with true speeds that compute the tasks of a window, which may assume other speeds."""
 
     def __init__(
         self,
         leaves: int,
         workers: list[tuple[int, float]],
         seconds: float,
-        believed: Any = None,
+        assumed_speeds: Any = None,
         level: int = 9,
     ) -> None:
         self.grid = RowGrid(leaves, 1, 1)
         self.threads = {f"w{i}": threads for i, (threads, _) in enumerate(workers)}
         self.speeds = {f"w{i}": speed for i, (_, speed) in enumerate(workers)}
         self.capacity = sum(threads * speed for threads, speed in workers)
-        # Seconds of a leaf (range of rows) at speed 1, for which the ideal time of a pass is ``seconds``.
+        # Seconds of a leaf (range of rows) at speed 1. If all workers are busy, a pass takes ``seconds``.
         self.leaf = seconds * self.capacity / leaves
         level = min(level, self.grid.depth)
         spans = [Span("train", level, i) for i in range(self.grid.n_nodes(level))]
-        speeds = believed or self.speeds
+        speeds = assumed_speeds or self.speeds
         costs = Costs(
             self.work, True, 1e9, lambda threads: speeds, lambda s: split_span(s, self.grid), SHORTEST
         )
         self.window = Window(self.threads, spans, self.send, costs)
         self.free = {w: [0.0] * n for w, n in self.threads.items()}
-        self.heard: list[Any] = []
+        self.running: list[Any] = []
         self.now = self.end = self.latency = 0.0
         self.given: list[tuple[Span, str]] = []
         self.batches = 0
@@ -187,29 +187,29 @@ class SimulatedPool:
         for span, worker in batch:
             until = max(heapq.heappop(self.free[worker]), self.now) + self.work(span) / self.speeds[worker]
             heapq.heappush(self.free[worker], until)
-            heapq.heappush(self.heard, (until + self.latency, span.level, span.index, futures[span]))
+            heapq.heappush(self.running, (until + self.latency, span.level, span.index, futures[span]))
             self.end = max(self.end, until)
         return futures
 
     def run(self, latency: float = 0.0) -> float:
         """Return the seconds of the pass.
 
-        The driver learns ``latency`` seconds later that a span (row range) ended.
+        The window receives the end of each span (row range of a task) ``latency`` seconds late.
         """
         self.latency = latency
         self.window.open()
-        while self.heard:
-            self.now, _, _, future = heapq.heappop(self.heard)
+        while self.running:
+            self.now, _, _, future = heapq.heappop(self.running)
             future.status = "finished"
             self.window.poll()
         assert self.window.all_sent
         assert not self.window.pending
         return self.end
 
-    def best(self) -> float:
-        """Return the shortest possible time of a pass.
+    def shortest_seconds(self) -> float:
+        """Return the shortest possible seconds of a pass.
 
-        Its leaves (ranges of rows) are equal and not split.
+        All leaves (ranges of rows) are of equal size, and no leaf is split.
         """
         leaves = self.grid.n_leaves
         ends = ((k + 1) * self.leaf / self.speeds[w] for w, n in self.threads.items() for _ in range(n)
@@ -226,7 +226,7 @@ def test_every_leaf_is_computed_once_in_nearly_the_best_time(
     there = [leaf for span, _ in pool.given for leaf in pool.grid.node_leaves(span.level, span.index)]
     assert sorted(there) == list(range(leaves))
     finest = max(SHORTEST, seconds / 128)
-    assert end <= 1.15 * pool.best() + finest + pool.leaf / max(pool.speeds.values())
+    assert end <= 1.15 * pool.shortest_seconds() + finest + pool.leaf / max(pool.speeds.values())
     assert pool.window.seconds == pytest.approx(0.0, abs=1e-6 * seconds)
     if seconds <= AT_ONCE:
         assert pool.batches == 1
@@ -234,7 +234,7 @@ def test_every_leaf_is_computed_once_in_nearly_the_best_time(
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0])
 def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
-    """Every message reaches the driver after 30 ms."""
+    """Every message of a worker reaches the process of the fit 30 ms late."""
     pool = SimulatedPool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
     assert pool.run(latency=0.03) < 1.03 * seconds
     share = sum(pool.work(span) for span, worker in pool.given if worker == "w3") / pool.leaf / 1000
@@ -243,15 +243,15 @@ def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
 
 def test_wrong_speeds_cost_little() -> None:
     """A worker that is twice as fast as assumed takes items from the others, and a slower one loses items."""
-    believed = {"w0": 1.0, "w1": 1.0, "w2": 1.0, "w3": 10.0}
-    pool = SimulatedPool(1000, [(1, 1.0), (1, 2.0), (1, 0.7), (1, 20.0)], 20.0, believed)
+    assumed_speeds = {"w0": 1.0, "w1": 1.0, "w2": 1.0, "w3": 10.0}
+    pool = SimulatedPool(1000, [(1, 1.0), (1, 2.0), (1, 0.7), (1, 20.0)], 20.0, assumed_speeds)
     assert pool.run(latency=0.03) < 1.08 * 20.0
 
 
 def test_a_worker_that_would_end_last_gets_nothing() -> None:
     """A worker with a twentieth of the speed would compute one of 15 leaves (fixed ranges of rows) last."""
     pool = SimulatedPool(15, [(1, 1.0), (1, 20.0)], 10.0)
-    assert pool.run() == pytest.approx(pool.best())
+    assert pool.run() == pytest.approx(pool.shortest_seconds())
     assert {worker for _, worker in pool.given} == {"w1"}
 
 
@@ -294,5 +294,5 @@ def test_a_thousand_workers_cost_the_driver_little() -> None:
     pool = SimulatedPool(1000, [(1, 1.0)] * 900 + [(1, 20.0)] * 100, 0.5)
     begin = time.process_time()
     pool.window.open()
-    assert time.process_time() - begin < 5.0  # It takes a second on an idle machine.
+    assert time.process_time() - begin < 5.0  # An idle machine needs about 1 s.
     assert len(pool.given) == 1000

@@ -1,4 +1,4 @@
-"""Retrieval accuracy equals that of a complete ranking."""
+"""Retrieval accuracy, computed block by block, equals that of a ranking of all documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scalelatent.evaluation import retrieval, retrieval_accuracy, retrieval_leve
 
 
 def rank_completely(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
-    """Return the mean share of relevant documents among the first `level`; ties share their places."""
+    """Return the mean share of relevant documents among the first `level` of a ranking; ties share places."""
     total, n = 0.0, len(scores)
     for q in range(n):
         others = np.delete(np.arange(n), q)
@@ -28,7 +28,7 @@ def rank_completely(scores: np.ndarray, relevant: np.ndarray, level: int) -> flo
 
 
 def make_topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
-    """Return topics of documents, some without any, and which documents share a topic."""
+    """Return a matrix of documents and topics (some have none), and the pairs that share a topic."""
     held = np.random.default_rng(seed).random((n, 70)) < 0.02
     held[:: n // 3 + 1] = False
     return scipy.sparse.csr_array(held.astype(np.uint8)), (held.astype(int) @ held.T) > 0
@@ -69,7 +69,7 @@ def test_a_query_without_topics_scores_nothing_and_is_a_mistake() -> None:
     y = scipy.sparse.csr_array(np.array([[1], [1], [0]], dtype=np.uint8))
     nowhere = np.zeros((3, 2))
     curve = retrieval_accuracy(nowhere, y, levels=[1, 2])
-    # All documents are equally near: one hit in two for the first two, none for the last.
+    # All documents are equally near: queries 1 and 2 share a topic with one of two others, query 3 with none.
     assert curve.accuracy == pytest.approx([(0.5 + 0.5 + 0) / 3, (0.5 + 0.5 + 0) / 3])
     dense = retrieval_accuracy(nowhere, y.toarray(), levels=[1, 2])
     assert dense.accuracy.tolist() == curve.accuracy.tolist()

@@ -17,7 +17,7 @@ from scalelatent.evaluation.scoring import ClassScorer, score_dataset
 
 
 class FixedProbabilities:
-    """Model whose rows are the probabilities."""
+    """Model whose input rows are the probabilities that it predicts."""
 
     _kind = "capsule"
 
@@ -65,7 +65,7 @@ def test_unknown_metrics_and_unusable_rows_are_refused():
 
 
 class HalvedOutput:
-    """Model without classes whose output is half of the rows."""
+    """Model without classes whose output is its input divided by two."""
 
     _kind, _output_metric = "mbn", "cosine"
     n_features_in_ = 3
@@ -105,7 +105,7 @@ class CodeOutput:
 
 
 def test_codes_are_ranked_by_the_codes_that_rows_share():
-    """Rows of a class share their last code, which the cosine cannot detect."""
+    """Rows of a class have the same last code. The share of equal codes finds them; the cosine would not."""
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
     x = np.column_stack([rng.permutation(40) * 100, rng.permutation(40) * 100, y + 1])

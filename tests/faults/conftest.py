@@ -8,7 +8,7 @@ COLUMNS = ("fault", "model", "where", "outcome")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
-    """Print one line per fault: the fault, the model, the place, and the result."""
+    """Print the results of the tests of faults as a table: the fault, the model, the place, the result."""
     rows = []
     for status in ("passed", "failed"):
         for report in terminalreporter.stats.get(status, []):
@@ -16,8 +16,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
             if all(column in reported for column in COLUMNS[:3]):
                 reported.setdefault("outcome", "FAILED")
                 rows.append([str(reported[column]) for column in COLUMNS])
-    # Show the table only if all collected tests belong to it, or if the run is verbose. A reader would not
-    # notice the table in the output of the whole suite.
+    # Print the table only if all collected tests belong to the table, or if pytest is verbose, because in the
+    # output of the whole suite nobody would notice the table.
     if not rows or (len(rows) < terminalreporter._numcollected and config.option.verbose < 1):
         return
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]

@@ -3,7 +3,7 @@
 The result is the same bits, or one line that names the fault. A row of the table is a fault, the place of
 the fault, a function that damages the run folder or the dataset of an interrupted fit, and the expected
 result: "same bits" after a resume, or words of the refusal. Killed processes are rows of the table, too
-(slow). `tests/cluster` has more of them, and clusters.
+(slow tests). The tests in `tests/cluster` kill more processes, also on clusters.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 # Batch learning of compositional networks stores the messages of each leaf (50 rows) in the run folder.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
-# Callback and its number at which Ctrl-C interrupts the fit; there is work before and after this moment.
+# Ctrl-C interrupts the fit of each model at the n-th call of a callback; work is done before and after it.
 STOPS = {
     "capsule": ("pass_end", 2),
     "capsule stepwise": ("pass_end", 1),
@@ -81,7 +81,7 @@ STOPS = {
     "search": ("pass_end", 2),
     "search apart": ("stage", 8),
 }
-STATES = "state-", "result-"  # A fit resumes from these records.
+STATES = "state-", "result-"  # A fit resumes from files with these first letters.
 OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}
 
 
@@ -96,12 +96,16 @@ class FitFiles(SimpleNamespace):
         return next(p for p in sorted((self.data / "x" / "c").rglob("*")) if p.is_file())
 
     @property
+    def identity(self) -> Path:
+        return next(self.run.rglob("identity.json"))
+
+    @property
     def newest(self) -> Path:
         records = [p for p in self.run.rglob("*.rec") if p.name.startswith(STATES)]
         return max(records, key=lambda p: p.stat().st_mtime_ns)
 
 
-def tear(path: Path) -> None:
+def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -111,7 +115,7 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def empty(path: Path) -> None:
+def make_empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
@@ -130,12 +134,8 @@ def replace_by_looping_link(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-def identity(place: FitFiles) -> Path:
-    return next(place.run.rglob("identity.json"))
-
-
 def copy_other(place: FitFiles, key: str) -> None:
-    """Replace the files below ``key`` by those of a dataset of the same shape with other rows."""
+    """Replace the files below ``key`` of the dataset by files of another dataset of the same shape."""
     ds = sl.open_dataset(place.data)
     other = sl.Dataset.from_arrays(1 - ds.read_x(0, len(ds)), ds.read_y(0, len(ds)))
     other.save(place.data.with_name("other"), chunk_rows=25, shard_rows=50)
@@ -147,10 +147,10 @@ def append_rows_to(place: FitFiles) -> None:
     append_rows(place.data, ds[:60])
 
 
-BETWEEN, AMID = "between two passes", "a record half in its place"
-OFTEN = {"checkpoint_seconds": 0.0}
+BETWEEN, WITHIN_A_RENAME = "between two passes", "a record half in its place"
+CHECKPOINT_EACH_PASS = {"checkpoint_seconds": 0.0}
 ROOT = Path(__file__).resolve().parents[2]
-CHILD = "import sys; from tests.faults.test_table import fit_and_die; fit_and_die(*sys.argv[1:])"
+CHILD_PROGRAM = "import sys; from tests.faults.test_table import fit_and_die; fit_and_die(*sys.argv[1:])"
 
 
 def die_now() -> None:
@@ -158,7 +158,7 @@ def die_now() -> None:
 
 
 class KillAt(InterruptAt):
-    """Callback that kills its own process at the call at which other tests interrupt the fit."""
+    """Callback that kills its own process at its n-th call, where ``InterruptAt`` would interrupt the fit."""
 
     def _count(self, info: dict[str, Any]) -> None:
         try:
@@ -172,7 +172,7 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
     hook, count = STOPS[model]
     callbacks, records, replace = [], [], os.replace
 
-    def strike(source: Any, place: Any) -> None:
+    def replace_or_die(source: Any, place: Any) -> None:
         if Path(place).suffix == ".rec" and Path(place).name.startswith(STATES):
             records.append(place)
             if len(records) == 2:
@@ -182,25 +182,25 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
     if where == BETWEEN:
         callbacks.append(KillAt(count, hook))
     else:
-        os.replace = strike  # type: ignore[assignment]
-    engine = OFTEN | ENGINE.get(model, {})
+        os.replace = replace_or_die  # type: ignore[assignment]
+    engine = CHECKPOINT_EACH_PASS | ENGINE.get(model, {})
     MODELS[model]().fit(sl.open_dataset(data), run_dir=run, callbacks=callbacks, engine=engine)
 
 
 Row = tuple[str, str, Callable[[FitFiles], Any], str]
 FAULTS: list[Row] = [
     ("none", "between two passes", lambda place: None, "same bits"),
-    ("torn file", "newest record", lambda place: tear(place.newest), "same bits"),
+    ("torn file", "newest record", lambda place: cut_in_half(place.newest), "same bits"),
     ("flipped bit", "newest record", lambda place: flip_bit(place.newest), "same bits"),
-    ("zero bytes", "newest record", lambda place: empty(place.newest), "same bits"),
+    ("zero bytes", "newest record", lambda place: make_empty(place.newest), "same bits"),
     ("lost file", "newest record", lambda place: place.newest.unlink(), "same bits"),
     ("moved", "run folder", lambda place: None, "same bits"),
-    ("zero bytes", "identity.json", lambda place: empty(identity(place)), "identity.json is damaged"),
-    ("null", "identity.json", lambda place: identity(place).write_text("null"), "identity.json is damaged"),
+    ("zero bytes", "identity.json", lambda place: make_empty(place.identity), "identity.json is damaged"),
+    ("null", "identity.json", lambda place: place.identity.write_text("null"), "identity.json is damaged"),
     ("lost file", "shard", lambda place: place.shard.unlink(), "x/c/"),
-    ("torn file", "shard", lambda place: tear(place.shard), "x/c/"),
+    ("torn file", "shard", lambda place: cut_in_half(place.shard), "x/c/"),
     ("flipped bit", "shard", lambda place: flip_bit(place.shard), "x/c/"),
-    ("zero bytes", "shard", lambda place: empty(place.shard), "x/c/"),
+    ("zero bytes", "shard", lambda place: make_empty(place.shard), "x/c/"),
     ("FIFO", "shard", lambda place: replace_by_fifo(place.shard), "x/c/"),
     ("folder", "shard", lambda place: replace_by_folder(place.shard), "x/c/"),
     ("looping link", "shard", lambda place: replace_by_looping_link(place.shard), "x/c/"),
@@ -222,7 +222,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> FitFiles:
-    # Rows are read again in each pass.
+    # Without a cache, each pass reads the rows again, so a damaged file is noticed.
     monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))
     return FitFiles(data=tmp_path / "d.zarr", run=tmp_path / "run")
 
@@ -231,7 +231,7 @@ def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pyte
 def uninterrupted(
     rows: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Any]:
-    """Return a function that makes the outputs of the uninterrupted fit of a model, once."""
+    """Return a function that computes the outputs of an uninterrupted fit of a model, once for each model."""
     made: dict[str, Any] = {}
 
     def outputs(model: str) -> Any:
@@ -261,20 +261,20 @@ def compute_outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("fault", "where", "strike", "outcome"), FAULTS, ids=[f"{r[0]}-{r[1]}" for r in FAULTS]
+    ("fault", "where", "damage", "outcome"), FAULTS, ids=[f"{r[0]}-{r[1]}" for r in FAULTS]
 )
 def test_a_fault_after_an_interrupt_gives_the_declared_result(
-    fault: str, where: str, strike: Callable[[FitFiles], Any], outcome: str, model: str, place: FitFiles,
+    fault: str, where: str, damage: Callable[[FitFiles], Any], outcome: str, model: str, place: FitFiles,
     rows: tuple[np.ndarray, np.ndarray], uninterrupted: Callable[[str], Any], record_property: Any,
 ) -> None:  # fmt: skip
     for name, value in {"fault": fault, "model": model, "where": where}.items():
         record_property(name, value)
     hook, count = STOPS[model]
     if where == "shard" and model == "mbn":
-        count = 0  # A bootstrap network reads rows for its first layer only.
+        count = 0  # This model reads rows only in its first layer.
     with pytest.raises(KeyboardInterrupt):
         _fit(model, place, rows, run_dir=place.run, callbacks=[InterruptAt(count, hook)])
-    strike(place)
+    damage(place)
     if fault == "moved":
         place.run = place.run.rename(place.run.with_name("elsewhere"))
     if outcome == "same bits":
@@ -293,7 +293,7 @@ def test_a_fault_after_an_interrupt_gives_the_declared_result(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("where", [BETWEEN, AMID])
+@pytest.mark.parametrize("where", [BETWEEN, WITHIN_A_RENAME])
 def test_a_killed_process_resumes_to_the_same_bits(
     model: str, where: str, place: FitFiles, rows: tuple[np.ndarray, np.ndarray],
     uninterrupted: Callable[[str], Any], record_property: Any,
@@ -301,18 +301,18 @@ def test_a_killed_process_resumes_to_the_same_bits(
     for name, value in {"fault": "SIGKILL", "model": model, "where": where}.items():
         record_property(name, value)
     _save(model, place, rows)
-    child = [sys.executable, "-c", CHILD, model, str(place.data), str(place.run), where]
+    child = [sys.executable, "-c", CHILD_PROGRAM, model, str(place.data), str(place.run), where]
     ended = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert place.newest.exists()
-    resumed = _fit(model, place, rows, run_dir=place.run, resume=True, engine=OFTEN)
+    resumed = _fit(model, place, rows, run_dir=place.run, resume=True, engine=CHECKPOINT_EACH_PASS)
     np.testing.assert_array_equal(compute_outputs(model, resumed, rows), uninterrupted(model))
     record_property("outcome", "same bits")
 
 
 @contextmanager
 def fill_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
-    """Make every write of a small file fail from the given one on."""
+    """Let the first ``after`` writes of small files succeed; later writes fail as on a full disk."""
     written = 0
     write = LocalLocation.write
 

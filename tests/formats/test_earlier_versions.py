@@ -68,12 +68,12 @@ def test_interrupted_fits_of_earlier_versions_resume(unpack_archive: Path, name:
         resume=True,
         callbacks=[EventLog()],
     )
-    assert reported[0] == 3  # The resume does not repeat finished work.
+    assert reported[0] == 3  # Passes 1 and 2 are not repeated.
     assert_allclose(list_learned(model), np.load(unpack_archive / f"{name}.npy"), rtol=1e-5, atol=1e-6)
 
 
 def test_interrupted_incremental_fits_are_refused(unpack_archive: Path) -> None:
-    """Version 0.1.0 had ``algorithm="incremental"``, whose runs cannot resume as stepwise EM."""
+    """Runs of ``algorithm="incremental"``, a method of version 0.1.0, cannot resume as stepwise EM."""
     model = sl.CapsuleRegression(
         algorithm="incremental", capsule_dim=2, random_state=0, projection=None, fit_intercept=False, ridge=0,
         n_epochs=3,

@@ -35,7 +35,7 @@ def make_pairs() -> tuple[np.ndarray, np.ndarray]:
 
 
 def list_fits() -> dict[str, tuple[object, bool]]:
-    """Return (estimator, whether it learns from pairs of inputs and outputs) by name."""
+    """Return by name an estimator, and True if it learns from pairs of inputs and outputs."""
     capsule = {
         "architecture": "multiclass", "capsule_dim": 2, "random_state": 0, "projection": None,
         "fit_intercept": False, "ridge": 0

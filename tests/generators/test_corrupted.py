@@ -33,18 +33,18 @@ def test_noisy_images_flip_an_exact_share_of_pixels(tmp_path: Path, share: float
     np.testing.assert_array_equal(noisy.read_y(0, len(noisy)), LABELS)
     changed = (read_rows(noisy) != BITS).reshape(len(BITS), -1)
     assert set(changed.sum(axis=1)) == {round(share * 64)}
-    if share in (0.1, 0.2):  # Each pixel has 1,797 draws with a probability of about `share`.
+    if share in (0.1, 0.2):  # Each pixel has 1,797 draws.
         assert np.abs(changed.mean(axis=0) - round(share * 64) / 64).max() < 0.04
 
 
 def test_all_sets_of_flipped_pixels_are_equally_frequent() -> None:
-    """The six sets of two out of four bits are equally frequent."""
+    """Two of four bits are flipped in each of 12,000 rows; the six possible sets occur equally often."""
     bits = np.zeros((12_000, 4), np.uint8)
     flip_exactly(draw_uint32(0, "test", 0, 12_000, 2), bits)
     counts = np.unique(bits, axis=0, return_counts=True)[1]
     assert len(counts) == 6
     assert np.abs(counts - 2000).max() < 200
-    again = np.zeros((7, 4), np.uint8)  # A row does not depend on earlier rows.
+    again = np.zeros((7, 4), np.uint8)  # The bits of a row need no earlier rows.
     flip_exactly(draw_uint32(0, "test", 500, 507, 2), again)
     np.testing.assert_array_equal(again, bits[500:507])
 
@@ -81,7 +81,7 @@ DRAWN = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digit
 
 
 def find_changed_pixels(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels that a corruption sets and those that it keeps, from images of only 0 and only 1."""
+    """Corrupt images of only 0 and only 1; return the pixels that were set, and those that were kept."""
     made = []
     for value in (0, 255):
         place = tmp_path / f"{value}"
@@ -100,7 +100,7 @@ def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
         assert image[top : bottom + 1, left : right + 1].sum() == 0
         widths.add((top, 11 - bottom, left, 14 - right))
     assert set(np.ravel(list(widths))) == {1, 2, 3}
-    assert len(widths) > 70  # 400 images have more than 70 of the 81 possible frames.
+    assert len(widths) > 70  # At least 71 of the 81 possible frames occur.
 
 
 def test_patches_contain_random_pixels(tmp_path: Path) -> None:

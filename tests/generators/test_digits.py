@@ -34,7 +34,7 @@ def render_reference(
     alpha: np.float32,
     out: np.ndarray,
 ) -> None:
-    """Run the float32 operations of the compiled kernel in the same order, which gives identical bits."""
+    """Compute images by the float32 operations of the compiled kernel, in its order, which gives its bits."""
     height, width = images.shape[1:]
     radius = len(smooth) // 2
     half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)
@@ -75,7 +75,7 @@ def test_the_compiled_kernel_equals_its_reference() -> None:
 
 
 def test_tangents_are_derivatives_of_the_smoothed_image() -> None:
-    """If the fields are 1 and 0, an image changes by its x-derivative, as scipy computes it."""
+    """If all pixels move by 1 along an axis, an image changes by its derivative, as scipy computes it."""
     ndimage = pytest.importorskip("scipy.ndimage")
     image = np.zeros((1, 16, 16), np.uint8)
     image[0, 4:12, 5:10] = 90
@@ -129,7 +129,7 @@ def test_first_indices_are_the_bases_unchanged() -> None:
 
 
 def test_no_row_derives_from_an_excluded_base(tmp_path: Path) -> None:
-    """A change of excluded bases changes no written byte, and each label is that of an allowed base."""
+    """If images and labels of the excluded bases change, the written rows and labels stay the same."""
     images, labels = load_base_digits()
     a, b = 200, 500
     Dataset.from_arrays(images, labels).save(tmp_path / "clean")
@@ -154,7 +154,7 @@ def test_the_bits_do_not_depend_on_shards_threads_and_processes(tmp_path: Path) 
     one = make_digits(tmp_path / "1", 3000, n_jobs=1, seed=4)
     two = make_digits(tmp_path / "2", 3000, n_jobs=3, seed=4, shard_rows=256)
     assert read_files(one) == read_files(two)
-    # This process starts the dataset; another one makes its shards in another order.
+    # This process creates the dataset; another process then makes its shards in another order.
     from scalelatent.data import DatasetWriter, create_dataset
 
     provenance = {k: v for k, v in one.attrs["provenance"].items() if k != "scalelatent"}

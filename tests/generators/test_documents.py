@@ -45,7 +45,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 
 def draw_in_python(seed: int, row: int, counts: np.ndarray) -> np.ndarray:
-    """Draw a document in plain Python: word k with word k of numpy's stream."""
+    """Draw a document in plain Python: its k-th word is chosen by the k-th number of numpy's stream."""
     total = int(counts.sum())
     sums = np.cumsum(counts.astype(int)).tolist()
     drawn = np.zeros(len(counts), int)
@@ -82,11 +82,11 @@ def test_any_row_is_made_from_its_index(start: int, count: int, cut: int) -> Non
     base = documents.base_of(np.arange(start, start + count))
     assert ((base >= 4) & (base < 30)).all()
     assert (whole[0].sum(axis=1) == BASE[base].sum(axis=1)).all()  # Documents are as long as their bases.
-    assert ((whole[0] > 0) > (BASE[base] > 0)).nnz == 0  # They have no other words than their bases.
+    assert ((whole[0] > 0) > (BASE[base] > 0)).nnz == 0  # A document has only words of its base.
 
 
 def test_the_draw_is_multinomial() -> None:
-    """Mean and covariance of 40,000 draws against n p and n (diag p - p p^T), within five standard errors."""
+    """Mean and covariance of 40,000 draws are those of a multinomial, within five standard errors."""
     counts = np.array([5, 1, 3, 11], "u1")
     documents = ResampledDocuments(Dataset.from_arrays(sp.csr_array(counts[None])), seed=11)
     draws = 40_000
@@ -126,8 +126,8 @@ def test_the_files_do_not_depend_on_threads_and_processes(tmp_path: Path) -> Non
     assert calls[-1] == (500, 500)
     assert_same(two.read_x(0, 500), ResampledDocuments(open_dataset(base), seed=5).rows(1000, 1500)[0])
     assert (two.read_y(0, 500) != TOPICS[np.arange(1000, 1500) % N]).nnz == 0
-    assert two.attrs["provenance"]["base"] == "../base.zarr"  # Base and dataset may be moved together.
-    # Another process makes a lost row group from the provenance alone.
+    assert two.attrs["provenance"]["base"] == "../base.zarr"  # A relative path stays valid if both move.
+    # Another process makes a lost row group (files of some rows) from the dataset's record of its origin.
     shutil.rmtree(tmp_path / "two" / "x" / "000003")
     with pytest.raises(DataError, match=r"data repair .*` makes the lost shards again"):
         two.read_x(0, 500)
@@ -159,7 +159,7 @@ def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
         make_documents(target, 3000, seed=3, resume=True, **options)
     stamps = {p: p.stat().st_mtime_ns for p in target.glob("x/*/indptr/c/0")}
     found = make_documents(target, 3000, seed=2, resume=True, **options)
-    # The row group that was written last may have been incomplete and is then written again.
+    # The resume rewrites at most one row group (files of some rows): the one that was being written.
     done = len(stamps) - 1
     assert sum(p.stat().st_mtime_ns == t for p, t in stamps.items()) >= done >= 2
     whole = make_documents(tmp_path / "whole", 3000, seed=2, **options)

@@ -57,7 +57,7 @@ def test_image_is_a_function_of_its_row(kind: str, start: int, count: int, cut: 
 
 @pytest.mark.parametrize("kind", ["bars", "symbols", "letters", "text"])
 def test_clean_images_are_their_placed_features(kind: str) -> None:
-    """Each image is the OR of its features at their places, all whole inside the image."""
+    """An image without noise is the union (OR) of its features at their places, all completely inside."""
     images = make_set(kind)
     sizes = [b.shape for b in draw_bitmaps(images.parameters["features"])]
     height, width = images.image_shape
@@ -93,7 +93,7 @@ def test_places_and_features_are_uniform() -> None:
     tops = np.bincount(truth[:, 1]) / 30_000
     assert len(tops) == 3
     assert np.abs(tops - 1 / 3).max() < 0.015
-    narrow = truth[truth[:, 0] == 1]  # the letter I is narrow: it has 6 places, other letters 4
+    narrow = truth[truth[:, 0] == 1]  # The narrow letter I has 6 places, others have 4.
     assert sorted(np.unique(narrow[:, 2])) == list(range(6))
     assert sorted(np.unique(truth[truth[:, 0] == 0][:, 2])) == list(range(4))
 
@@ -169,7 +169,7 @@ def test_traits_are_samples_of_their_network() -> None:
             moved = np.bincount(truth[:, trait, axis] - (first - 1)) / n
             assert len(moved) <= 4
             assert np.abs(moved[moved > 0] - 1 / 3).max() < 0.03
-    # Every active pixel is within one pixel of a pixel of the clean image. All moves are equally frequent.
+    # The network moves pixels by at most 1, so each active pixel is near a pixel of the clean image.
     for i in range(50):
         shape, diagonal = truth[i]
         clean = np.zeros(images.image_shape, np.uint8)
@@ -203,7 +203,7 @@ def test_drawings_are_distinct_and_fill_their_boxes() -> None:
     assert "".join(LETTERS) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     for drawing in draw_bitmaps(LETTERS):
         assert drawing.shape in ((7, 5), (7, 3))
-        assert drawing.any(axis=0).all()  # Letters touch their boxes, so no column is empty.
+        assert drawing.any(axis=0).all()  # Letters fill their boxes.
         assert drawing[[0, -1]].any(axis=1).all()
     assert {b.shape for b in draw_bitmaps(SYMBOLS)} == {(7, 7)}
     for size in (5, 13, 16):

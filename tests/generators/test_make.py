@@ -211,7 +211,7 @@ def test_fields_of_large_images_are_made_a_few_at_a_time(monkeypatch: pytest.Mon
 
 
 def lose_files(place: Path) -> None:
-    """Remove a file of rows, and truncate another one."""
+    """Remove one of the files of rows of a dataset, and truncate another."""
     files = sorted(p for p in (place / "x").rglob("0") if p.is_file())
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-3])
@@ -225,9 +225,8 @@ def test_repair_makes_lost_shards_again(tmp_path: Path, maker: str, grown: bool)
     made = make(tmp_path / "ds", tmp_path / base, shard_rows=20)
     ds = made[0] if isinstance(made, tuple) else made
     if grown:
-        y = (
-            "aaaaa" if maker == "documents" else [11] * 5
-        )  # A class that sorts before the others changes their codes.
+        # The appended class sorts before the strings of documents, which changes the codes of their classes.
+        y = "aaaaa" if maker == "documents" else [11] * 5
         x = ds.read_x(0, 5)
         more = Dataset.from_arrays(
             x if maker == "documents" else x.reshape(5, 8, 8), np.array(list(y), ds.read_y(0, 1).dtype)

@@ -12,13 +12,13 @@ from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.kernels.squash import squash_table
 from scalelatent.models.capsule.model.members import build_members
 
-# Largest error of the latent means h after the kernel, relative to the largest of them. The table that
-# interpolates the functions lambda0 and lambda1 is exact to 1e-12. The kernel divides by P, the probability
-# of the class of a row, which magnifies this error. In float32, h has rounding errors.
+# Largest error of h (the latent means) after the kernel, relative to the largest value of h. The kernel
+# interpolates functions from a table with errors of 1e-12 and divides by the probability of a row's class,
+# which magnifies these errors. In float32, h has rounding errors.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-6}
-EDGE_ROWS = 3  # Rows that may be on the other side of a threshold or tie because of float32 rounding.
+EDGE_ROWS = 3  # Float32 rounding may move up to 3 rows across a threshold, or decide a tie.
 ROWS = (1, 2, 31, 127, 128, 129, 300)  # Numbers of rows; a thread block has 128 threads.
-# Architecture, number of classes, and dimensions of each capsule.
+# Models by name: architecture, number of classes, and dimensions of each capsule.
 ENSEMBLES = {
     "d1": ("multiclass", 2, 1),
     "d2": ("multiclass", 10, 2),
@@ -31,14 +31,14 @@ ENSEMBLES = {
 
 
 def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dict[str, Any]:
-    """Return the arguments of ``residuals`` by name.
+    """Return the arguments of the kernel ``residuals`` by name, for a model of ENSEMBLES.
 
     The columns of h have very different lengths, some columns are zero, and the weights of rows are random.
     """
     rng = np.random.default_rng((seed, rows, len(name)))
     members = build_members(*ENSEMBLES[name])
     live, classes = np.arange(members.n_members), np.arange(members.n_classes)
-    # Use only the members that distinguish class 1 from another class. All rows have class 1.
+    # Use only members (classifiers) that distinguish class 1 from another class. All rows have class 1.
     if members.architecture == "all_vs_all":
         live, classes = np.flatnonzero(members.labels[:, 1] >= 0), np.array([1])
     dims, labels = members.dims[live], members.labels[live]
@@ -55,8 +55,8 @@ def make_case(name: str, rows: int, nu: float, dtype: str, seed: int = 0) -> dic
     }
 
 
-def expected(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Return h after the call, the active rows and the sums of the reference, in float64."""
+def run_reference(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Run the reference in float64; return h (the latent means), the active rows and the sums."""
     h = case["h"].astype(np.float64)
     active, sums = reference.residuals(h, *(case[k] for k in ("y", "weight", "dims", "labels", "nu")))
     return h, active, sums
@@ -66,7 +66,7 @@ def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs:
     """Run the device kernel on a copy of the case, and compare all its results with those of the
     reference.
     """
-    want_h, want_active, want_sums = expected(case)
+    want_h, want_active, want_sums = run_reference(case)
     h = to_device(case["h"])
     y, weight = (case[k] if host_inputs else to_device(case[k]) for k in ("y", "weight"))
     active, sums = gpu.residuals(h, y, weight, case["dims"], case["labels"], case["nu"], case["table"])

@@ -16,7 +16,7 @@ from scalelatent.kernels.cuda import Kernels
 HERE = Path(__file__).resolve().parent
 
 
-def load(name: str):
+def import_helper(name: str):
     """Import a helper module of this folder, because tests are not a package."""
     full = f"gpu_tests_{name}"
     if full not in sys.modules:
@@ -29,13 +29,13 @@ def load(name: str):
 
 @pytest.fixture(scope="session")
 def load_helper():
-    return load
+    return import_helper
 
 
 @pytest.fixture
 def cases():
     """Return the module with inputs and comparisons that tests of emulated and of real devices share."""
-    return load("cases")
+    return import_helper("cases")
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,7 @@ def emulate(tmp_path_factory):
 
     For example, ``emulate("mbn")`` does so for bootstrap networks. Each model is compiled once per session.
     """
-    emulation = load("emulation")
+    emulation = import_helper("emulation")
     if emulation.compiler() is None or not sys.platform.startswith("linux"):
         pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
 
@@ -70,9 +70,9 @@ def emulated(emulate):
     return emulate("capsule")
 
 
-def _forget_bodies() -> None:
+def _unload_gpu_modules() -> None:
     backend.find_kernel.cache_clear()
-    # The backend module itself stays, because other modules have imported its functions.
+    # Keep the module of backends, because other modules have imported its functions.
     bodies = [name for name in sys.modules if re.fullmatch(r"scalelatent\.models\.\w+\.kernels\.gpu", name)]
     for name in bodies:
         del sys.modules[name]
@@ -84,7 +84,7 @@ def _forget_bodies() -> None:
 def pytest_generate_tests(metafunc):
     """Run tests of emulated kernels in all orders of threads and blocks; two of the orders are slow tests."""
     if "turns" in metafunc.fixturenames:
-        first, *others = load("emulation").TURNS
+        first, *others = import_helper("emulation").TURNS
         metafunc.parametrize(
             "turns", [first, *(pytest.param(turns, marks=pytest.mark.slow) for turns in others)]
         )
@@ -94,26 +94,26 @@ def pytest_generate_tests(metafunc):
 def turns():
     """Return the order in which emulated threads and blocks run.
 
-    pytest_generate_tests replaces this value by each of the orders.
+    The hook pytest_generate_tests above replaces the result by each of the orders.
     """
 
 
 @pytest.fixture
 def fake(emulated, turns):
     """Replace CuPy by its stand-in, and return it; modules that import CuPy are loaded again."""
-    fake_cupy = load("fake_cupy")
-    _forget_bodies()
-    backend._ON_DEVICE.clear()  # backends of an earlier test that still exist, perhaps on more devices
+    fake_cupy = import_helper("fake_cupy")
+    _unload_gpu_modules()
+    backend._ON_DEVICE.clear()  # Forget the backends of earlier tests.
     emulated.turns = turns
     before = fake_cupy.install(emulated)
     yield fake_cupy
     fake_cupy.remove(before)
-    _forget_bodies()
+    _unload_gpu_modules()
 
 
 @pytest.fixture
 def real():
-    """Return CuPy on a machine with a device, for tests marked `gpu`."""
+    """Return CuPy for tests marked `gpu`; skip the test on a machine without a device."""
     cupy = pytest.importorskip("cupy")
     try:
         count = cupy.cuda.runtime.getDeviceCount()

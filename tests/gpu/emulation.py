@@ -28,16 +28,16 @@ _LETTERS = {
 }
 
 
-# Find the part of a kernel's name that the macro in `KERNELS(float, f32)` or `KERNELS(sum_product, , SUM, 1,
-# false)` adds: `f32` or `sum_product`.
+# The macro KERNELS defines kernels whose names end with one of its arguments. This expression finds the
+# argument: `f32` in `KERNELS(float, f32)`, and `sum_product` in `KERNELS(sum_product, , SUM, 1, false)`.
 _NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS(?:, 2)?\)\s+(\w+?)(##NAME)?\(')
 
-_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # A declaration, and its variables without their type.
+_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # Shared memory: the declaration, and its variables.
 
 
 def compiler() -> str | None:
-    """Return a C++ compiler, or None."""
+    """Return the path of a C++ compiler, or None if none is installed."""
     return next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None)
 
 
@@ -48,7 +48,7 @@ def kernel_names(source: str) -> list[str]:
     return [name + suffix for name, glued in _KERNEL.findall(plain) for suffix in (made if glued else [""])]
 
 
-# Orders in which threads and blocks run. Their positions here are the numbers that emulator.hpp uses.
+# Orders in which threads and blocks run. The file emulator.hpp numbers them by their position here.
 TURNS = ("forward", "reversed", "shuffled")
 # Compiler flags with which the process ends at out-of-bounds or misaligned access, or at undefined
 # arithmetic.
@@ -61,7 +61,7 @@ def sanitized_environment() -> dict[str, str] | None:
     Return None if the compiler has no sanitizers.
     """
     found = []
-    for name in ("libasan.so", "libstdc++.so.6"):  # The second library is needed to throw C++ exceptions.
+    for name in ("libasan.so", "libstdc++.so.6"):  # C++ exceptions need the second library.
         command = [compiler() or "g++", f"-print-file-name={name}"]
         path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         if not path.is_absolute():
@@ -72,9 +72,7 @@ def sanitized_environment() -> dict[str, str] | None:
 
 
 def _share(declaration: re.Match) -> str:
-    """Return a declaration of static memory, followed by calls that register each of its variables as
-    shared.
-    """
+    """Replace a declaration of shared memory by static memory and calls that register the variables."""
     names = re.findall(r"(\w+)(?:\[\w+\])*(?:,|$)", declaration[2])
     return f"static {declaration[1]}" + "".join(f" emulator::share({name});" for name in names)
 
@@ -111,11 +109,9 @@ class Emulated:
             raise AssertionError(f"{' '.join(command)}\n{done.stderr}")
         self.library = ctypes.CDLL(str(folder / "emulated.so"))
 
-    @cache  # noqa: B019  a handful of names, as long as the test session
+    @cache  # noqa: B019  The cache has one small entry per kernel.
     def signature(self, name: str) -> list[str]:
-        """Return the type letters of the kernel's parameters, as numpy writes them; pointers have the letter
-        P.
-        """
+        """Return numpy's type letter of each parameter of the kernel; a pointer has P before its letter."""
         function = getattr(self.library, f"signature_{name}")
         function.restype = ctypes.c_char_p
         return function().decode().split()
@@ -148,7 +144,7 @@ class Emulated:
         values = self.check(name, grid, block, arguments)
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         sizes = [*grid, 1][:2]
-        with self._one_at_a_time:  # Threads and shared memory of the emulator are static.
+        with self._one_at_a_time:  # The emulator has one static set of threads.
             self.library.emulator_set_turns(TURNS.index(self.turns))
             getattr(self.library, f"emulate_{name}")(
                 *(ctypes.c_uint(n) for n in (*sizes, block[0], shared)), pointers

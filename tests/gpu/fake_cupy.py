@@ -4,12 +4,12 @@ kernels.
 It is as strict as CuPy: host and device arrays do not mix, nothing becomes a numpy array implicitly, and
 kernels accept numpy scalars. New memory is filled with garbage, so that an uninitialised number is visible.
 
-Streams run late: copies and launches wait in the queue of their stream until the host waits for that
-stream, or until another operation on it needs a value. Memory records the last stream that wrote it. Work
+Streams run late: copies and launches stay in the queue of their stream until the host waits for that
+stream, or until an operation of that stream needs a value. Memory records its last writing stream. Work
 on another stream that is not ordered after that write is an error, because it would be a race on a GPU.
 Devices are separate, too.
 
-If CuPy is installed, a test compares these names with its names.
+If CuPy is installed, a test checks that CuPy has all names of this stand-in.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from numpy.lib.stride_tricks import as_strided
 
 _local = threading.local()
 COMPILED: list[str] = []  # Source texts of compiled kernels.
-LAUNCHED: list[tuple[str, int]] = []  # (name of a kernel or product, pointer of its stream)
+LAUNCHED: list[tuple[str, int]] = []  # Each launch: (name of the kernel or product, pointer of its stream).
 EXPRESSIONS: list[str] = []  # Array expressions of CuPy itself, each of which launches a kernel.
 COPIED = {"set": 0, "get": 0}  # Bytes copied to and from the device.
 WAITS: list[int] = []  # Pointers of streams that the host waited for.
 
 
 class OutOfMemoryError(MemoryError):
-    """Stand-in for cupy.cuda.memory.OutOfMemoryError."""
+    """Error of an allocation beyond the limit of the pool (cupy.cuda.memory.OutOfMemoryError)."""
 
 
 _STATUS = {
@@ -72,7 +72,7 @@ class CUBLASError(RuntimeError):
 
 
 class Device:
-    """Stand-in for cupy.cuda.Device."""
+    """One of ``count`` devices; as a context, the device is current in this thread (cupy.cuda.Device)."""
 
     count = 1
 
@@ -93,7 +93,7 @@ class Device:
 
 
 class Stream:
-    """Stand-in for cupy.cuda.Stream."""
+    """Queue of work that runs late, when the host waits for it (cupy.cuda.Stream)."""
 
     _number = 0
     _lock = threading.RLock()  # One lock for all streams, because streams wait for each other.
@@ -105,7 +105,7 @@ class Stream:
         self.device_id = -1 if null else runtime.getDevice()
         self._issued = self._waited_for = 0
         self._pending: deque[tuple[int, Callable[[], None]]] = deque()
-        # For each other stream, the number of the work in it that must end before work of this stream.
+        # New work of this stream waits for other streams: by stream, the number of the last work to wait for.
         self._after: dict[Stream, int] = {}
         Stream._all.add(self)
 
@@ -124,7 +124,7 @@ class Stream:
         self._after[other] = max(self._after.get(other, 0), number)
         self._issue(lambda: other._run(number))
 
-    def _follows(self, other: Stream, number: int) -> bool:
+    def _is_ordered_after(self, other: Stream, number: int) -> bool:
         """Return whether new work of this stream runs after work number ``number`` of another stream."""
         return other is self or max(other._waited_for, self._after.get(other, 0)) >= number
 
@@ -143,26 +143,26 @@ class Stream:
                 self._pending.popleft()[1]()
 
     def _wait(self, last: int) -> None:
-        """Run the work for which the host waits."""
+        """Run the queued work up to a number while the host waits, and record that the host waited."""
         self._run(last)
         self._waited_for = max(self._waited_for, last)
 
 
 class _Memory:
-    """One allocation: its device, and the last work that wrote to it."""
+    """Allocation on a device, with the last work that wrote to it and the later work that read it."""
 
     def __init__(self) -> None:
         self.device, self.readers = runtime.getDevice(), {}
         self.write()
 
     def check(self, writes: bool = False) -> None:
-        """Refuse work on the current stream if it is not ordered after the last write, and after reads."""
+        """Refuse work of the current stream that may run before the last write, or write before a read."""
         assert self.device == runtime.getDevice(), "memory of another device"
         stream = get_current_stream()
-        ordered = stream._follows(self.stream, self.number)
+        ordered = stream._is_ordered_after(self.stream, self.number)
         assert ordered, f"race: stream {stream.ptr} uses what stream {self.stream.ptr} writes"
         for reader, number in self.readers.items() if writes else ():
-            assert stream._follows(reader, number), (
+            assert stream._is_ordered_after(reader, number), (
                 f"race: stream {stream.ptr} writes what {reader.ptr} reads"
             )
         if not writes:
@@ -195,7 +195,7 @@ class _Pool:
 POOL = _Pool()
 
 
-def _new(shape: Any, dtype: Any) -> np.ndarray:
+def _allocate(shape: Any, dtype: Any) -> np.ndarray:
     out = np.empty(shape, dtype)
     if POOL.limit and out.nbytes > POOL.limit:
         raise OutOfMemoryError(f"Out of memory allocating {out.nbytes:,} bytes")
@@ -205,7 +205,7 @@ def _new(shape: Any, dtype: Any) -> np.ndarray:
 
 
 class MemoryPointer:
-    """Stand-in for cupy.cuda.MemoryPointer."""
+    """Memory of a device array, to which page-locked memory can be copied (cupy.cuda.MemoryPointer)."""
 
     def __init__(self, a: ndarray) -> None:
         self.ptr, self._array = a._a.ctypes.data, a
@@ -216,17 +216,17 @@ class MemoryPointer:
         COPIED["set"] += size
         target = self._array._a.reshape(-1).view(np.uint8)
 
-        def work() -> None:  # The page-locked bytes are read only here.
+        def work() -> None:  # As on a GPU, a late copy reads the memory late.
             source = (np.ctypeslib.ctypes.c_char * size).from_address(mem)
             np.copyto(target, np.frombuffer(source, np.uint8))
 
-        _later(work, self._array)
+        _enqueue(work, self._array)
 
 
 class ndarray:
-    """Stand-in for cupy.ndarray."""
+    """Array on a device, stored as a numpy array with a record of the last work on it (cupy.ndarray)."""
 
-    __array_ufunc__ = None  # With None, operators of numpy refuse this array, as they refuse CuPy's arrays.
+    __array_ufunc__ = None  # None makes numpy's operators refuse this array, like CuPy's.
 
     def __init__(self, a: np.ndarray, memory: _Memory | None = None) -> None:
         self._a, self._memory = a, memory or _Memory()
@@ -255,68 +255,68 @@ class ndarray:
     def __getitem__(self, key: Any) -> ndarray:
         keys = key if isinstance(key, tuple) else (key,)
         if any(isinstance(k, (ndarray, np.ndarray, list)) for k in keys):
-            _now(self, *keys)
+            _finish_queue(self, *keys)
         keys = tuple(k._a if isinstance(k, ndarray) else k for k in keys)
         return self._view(np.asarray(self._a[keys]))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         assert isinstance(value, (ndarray, int, float)), "CuPy refuses host arrays here"
         EXPRESSIONS.append("copy")
-        _now(value, writes=(self,))
+        _finish_queue(value, writes=(self,))
         self._a[key] = value._a.astype(self.dtype) if isinstance(value, ndarray) else value
 
     def __matmul__(self, other: Any) -> ndarray:
-        _note("matmul")
-        _now(self, other)
-        return ndarray(self._a @ _plain(other))
+        _record_launch("matmul")
+        _finish_queue(self, other)
+        return ndarray(self._a @ _unwrap(other))
 
-    def _value(self) -> np.ndarray:
+    def _read_value(self) -> np.ndarray:
         """Return the value that the host reads, after waiting for the current stream."""
-        _now(self)
+        _finish_queue(self)
         get_current_stream().synchronize()
         return self._a
 
     def __float__(self) -> float:
-        return float(self._value())
+        return float(self._read_value())
 
     def __int__(self) -> int:
-        return int(self._value())
+        return int(self._read_value())
 
     def reshape(self, *shape: Any) -> ndarray:
-        _now(self)
+        _finish_queue(self)
         return self._view(self._a.reshape(*shape))
 
     def ravel(self) -> ndarray:
-        _now(self)
+        _finish_queue(self)
         return self._view(self._a.ravel())
 
     def astype(self, dtype: Any, copy: bool = True) -> ndarray:
-        _now(self)
+        _finish_queue(self)
         return self._view(self._a.astype(dtype, copy=copy))
 
     def copy(self) -> ndarray:
-        _now(self)
+        _finish_queue(self)
         return ndarray(self._a.copy())
 
     def take(self, indices: Any, axis: int | None = None) -> ndarray:
-        _now(self, indices)
+        _finish_queue(self, indices)
         return ndarray(self._a.take(indices, axis=axis))
 
     def fill(self, value: Any) -> None:
         EXPRESSIONS.append("fill")
-        _later(lambda: self._a.fill(value), self)
+        _enqueue(lambda: self._a.fill(value), self)
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
         assert isinstance(arr, np.ndarray)
         assert arr.shape == self.shape
         assert arr.dtype == self.dtype
-        _send(self, arr)
+        _copy_to_device(self, arr)
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
-        _note("get")
+        _record_launch("get")
         COPIED["get"] += self.nbytes
-        with self.device:  # CuPy, too, makes the device of the array current
-            value = self._value()
+        with self.device:  # As in CuPy, the device of the array is current.
+            value = self._read_value()
         if out is None:
             return value.copy()
         assert out.dtype == self.dtype
@@ -325,18 +325,18 @@ class ndarray:
         return out
 
     def view(self, dtype: Any) -> ndarray:
-        _now(self)
+        _finish_queue(self)
         return self._view(self._a.view(dtype))
 
     def __bool__(self) -> bool:
-        return bool(self._value())
+        return bool(self._read_value())
 
     def tolist(self) -> list:
-        return self._value().tolist()
+        return self._read_value().tolist()
 
 
-def _plain(a: Any) -> Any:
-    """Return the numpy operand of a device array or scalar; refuse host arrays."""
+def _unwrap(a: Any) -> Any:
+    """Return the numpy array inside a device array, or the scalar as it is; refuse host arrays."""
     if isinstance(a, ndarray):
         return a._a
     if isinstance(a, (int, float, np.generic)):
@@ -347,8 +347,8 @@ def _plain(a: Any) -> Any:
 def _operator(name: str) -> Any:
     def call(self: ndarray, *others: Any) -> Any:
         EXPRESSIONS.append(name)
-        _now(self, *others)
-        return ndarray(np.asarray(getattr(self._a, name)(*map(_plain, others))))
+        _finish_queue(self, *others)
+        return ndarray(np.asarray(getattr(self._a, name)(*map(_unwrap, others))))
 
     return call
 
@@ -356,8 +356,8 @@ def _operator(name: str) -> Any:
 def _in_place(name: str) -> Any:
     def call(self: ndarray, other: Any) -> ndarray:
         EXPRESSIONS.append(name)
-        _now(other, writes=(self,))
-        getattr(self._a, name)(_plain(other))
+        _finish_queue(other, writes=(self,))
+        getattr(self._a, name)(_unwrap(other))
         return self
 
     return call
@@ -367,7 +367,7 @@ def _reduction(name: str) -> Any:
     def call(self: ndarray, axis: int | None = None, dtype: Any = None) -> ndarray:
         more = {} if dtype is None else {"dtype": dtype}
         EXPRESSIONS.append(name)
-        _now(self)
+        _finish_queue(self)
         return ndarray(np.asarray(getattr(self._a, name)(axis=axis, **more)))
 
     return call
@@ -396,11 +396,10 @@ def _streams() -> dict[int, Stream]:
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
-    """Stand-in for cupy.cuda.get_current_stream."""
     return _streams().get(runtime.getDevice() if device_id == -1 else device_id, _NULL)
 
 
-def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
+def _finish_queue(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
     """Run the queued work of the current stream before an operation that is computed at once."""
     stream = get_current_stream()
     for operand in operands:
@@ -413,7 +412,7 @@ def _now(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
         operand._memory.write()
 
 
-def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = ()) -> None:
+def _enqueue(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = ()) -> None:
     """Put an operation into the queue of the current stream, and check the order of its reads and writes."""
     for operand in (writes, *reads):
         if isinstance(operand, ndarray):
@@ -424,14 +423,14 @@ def _later(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = (
             operand._memory.write()
 
 
-def _send(target: ndarray, source: np.ndarray) -> None:
+def _copy_to_device(target: ndarray, source: np.ndarray) -> None:
     COPIED["set"] += source.nbytes
     sent = source.copy()  # The caller may change pageable memory as soon as the call returns.
-    _later(lambda: np.copyto(target._a, sent), target)
+    _enqueue(lambda: np.copyto(target._a, sent), target)
 
 
 class Event:
-    """Stand-in for cupy.cuda.Event."""
+    """Mark after the work that a stream has when the event is recorded (cupy.cuda.Event)."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.time, self._mark = 0.0, (_NULL, 0)
@@ -446,12 +445,12 @@ class Event:
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Stand-in for cupy.cuda.get_elapsed_time, in ms."""
+    """Return the milliseconds between two events (cupy.cuda.get_elapsed_time)."""
     return 1e3 * max(end_event.time - start_event.time, 1e-9)
 
 
 class RawModule:
-    """Stand-in for cupy.RawModule; :func:`install` sets the library."""
+    """CUDA text, whose kernels come from the emulated ``library`` that a test installs (cupy.RawModule)."""
 
     library: Any = None
 
@@ -468,9 +467,9 @@ class RawModule:
 
 
 class RawKernel:
-    """Stand-in for cupy.RawKernel."""
+    """Kernel by name; a call adds the emulated kernel to the queue of the stream (cupy.RawKernel)."""
 
-    shared_size_bytes = 4160  # Shared memory that a kernel declares: the largest of this package.
+    shared_size_bytes = 4160  # Bytes that a kernel declares: the most in this package.
     max_dynamic_shared_size_bytes = 48 * 2**10 - shared_size_bytes
     preferred_shared_memory_carveout = -1
 
@@ -480,8 +479,8 @@ class RawKernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0
     ) -> None:
-        """Launch the kernel."""
-        _note(self.name)
+        """Record the launch, check its arguments, and add it to the queue of the current stream."""
+        _record_launch(self.name)
         assert shared_mem <= self.max_dynamic_shared_size_bytes, "CUDA refuses to launch this"
         most = runtime.getDeviceProperties(0)["sharedMemPerBlockOptin"]
         assert self.max_dynamic_shared_size_bytes + self.shared_size_bytes <= most
@@ -489,92 +488,81 @@ class RawKernel:
         library = RawModule.library
         library.check(self.name, grid, block, plain)
         work = partial(library.launch, self.name, grid, block, plain, shared_mem)
-        _later(work, args[0], args[1:])
+        _enqueue(work, args[0], args[1:])
 
 
-def _note(what: str) -> None:
+def _record_launch(what: str) -> None:
     LAUNCHED.append((what, get_current_stream().ptr))
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
-    """Stand-in for cupy.empty."""
-    return ndarray(_new(shape, dtype))
+    return ndarray(_allocate(shape, dtype))
 
 
 def zeros(shape: Any, dtype: Any = float) -> ndarray:
-    """Stand-in for cupy.zeros."""
     return ndarray(np.zeros(shape, dtype))
 
 
 def asarray(a: Any, dtype: Any = None) -> ndarray:
-    """Stand-in for cupy.asarray."""
     if isinstance(a, ndarray):
         return ascontiguousarray(a, dtype) if dtype is not None and a.dtype != dtype else a
-    out = ndarray(_new(np.shape(a), dtype or np.asarray(a).dtype))
-    _send(out, np.asarray(a, dtype=out.dtype))
+    out = ndarray(_allocate(np.shape(a), dtype or np.asarray(a).dtype))
+    _copy_to_device(out, np.asarray(a, dtype=out.dtype))
     return out
 
 
 def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
-    """Stand-in for cupy.ascontiguousarray."""
-    _now(a)
+    _finish_queue(a)
     return a._view(np.ascontiguousarray(a._a, dtype=dtype))
 
 
 def asnumpy(a: Any) -> np.ndarray:
-    """Stand-in for cupy.asnumpy."""
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
 def take(a: ndarray, indices: ndarray, axis: int | None = None, out: ndarray | None = None) -> ndarray:
-    """Stand-in for cupy.take."""
     assert out is not None
     assert out.dtype == a.dtype
-    _note("take")
-    _now(a, indices, writes=(out,))
+    _record_launch("take")
+    _finish_queue(a, indices, writes=(out,))
     np.take(a._a, indices._a, axis=axis, out=out._a, mode="wrap")
     return out
 
 
 def isfinite(a: ndarray) -> ndarray:
-    """Stand-in for cupy.isfinite."""
-    _now(a)
+    _finish_queue(a)
     return ndarray(np.isfinite(a._a))
 
 
 def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
-    """Stand-in for cupy.matmul."""
-    _note("matmul")
-    _now(a, b, writes=() if out is None else (out,))
+    _record_launch("matmul")
+    _finish_queue(a, b, writes=() if out is None else (out,))
     found = np.matmul(a._a, b._a, out=None if out is None else out._a)
     return ndarray(found) if out is None else out
 
 
 def subtract(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
-    """Stand-in for cupy.subtract."""
     EXPRESSIONS.append("subtract")
-    _now(a, b, writes=() if out is None else (out,))
-    found = np.subtract(_plain(a), _plain(b), out=None if out is None else out._a)
+    _finish_queue(a, b, writes=() if out is None else (out,))
+    found = np.subtract(_unwrap(a), _unwrap(b), out=None if out is None else out._a)
     return ndarray(found) if out is None else out
 
 
 def concatenate(parts: list[ndarray]) -> ndarray:
-    """Stand-in for cupy.concatenate."""
     EXPRESSIONS.append("concatenate")
-    _now(*parts)
+    _finish_queue(*parts)
     return ndarray(np.concatenate([part._a for part in parts]))
 
 
 def nonzero(a: ndarray) -> tuple[ndarray, ...]:
-    """Stand-in for cupy.nonzero."""
-    return tuple(ndarray(found) for found in np.nonzero(a._value()))
+    return tuple(ndarray(found) for found in np.nonzero(a._read_value()))
 
 
 def _elementwise(name: str) -> Any:
     def call(*args: Any) -> ndarray:
         EXPRESSIONS.append(name)
-        _now(*args)
-        return ndarray(np.asarray(getattr(np, name)(*map(_plain, args))))
+        _finish_queue(*args)
+        return ndarray(np.asarray(getattr(np, name)(*map(_unwrap, args))))
 
     return call
 
@@ -588,7 +576,7 @@ def gemm_ex(handle: int, transa: int, transb: int, *numbers: int) -> None:
     """Multiply matrices in host memory as cublasGemmEx does, in column-major order."""
     m, n, k, _alpha, a, a_type, lda, b, b_type, ldb, _beta, c, c_type, ldc, compute, _algo = numbers
     assert HANDLES.get(handle) == runtime.getDevice(), "no cuBLAS handle of this device"
-    _note("gemm")
+    _record_launch("gemm")
     stream = get_current_stream()
     stream._run(stream._issued)
     kind, result = {0: ("f4", "f4"), 1: ("f8", "f8"), 3: ("i1", "i4")}[a_type]
@@ -658,13 +646,13 @@ cuda = SimpleNamespace(
     get_current_stream=get_current_stream,
     get_elapsed_time=get_elapsed_time,
     alloc_pinned_memory=lambda size: bytearray(size),
-    get_allocator=lambda: _new,
+    get_allocator=lambda: _allocate,
     runtime=runtime,
     memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     driver=SimpleNamespace(CUDADriverError=CUDADriverError),
     compiler=SimpleNamespace(CompileException=CompileException),
 )
-RANGES: list[str] = []  # Names of NVTX ranges in the order of their starts; "" marks the end of one.
+RANGES: list[str] = []  # Names of NVTX ranges in the order of their starts; "" is an end.
 cuda.nvtx = SimpleNamespace(available=True, RangePush=RANGES.append, RangePop=lambda: RANGES.append(""))
 cublas = SimpleNamespace(
     gemmEx=gemm_ex,
@@ -678,7 +666,7 @@ cublas = SimpleNamespace(
     CUBLAS_GEMM_DEFAULT=-1,
 )
 _NULL.__init__(null=True)
-# Names that the stand-in has, by module of CuPy. A test checks that CuPy has them, too.
+# The stand-in has these names, by module of CuPy. A test checks that CuPy has the names, too.
 NAMES = {
     "cupy": [
         "ndarray",
@@ -709,7 +697,6 @@ NAMES = {
 
 
 def get_default_memory_pool() -> _Pool:
-    """Stand-in for cupy.get_default_memory_pool."""
     return POOL
 
 
@@ -738,7 +725,7 @@ def install(library: Any) -> dict[str, ModuleType | None]:
 
 
 def remove(before: dict[str, ModuleType | None]) -> None:
-    """Undo :func:`install`."""
+    """Restore the modules that :func:`install` replaced."""
     for name, module in before.items():
         if module is None:
             sys.modules.pop(name, None)

@@ -20,16 +20,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# Packages of a bare GPU machine. The wheels of gpu_all.sh contain everything else that the package imports.
+# Packages on a GPU machine without other software. The script gpu_all.sh installs wheels of the others.
 BARE = {"numpy", "scipy", "numba", "llvmlite", "pytest", "packaging"}
-# Modules whose name differs from that of their package.
+# Packages whose module has another name.
 MODULES = {"pillow": "PIL"}
 
 
 def absent() -> set[str]:
-    """Return the required modules that a bare GPU machine lacks even after gpu_all.sh has installed its
-    wheels.
-    """
+    """Return modules that this package requires, and that a GPU machine lacks after gpu_all.sh has run."""
     text = (BENCHMARKS / "gpu_all.sh").read_text(encoding="utf-8")
     wheels = set(re.search(r"^names=\((.*?)\)", text, re.MULTILINE | re.DOTALL)[1].split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -117,7 +115,7 @@ def test_capsule_runs_on_a_bare_gpu_machine(emulates, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
-    """Only the checks run here; test_model_benchmarks.py also runs the measurements of rates."""
+    """The test runs only the checks, because test_model_benchmarks.py runs the measurements of rates."""
     out = tmp_path / "result.json"
     done = run(STAND_IN, model, "--out", str(out), "--quick", "--checks-only", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,9 +127,7 @@ def test_checks_run_on_a_bare_gpu_machine(emulates, model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_of_a_processor_pass_the_checks_at_full_size(model, tmp_path):
-    """If the float32 kernels of a processor failed a check, a failure on a GPU would show nothing about the
-    GPU.
-    """
+    """The checks accept correct float32 kernels, so a check that fails on a GPU shows a fault of the GPU."""
     out = tmp_path / "result.json"
     done = run("", model, "--out", str(out), "--kernels", "numba")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -139,7 +135,7 @@ def test_kernels_of_a_processor_pass_the_checks_at_full_size(model, tmp_path):
     assert all(check["passed"] for check in result["checks"])
 
 
-# -- runs that do not end well ----------------------------------------------------------------------------
+# -- runs that fail or are stopped ------------------------------------------------------------------------
 
 SCRIPT = """
 import json, sys, time
@@ -246,7 +242,7 @@ def test_checks_or_rates_may_be_run_alone(tmp_path):
     assert result["rates"]
 
 
-# -- gpu_all.sh -------------------------------------------------------------------------------------------
+# -- the script gpu_all.sh, which runs all parts ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -264,7 +260,7 @@ def test_parts_end_within_their_time_and_are_recorded_at_once(parts, tmp_path, c
     assert runner.run("good", [sys.executable, "-c", "print('fine')"], 30)
     assert not runner.run("bad", [sys.executable, "-c", "import sys; print('broken'); sys.exit(4)"], 30)
     begin = time.perf_counter()
-    # The part starts a process, which has to end with it.
+    # This part of a run starts a child process, which must end at the time limit of the part, too.
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(50)'])"
     assert not runner.run("slow", [sys.executable, "-c", child], 5)
     assert time.perf_counter() - begin < 20

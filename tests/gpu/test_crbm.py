@@ -1,7 +1,7 @@
 """Beliefs of conditional RBMs: the CUDA kernels equal the reference, on a processor and on a device.
 
-The numba kernels must pass the checks at the sizes of the device, so that a check that no float32 kernel can
-pass is found without a device.
+The numba kernels must pass the checks at the sizes of the device. So a check that no float32 kernel can pass
+is found without a device.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def emulated_gpu(fake):
 
 @pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
 def full_size(request):
-    """Return kernels, and the number of rows for a check at full size.
+    """Return the module of kernels for a check at full size, and the number of rows.
 
-    The kernels are those of a GPU (marked ``gpu``), or numba kernels in their place.
+    The kernels are numba kernels, or, in tests marked ``gpu``, those of a GPU.
     """
     if request.param == "numba":
         return list_numba_kernels(), 5
@@ -76,8 +76,8 @@ def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...
     return tuple(part.astype("f4") for part in parts)
 
 
-def beliefs(found: Any) -> np.ndarray:
-    """Return P(unit = 1) of all units, (rows, v + h)."""
+def compute_beliefs(found: Any) -> np.ndarray:
+    """Return P(unit = 1) of the v visible and h hidden units, an array of shape (rows, v + h)."""
     return sigmoid(np.concatenate([to_host(found.lv), to_host(found.lh)], axis=1).astype(np.float64))
 
 
@@ -99,13 +99,13 @@ def check_beliefs(gpu, method: str, v: int, h: int, rows: int, scale: float, tol
     rng, steady = np.random.default_rng(0), np.ones(rows, dtype=bool)
     for _ in range(2 if method == "max_product" else 0):
         nudged = expected(w + rng.integers(-1, 2, w.shape) * np.spacing(np.maximum(np.abs(w), np.float32(1))))
-        off = np.abs(beliefs(nudged) - beliefs(want))
+        off = np.abs(compute_beliefs(nudged) - compute_beliefs(want))
         largest, mean = max(largest, 1e-5 + 4 * off.max()), max(mean, 1e-6 + 4 * off.mean())
-        # A row is not compared if rounding decides in which sweep it stops.
+        # Do not compare a row whose number of sweeps changes with these small errors of the weights.
         steady &= nudged.sweeps == want.sweeps
     assert steady.mean() > 0.5
     assert_array_equal(to_host(found.sweeps)[steady], want.sweeps[steady])
-    off = np.abs(beliefs(found) - beliefs(want))[steady]
+    off = np.abs(compute_beliefs(found) - compute_beliefs(want))[steady]
     assert off.max() <= largest
     assert off.mean() <= mean
     off = np.abs(to_host(found.change) - want.change)[steady]
@@ -190,8 +190,8 @@ def test_only_large_graphs_use_clusters_and_request_shared_memory(emulated_gpu, 
     assert way("sum_product", 400, 257) == ("crbm_sum_product_kept", 8, 4 * 50 * 257)
     assert way("mean_field", 785, 128) == ("crbm_mean_field_cluster", 8, 0)
     assert way("max_product", 10_000, 2000) == ("crbm_max_product_cluster", 8, 0)
-    # The kernel needs more than 48 KiB of shared memory, its own declarations included, so this size is
-    # requested before the launch.
+    # This kernel needs more than 48 KiB of shared memory, which the stand-in refuses unless the launch has
+    # requested it.
     check_beliefs(emulated_gpu, "sum_product", 785, 120, 1, 0.05, None)
     assert ("crbm_sum_product_held_kept", 0) in fake.LAUNCHED
 
@@ -266,7 +266,7 @@ def test_gpus_without_clusters_use_one_block_per_graph(emulated_gpu, fake, monke
 
 @pytest.mark.parametrize("largest", [-20.0, 20.0])
 def test_emulated_products_of_large_weights_do_not_overflow(emulated_gpu, largest):
-    """Products exceed float32 after four factors, so they are split in between."""
+    """A product of these factors exceeds float32 after four factors, so the kernel splits the product."""
     w, bv, bh = np.full((20, 9), largest, "f4"), np.full((1, 20), -4 * largest, "f4"), np.zeros((1, 9), "f4")
     bh[:] = -9 * largest
     coupling = emulated_gpu.make_coupling(w)
@@ -319,9 +319,7 @@ def test_pair_beliefs_at_full_size_equal_the_reference(full_size, v, h, tol, dty
 @pytest.mark.parametrize("fault", ["weights", "a sweep"])
 @pytest.mark.parametrize(("v", "h", "scale"), FULL_SIZES[1:])
 def test_the_check_at_full_size_detects_a_wrong_kernel(fault, v, h, scale):
-    """The check fails for kernels whose weights are wrong by a thousandth, and for kernels with one sweep too
-    few.
-    """
+    """The check fails for kernels with weights wrong by a thousandth, and for kernels that lack a sweep."""
     gpu = list_numba_kernels()
     right, off = gpu.max_product, np.random.default_rng(1).normal(size=(v, h)) * 1e-3
     if fault == "weights":
@@ -355,8 +353,8 @@ def test_the_checks_of_the_benchmark_detect_wrong_weights(monkeypatch, error):
     monkeypatch.setattr(script, "find_kernel", find_wrong_kernel)
     parts = script.list_checks(make_backend("cpu"), SimpleNamespace(quick=False, seed=0))
     checks = [check for _, name, part in parts if name.startswith("graphs") for check in part()]
-    # This process uses the numba kernels, whose sums depend on the batch, unlike those of a GPU. So checks
-    # that compute a part of the batch may fail here.
+    # Ignore checks that compute a part of the batch, because numba kernels, unlike those of a GPU, give other
+    # bits for another batch.
     compared = [check for check in checks if "largest difference" in check]
     assert len(compared) == 5 * 6
     if error:  # An estimate of log Z, or a graph of one edge, hardly depends on a thousandth of the weights.

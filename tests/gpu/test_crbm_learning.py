@@ -1,7 +1,7 @@
 """All learners of conditional RBMs with the CUDA kernels and the stand-in for CuPy.
 
-The stand-in refuses operations on a host array and a device array. The parameters agree with those of a
-processor.
+The parameters agree with those of a processor. The stand-in refuses operations that mix host and device
+arrays.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def emulated(emulate):
 
 @pytest.fixture
 def clustered(fake, monkeypatch):
-    """Use thread-block clusters for these small graphs, too."""
+    """Use clusters of thread blocks for these small graphs, too, although a fit uses them for large ones."""
     monkeypatch.setattr(importlib.import_module("scalelatent.models.crbm.kernels.gpu"), "CLUSTER_EDGES", 0)
 
 
@@ -48,7 +48,7 @@ def rows(sparse: bool = False):
     return (scipy.sparse.csr_matrix(x) if sparse else x), v
 
 
-def fits(x, v, **settings):
+def fit_on_devices(x, v, **settings):
     """Fit a model on each device, and return the models by device."""
     settings = {"n_hidden": 5, "n_sweeps": 3, "batch_size": 8, "n_epochs": 2, "learning_rate": 0.3} | settings
     return {
@@ -73,7 +73,7 @@ def check_same(models, x) -> None:
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_fit_on_the_gpu_equals_that_of_a_processor(fake, clustered, learner):
     x, v = rows()
-    check_same(fits(x, v, learner=learner, momentum=0.5, weight_decay=0.01), x)
+    check_same(fit_on_devices(x, v, learner=learner, momentum=0.5, weight_decay=0.01), x)
     if learner in ("mle-bp", "lssvm", "mssvm", "mle-mf"):
         assert any(name.endswith(("_kept", "_cluster")) for name, _ in fake.LAUNCHED)
 
@@ -82,12 +82,12 @@ def test_a_fit_on_the_gpu_equals_that_of_a_processor(fake, clustered, learner):
 def test_local_steps_stay_on_the_gpu(fake, learner):
     """Each chain (part of a batch) takes its own steps; parameters, updates and messages stay on the GPU."""
     x, v = rows()
-    check_same(fits(x, v, learner=learner, n_chains=1, local_steps=2, momentum=0.5), x)
+    check_same(fit_on_devices(x, v, learner=learner, n_chains=1, local_steps=2, momentum=0.5), x)
 
 
 def test_sparse_rows_and_a_tolerance_give_the_same_fit(fake):
     x, v = rows(sparse=True)
-    check_same(fits(x, v, learner="mle-bp", tol=1e-3, n_sweeps=6), x)
+    check_same(fit_on_devices(x, v, learner="mle-bp", tol=1e-3, n_sweeps=6), x)
 
 
 def test_a_plain_rbm_on_the_gpu_equals_that_of_a_processor(fake):
@@ -104,14 +104,14 @@ def test_a_plain_rbm_on_the_gpu_equals_that_of_a_processor(fake):
 
 def test_every_inference_on_the_gpu_equals_that_of_a_processor(fake):
     x, v = rows()
-    models = fits(x, v, learner="mle-bp")
+    models = fit_on_devices(x, v, learner="mle-bp")
     for how in ("sum-product", "mixed-product", "max-product", "mean-field"):
         found = {device: model.infer(x, inference=how) for device, model in models.items()}
         assert_allclose(found["gpu"].visible, found["cpu"].visible, rtol=0, atol=1e-4, err_msg=how)
 
 
 class Steps:
-    """Steps of a learner over the same rows, with chains (parts of a batch) of eight rows, on a GPU."""
+    """Learner, rows and state for steps on a GPU; a chain (part of a batch) has 8 rows, the last chain 5."""
 
     def __init__(self, fake, learner: str, n_chains: int, x: int, sparse: bool = False, v: int = 9) -> None:
         shape, rng, rows = CrbmShape(v, 5, x), np.random.default_rng(0), 8 * n_chains
@@ -137,9 +137,7 @@ class Steps:
                                   rows=numbers[rows - 8 : rows - 3])  # fmt: skip
 
     def run(self, chains: slice = slice(None), together: bool = True) -> list[np.ndarray]:
-        """Take two steps of some chains; return the statistics, and count launches and waits of the
-        second.
-        """
+        """Compute statistics of some chains twice; return them, and count work of the second computation."""
         blocks = self.blocks[chains]
         for _ in range(2):
             for counter in (self.fake.LAUNCHED, self.fake.EXPRESSIONS, self.fake.WAITS):
@@ -165,7 +163,7 @@ class Steps:
 def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, learner, x, sparse, v):
     """The bits of a chain (a part of the batch) do not depend on the chains that share its launches.
 
-    Therefore the number of workers changes no bit.
+    Workers divide the chains among them, so the number of workers changes no bit.
     """
     steps = Steps(fake, learner, 4, x, sparse, v)
     assert steps.learner.factored == (v == 90)
@@ -177,7 +175,7 @@ def test_chains_side_by_side_have_the_bits_of_chains_alone(fake, clustered, lear
 
 
 def test_a_step_has_few_launches_that_chains_share(fake):
-    """Chains (parts of a batch) share all launches but their products with x, two of them for a bias."""
+    """Chains (parts of a batch) share all launches except those of their products with the rows x."""
     for n_chains, factored in ((2, True), (8, True), (2, False), (8, False)):
         steps = Steps(fake, "mle-bp", n_chains, 300 if factored else 4, v=90)
         assert steps.learner.factored == factored
@@ -239,13 +237,13 @@ def test_a_step_on_the_gpu_waits_once_and_copies_no_parameters(fake, factored, n
     assert steps.launches == ((16, 14)[not factored] + (4, 6)[not factored] * n_chains)
     rows = sum(len(block.x) for block in steps.blocks)
     x = 300 if factored else 4
-    # Copied to the GPU: x in float32, v as bytes, and the number of the first row of each chain.
+    # A step copies to the GPU x in float32, v as bytes, and the number of the first row of each chain.
     assert steps.copied["set"] == rows * (4 * x + 90) + 4 * (n_chains + 1)
     assert steps.copied["get"] < 4 * (3 * rows + 1) + parameters / 100
 
 
 def test_settings_and_rows_without_a_step_on_the_gpu_are_refused(fake):
-    """Settings without a step on the GPU are refused, and the caller takes the step with `run_chains`."""
+    """For these settings and rows, `step_on_gpu` returns None, and its caller takes the step on the host."""
     steps = Steps(fake, "mle-bp", 2, 300, v=90)
     n_rows = sum(len(block.x) for block in steps.blocks)
 
@@ -261,7 +259,7 @@ def test_settings_and_rows_without_a_step_on_the_gpu_are_refused(fake):
     bad = steps.blocks[0].x.copy()
     bad[3, 5] = 3e38
     assert step([replace(steps.blocks[0], x=bad), *steps.blocks[1:]], units=None) is None
-    many = [block for _ in range(13) for block in steps.blocks]  # For 169 rows, the host would use BLAS.
+    many = [block for _ in range(13) for block in steps.blocks]  # The host uses BLAS for 169 rows.
     assert step(many, n_chains=2) is None
 
 

@@ -19,7 +19,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 # Upper bound of local memory, in bytes per thread. The driver reserves this memory, outside CuPy's pool, for
 # each of the about 300,000 threads that a GPU can run at once; 64 bytes per thread are 20 MB.
 LOCAL_BYTES = 64
-# Options of NVRTC that CuPy adds to those of the package.
+# CuPy passes these options to NVRTC, besides those of the package.
 OPTIONS = ["--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
 MODELS = sorted(
     path.parents[1].name for path in Path(scalelatent.models.__path__[0]).glob("*/kernels/gpu.cu")
@@ -27,7 +27,7 @@ MODELS = sorted(
 
 
 def find_nvrtc() -> ctypes.CDLL | None:
-    """Return NVRTC of a wheel (nvidia-cuda-nvrtc) or of an installed toolkit."""
+    """Return the library NVRTC of a wheel (nvidia-cuda-nvrtc) or of an installed toolkit, or None."""
     folders: list[Path] = []
     spec = find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
@@ -98,7 +98,7 @@ def test_nvrtc_compiles_every_cuda_file(nvrtc, load_helper, model, architecture)
         # Clusters of thread blocks need a GPU of compute capability 9.0.
         clustered = name.endswith(("_cluster", "_kept"))
         assert (name.encode() in binary) == (not clustered or architecture >= "sm_90")
-    used = local_bytes(binary)
+    used = read_local_bytes(binary)
     assert set(used) == {name for name in names if name.encode() in binary}
     assert max(used.values()) <= LOCAL_BYTES, used
 
@@ -107,25 +107,22 @@ def test_the_check_of_local_memory_detects_an_array_with_a_computed_index(nvrtc)
     body = "int b[90]; for (int i = 0; i < 90; ++i) b[a[i]] = i; *a = b[*a];"
     text = f'extern "C" __global__ void f(int* a) {{ {body} }}'
     _, _, binary = compile_by_nvrtc(nvrtc, text, ["--gpu-architecture=sm_90", *OPTIONS])
-    assert 360 <= local_bytes(binary)["f"] < 400
+    assert 360 <= read_local_bytes(binary)["f"] < 400
 
 
-def local_bytes(binary: bytes) -> dict[str, int]:
-    """Return the bytes of local memory per thread by kernel, read from a compiled module (a 64-bit ELF
-    file).
-    """
+def read_local_bytes(binary: bytes) -> dict[str, int]:
+    """Return the bytes of local memory per thread of each kernel in a compiled module (64-bit ELF)."""
     (table,), (count,) = struct.unpack_from("<Q", binary, 40), struct.unpack_from("<H", binary, 60)
     headers = [struct.unpack_from("<4xI16xQQI", binary, table + 64 * n) for n in range(count)]
     parts = [binary[offset : offset + size] for _, offset, size, _ in headers]
-    symbols = next(n for n, header in enumerate(headers) if header[0] == 2)  # SHT_SYMTAB
+    symbols = next(n for n, header in enumerate(headers) if header[0] == 2)  # The type 2 is SHT_SYMTAB.
     names, found = parts[headers[symbols][3]], {}
     for info in (part for part, header in zip(parts, headers, strict=True) if header[0] == 0x70000000):
         at = 0
-        while at < len(
-            info
-        ):  # A form and an attribute, then a value of 2 bytes or the length of the following data.
+        # Each entry has a form, an attribute, and a value of 2 bytes or the length of the data after it.
+        while at < len(info):
             form, attribute, length = struct.unpack_from("<BBH", info, at)
-            if (form, attribute) == (4, 0x12):  # EIATTR_MIN_STACK_SIZE: the kernel's symbol, and the bytes.
+            if (form, attribute) == (4, 0x12):  # EIATTR_MIN_STACK_SIZE: symbol and bytes.
                 symbol, stack = struct.unpack_from("<II", info, at + 4)
                 (name,) = struct.unpack_from("<I", parts[symbols], 24 * symbol)
                 found[names[name : names.index(b"\0", name)].decode()] = stack
@@ -166,7 +163,7 @@ def test_no_thread_spills_registers(cuda_text, kernels, architecture, tmp_path):
     assert set(report) == set(kernels)
     for name, (frame, spilled, registers) in report.items():
         if name.startswith(("capsule_factors_f64", "capsule_dense_f64")):
-            continue  # Latents of a fit are float32; these kernels serve the checks.
+            continue  # A fit uses float32; only checks use these kernels.
         # A kernel with 64 registers per thread runs 1,024 threads on a multiprocessor, enough to hide the
         # time of loads.
         assert (frame, spilled, registers <= 64) == (0, 0, True), name

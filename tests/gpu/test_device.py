@@ -22,7 +22,7 @@ def backend(fake):
     from scalelatent.engine.backend import CupyBackend
 
     made = CupyBackend()
-    made.stream.use()  # The tests make their arrays on the stream of the backend.
+    made.stream.use()  # Arrays of a test must be on the stream of the backend.
     return made
 
 
@@ -241,7 +241,7 @@ def test_an_allocation_error_of_another_allocator_is_an_out_of_memory_error(back
     """RMM raises a plain MemoryError, and numpy raises one for memory of the host."""
     from scalelatent.engine.backend import DeviceMemoryError
 
-    monkeypatch.setattr(fake, "_new", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))
+    monkeypatch.setattr(fake, "_allocate", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))
     with pytest.raises(DeviceMemoryError, match="no memory for the buffer 'h'"):
         backend.buffer("h", (4, 4), np.float32)
     assert isinstance(backend.name_error(MemoryError("std::bad_alloc")), DeviceMemoryError)
@@ -286,7 +286,7 @@ def test_operators_of_two_backends_run_on_their_own_streams(fake):
     a = one.asarray(np.ones((300, 300)), np.float64, "a")
     b = two.asarray(np.ones((300, 300)), np.float64, "b")
     with pytest.raises(AssertionError, match="race"):
-        _ = a + a  # The stream of ``two`` is current.
+        _ = a + a  # The stream of ``two`` is current, but ``one`` wrote a.
     found = []
 
     def work() -> None:
@@ -301,7 +301,7 @@ def test_operators_of_two_backends_run_on_their_own_streams(fake):
 
 
 def test_threads_use_all_devices_in_turn(fake, monkeypatch):
-    """Eight threads use four GPUs: the sums equal those of one GPU, and each GPU had work."""
+    """Eight threads that use four GPUs give the sums of one GPU, and each GPU has had work."""
     from scalelatent.engine.inprocess import InProcessExecutor
     from scalelatent.engine.passes import make_stage
     from scalelatent.reductions.moments import SecondMoments
@@ -402,7 +402,7 @@ def test_rows_on_a_gpu_are_accepted(fake):
         expected.predict(DeviceNDArray())
 
 
-# -- models on the backend -----------------------------------------------------------------------------------
+# -- models on the GPU give the results of the host ----------------------------------------------------------
 
 
 def _block(rows, features, weighted=False, classes=2, seed=0):
@@ -507,7 +507,7 @@ def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
 
     want = sums(CupyBackend())
     small = CupyBackend()
-    fake.POOL.limit = room * 2048 * members.total_dim * 4  # The array H of a block takes the most memory.
+    fake.POOL.limit = room * 2048 * members.total_dim * 4  # The latents are the largest array of a block.
     got = sums(small)
     assert small.row_limits == {"capsule_estep/train": 2048 if room == 1 else 4096}
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())
@@ -518,7 +518,7 @@ def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
 # -- sizes of blocks on a GPU --------------------------------------------------------------------------------
 
 
-def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
+def _choose_blocks(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
     """Return the rows of a block that a session chooses for a pass over 200,000 rows of 784 bytes."""
     from scalelatent.estimators.session import FitSession
     from scalelatent.reductions.moments import SecondMoments
@@ -531,10 +531,10 @@ def _grid(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
 
 
 def test_blocks_of_passes_suit_gpus_by_default(fake):
-    assert _grid("gpu")[0] == _grid("auto")[0] == 32_768
-    assert _grid("cpu")[0] == 2048
+    assert _choose_blocks("gpu")[0] == _choose_blocks("auto")[0] == 32_768
+    assert _choose_blocks("cpu")[0] == 2048
     fake.Device.count = 0
-    assert _grid("auto")[0] == 2048
+    assert _choose_blocks("auto")[0] == 2048
 
 
 def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
@@ -544,7 +544,7 @@ def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
     """
     for first, resumed in (("gpu", "cpu"), ("auto", "cpu"), ("cpu", "gpu")):
         folder = tmp_path / f"{first}-{resumed}"
-        assert _grid(first, folder) == _grid(resumed, folder, resume=True)
+        assert _choose_blocks(first, folder) == _choose_blocks(resumed, folder, resume=True)
 
 
 @pytest.mark.parametrize("out", [False, True])
@@ -564,7 +564,7 @@ def test_blocks_of_maps_suit_the_device(fake, monkeypatch, tmp_path, out, device
     assert max(seen) == (1747 if device == "cpu" else 9000)
 
 
-# -- doctor and warm -----------------------------------------------------------------------------------------
+# -- the commands doctor and warm ----------------------------------------------------------------------------
 
 
 def test_the_doctor_multiplies_and_compiles_on_every_gpu(fake, monkeypatch):

@@ -91,7 +91,8 @@ def test_a_tie_goes_to_the_first_capsule(fake, gpu):
     y, weight = np.array([1, 2, 3, 0], np.int32), np.array([1.0, 10.0, 100.0, 1000.0])
     wiring = np.ones((1, 5), int), np.arange(5)[None]
     _, sums = gpu.residuals(h, y, weight, *wiring, np.zeros(1), squash_table(5))
-    # Row 1 counts as correct: of two capsules with equal length the first wins, and the row has its class.
+    # Of capsules 2 and 3, which are equally long, the first wins. So row 1, of class 2, is no error, and the
+    # weights of the other rows are the sum of errors.
     assert sums[0, 1] == 1101.0
 
 
@@ -176,9 +177,7 @@ class HostArrayWithGet(np.ndarray):
 @pytest.mark.parametrize("nu", [0.0, 0.2, 0.8])
 @pytest.mark.parametrize("name", ["d1", "d2", "d8", "d13", "unequal", "one_vs_all", "all_vs_all"])
 def test_numbas_residuals_pass_the_checks_of_a_device(cases, name, nu):
-    """The float32 kernel of numba passes the checks of a GPU, so the checks are not too strict for many
-    rows.
-    """
+    """The float32 kernel of numba passes the checks of a GPU, so these checks are not too strict."""
 
     def residuals(h, *more):
         active, sums = cpu.residuals(np.asarray(h), *more)

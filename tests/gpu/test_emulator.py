@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# For each model a file of tests, and the pytest expression for those tests that launch all kernels of the
-# model.
+# By file of tests, a pytest expression that selects tests which together launch all kernels of the model.
 TESTS = {
     "test_emulated": "d13 or unequal-float32 or probabilities",
     "test_crbm": "17-5 and (cluster-forward or kept and (sum or max)) or 9-40 or pairs[forward",
@@ -78,7 +77,7 @@ def emulation(load_helper):
 
 
 def run(kernels, name: str, blocks: int, turns: str, *dtypes: str) -> list[list[float]]:
-    """Launch a kernel on arrays of 64 numbers of these dtypes, and return the arrays."""
+    """Launch a kernel on one array of 64 numbers for each dtype, and return the arrays."""
     kernels.turns = turns
     out = [np.zeros(64, dtype=dtype) for dtype in dtypes]
     kernels.launch(name, (blocks,), (64,), tuple(out))
@@ -100,7 +99,7 @@ def test_shared_memory_of_another_block_is_not_visible(emulation, tmp_path_facto
         np.testing.assert_array_equal([a[:3] for a in found], [[1, other, other] for other in others])
 
 
-# By the name of the fault in the report of a sanitizer, a statement with this fault.
+# CUDA statements with a fault, by the name of the fault in the report of a sanitizer.
 FAULTS = {
     "heap-buffer-overflow": "out[threadIdx.x + 1] = 0.0f",
     "insufficient space": "__shared__ float a[2]; out[0] = *(a + (threadIdx.x + gridDim.x))",

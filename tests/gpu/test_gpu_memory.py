@@ -61,7 +61,7 @@ def test_a_plan_states_the_rows_that_stay_on_gpus(fake, rows):
     assert "(40%) stay on 2 GPUs; the others are copied to a GPU in each pass" in found["summary"]
     assert "gpu_rows" not in model.set_params(device="cpu").plan(*rows)
     stepwise = sl.CapsuleRegression(device="auto", capsule_dim=2, algorithm="stepwise")
-    assert "gpu_rows" not in stepwise.plan(*rows)  # Stepwise EM keeps no rows on the GPU.
+    assert "gpu_rows" not in stepwise.plan(*rows)  # Stepwise EM copies the rows of each step.
 
 
 def test_workers_report_the_memory_of_their_gpu(fake, monkeypatch, rows):

@@ -1,6 +1,4 @@
-"""If rows are on a GPU and the model computes there, results are CuPy arrays. The stand-in replaces CuPy
-here.
-"""
+"""Results for rows on a GPU are CuPy arrays (here, of the stand-in), if the model computes on the GPU."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ def make_compositional():
     return sl.HierarchicalCompositionalNetwork(layers, n_epochs=1, **SMALL).fit(BITS.reshape(40, 3, 3))
 
 
-# By model: how it is fitted, the model whose gpu.cu is compiled, rows, and the methods whose results are
-# compared.
+# By name of a model: the function that fits it, the folder of its gpu.cu, rows, and the methods to compare.
 CASES = {
     "capsule": (make_capsule, "capsule", X, ("predict", "predict_proba", "transform")),
     "mixture": (
@@ -111,7 +108,7 @@ def test_labels_that_are_strings_stay_on_the_host(fake):
 
 
 def test_frames_and_datasets_keep_their_kind(fake, tmp_path):
-    pandas = pytest.importorskip("pandas")  # The machine that checks GPUs has no pandas.
+    pandas = pytest.importorskip("pandas")  # The GPU machine may lack pandas.
     model = make_capsule().set_params(device="gpu")
     written = model.transform(fake.asarray(X), out=tmp_path / "latents.zarr")
     assert isinstance(written, sl.Dataset)
@@ -152,7 +149,7 @@ class DataFrame:
         self.a = a
 
     def to_pandas(self):
-        import pandas  # The machine that checks GPUs has no pandas.
+        import pandas  # The GPU machine may lack pandas.
 
         return pandas.DataFrame(self.a, columns=[f"c{i}" for i in range(self.a.shape[1])])
 
@@ -180,7 +177,7 @@ def test_a_model_without_a_gpu_refuses_rows_on_a_gpu(fake, monkeypatch):
     with pytest.raises(DataError, match=message):
         model.predict(fake.asarray(X))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
-    monkeypatch.setattr(fake.Device, "count", 0)  # CUDA tensors of torch exist without CuPy.
+    monkeypatch.setattr(fake.Device, "count", 0)  # Imitate a machine with torch but without CuPy.
     with pytest.raises(DataError, match=r"X is a torch.Tensor on a GPU, but CuPy finds no GPU .*extra"):
         model.set_params(device="auto").transform(Tensor(X))
     with pytest.raises(RunError, match="device='gpu', but CuPy finds no CUDA device"):

@@ -20,7 +20,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 from scalelatent.models.hcn.model.stored_messages import BatchFeatureLearner, start_leaf, visit_leaves
 from tests.models.hcn.cases import draw_sweep, make_zero_messages
 
-# Each case is chains, images, (channels, height, width), window, features.
+# Each case has the numbers of chains and images, (channels, height, width), (window height, width), features.
 SHAPES = [
     (1, 1, (1, 3, 4), (2, 3), 1),
     (2, 1, (1, 4, 3), (3, 2), 5),
@@ -61,7 +61,7 @@ def check_messages(gpu, shape, damping: float, kept: str = "i2") -> None:
     want = [s.copy(), w.copy(), to_s.astype(kept), to_w.astype(kept), held]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
-        # Other evidence makes the kernels remove messages to weights that window positions no longer send.
+        # Other evidence in each pass makes window positions end messages, which kernels must then remove.
         evidence = np.roll(evidence, 1, axis=4)
         wanted = reference.sweep_messages(evidence, order, *want, damping)
         moved = gpu.sweep_messages(gpu.cupy.asarray(evidence), gpu.cupy.asarray(order), *found, damping)
@@ -86,11 +86,11 @@ def check_orders(gpu) -> None:
 
 
 def check_chains(name: str) -> None:
-    """Compare a GPU step, which launches its chains (parts) together, with the step of a processor."""
+    """Compare a step on a GPU, which launches its chains (parts) together, with the step of a processor."""
     layer = FeatureLayer((1, 5, 4), 2, (3, 2), 1e-2, 1e-2, 0.3, 1e-2)
     x = (np.random.default_rng(0).random((13, layer.n_pixels)) < 0.3).astype(np.uint8)
     learner = OnlineFeatureLearner(layer, 0.9, 2, 5)
-    # The step has chains (parallel parts of a minibatch step) of 5, 4 and 4 rows, and one without rows.
+    # The step has chains (its parallel parts) of 5, 4 and 4 rows, and one without rows.
     parts = [np.arange(0, 5), np.arange(5, 9), np.arange(9, 13)]
     blocks = [Block(x[rows], None, None, 0, rows, 1, k) for k, rows in enumerate(parts)]
     found = {}
@@ -102,27 +102,27 @@ def check_chains(name: str) -> None:
 
 
 @pytest.fixture(params=["shared", "only W is shared", "not shared"])
-def _room(request, emulated_gpu, monkeypatch) -> None:
-    """Give a thread block more or less shared memory for its beliefs."""
+def _limit_shared_memory(request, emulated_gpu, monkeypatch) -> None:
+    """Give thread blocks shared memory for all beliefs, for those of the weights W, or for none."""
     most = {"shared": 2**17, "only W is shared": 2**17, "not shared": 0}[request.param]
     processors = 132 if request.param == "shared" else 0
     monkeypatch.setattr(emulated_gpu, "_read_device_limits", lambda device: (most, processors))
 
 
-@pytest.mark.usefixtures("_room")
+@pytest.mark.usefixtures("_limit_shared_memory")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_emulated_sweep_gives_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_sweep(emulated_gpu, shape)
 
 
-@pytest.mark.usefixtures("_room")
+@pytest.mark.usefixtures("_limit_shared_memory")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_messages_give_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_messages(emulated_gpu, shape, 0.8)
     check_messages(emulated_gpu, shape, 1.0, "i4")
 
 
-@pytest.mark.usefixtures("_room")
+@pytest.mark.usefixtures("_limit_shared_memory")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_decoding_gives_the_bits_of_the_reference(emulated_gpu, shape) -> None:
     check_decode(emulated_gpu, shape)
@@ -174,7 +174,7 @@ def test_leaves_side_by_side_give_the_bits_of_single_leaves(emulated_gpu) -> Non
     for device in ("cpu", "gpu"):
         prepared = learner.prepare(state, make_backend(device))
         kept = [None] * len(parts)
-        # In the third epoch, every leaf (a fixed range of images) has made all its passes.
+        # In the third epoch, no leaf (fixed range of images) has work, because each makes two sweeps at most.
         for epoch in range(3):
             blocks = [Block(x[rows], None, None, int(rows[0]), rows, epoch, 0) for rows in parts]
             if device == "cpu":

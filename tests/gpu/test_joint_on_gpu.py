@@ -82,7 +82,7 @@ def test_sums_are_copied_once_per_leaf(fake, monkeypatch):
         fake.COPIED.update(set=0, get=0)
         found.append(run(stage, state, backend))
         copied.append(fake.COPIED["get"])
-    # Bytes of the sums, squares and scatter matrices of all members.
+    # Bytes of the sums, squares and scatter matrices of all members (mixtures) that one copy has.
     large = sum(8 * k * (P + P + 4 * P) for k in (3, 5, 8))
     assert copied[1] - copied[0] == large * (N // BLOCK - N // LEAF)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

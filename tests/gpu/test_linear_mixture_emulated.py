@@ -29,10 +29,10 @@ SHAPE = (6, 7)
 P = 42
 
 
-def leaf_sums(body, means, bases, per_feature, blocks, spec=None, factors=None, first=1.0):
-    """Compute the sums of a leaf (a fixed range of rows) from its blocks.
+def sum_leaf(body, means, bases, per_feature, blocks, spec=None, factors=None, first=1.0):
+    """Return the sums of a leaf (a fixed range of rows), computed from its blocks.
 
-    Each block is a pair (rows, groups of the rows). All sums start from ``first``.
+    Each block is a pair (rows, groups of the rows). All sums start from the number ``first``.
     """
     k, p, q = bases.shape
     shapes = [(k, p), (k, p) if per_feature else (k,), (k, q, p)]
@@ -58,7 +58,7 @@ def emulated(emulate):
 @pytest.fixture
 def gpu(fake):
     yield importlib.import_module("scalelatent.models.linear_mixture.kernels.gpu")
-    # CuPy's own product obeys the environment variable CUPY_TF32.
+    # The kernels must not use CuPy's product, whose precision depends on the environment variable CUPY_TF32.
     assert "matmul" not in {name for name, _ in fake.LAUNCHED}
 
 
@@ -66,7 +66,7 @@ def gpu(fake):
 def _grids(request, monkeypatch):
     """Run each test with grids as large as CUDA allows and with grids of two rows.
 
-    With the small grids, a thread block computes several groups or pairs.
+    With small grids, a thread block must loop over several groups of rows or pairs.
     """
     monkeypatch.setattr(cuda, "MAX_GRID_Y", request.param)
 
@@ -84,7 +84,7 @@ def make_scores(k: int, h: int, own: bool):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("n", "k", "h"), [(0, 3, 2), (1, 1, 0), (9, 300, 3), (20, 10, 12)])
 def test_emulated_scores_equal_the_reference(gpu, emulated, monkeypatch, n, k, h, own):
-    monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # The product is computed in several blocks.
+    monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # Scores are computed for 7 rows at a time.
     scores, starts = make_scores(k, h, own), np.array([0, k // 3, k // 2, k])
     x = np.random.default_rng(0).normal(size=(n, P)).astype("f4")
     ours, theirs = gpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)
@@ -121,7 +121,7 @@ def test_emulated_statistics_equal_the_reference(gpu, emulated, n, per_feature):
     x, groups = rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, 3, n), k, rng.random(n))
     spec, factors = TangentSpec(reference.TANGENTS, SHAPE, 0.6), rng.random((k, 7))
     blocks = [(x, groups), (x[: n // 2], group_rows(np.arange(n // 2) % 2, k))]
-    found = [leaf_sums(body, means, bases, per_feature, blocks, spec, factors) for body in (gpu, reference)]
+    found = [sum_leaf(body, means, bases, per_feature, blocks, spec, factors) for body in (gpu, reference)]
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
 
@@ -146,7 +146,7 @@ def test_emulated_tangent_distance_equals_the_reference(gpu, emulated, monkeypat
 def test_more_groups_than_rows_of_the_grid_are_computed(gpu):
     n, k = cuda.MAX_GRID_Y + 2, cuda.MAX_GRID_Y + 2
     x, groups = np.arange(n, dtype="f4")[:, None] % 7, group_rows(np.arange(n), k)
-    total = leaf_sums(gpu, np.zeros((k, 1)), np.zeros((k, 1, 0)), False, [(x, groups)])[0]
+    total = sum_leaf(gpu, np.zeros((k, 1)), np.zeros((k, 1, 0)), False, [(x, groups)])[0]
     np.testing.assert_array_equal(total, x + 1)
 
 
@@ -157,8 +157,8 @@ def test_sums_that_stay_on_the_device_have_the_bits_of_sums_of_each_block(gpu, e
         (rng.normal(size=(n, P)).astype("f4"), group_rows(rng.integers(0, k, n), k, rng.random(n)))
         for n in (20, 7, 1)
     ]
-    together = leaf_sums(gpu, means, bases, True, blocks, first=0.0)
-    apart = [leaf_sums(gpu, means, bases, True, [block], first=0.0) for block in blocks]
+    together = sum_leaf(gpu, means, bases, True, blocks, first=0.0)
+    apart = [sum_leaf(gpu, means, bases, True, [block], first=0.0) for block in blocks]
     for ours, *parts in zip(together, *apart, strict=True):
         theirs = np.zeros_like(ours)
         for part in parts:  # The host adds the sums of the blocks in the same order as the kernel.
@@ -182,7 +182,7 @@ def test_the_cuda_file_has_the_expected_kernels_and_constants(gpu, emulated):
 
 @pytest.fixture(params=["numba", pytest.param("cupy", marks=pytest.mark.gpu)])
 def full_size(request):
-    """Return the kernels of a device (marked ``gpu``), and in their place those of a processor."""
+    """Return the kernels of a processor, or, in tests marked ``gpu``, those of a device."""
     if request.param == "numba":
         return cpu
     request.getfixturevalue("real")
@@ -205,7 +205,7 @@ def test_kernels_at_full_size_equal_the_reference(full_size, n, shape, k, h):
     groups, found = group_rows(rng.integers(0, k, n), k, rng.random(n)), []
     spec, factors = TangentSpec(reference.TANGENTS, shape, 0.6), rng.random((k, 7))
     for body in (device, reference):
-        found.append(leaf_sums(body, means, bases, False, [(x, groups)], spec, factors))
+        found.append(sum_leaf(body, means, bases, False, [(x, groups)], spec, factors))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
 

@@ -63,10 +63,9 @@ def test_codes_of_dense_rows_equal_the_reference(fake, gpu, n, p, k, q, dtype, m
 @pytest.mark.parametrize("dtype", ["u1", "f4"])
 @pytest.mark.parametrize(("rows", "k"), [(20, 5), (90, 45), (90, 1)])
 def test_clusterings_that_share_a_pool_have_the_codes_of_a_processor(gpu, rows, k, dtype):
-    """Clusterings draw their centroids from one pool of rows, and each row has a short list of candidates
-    from the pool.
+    """Clusterings draw their centroids from one pool of rows; each row has a short list of candidates.
 
-    A clustering with a single centroid is seldom among the candidates of a row. The host then codes this row.
+    If no centroid of a clustering is among a row's candidates, as for k = 1, the host codes the row.
     """
     rng = np.random.default_rng(rows + k)
     x, w = ((rng.normal(size=(m, 12)) * 40 + 128).astype(dtype) for m in (30, rows))
@@ -152,7 +151,7 @@ def test_codes_of_sparse_rows_equal_the_reference(gpu, k, metric):
     rng = np.random.default_rng(k)
     x, w = (rng.poisson(0.3, (m, 30)).astype("f4") for m in (12, k))
     columns = np.sort(rng.permutation(30)[:20])
-    # Each centroid gets an entry other than 0, because the cosine of a centroid of zeros is undefined.
+    # Give each centroid an entry other than 0, because the cosine of a centroid of zeros is undefined.
     w[:, columns[0]] += 1.0
     x[3] = 0.0
     x[5, columns] = w[k - 1, columns]
@@ -231,7 +230,7 @@ def test_every_kernel_is_launched_with_its_declared_arguments(fake, gpu, emulate
 @pytest.mark.parametrize("csr", [False, True])
 @pytest.mark.parametrize("dtype", ["i1", "u1", "u2", "f4", "f8"])
 def test_a_block_is_copied_and_converted_once_for_all_clusterings(fake, dtype, csr):
-    """Codes of two layers on the backend of the GPU equal those of the processor."""
+    """All clusterings of a layer use one converted copy of the rows, and give the codes of the host."""
     from scalelatent.contract.learners import Block
     from scalelatent.engine.backend import CupyBackend, HostBackend
     from scalelatent.models.mbn.model.layers import ArraySets, make_layers

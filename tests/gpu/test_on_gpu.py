@@ -27,7 +27,7 @@ def backend(real):
     from scalelatent.engine.backend import CupyBackend
 
     made = CupyBackend()
-    made.stream.use()  # The tests make their arrays on the stream of the backend.
+    made.stream.use()  # Arrays of a test must be on the stream of the backend.
     return made
 
 
@@ -91,7 +91,7 @@ def test_products_of_every_layout_equal_numpys(real, backend):
 @pytest.mark.parametrize("stored", ["u1", "f2", "f4", "f8", ">f4"])
 def test_rows_on_the_device_equal_the_stored_ones(backend, stored):
     rng = np.random.default_rng(3)
-    for step in range(3):  # The page-locked memory of one block is reused for the next.
+    for step in range(3):  # Each block reuses the page-locked memory of the block before.
         a = (rng.random((3000 + step, 196)) * 255).astype(stored)
         for wanted in (np.float32, np.float64):
             np.testing.assert_array_equal(backend.to_host(backend.asarray(a, wanted, "x")), a.astype(wanted))

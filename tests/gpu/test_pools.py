@@ -1,7 +1,7 @@
 """Pools of processors and a GPU, on a device.
 
-A pool learns what one process learns, within the stated tolerance. A block that does not fit in memory is
-split in halves. These tests are deselected without ``-m gpu``.
+A pool (the workers of one fit) learns what one process learns, within a tolerance. A block that does not fit
+in memory is split in halves. These tests are deselected without ``-m gpu``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"capsule_dim": 3, "projection": None, "nu_schedule": None, "random_state": 0}
 # Largest difference of the weights after five passes, relative to the largest weight. Each pass may move the
 # weights by the tolerance of its sums.
-WEIGHTS, PASSES = 1e-3, 5
+WEIGHT_TOLERANCE, PASSES = 1e-3, 5
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def test_sums_of_a_pass_agree_within_the_stated_tolerance(real: Any, data: Any) 
     for name in ("rows", "delta"):
         scale = np.abs(host[name]).max()
         np.testing.assert_allclose(card[name], host[name], rtol=0, atol=TOLERANCE * scale, err_msg=name)
-    # Column 0 of the sums has the log-likelihood. The other columns count errors, and rows beyond the
-    # threshold, which rounding may change for a few rows.
+    # Column 0 of the sums has the log-likelihood. The other columns count errors and rows beyond a threshold,
+    # so rounding changes these counts by a few rows.
     np.testing.assert_allclose(card["sums"][:, 0], host["sums"][:, 0], rtol=TOLERANCE)
     np.testing.assert_allclose(card["sums"][:, 1:], host["sums"][:, 1:], rtol=1e-3)
 
@@ -73,7 +73,7 @@ def test_a_mixed_pool_learns_what_one_process_learns(real: Any, data: Any) -> No
     np.testing.assert_array_equal(fits["cpu"].W_, alone.W_)
     for device in ("auto", "gpu"):
         scale = np.abs(alone.W_).max()
-        np.testing.assert_allclose(fits[device].W_, alone.W_, rtol=0, atol=WEIGHTS * scale)
+        np.testing.assert_allclose(fits[device].W_, alone.W_, rtol=0, atol=WEIGHT_TOLERANCE * scale)
         got, want = (model.history_[-1]["objective"] for model in (fits[device], alone))
         np.testing.assert_allclose(got, want, rtol=10 * TOLERANCE)
     reported = [event for event in log.infos("event") if event["event"] == "devices"]
@@ -86,7 +86,7 @@ def test_a_full_gpu_computes_in_halves(real: Any, data: Any, tmp_path: Path) -> 
     want = _sums(data, make_backend("gpu"))
     before = pool.get_limit()
     pool.free_all_blocks()
-    pool.set_limit(size=pool.total_bytes() + 2**20)  # A block of 8192 rows alone takes 1.3 MB.
+    pool.set_limit(size=pool.total_bytes() + 2**20)  # One block of 8192 rows needs 1.3 MB.
     try:
         got = _sums(data, backend)
     finally:

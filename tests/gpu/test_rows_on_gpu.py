@@ -38,7 +38,7 @@ class Passes:
         self.stage = make_stage("toy", {"train": work}, {"train": dataset}, "gpu", data.classes,
                                 block_rows=BLOCK)  # fmt: skip
         self.backend, self.fake = backends.CupyBackend(), fake
-        self.copies: list[tuple[int, int]] = []  # (bytes, stream) of each copy of rows
+        self.copies: list[tuple[int, int]] = []  # Each copy of rows: (bytes, pointer of its stream).
         copy = fake.MemoryPointer.copy_from_host_async
 
         def count(pointer, mem, size, stream=None):
@@ -59,8 +59,8 @@ class Passes:
         return vector[:-2].tobytes(), self.fake.COPIED["set"]
 
 
-# Bounds of the bytes that a pass copies besides rows: classes and weights of rows have 12 bytes per row, and
-# the weights of the model have less than 5000 bytes.
+# Lower and upper bound of the bytes that a pass copies besides rows: class and weight of a row have 12 bytes,
+# and the weights of the model have less than 5000 bytes.
 OTHER_BYTES = 12 * N, 12 * N + 5000
 
 
@@ -81,12 +81,10 @@ def test_rows_stay_on_the_gpu_between_passes(fake, monkeypatch, tmp_path, stored
 
 @pytest.mark.parametrize("stored", ["f4", "u1"])
 def test_other_rows_are_copied_on_another_stream(fake, monkeypatch, stored):
-    """The sums have the bits of sums over rows that stay on the GPU. The host waits once per block, for its
-    sums.
-    """
+    """Rows that do not stay on the GPU give the same bits, and the host waits once per block, for sums."""
     kept = Passes(fake, monkeypatch, stored).run()[0]
     monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
-    # With stripes of this size, several threads copy a block.
+    # A stripe is the part of a block that one thread copies; with 2048 bytes, several threads copy a block.
     monkeypatch.setattr(backends, "STRIPE_BYTES", BLOCK)
     passes = Passes(fake, monkeypatch, stored)
     assert passes.run()[0] == kept  # The first pass also copies tables, so its bytes are not compared.
@@ -109,7 +107,7 @@ def test_copies_do_not_wait_for_the_computation(fake, monkeypatch):
     def compute(self, prepared, block, stats):
         number = block.start // BLOCK
         computing.append(number)
-        # When a computation begins, the thread has copied the rows of the next block and no further ones.
+        # While a block is computed, the rows of the next block are copied, and no rows after those.
         assert copied[min(number + 1, BLOCKS - 1)].wait(30)
         assert not any(event.is_set() for event in copied[number + 2 :])
         accumulate(self, prepared, block, stats)
@@ -125,7 +123,7 @@ def test_copies_do_not_wait_for_the_computation(fake, monkeypatch):
 
 
 def test_a_gpu_keeps_the_rows_that_fit(fake, monkeypatch):
-    """Blocks that the GPU has kept are not copied, although other blocks of the same task are."""
+    """The GPU has memory for three blocks: they are copied once, the other blocks in each pass."""
     want = Passes(fake, monkeypatch).run()[0]
     row_bytes = 4 * P + 4
     monkeypatch.setattr(backends, "ROWS_SHARE", 3.5 * BLOCK * row_bytes / 2**30)
@@ -173,7 +171,7 @@ def test_a_cancelled_pass_stops_the_copies(fake, monkeypatch):
 
 
 def test_a_thread_of_a_cancelled_pass_copies_nothing(fake, monkeypatch):
-    """A read of rows that hangs may return only after the next pass has started."""
+    """If a read of a cancelled pass returns after the next pass has started, its rows are not copied."""
     passes = Passes(fake, monkeypatch)
     backend, block = passes.backend, Block(passes.x, None, None, 0)
     backend.start_pass()
@@ -208,7 +206,7 @@ def mapped(request, fake, emulate, monkeypatch):
 
 @pytest.mark.parametrize("written", [False, True])
 def test_maps_copy_the_next_block_on_another_stream(mapped, fake, monkeypatch, tmp_path, written):
-    """Results equal those of copies on one stream; each row is copied once, and waits are equally many."""
+    """Copies on two streams give the results of one stream, with the same copies and number of waits."""
     model, x, copies = mapped
 
     def transform(name):

@@ -30,7 +30,7 @@ def model():
 
 
 class NoKernels:
-    """Replacement of the emulator for tests that only count launches: it runs no kernel."""
+    """Replacement of the emulator that runs no kernel, for tests that only count launches."""
 
     def check(self, *arguments) -> None:
         pass
@@ -81,10 +81,9 @@ class Counts:
         monkeypatch.setattr(fake.ndarray, "set", counted_set)
 
     def measure_second_call(self, call) -> tuple[int, int, int, int]:
-        """Return launches, uploads, downloads and floating-point operations of products in the second of two
-        equal calls.
+        """Call twice; return launches, uploads, downloads and flops of products of the second call.
 
-        The first call also copies tables, so it is not counted.
+        The first call is not counted, because it also copies tables.
         """
         call()
         self.uploads = self.gemm_flops = 0
@@ -108,13 +107,13 @@ def expected(work) -> tuple[int, int, int, int]:
     return work.launches, work.uploads, work.downloads, work.gemm_flops
 
 
-def kernels(name: str):
+def import_gpu_kernels(name: str):
     return importlib.import_module(f"scalelatent.models.{name}.kernels.gpu")
 
 
 def test_the_model_counts_the_work_of_capsule_residuals(fake, counts, model, cases, emulate):
     fake.RawModule.library = emulate("capsule")
-    gpu = kernels("capsule")
+    gpu = import_gpu_kernels("capsule")
     names = ("y", "weight", "dims", "labels", "nu", "table")
     for nu in (0.0, 0.8):
         case = cases.make_case("d2", 200, nu, "float32")
@@ -146,13 +145,13 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
 
     fake.RawModule.library = emulate("capsule")
     members, rng = build_members("multiclass", 10, 2), np.random.default_rng(0)
-    x = (rng.random((3000, 30)) * 255).astype(stored)  # Large enough for a copy from page-locked memory.
+    x = (rng.random((3000, 30)) * 255).astype(stored)  # Rows of this size use page-locked memory.
     y, w = (np.arange(3000) % 10).astype("i4"), rng.normal(size=(20, 30)) / 100
     reduction, backend = CapsulePass(members, 30, np.array([nu]), None, True), CupyBackend()
     prepared = reduction.prepare(initial_state(w, 1), backend)
     stats = Stats.zeros(reduction.layout())
     got = counts.measure_second_call(lambda: reduction.accumulate(prepared, Block(x, y, None, 0), stats))
-    # ``counts.measure_second_call`` makes two calls, so the sums are twice those of one call.
+    # Both calls of measure_second_call added to the sums, so one call counted half of these rows.
     active = None if nu == 0 else int(stats["sums"][0, 2]) // 2
     assert active is None or 0 < active < 3000
     work = model.capsule_block(3000, 30, 20, 1, active, x.itemsize)
@@ -178,7 +177,7 @@ def test_the_model_counts_the_work_of_a_map_of_capsules(fake, counts, model, sto
     got = counts.measure_second_call(lambda: row_map.apply(prepared, Block(x, None, None, 0)))
     work = model.capsule_map_block(3000, 30, 20, x.itemsize)
     assert (got[0], got[1], got[3]) == (work.launches, work.uploads, work.gemm_flops)
-    # The downloads lack the single number that the check for finite numbers copies.
+    # The stand-in does not count the download of one number by the check for finite numbers.
     assert got[2] + 1 == work.downloads == 2
     assert counts.copied_bytes == work.copied_bytes
 
@@ -201,7 +200,7 @@ def test_rows_are_copied_ahead_with_the_same_launches_and_waits(fake, counts, mo
         stage, initial_state(rng.normal(size=(20, 30)) / 100, 1), backend.CupyBackend(), None
     )
     span = Span("train", stage.grids["train"].depth, 0)
-    context.run_span(span, StopEvent())  # The first call prepares the state and is not counted.
+    context.run_span(span, StopEvent())  # This uncounted call prepares the state.
     got = counts.measure_second_call(lambda: context.run_span(span, StopEvent()))
     block = model.copy_rows_ahead(model.capsule_block(2048, 30, 20, 1, None, 1), 2048 * 30)
     assert got == expected(block * 3)
@@ -221,7 +220,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     from scalelatent.kernels.sparse_rows import CsrRows
     from scalelatent.models.mbn.model.layers import CodesBelow, make_layers
 
-    gpu = kernels("mbn")
+    gpu = import_gpu_kernels("mbn")
     monkeypatch.setattr(gpu, "MAX_SCORES", 200)
     monkeypatch.setattr(model, "TILE", 200)
     rng = np.random.default_rng(0)
@@ -270,7 +269,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
 @pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])
 @pytest.mark.parametrize("with_pairs", [False, True])
 def test_the_model_counts_the_work_of_conditional_rbms(fake, counts, model, monkeypatch, shape, with_pairs):
-    gpu = kernels("crbm")
+    gpu = import_gpu_kernels("crbm")
     room = 4 * 9 * 7 * 2  # Bytes of the messages of two graphs with 9 x 7 edges.
     monkeypatch.setattr(gpu, "MESSAGE_BYTES", room)
     monkeypatch.setattr(model, "MESSAGE_BYTES", room)
@@ -314,12 +313,12 @@ def test_the_model_counts_the_work_of_a_step_on_the_gpu(fake, counts, model, emu
     def step() -> None:
         state[0] = steps.learner.step_on_gpu(state[0], steps.blocks, 8 * chains - 3, steps.backend)
 
-    step()  # The first step also copies the parameters to the GPU.
+    step()  # This uncounted step copies the parameters to the GPU.
     got = counts.measure_second_call(step)
     work = model.crbm_step(90, 5, x, chains, 8, 2)
     assert (got[0] + len(fake.EXPRESSIONS), got[1]) == (work.launches, work.uploads)
     assert counts.waits == work.downloads == 1
-    missing = 3 * (4 * x + 90 + 12)  # The last chain has three rows fewer than the others.
+    missing = 3 * (4 * x + 90 + 12)  # The last chain (part of the batch) has three rows fewer.
     assert counts.copied_bytes == work.copied_bytes - missing
     before = model.crbm_host_step(784, 256, 784, 2, 10, 32)
     now = model.crbm_step(784, 256, 784, 2, 10, 32)
@@ -330,7 +329,7 @@ def test_the_model_counts_the_work_of_a_step_on_the_gpu(fake, counts, model, emu
 def test_the_model_counts_the_work_of_compositional_networks(fake, counts, model):
     from scalelatent.models.hcn.kernels.windows import message_room
 
-    gpu = kernels("hcn")
+    gpu = import_gpu_kernels("hcn")
     chains, images, image, window, n = 2, 3, (1, 7, 6), (3, 2), 5
     places, weights, pixels = (5, 5, n), (*image[:1], *window, n), 42
     room = message_room(image[1:], window, n)
@@ -365,7 +364,7 @@ def test_leaves_of_compositional_networks_are_visited_in_one_launch(fake, counts
     work = model.hcn_visit(leaves, *sizes)
     assert got == expected(work)
     assert counts.copied_bytes == work.copied_bytes
-    assert (counts.waits, work.downloads) == (1, 6)  # The first copy waits for the sweep.
+    assert (counts.waits, work.downloads) == (1, 6)  # All six copies wait once, for the sweep.
     before = model.earlier_hcn_visit(leaves, *sizes)
     assert (before.launches, before.uploads, before.downloads) == (leaves, 8 * leaves, 6 * leaves)
 
@@ -374,7 +373,7 @@ def test_leaves_of_compositional_networks_are_visited_in_one_launch(fake, counts
 def test_the_model_counts_the_work_of_mixtures(fake, counts, model, monkeypatch, on_card):
     from scalelatent.models.linear_mixture.kernels import reference
 
-    gpu = kernels("linear_mixture")
+    gpu = import_gpu_kernels("linear_mixture")
     n, p, k, dims, q = 30, 12, 6, 2, 4
     monkeypatch.setattr(gpu, "PRODUCTS", 200)
     monkeypatch.setattr(model, "TILE", 200)

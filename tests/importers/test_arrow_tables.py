@@ -123,7 +123,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (60, 6, 5)).astype("u1")
 
 
 def make_images(path: Path, images: list[np.ndarray], **more: Any) -> Path:
-    """Write images in the format of the Hugging Face Hub, in groups of 7 rows."""
+    """Write a Parquet file of PNG images as the Hugging Face Hub does, in row groups of 7 rows."""
     column = []
     for pixels in images:
         out = io.BytesIO()
@@ -209,7 +209,7 @@ def test_missing_and_damaged_files_are_refused(kind: str, tmp_path: Path) -> Non
 
 
 def test_tables_in_memory_stores_are_read(tmp_path: Path) -> None:
-    """A memory store stands for all stores of fsspec."""
+    """The tests use the memory store of fsspec, which has the interface of all its stores."""
     import fsspec
 
     path = _write("parquet", make_table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")
@@ -219,7 +219,7 @@ def test_tables_in_memory_stores_are_read(tmp_path: Path) -> None:
 
 
 def test_importers_read_from_stores(tmp_path: Path) -> None:
-    """Importers of npy, npz, idx, HDF5 and svmlight read from object stores as from a disk."""
+    """Importers of npy, npz, idx, HDF5 and svmlight read files in a store as they read files on a disk."""
     import fsspec
     import h5py
 

@@ -68,7 +68,7 @@ def test_prefixes_values_and_shape_are_found(index: str, tmp_path: Path) -> None
 def test_labels_targets_and_multilabels_are_read(where: str, tmp_path: Path) -> None:
     labels, names, targets = np.arange(200) % 4, np.array(["a", "b"])[np.arange(200) % 2], X.toarray()[:, :3]
     topics = make_arrays("Y_", TOPICS)
-    del topics["Y_data"]  # A pattern has no values, which become ones.
+    del topics["Y_data"]  # A matrix without values has ones as entries.
     for i, y in enumerate((labels, names, targets, topics)):
         many = isinstance(y, dict)
         more, name = {"labels": y}, "labels"

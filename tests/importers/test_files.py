@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def _pack(path: Path) -> Path:
-    # The name does not show that the file is gzip, so the importer must look at the content.
+    # The name does not end with .gz, so the importer must find by the content that the file is gzip.
     packed = path.with_suffix(".bin")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     return packed
@@ -269,7 +269,7 @@ def test_rows_of_mnist_are_those_of_the_files(data_root: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("names", ["a.npz", "b.npz"])
 def test_an_npz_array_with_a_damaged_start_is_refused(tmp_path: Path, names: str) -> None:
-    """The directory at the end of the archive is intact, but the header before an array is damaged."""
+    """The test damages the header before an array; the directory at the end of the archive stays intact."""
     np.savez(tmp_path / names, x=np.eye(4), y=np.arange(4))
     content = bytearray((tmp_path / names).read_bytes())
     at = 0 if names == "a.npz" else content.index(b"PK\3\4", 4)

@@ -58,7 +58,7 @@ def test_any_layout_gives_the_same_rows(
 
 
 def test_chunks_that_two_shards_share_are_unpacked_once(tmp_path: Path) -> None:
-    """The cache of the file holds a row of chunks, and evicts chunks that were read whole first."""
+    """The cache of the file has room for a row of chunks, and first evicts chunks that were read whole."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=X, chunks=(10, 5, 4))
     with hdf5.open_h5(tmp_path / "a.h5", "HDF5 file") as opened:
@@ -183,7 +183,7 @@ def test_a_path_with_spaces_is_whole_in_messages(tmp_path: Path) -> None:
 
 
 def test_numbers_in_other_files_are_refused(tmp_path: Path) -> None:
-    """HDF5 would read zeros if the other file is absent."""
+    """Arrays with numbers in another file are refused, because HDF5 reads zeros if that file is absent."""
     message = "'{}' takes its numbers from other files .*copy the array to a file of its own"
     (tmp_path / "other.bin").write_bytes(bytes(range(80)))
     path, out = tmp_path / "a.h5", tmp_path / "out"

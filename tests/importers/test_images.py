@@ -26,7 +26,7 @@ def save(path: Path, pixels: np.ndarray, **how: Any) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Make a folder of 20 images of class 'cat', 20 of class 'dog' (some in subfolders), and other files."""
+    """Make a folder of 20 images of class 'cat', 20 of class 'dog' (5 in a subfolder), and other files."""
     for i, pixels in enumerate(GRAY):
         kind = "cat" if i < 20 else "dog/old" if i < 25 else "dog"
         save(tmp_path / "in" / kind / f"{i:02}.png", pixels)
@@ -35,11 +35,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-ORDER = [
-    *range(20),
-    *range(25, 40),
-    *range(20, 25),
-]  # The files of a folder come before those of its subfolders.
+# Numbers of the images in the order of the rows: files of a folder come before files of its subfolders.
+ORDER = [*range(20), *range(25, 40), *range(20, 25)]
 
 
 def assert_nothing_at(path: Path) -> bool:
@@ -150,7 +147,7 @@ def test_ambiguous_images_and_options_are_refused(tmp_path: Path) -> None:
 
 def test_images_are_resized_and_cropped(tmp_path: Path) -> None:
     wide = np.zeros((10, 30), "u1")
-    wide[:, 10:20] = 200  # The middle third is bright.
+    wide[:, 10:20] = 200  # Only the middle third of the image is bright.
     stretched = write_image(tmp_path, wide, size=(2, 3)).read_x(0, 1).reshape(2, 3)
     assert stretched[0, 1] > 140
     assert stretched[0, 0] < 50
@@ -175,7 +172,7 @@ def test_large_jpegs_are_decoded_at_reduced_size_with_the_same_picture(tmp_path:
 
 def test_images_are_rotated_by_their_exif_tag(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # The image is rotated by 90 degrees.
+    exif[0x0112] = 6  # The value 6 of this tag means a rotation by 90 degrees.
     (tmp_path / "one").mkdir()
     Image.fromarray(GRAY[0]).save(tmp_path / "one" / "a.png", exif=exif)
     ds = import_images(tmp_path / "one", tmp_path / "ds")
@@ -233,7 +230,7 @@ def test_the_first_of_several_bad_images_is_named(folder: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("n_bad", [32, 8, 1])
 def test_skipped_images_shrink_or_empty_the_last_shards(folder: Path, tmp_path: Path, n_bad: int) -> None:
-    """Skipped images empty or shorten the last shards; the dataset holds the good images only."""
+    """Skipped images make the last shards shorter or unnecessary; the dataset has the other images."""
     for i in ORDER[40 - n_bad :]:
         (folder / ("cat" if i < 20 else "dog/old" if i < 25 else "dog") / f"{i:02}.png").write_bytes(b"")
     ds = import_images(folder, tmp_path / "ds", skip_bad=True, chunk_rows=4, shard_rows=8)

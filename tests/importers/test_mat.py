@@ -19,13 +19,13 @@ Y = np.arange(31) % 4 + 1.0
 
 
 def save_version_73(path: Path, variables: dict[str, Any]) -> None:
-    """Write a file as MATLAB does with -v7.3: a header of 512 bytes, then HDF5 with the axes reversed."""
+    """Write a file as MATLAB does with -v7.3: 512 bytes of header, then HDF5 with axes in reverse order."""
     with h5py.File(path, "w", userblock_size=512) as file:
         for name, value in variables.items():
-            if isinstance(value, list):  # This array is a cell array of strings.
+            if isinstance(value, list):  # A list becomes a cell array of strings.
                 file[name] = np.empty((1, len(value)), h5py.ref_dtype)
                 file[name].attrs["MATLAB_class"] = np.bytes_("cell")
-            elif isinstance(value, str):  # This array is a matrix of characters with one string per line.
+            elif isinstance(value, str):  # A text becomes a matrix of characters.
                 file[name] = np.array([[ord(c) for c in line] for line in value.split("\n")], "u2").T
                 file[name].attrs["MATLAB_class"] = np.bytes_("char")
             else:
@@ -77,7 +77,7 @@ def test_rows_and_labels_of_all_versions_are_read(
     np.testing.assert_array_equal(read_rows(ds), X)
     assert ds.dtype == np.float64
     labels = ds.read_y(0, 31)
-    assert labels.dtype.kind in "iu"  # MATLAB stores them as doubles
+    assert labels.dtype.kind in "iu"  # MATLAB stores integers as doubles.
     assert labels.tolist() == Y.tolist()
     assert ds.attrs["provenance"].items() >= {"importer": "mat", "x": names[0], "y": names[1]}.items()
 
@@ -147,9 +147,8 @@ def test_bad_variables_are_refused(tmp_path: Path, version: str) -> None:
 def test_empty_variables_are_refused(tmp_path: Path) -> None:
     savemat(tmp_path / "a.mat", {"x": np.zeros((0, 4))})
     assert_refused(tmp_path / "a.mat", r"'x' has shape \(0, 4\), which is empty")
-    save_version_73(
-        tmp_path / "b.mat", {"x": np.zeros(2)}
-    )  # MATLAB stores the shape of an empty array instead of it
+    # For an empty array, MATLAB stores the shape in place of the array, and this attribute.
+    save_version_73(tmp_path / "b.mat", {"x": np.zeros(2)})
     with h5py.File(tmp_path / "b.mat", "r+") as file:
         file["x"].attrs["MATLAB_empty"] = np.uint8(1)
     assert_refused(tmp_path / "b.mat", "'x' is empty; nothing to import")

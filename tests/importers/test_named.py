@@ -41,7 +41,7 @@ FILES = {
 
 
 class FileServer:
-    """Web server of `files`; with `torn` it sends half of each file."""
+    """Web server of `files`, which sends only the first half of each file if `torn` is True."""
 
     def __init__(self) -> None:
         self.files = dict(FILES)
@@ -76,7 +76,7 @@ class FileServer:
 
 
 def make_origin(*urls: str) -> dict[str, tuple[RemoteFile, ...]]:
-    """Return the files of MNIST with several addresses."""
+    """Return the files of MNIST by part, each with an address below every given URL."""
 
     def pair(head: str) -> tuple[RemoteFile, ...]:
         names = (f"{head}-images-idx3-ubyte.gz", f"{head}-labels-idx1-ubyte.gz")
@@ -92,7 +92,7 @@ def remote_files(name: str, content: bytes, *urls: str) -> RemoteFile:
 
 @pytest.fixture
 def server(monkeypatch: Any) -> Iterator[FileServer]:
-    """Start a server of small files, and use it in place of the addresses of MNIST."""
+    """Start a server of small files, whose addresses replace those of MNIST; return the server."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     server = FileServer()

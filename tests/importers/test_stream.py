@@ -57,15 +57,14 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path, monkeyp
 
 
 def test_at_most_one_shard_more_than_threads_is_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
-    """Shards read, but not yet written, never exceed the number of writing threads plus one."""
+    """At most one shard more than there are writing threads is read and not yet written."""
     monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     gate, reads = threading.Semaphore(0), []
 
     class Counted(ArrayReader):
         def read(self, rows: int) -> np.ndarray:
             reads.append(rows)
-            # Three pieces are being written and one waits. The reader must not read a fifth piece before one
-            # is written.
+            # With three writing threads, the fifth shard must not be read before one shard is written.
             if len(reads) == 5:
                 assert written.is_set()
             return super().read(rows)
@@ -85,7 +84,7 @@ def test_at_most_one_shard_more_than_threads_is_in_memory(tmp_path: Path, monkey
 
 @pytest.fixture
 def recorded_shuffles(monkeypatch: Any) -> list[dict[str, Any]]:
-    """Replace the shuffle by a reversal of the rows that records its arguments."""
+    """Replace the shuffle by a reversal of the rows, and return a list of the arguments of each call."""
     calls: list[dict[str, Any]] = []
 
     def shuffle_dataset(source: Any, url: str, *, overwrite: bool, progress: Any, **how: Any) -> Dataset:
@@ -167,7 +166,7 @@ def test_a_shard_that_cannot_be_written_leaves_nothing(
 
 
 def make_sources(folder: Path) -> dict[str, Any]:
-    """Return a function for each importer that imports a file with the same rows."""
+    """Return, by name of the importer, a function that imports a file with the same rows."""
     np.save(folder / "x.npy", ROWS)
     np.savez(folder / "x.npz", x=ROWS)
     savemat(folder / "x.mat", {"x": ROWS})
@@ -193,7 +192,7 @@ def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> No
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     run = make_sources(tmp_path / "in")[kind]
-    run(tmp_path / "first", shard_rows=10)  # starts the threads of zarr and of writers, which stay
+    run(tmp_path / "first", shard_rows=10)  # This import starts threads that stay.
     threads = threading.active_count()
 
     def interrupt(done: int, total: int) -> None:
@@ -204,7 +203,7 @@ def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> No
         run(tmp_path / "out" / "ds", shard_rows=10, progress=interrupt)
     assert list_files(tmp_path / "out") == []
     assert threading.active_count() <= threads, [t.name for t in threading.enumerate()]
-    # The interrupted import has left nothing that prevents another one.
+    # Nothing of the interrupted import prevents another import.
     ds = run(tmp_path / "out" / "ds", shard_rows=10)
     assert kind == "digits" or np.array_equal(ds.read_x(0, 90), ROWS)
 
@@ -223,7 +222,7 @@ def test_a_wrong_option_leaves_the_dataset_to_be_replaced(tmp_path: Path, wrong:
 def test_too_many_distinct_strings_are_refused_by_all_writers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ways to write rows have the same limit and the same message."""
+    """All functions that write rows have the same limit of classes and the same message."""
     monkeypatch.setattr("scalelatent.data.schema.MAX_CLASSES", 20)
     names = np.array([f"row {i}" for i in range(90)])
     np.savez(tmp_path / "a.npz", x=ROWS, y=names)

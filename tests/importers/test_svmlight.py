@@ -53,7 +53,7 @@ def test_rows_are_those_of_scikit_learn(
         gzip.compress(text) if packed else text, tmp_path, shard_rows=64, progress=lambda *c: calls.append(c)
     )
     wanted, labels = load_svmlight_file(io.BytesIO(text), zero_based="auto")
-    assert (ds.read_x(0, 300) != wanted).nnz == 0  # The numbers are equal to the last bit.
+    assert (ds.read_x(0, 300) != wanted).nnz == 0  # Numbers are equal to the last bit.
     assert ds.read_x(0, 300).nnz == wanted.nnz
     np.testing.assert_array_equal(ds.read_y(0, 300), labels)
     assert ds.read_y(0, 1).dtype == np.int64
@@ -74,9 +74,8 @@ def _as_float64(bits: int) -> float:
             st.floats(allow_nan=False, allow_infinity=False).map(lambda v: f"{v:.25e}"),
             st.floats(-1e6, 1e6).map(lambda v: f"{v:.5f}"),
             st.tuples(st.integers(0, 10**30), st.integers(-345, 280)).map(lambda p: f"{p[0]}e{p[1]}"),
-            st.integers(2**53, 2**54).map(
-                lambda m: f"{2 * m + 1}"
-            ),  # The number is halfway between two floats.
+            # These numbers are halfway between two floats.
+            st.integers(2**53, 2**54).map(lambda m: f"{2 * m + 1}"),
             st.integers(2**52, 2**53).map(lambda m: f"{(2 * m + 1) * 5}e-1"),
         ),
         min_size=1,

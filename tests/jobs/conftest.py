@@ -1,4 +1,4 @@
-"""Stand-in for an estimator, so that tests of the runner need no fit."""
+"""Stand-in for an estimator, so that tests of running jobs need no real fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FakeEstimator:
     """Stand-in that only counts passes; it resumes from the count in the file ``engine/passes``."""
 
     _kind = "capsule"
-    fail: BaseException | None = None  # exception that a fit raises after pass 2
+    fail: BaseException | None = None  # Exception that ``fit`` raises after pass 2.
     before_pass: Any = None
 
     def __init__(self, **params: Any) -> None:
@@ -95,16 +95,16 @@ class FakeEstimator:
 
 @pytest.fixture
 def use_fake_estimator(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
-    """Replace a model by `FakeEstimator`, and its report by one file."""
+    """Let jobs of kind "capsule" fit a `FakeEstimator` and write one file as report; return its class."""
     from scalelatent.contract.kinds import Kind
     from scalelatent.contract.parameters import Anything, Parameter, Parameters
     from scalelatent.jobs import runner
 
-    class Fresh(FakeEstimator):
+    class FakeEstimatorOfTest(FakeEstimator):
         pass
 
     def build(job):
-        return Fresh(**job.estimator_params())
+        return FakeEstimatorOfTest(**job.estimator_params())
 
     def report(result, data, reported):
         result.folder.location.write("report/index.html", b"<html></html>")
@@ -116,7 +116,7 @@ def use_fake_estimator(monkeypatch: pytest.MonkeyPatch) -> type[FakeEstimator]:
     monkeypatch.setattr(Kind, "load_parameters", lambda kind: table if kind.name == "capsule" else real(kind))
     monkeypatch.setattr(runner, "build_estimator", build)
     monkeypatch.setattr(runner, "_report", report)
-    return Fresh
+    return FakeEstimatorOfTest
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +135,7 @@ def write_small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_small_dataset: Path) -> SimpleNamespace:
-    """Make a current folder with only a dataset, ``small.zarr``, and a job file, ``job.toml``."""
+    """Change into a new folder with a dataset, ``small.zarr``, and a job file, ``job.toml``."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SCALELATENT_") and "__" in name]:
         monkeypatch.delenv(name)

@@ -59,7 +59,7 @@ def digits(tmp_path_factory):
 
 @contextlib.contextmanager
 def without_report():
-    """Skip the figures, which take most of the time and are not tested here."""
+    """Write no report inside this context, because figures take most of the time and are not tested here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
         yield
@@ -67,7 +67,7 @@ def without_report():
 
 @pytest.fixture(scope="module")
 def undisturbed(digits):
-    """Return the model of the long job without interruptions."""
+    """Fit the job long.toml without interruption, and return the files of its model."""
     with without_report():
         run_command("fit", "long.toml", "--out", "undisturbed", cwd=digits)
     return read_files(digits / "undisturbed" / "model.zarr")
@@ -107,7 +107,7 @@ def wait_for_passes(run: Path, process, passes: int) -> None:
 
 
 def stop_process(process, number: int) -> str:
-    """Send a signal to the whole group, like a terminal, and return the output."""
+    """Send a signal to the process and its children, as a terminal does, and return their output."""
     os.killpg(process.pid, number)
     return process.communicate(timeout=60)[0]
 
@@ -160,7 +160,7 @@ def test_a_job_from_plan_to_report(digits):
     assert run_command("data", "info", "labels.zarr", "--json", cwd=digits).json()["rows"] == 297
     run_command("transform", "run", "test.zarr", "--out", "latent.zarr", "--rows", "0:100", cwd=digits)
     latent = run_command("data", "info", "latent.zarr", "--json", cwd=digits).json()
-    assert (latent["rows"], latent["features"]) == (100, 80)  # two capsules of four numbers per class
+    assert (latent["rows"], latent["features"]) == (100, 80)  # 10 classes, each of 2 capsules of 4 numbers.
     assert (
         "--overwrite"
         in run_command("predict", "run", "test.zarr", "--out", "labels.zarr", cwd=digits, code=2).err

@@ -54,7 +54,7 @@ def fit_in_python() -> Any:
 
 
 def test_a_job_finds_clusters_of_labelled_rows(folder: Path) -> None:
-    """Templates are clusters, and the labels of the test rows measure their error."""
+    """Templates are clusters, found without labels; the labels of the test rows measure the error."""
     plan = run_command("plan", "job.toml", "--json", cwd=folder).json()
     assert "templates" in plan["plan"]["stages"]
     run_command("fit", "job.toml", cwd=folder)
@@ -64,7 +64,7 @@ def test_a_job_finds_clusters_of_labelled_rows(folder: Path) -> None:
         np.testing.assert_array_equal(found, wanted)
     state = run_command("status", "run", "--json", cwd=folder).json()
     assert state["test_error"] == pytest.approx(1 - same.score(X[40:], Y[40:]))
-    # With labels there are templates of two classes.
+    # If the job uses the labels, the model has their two classes.
     run_command("fit", "job.toml", "--out", "reported", "--set", "data.labels=true", cwd=folder)
     assert sl.load_model(folder / "reported").classes_.tolist() == [0, 1]
 
@@ -99,7 +99,7 @@ def test_a_value_that_is_not_boolean_is_refused(folder: Path) -> None:
 
 
 def test_fits_in_python_without_labels_can_be_resumed_as_jobs(folder: Path, tmp_path: Path) -> None:
-    """The run folder names rows that the command line can open to resume."""
+    """The run folder states which rows the fit used, so that the command line can open these rows."""
     stored = sl.open_dataset(folder / "traits.zarr")
     m = sl.HierarchicalCompositionalNetwork([(4, 5)], templates=3, n_epochs=2, random_state=1)
     m.fit(stored[:40].without_labels(), validation=stored[40:], run_dir=tmp_path / "run")

@@ -76,7 +76,7 @@ def test_own_outputs_need_no_target(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        # Negative rows count from the end of each dataset, so the last ten rows differ.
+        # The last ten rows of the two datasets are not the same rows, because one dataset has 30 rows.
         (
             {"target": "short", "train_rows": "-10:"},
             DataError,

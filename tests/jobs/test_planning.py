@@ -75,7 +75,7 @@ def test_refusals_pass_and_bare_errors_become_job_errors():
     [("auto", "cpu 1 worker, gpu 2 workers"), ("gpu", "gpu 2 workers"), ("cpu", "cpu 3 workers")],
 )
 def test_plan_shows_which_devices_compute(workplace, use_fake_estimator, monkeypatch, device, words):
-    """The plan also says that the result of a mixed pool depends on the devices of the rows."""
+    """If CPUs and GPUs share the rows, the plan also states how much results may differ."""
     from contextlib import nullcontext
     from types import SimpleNamespace
 
@@ -93,7 +93,7 @@ def test_plan_shows_which_devices_compute(workplace, use_fake_estimator, monkeyp
 
 @pytest.fixture
 def small_job(tmp_path):
-    """Return a job file with a projection, whose training rows are also its test rows."""
+    """Return the path of a job file with a projection, whose training rows are also its test rows."""
     x = np.random.default_rng(0).normal(size=(300, 210)).astype("float32")
     Dataset.from_arrays(x, np.arange(300) % 3).save(tmp_path / "rows.zarr")
     data = "".join(f"{name} = '{tmp_path}/rows.zarr'\n" for name in ("train", "test"))
@@ -113,7 +113,7 @@ def test_a_job_is_planned_from_start_to_report(small_job):
     assert needs["expected_seconds"] == pytest.approx(sum(needs["seconds"].values()))
     fit = build_estimator(job).plan(open_job_data(job).train)
     assert needs["expected_seconds"] > fit["expected_seconds"]
-    # The figures of the report take more memory.
+    # The job needs more memory than its fit, because the figures of the report take more.
     assert needs["peak_bytes_per_worker"] > fit["peak_bytes_per_worker"]
     workers = plan_job(load_job(small_job, settings=["cluster.workers=2", "cluster.memory_limit=2GiB"]))
     assert workers["seconds"]["starting workers"] > 0
@@ -185,7 +185,7 @@ def test_plan_warns_about_a_long_fit():
     ]
     assert plan_lines({**needs, "expected_seconds": 60.0}) == ["plan: about 3 h"]
     assert plan_lines({**needs, "keeping_rows": "cache = 0.3"})[2] == "[engine] cache = 0.3"
-    assert plan_lines({}) == []  # Models of other packages have no such lines.
+    assert plan_lines({}) == []  # A plan without these keys prints no lines.
 
 
 def test_rates_are_measured_again_on_request(small_job, monkeypatch):

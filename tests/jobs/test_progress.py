@@ -73,7 +73,7 @@ def test_a_layer_is_shown_with_its_number_on_a_terminal():
         plain.print(show._render())
     lines = plain.file.getvalue().splitlines()
     assert all(line.startswith("mbn_code-l3, layer 3 of 7, k = 250 ") for line in lines)
-    assert all("1 min 3" in line for line in lines)  # This is the time so far.
+    assert all("1 min 3" in line for line in lines)  # The fit began 90 s ago.
     assert "20/60 rows" in lines[1]
 
 
@@ -91,7 +91,7 @@ def test_a_layer_is_shown_with_its_number_in_lines():
     ]
 
 
-def test_errors_above_those_of_guessing_get_a_remark():
+def test_an_error_above_that_of_guessing_is_explained():
     show = ProgressDisplay(make_console(), every_passes=1)
     show.on_fit_start({"classes": 3})
     for number, error in ((1, 0.96), (2, 0.6)):

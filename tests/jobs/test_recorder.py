@@ -163,14 +163,14 @@ def test_a_fit_into_a_folder_that_a_thread_is_fitting_into_is_refused(tmp_path, 
 def test_the_second_of_two_threads_in_one_folder_is_refused(tmp_path, rows, monkeypatch):
     both, identity = threading.Barrier(2), EngineStore.identity
 
-    def slow(store: EngineStore) -> Any:
+    def wait_for_both(store: EngineStore) -> Any:
         kept = identity(store)
-        # Only one thread reaches this point, because the folder is locked.
+        # The lock of the folder lets only one thread come here, so this thread waits in vain, for a second.
         with suppress(threading.BrokenBarrierError):
             both.wait(1)
         return kept
 
-    monkeypatch.setattr(EngineStore, "identity", slow)
+    monkeypatch.setattr(EngineStore, "identity", wait_for_both)
     with ThreadPoolExecutor(2) as pool:
         fits = [pool.submit(model(random_state=0).fit, rows, run_dir=tmp_path / "run") for _ in range(2)]
     errors = [fit.exception() for fit in fits]
@@ -251,24 +251,24 @@ class _Client:
     status, loop = "running", None
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.scheduler = SimpleNamespace(log_event=self.log_event)
 
     def log_event(self, topic: str, msg: dict[str, Any]) -> None:
         assert topic == "scalelatent"
-        self.heard.append(msg)
+        self.received.append(msg)
 
     def sync(self, function: Any, *args: Any, callback_timeout: float, **more: Any) -> None:
         function(*args, **more)
 
     def states(self) -> list[str]:
-        return list(dict.fromkeys(message["state"] for message in self.heard if message["kind"] == "state"))
+        return list(dict.fromkeys(m["state"] for m in self.received if m["kind"] == "state"))
 
 
 @pytest.fixture
 def client(monkeypatch):
     def post(client: _Client, topic: str, messages: list[dict[str, Any]], pause: float) -> bool:
-        client.heard += messages
+        client.received += messages
         return False
 
     monkeypatch.setattr(publish.hooks, "post_event", post)
@@ -286,9 +286,9 @@ def test_fit_on_a_cluster_appears_on_the_dashboard(tmp_path, rows, client, how):
         if error is not None:
             raise error
     assert client.states() == ["running", how]
-    assert {message["run"] for message in client.heard} == {RunFolder(tmp_path / "run").url}
-    assert [message["objective"] for message in client.heard if message["kind"] == "pass"] == [0.5]
-    assert client.heard[0]["job"] == RunFolder(tmp_path / "run").id
+    assert {message["run"] for message in client.received} == {RunFolder(tmp_path / "run").url}
+    assert [message["objective"] for message in client.received if message["kind"] == "pass"] == [0.5]
+    assert client.received[0]["job"] == RunFolder(tmp_path / "run").id
 
 
 def test_no_second_reporter_if_a_callback_already_reports_to_the_dashboard(tmp_path, rows, client):
@@ -296,7 +296,7 @@ def test_no_second_reporter_if_a_callback_already_reports_to_the_dashboard(tmp_p
     call = FitCall(model().fit(rows), {"train": rows}, tmp_path / "run", callbacks=[log], client=client)
     with record_fit(call) as record:
         record.on_fit_start({"rows": 80, "seed": 3})
-    assert client.heard == []
+    assert client.received == []
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -17,7 +17,7 @@ CLUSTERED = np.random.default_rng(0).normal(size=(120, 64)) + 3 * np.eye(3, 64)[
 BITS = (np.random.default_rng(1).random((120, 64)) < 0.4).astype(np.uint8)
 Y = np.arange(120) % 3
 
-# For each kind: a model with a short fit, its rows, and a figure that needs rows.
+# Each kind of model, with an estimator whose fit is short, its rows, and a figure that needs rows.
 FITTED: dict[str, tuple[Any, np.ndarray, str]] = {
     "capsule": (sl.CapsuleRegression(capsule_dim=2, max_iter=2), CLUSTERED, "confusion"),
     "mbn": (
@@ -70,7 +70,7 @@ def list_figures(folder: Path) -> set[str]:
 def test_given_rows_fill_the_sections_that_need_rows(fitted_folder: Any, tmp_path: Path, kind: str) -> None:
     figure = fitted_folder(kind)
     run_command("report", "run", cwd=tmp_path)
-    assert figure not in list_figures(tmp_path)  # The rows of the fit were in memory.
+    assert figure not in list_figures(tmp_path)  # The fit's rows were in memory, so they are lost.
     reported = run_command("report", "run", "rows.zarr", "--rows", "0:30", "--json", cwd=tmp_path).json()
     assert figure in list_figures(tmp_path)
     page = Path(tmp_path, reported["report"]).read_text()
@@ -94,7 +94,7 @@ def list_files(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a run, a saved model, a dataset, a file and folders that are none of these."""
+    """Return a folder with a run folder, a saved model, a dataset, an empty folder and a folder of notes."""
     folder = tmp_path_factory.mktemp("places")
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
     model.fit(CLUSTERED, Y, run_dir=folder / "runs" / "run").save(folder / "model.zarr")
@@ -105,7 +105,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# (wrong run folder, what it is, what the message advises)
+# Each entry has a path that is no run folder, the message about this path, and the advice of the message.
 WRONG = [
     ("nothing", "does not exist", "the folder that [job] out of a job file, or run_dir in Python, names"),
     ("empty", "is an empty folder, not a run folder", "the folder that"),

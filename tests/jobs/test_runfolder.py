@@ -1,4 +1,4 @@
-"""The run folder: complete files, one driver, and no overwritten data of other programs."""
+"""The run folder: complete files, one driver (process that runs the fit), no overwritten foreign data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_folder_with_a_run_is_refused_and_an_empty_one_accepted(tmp_path, job,
         RunFolder.create(folder.path, job)
     other = tmp_path / "other"
     other.mkdir()
-    RunFolder.create(other, job)  # An empty folder is accepted.
+    RunFolder.create(other, job)
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "thesis.txt").write_text("precious")
@@ -191,7 +191,7 @@ def test_heartbeat_keeps_the_lock_fresh(folder, monkeypatch):
         assert (folder.path / "lock").stat().st_mtime > 1
 
 
-def wait_until(true, seconds=5):
+def is_true_within(true, seconds=5):
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -202,19 +202,19 @@ def test_heartbeats_continue_after_a_short_failure_of_the_file_system(folder, mo
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
     calls = []
 
-    def away(path):
+    def fail_twice(path):
         calls.append(path)
         if len(calls) < 3:
             raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr(os, "utime", away)
+    monkeypatch.setattr(os, "utime", fail_twice)
     with folder.lock():
-        assert wait_until(lambda: len(calls) > 3)
+        assert is_true_within(lambda: len(calls) > 3)
 
 
 @pytest.mark.parametrize("how", ["written over", "made again"])
 def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
-    """Another host, which the lock does not reach, overwrites the lock file, or removes and recreates it."""
+    """The process of a fit stops if another host, where locks have no effect, takes over the lock file."""
     monkeypatch.setattr(lock_module, "HEARTBEAT_SECONDS", 0.02)
     file = folder.path / "lock"
     theirs = json.dumps({"pid": 1, "host": "elsewhere", "token": "theirs"})
@@ -223,7 +223,7 @@ def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
         if how == "made again":
             file.unlink()
         file.write_text(theirs)
-        assert wait_until(lambda: folder._held.lost)
+        assert is_true_within(lambda: folder._held.lost)
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
-    assert file.read_text() == theirs  # The loser did not release the lock of the winner.
+    assert file.read_text() == theirs  # The stopped process left the lock of the other.

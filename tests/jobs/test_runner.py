@@ -1,4 +1,4 @@
-"""States, logs and errors of the driver, with a stand-in for the estimator."""
+"""States, logs and errors of a job in its run folder, with a stand-in for the estimator."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_resumed_fit_of_a_search_keeps_the_records_of_the_fits_before_it(prepa
             for number in (3, 4) if resumed else (1, 2, 3):
                 log.on_pass_end({"stage": "estep", "pass": number})
             log.on_event({"event": "candidate_scored", "fit": fit})
-    # This record belongs to the last fit: the best candidate on all rows.
+    # The last fit, of the best candidate to all rows, has records without the key "fit".
     log.on_pass_end({"stage": "estep", "pass": 1})
     records = folder.records("metrics.jsonl")
     assert [(record.get("fit"), record["pass"]) for record in records] == [
@@ -211,7 +211,7 @@ def test_a_failing_report_is_a_warning(prepare_run, monkeypatch):
     from scalelatent.report import build
 
     _, folder = prepare_run()
-    monkeypatch.undo()  # The real _report is restored; the report that it writes fails.
+    monkeypatch.undo()  # Use the real _report, whose build_report fails below.
 
     def broken(*_, **__):
         raise RuntimeError("no fonts")
@@ -273,20 +273,20 @@ def test_a_refused_job_leaves_no_folder(workplace, use_fake_estimator):
     workplace.run.mkdir()
     with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
-    assert list(workplace.run.iterdir()) == []  # A folder that the user created stays.
+    assert list(workplace.run.iterdir()) == []  # The folder of the user stays.
 
 
 def test_a_folder_that_another_driver_uses_is_not_removed(workplace, use_fake_estimator):
-    """A resume starts between the creation of a folder and its first driver."""
+    """The test imitates another process that resumes a run between its creation and the start of its fit."""
     job, other = load_job(workplace.job), ExitStack()
 
-    def take(line):
+    def lock_first(line):
         if line.startswith("run "):
             other.enter_context(RunFolder.open(workplace.run).lock())
 
     with other:
         with pytest.raises(RunError, match="is driven by process"):
-            run_new_job(job, print_line=take)
+            run_new_job(job, print_line=lock_first)
         assert RunFolder.open(workplace.run).read_job() == job
 
 
@@ -311,7 +311,7 @@ def test_a_run_does_not_wait_for_workers_that_do_not_answer(monkeypatch, trouble
 
 
 def test_warnings_of_a_fit_become_lines_and_events(tmp_path, monkeypatch):
-    """Warnings do not name a position in the code, and `scalelatent logs` prints them."""
+    """A warning becomes one line without a position in the code, and an event for `scalelatent logs`."""
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     x = np.random.default_rng(0).integers(0, 256, (60, 12), dtype=np.uint8)
     Dataset.from_arrays(x).save(tmp_path / "x.zarr")

@@ -80,7 +80,7 @@ def test_best_candidate_becomes_the_model_of_the_run(dataset_folder: Path, kind:
     assert state["state"] == "done"
     saved = load_model(dataset_folder / "run")
     np.testing.assert_array_equal(saved.transform(data.train), search.best_estimator_.transform(data.train))
-    assert RunFolder.open("run").read_job() == job  # The stored job is unchanged.
+    assert RunFolder.open("run").read_job() == job
 
 
 @pytest.mark.usefixtures("without_report", "dataset_folder")
@@ -121,7 +121,7 @@ def test_command_line_plans_fits_and_reports_a_search(dataset_folder: Path) -> N
 
 
 def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(dataset_folder: Path) -> None:
-    def peak(values: int, cv: int, **cluster: str) -> int:
+    def plan_peak_bytes(values: int, cv: int, **cluster: str) -> int:
         grid = {"momentum": [n / values for n in range(values)]}
         raw = {"job": {"out": "run"}, "data": {"train": "rows.zarr"}, "cluster": cluster}
         job = resolve(
@@ -129,10 +129,10 @@ def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(dataset_folder: Pat
         )
         return int(plan_job(job)["peak_bytes_per_worker"])
 
-    few, many, most = peak(1, 2), peak(100, 2), peak(100, 4)
+    few, many, most = plan_peak_bytes(1, 2), plan_peak_bytes(100, 2), plan_peak_bytes(100, 4)
     assert few < many < most
-    # Fits that exceed the memory together run in groups.
-    assert peak(1000, 4, memory_limit="900MiB") < 0.75 * 900 * 2**20 < peak(1000, 4)
+    # All fits together would exceed the limit of 900 MiB, so the plan divides them into groups.
+    assert plan_peak_bytes(1000, 4, memory_limit="900MiB") < 0.75 * 900 * 2**20 < plan_peak_bytes(1000, 4)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
 
 
 def test_the_plan_includes_the_largest_candidates():
-    """A plan of many candidates plans a sample, and the largest candidate sets the peak."""
+    """A plan estimates a sample of many candidates, with the largest one, which sets the peak memory."""
     chosen = searching._candidates_to_plan([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
     assert 1 in chosen
     assert len(chosen) <= searching.PLANNED + 1

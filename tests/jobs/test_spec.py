@@ -128,7 +128,7 @@ def test_resume_may_change_the_cluster_only():
     assert override(job, ["cluster.workers=4"]).cluster.workers == 4
     moved = override(job, ["cluster.scheduler=tcp://h:1"])
     assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:1")
-    # A command line with --scheduler gives these values.
+    # The command line turns the option --scheduler into these two settings.
     moved = override(moved, ['cluster.scheduler="tcp://h:2"', "cluster.workers=none"])
     assert (moved.cluster.workers, moved.cluster.scheduler) == (None, "tcp://h:2")
     with pytest.raises(JobError, match="may only change"):
@@ -165,13 +165,13 @@ def test_a_kind_that_only_python_fits_is_refused():
         JobError, match=r"cannot be fitted by a job: in Python, scalelatent\.CompressiveMBN\(\)\.fit"
     ):
         find_job_kind("compressive")
-    # A saved model of this kind can be loaded.
+    # The kind itself is known, because saved models of this kind can be loaded.
     assert find_kind("compressive").estimator_class().__name__ == "CompressiveMBN"
 
 
 @given(st.text(min_size=1))
 def test_any_text_is_a_valid_setting(text):
-    parse_value(text)  # It never raises: text that is not TOML stays text.
+    parse_value(text)  # No text may raise an error; text that is not TOML is a string.
 
 
 @given(st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.booleans()))

@@ -24,7 +24,7 @@ JOBS = {
 
 
 class StageRecorder(sl.Callback):
-    """Return the printed lines and the contents of the run folder."""
+    """Callback that records stages, and at each progress report the state and progress in the run folder."""
 
     def __init__(self, run: Any) -> None:
         self.run, self.stages, self.progress = run, [], {}
@@ -66,7 +66,7 @@ def test_scoring_and_report_are_stages(kind: str, workplace: SimpleNamespace) ->
         assert watch.files[stage]["stage"] == stage
     assert "report" in watch.status
     assert "rows of the stage" in watch.status
-    # The status has the progress of this stage, and no values of the last pass.
+    # The status has the progress of the report over its 50 rows, in place of values of the last pass.
     assert "0 of 50" in watch.status
 
 

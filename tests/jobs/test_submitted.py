@@ -32,7 +32,7 @@ def folder(workplace):
     return RunFolder.create(job.job.out, job)
 
 
-# -- one output, one run -------------------------------------------------------------------------------------
+# -- two processes cannot use one run folder -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["disk", "memory://creates-once"])
@@ -57,13 +57,13 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
 
 def test_a_folder_that_another_process_just_took_is_refused(workplace, folder, monkeypatch):
     other = RunFolder(folder.url)
-    # Let the check find an empty folder, as if the other process had taken it after the check.
+    # Imitate a process that creates its run after the check has found an empty folder.
     monkeypatch.setattr(type(other.location), "is_empty", lambda self: True)
     with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
         RunFolder.create(folder.url, load_job(workplace.job))
 
 
-# -- waiting -------------------------------------------------------------------------------------------------
+# -- messages while a slow step is waited for ----------------------------------------------------------------
 
 STEPS = {
     "connect": "an answer of the scheduler tcp://10.0.0.1:8786",
@@ -122,7 +122,7 @@ def test_submit_prints_nothing_for_quick_steps():
     assert not reported
 
 
-# -- states --------------------------------------------------------------------------------------------------
+# -- states of a job in its run folder -----------------------------------------------------------------------
 
 
 def test_starts_are_counted_and_lost_drivers_reported(folder):
@@ -205,7 +205,7 @@ def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, use_fake
     assert state["state"] == "cancelled"
     assert "stopped by scalelatent cancel" in state["error"]
     assert not folder.location.has("cancel")
-    assert control.cancel_job(folder)["state"] == "cancelled"  # A second request does no harm.
+    assert control.cancel_job(folder)["state"] == "cancelled"  # A second request changes nothing.
     use_fake_estimator.before_pass = None
     run_job(job, folder, resume=True)
     assert len(folder.records("metrics.jsonl")) == 1000
@@ -222,7 +222,7 @@ def test_a_request_to_cancel_an_earlier_start_is_ignored(folder):
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by is None
-    folder.location.write("cancel", b"")  # A user wrote the file by hand.
+    folder.location.write("cancel", b"")  # A user created this file without content.
     with stop_on_cancel(request, folder):
         time.sleep(0.7)
     assert request.by == "scalelatent cancel, ? on ?"
@@ -237,7 +237,7 @@ def test_a_job_without_a_driver_is_cancelled(folder):
     assert "its driver was lost" in control.cancel_job(folder)["error"]
 
 
-# -- finding and following -----------------------------------------------------------------------------------
+# -- search for jobs, and display of their progress ----------------------------------------------------------
 
 
 def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch):
@@ -326,7 +326,7 @@ def test_events_are_yielded_when_they_arrive(folder):
     assert list(following) == []
 
 
-# -- checks --------------------------------------------------------------------------------------------------
+# -- checks of a cluster before a job starts -----------------------------------------------------------------
 
 
 def test_version_differences_of_workers_are_listed():

@@ -30,11 +30,11 @@ from tests.helpers import find_free_port, server_answers, wait_for
 
 
 class FakeServer:
-    """Contents of a tracking server: runs by id; with `broken` every call raises."""
+    """Stand-in for a tracking server: its runs by id, and a function that is called at each request."""
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
-        self.broken: Callable[[], None] = lambda: None
+        self.on_call: Callable[[], None] = lambda: None
         self.uris: list[str] = []
         self.calls: Counter[str] = Counter()
 
@@ -50,7 +50,7 @@ class FakeClient:
         self._server = server
 
     def get_experiment_by_name(self, name: str) -> Any:
-        self._server.broken()
+        self._server.on_call()
         return None
 
     def create_experiment(self, name: str, artifact_location: str | None = None) -> str:
@@ -71,15 +71,15 @@ class FakeClient:
         self._server.runs[run_id]["status"] = status
 
     def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
-        self._server.broken()
+        self._server.on_call()
         self._server.calls["metrics"] += bool(metrics)
         self._server.runs[run_id]["metrics"] += [(m.key, m.value, m.step) for m in metrics]
-        # MLflow refuses parameters that already have a value.
+        # Each parameter is sent once, because MLflow refuses a second value.
         assert not set(self._server.runs[run_id]["params"]) & {p.key for p in params}
         self._server.runs[run_id]["params"] |= {p.key: p.value for p in params}
 
     def log_artifact(self, run_id: str, file: str, folder: str) -> None:
-        self._server.broken()
+        self._server.on_call()
         self._server.runs[run_id]["files"].append(f"{folder}/{Path(file).name}")
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:
@@ -91,7 +91,7 @@ class FakeClient:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
-    """Replace MLflow by a stand-in."""
+    """Replace the package mlflow by a stand-in, and return the server of the stand-in."""
     found = FakeServer()
     package: Any = ModuleType("mlflow")
     package.entities = entities = ModuleType("mlflow.entities")
@@ -168,7 +168,7 @@ def test_a_failing_server_does_not_end_the_fit(
         raise ConnectionError("refused")
 
     def gone(number: int) -> None:
-        server.broken = refuse
+        server.on_call = refuse
 
     if when == "gone":
         use_fake_estimator.before_pass = gone
@@ -184,7 +184,7 @@ def test_a_server_that_does_not_answer_does_not_delay_the_fit(
     server: FakeServer, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
-    server.broken = lambda: answer.wait(60) or None
+    server.on_call = lambda: answer.wait(60) or None
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
     folder, lines = run(job())
     assert folder.read_state()["state"] == "done"
@@ -195,20 +195,20 @@ def test_a_server_that_does_not_answer_does_not_delay_the_fit(
 
 def test_short_passes_are_sent_in_one_call(server: FakeServer, job: Any, use_fake_estimator: Any) -> None:
     taken = threading.Event()
-    server.broken = lambda: taken.wait(60) or None
+    server.on_call = lambda: taken.wait(60) or None
     use_fake_estimator.before_pass = lambda number: taken.set() if number == 5 else None
     run(job())
     (reported,) = server.runs.values()
     steps = [step for key, _, step in reported["metrics"] if key == "objective"]
     assert steps == [1, 2, 3, 4, 5]
-    # The calls send the four passes that waited, the fifth pass, and the scores.
+    # One call sends the passes that waited until pass 5; two more may send pass 5 and the scores.
     assert server.calls["metrics"] <= 3
 
 
 def test_a_slow_server_is_waited_for_as_long_as_it_answers(
     server: FakeServer, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.broken = lambda: time.sleep(0.5)
+    server.on_call = lambda: time.sleep(0.5)
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 2.0)
     _, lines = run(job())
     (reported,) = server.runs.values()
@@ -220,11 +220,11 @@ def test_a_refused_call_does_not_prevent_the_others(
     server: FakeServer, job: Any, use_fake_estimator: Any
 ) -> None:
     def refuse() -> None:
-        server.broken = lambda: None
+        server.on_call = lambda: None
         raise ValueError("a long\n  text " + 400 * "x")
 
     use_fake_estimator.before_pass = lambda number: (
-        setattr(server, "broken", refuse) if number == 3 else time.sleep(0.2)
+        setattr(server, "on_call", refuse) if number == 3 else time.sleep(0.2)
     )
     _, lines = run(job())
     (reported,) = server.runs.values()
@@ -239,7 +239,7 @@ def test_failed_run_names_the_server_in_one_line(
     server: FakeServer, job: Any, use_fake_estimator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
-    server.broken = lambda: answer.wait(60) or None
+    server.on_call = lambda: answer.wait(60) or None
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
     use_fake_estimator.fail = OSError("no more")
     lines: list[str] = []
@@ -322,7 +322,7 @@ def real_server(tmp_path: Path) -> Iterator[str]:
         wait_for(lambda: server_answers(process, tmp_path / "server.log", f"{url}/health"), 150)
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # The server has its own child processes.
+        os.killpg(process.pid, signal.SIGKILL)  # End the child processes of the server, too.
         process.wait(30)
         log.close()
 

@@ -24,7 +24,7 @@ def start(**more: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[SimpleNamespace]:
-    """Yield a cluster, client, base address of the dashboard, and `get(path) -> (status, text)`."""
+    """Start a cluster with the page Scalelatent; yield cluster, client, scheduler and dashboard address."""
     from distributed import Client
 
     from scalelatent import monitor

@@ -1,4 +1,4 @@
-"""State of the board after valid and invalid messages, and its memory."""
+"""The board (state of all jobs, which the page shows) after valid and invalid messages; its memory."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_board_shows_the_layer_number() -> None:
     (job,) = board.summary(10.0)
     assert (job["stage"], job["part"]) == ("mbn_code-l3", "layer 3 of 7, k = 1,250")
     assert "layer 3, layers 7, k 1,250" in board.jobs["r"].detail(10.0)["events"][-1]["text"]
-    # A board that receives its first message within a layer knows the number of the layer, too.
+    # A board that was started within a layer knows the number of the layer from a report of progress.
     late = JobBoard()
     late.update({"kind": "progress", "run": "r", "rows_done": 5, "rows_total": 10, **layer}, 11.0)
     assert late.summary(11.0)[0]["part"] == "layer 3 of 7, k = 1,250"
@@ -133,7 +133,7 @@ def test_board_shows_the_layer_number() -> None:
 
 def test_rows_of_unreported_passes_are_counted_once() -> None:
     board = JobBoard()
-    # The last message comes from a driver that started again.
+    # The last message has fewer rows, because the process of the fit was restarted and counts from 0.
     for run_rows in (1000, 5000, 5000, 9000, 2000):
         board.update({"kind": "pass", "run": "r", "pass": 1, "rows": 1000, "run_rows": run_rows})
     assert board.jobs["r"].rows == 11_000
@@ -153,7 +153,7 @@ def test_a_resumed_job_runs_again_and_repeats_passes() -> None:
 def test_a_job_whose_driver_is_replaced_keeps_its_begin() -> None:
     board = JobBoard()
     now = feed_fit(board, "r", 10)
-    # The second driver reports its own start, and no driver has reported the end of the job.
+    # A second process of the job reports its start, but the job started with the first and has not ended.
     board.update({"kind": "state", "run": "r", "state": "running", "began": now}, now)
     board.update({"kind": "state", "run": "r", "state": "done"}, now + 5)
     assert board.summary(now + 9)[0]["seconds"] == pytest.approx(25)
@@ -201,7 +201,7 @@ def test_workers_pools_and_losses() -> None:
     assert detail["worker_rows"][0]["wait_share"] == pytest.approx(0.25)
     lost = {"kind": "lost", "worker": "tcp://h:w1", "name": "w1", "keys": ["a", "b"], "memory": 2**30}
     board.update(lost, now + 6)
-    # The driver reports the same loss; it counts once.
+    # The fit reports the same loss, which must not count twice.
     board.update({"kind": "event", "run": "r", "name": "worker_lost", "worker": "tcp://h:w1"}, now + 7)
     detail = job.detail(now + 8)
     assert detail["workers_lost"] == 1
@@ -210,7 +210,7 @@ def test_workers_pools_and_losses() -> None:
     assert [e["text"] for e in detail["events"] if e["name"] == "worker_lost"] == [
         "worker w1, tasks 2, memory 1,024 MiB"
     ]
-    board.update(make_span("r", "tcp://h:w1"), now + 9)  # The worker was only unreachable for a while.
+    board.update(make_span("r", "tcp://h:w1"), now + 9)  # The worker is reachable again.
     assert not any(w["lost"] for w in job.detail(now + 9)["worker_rows"])
 
 
@@ -225,7 +225,7 @@ def test_spans_in_one_message_are_counted_individually() -> None:
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = JobBoard()
     board.update(make_span("/tmp/records", "tcp://h:w1"), 1000.0)
-    assert not board.jobs  # A worker's message creates no job, whose end no driver would report.
+    assert not board.jobs  # Nobody would report the end of such a job.
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
         board.update(make_span(run, "tcp://h:w1"), 1001.0)
@@ -304,9 +304,9 @@ def test_texts_are_clipped() -> None:
 
 
 def test_jobs_of_thousands_of_passes_stay_small() -> None:
-    """Ten of the 300 jobs of a full board take about 20 kB each, for any length."""
+    """A job takes about 20 kB on the board, however many passes it has; the test fills a board of 10 jobs."""
 
-    def load(passes: int) -> float:
+    def measure_job_bytes(passes: int) -> float:
         tracemalloc.start()
         try:
             board = JobBoard(jobs=10, whole_jobs=5)
@@ -321,7 +321,7 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
             assert "runs/000000" not in board.jobs
             assert sum(bool(job.workers.rows) for job in board.jobs.values()) == 5
             gc.collect()
-            # Threads of earlier tests allocate memory too: only the board and its messages count.
+            # Count only memory of the board and its messages, because threads of earlier tests allocate, too.
             places = "*scalelatent/monitor/*", "*test_board*"
             ours = [tracemalloc.Filter(True, place) for place in places]
             kept = tracemalloc.take_snapshot().filter_traces(ours)
@@ -329,7 +329,7 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
         finally:
             tracemalloc.stop()
 
-    short, long = load(100), load(800)
+    short, long = measure_job_bytes(100), measure_job_bytes(800)
     assert short > 5e3
     assert long < 40e3
     assert long < 1.5 * short

@@ -1,4 +1,4 @@
-"""Every hook works with the installed Dask; a missing hook gives one warning and no error."""
+"""Hooks (functions that use private names of Dask): a name that Dask lacks gives a warning and no error."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "_logged_features", set())
     monkeypatch.setattr(hooks, "_tested", set())
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def warnings_of_hooks(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     logger = logging.getLogger("distributed.scalelatent")
-    logger.addHandler(caplog.handler)  # Dask's loggers do not propagate
+    logger.addHandler(caplog.handler)  # Dask's loggers do not propagate messages.
     caplog.set_level(logging.WARNING)
 
     def lines() -> list[str]:
@@ -44,7 +44,7 @@ def on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> An
     return watched.client.sync(call)
 
 
-# -- as they are ---------------------------------------------------------------------------------------------
+# -- hooks of the installed Dask -----------------------------------------------------------------------------
 
 
 def test_routes_have_the_prefix_of_the_dashboard(watched: SimpleNamespace, get: Any) -> None:
@@ -65,13 +65,13 @@ def test_routes_have_the_prefix_of_the_dashboard(watched: SimpleNamespace, get: 
     assert len(scheduler.http_application.default_router.rules) == rules
 
 
-def test_pages_have_the_frame_of_the_dashboard(watched: SimpleNamespace, said: Any) -> None:
+def test_pages_have_the_frame_of_the_dashboard(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     assert hooks.add_page(watched.scheduler, "scalelatent") is True
     folder, variables = hooks.page_frame(watched.scheduler)
     assert (folder / "base.html").exists()
     assert variables["pages"].count("scalelatent") == 1
     assert {"url", "name"} <= set(variables["plots"][0])
-    assert said() == []
+    assert warnings_of_hooks() == []
 
 
 def test_past_events_are_returned(watched: SimpleNamespace) -> None:
@@ -88,14 +88,14 @@ def test_events_are_posted_in_order_without_waiting(watched: SimpleNamespace) ->
     assert [m["n"] for _, m in hooks.past_events(watched.scheduler, "scalelatent-order")] == list(range(20))
 
 
-def test_facts_of_workers_are_read(watched: SimpleNamespace, said: Any) -> None:
+def test_facts_of_workers_are_read(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     (facts,) = hooks.worker_facts(watched.scheduler).values()
     assert facts["threads"] == 1
     assert facts["memory"] > 1e6
-    assert facts["memory_limit"] is None  # The worker of this test has no memory limit.
+    assert facts["memory_limit"] is None  # The cluster was started without a limit.
     assert facts["gpus"] == 0
     assert facts["host"] == "127.0.0.1"
-    assert said() == []
+    assert warnings_of_hooks() == []
 
 
 def test_suspicion_of_a_task_is_reset(watched: SimpleNamespace) -> None:
@@ -108,7 +108,7 @@ def test_suspicion_of_a_task_is_reset(watched: SimpleNamespace) -> None:
     assert hooks.reset_suspicion(watched.scheduler, "no such task") is False
 
 
-def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
+def test_span_gets_a_last_retry(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     import dask
 
     (worker,) = hooks.loads(watched.scheduler)
@@ -126,10 +126,10 @@ def test_span_gets_a_last_retry(watched: SimpleNamespace, said: Any) -> None:
     assert hooks.bind(watched.scheduler, ["span"], None) == ["span"]
     assert watched.scheduler.tasks["span"].loose_restrictions is True
     watched.client.cancel([span, other])
-    assert said() == []
+    assert warnings_of_hooks() == []
 
 
-def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, said: Any) -> None:
+def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     from scalelatent.engine.dask.trial import count_running_tasks
 
     def busy(dask_worker: Any = None) -> int:
@@ -141,7 +141,7 @@ def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, said: An
         assert time.monotonic() < deadline
     future.result(timeout=30)
     assert not any(watched.client.run(busy).values())
-    assert said() == []
+    assert warnings_of_hooks() == []
 
 
 def test_a_held_task_survives_its_client(watched: SimpleNamespace) -> None:
@@ -172,18 +172,18 @@ def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
         stealing.fast_tasks.discard("toy_estep_pool")
 
 
-def test_the_event_of_a_removed_worker_is_read(said: Any) -> None:
-    """Another test, lost workers in test_plugin, shows that the scheduler sends this event."""
+def test_the_event_of_a_removed_worker_is_read(warnings_of_hooks: Any) -> None:
+    """The test makes the event itself; test_plugin.py tests that a scheduler sends this event."""
     event = {"action": "remove-worker", "worker": "tcp://a:1", "processing-tasks": {"k2", "k1", ("t", 0)},
              "expected": False, "stimulus_id": "s"}  # fmt: skip
     lost = hooks.lost_worker("all", event)
     assert (lost.worker, lost.keys, lost.expected) == ("tcp://a:1", ["('t', 0)", "k1", "k2"], False)
     assert hooks.lost_worker("all", {"action": "add-worker", "worker": "tcp://a:1"}) is None
     assert hooks.lost_worker("tcp://a:1", event) is None
-    assert said() == []
+    assert warnings_of_hooks() == []
 
 
-# -- where one is missing ------------------------------------------------------------------------------------
+# -- hooks whose names are missing in Dask -------------------------------------------------------------------
 
 NOTHING = SimpleNamespace()
 CHANGED = {
@@ -213,19 +213,19 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_missing_hook_warns_once_and_is_skipped(name: str, said: Any) -> None:
+def test_missing_hook_warns_once_and_is_skipped(name: str, warnings_of_hooks: Any) -> None:
     call, instead = CHANGED[name]
     assert call() == instead
-    (line,) = said()
+    (line,) = warnings_of_hooks()
     assert line.startswith("scalelatent: this Dask (distributed 2")
     assert f"lacks what {name} needs" in line
     assert "continuing without" in line
     assert call() == instead
-    assert said() == [line]
+    assert warnings_of_hooks() == [line]
 
 
 def test_missing_attributes_of_dask_classes_are_found_before_first_use(
-    monkeypatch: pytest.MonkeyPatch, said: Any
+    monkeypatch: pytest.MonkeyPatch, warnings_of_hooks: Any
 ) -> None:
     from distributed.scheduler import TaskState
 
@@ -234,24 +234,24 @@ def test_missing_attributes_of_dask_classes_are_found_before_first_use(
         patch.delattr(TaskState, "suspicious")
         assert hooks.reset_suspicion(tasks, "k") is False
     assert tasks.tasks["k"].suspicious == 3
-    (line,) = said()
+    (line,) = warnings_of_hooks()
     assert "lacks what reset_suspicion needs (AttributeError" in line
 
 
-def test_own_errors_are_raised_and_not_mistaken_for_a_changed_dask(said: Any) -> None:
+def test_own_errors_are_raised_and_not_mistaken_for_a_changed_dask(warnings_of_hooks: Any) -> None:
     broken = SimpleNamespace(running=[SimpleNamespace(address="a", processing=None, nthreads=1)])
     with pytest.raises(TypeError):
         hooks.loads(broken)
     with pytest.raises(ValueError, match="not enough"):
         hooks.past_events(SimpleNamespace(get_events=lambda topic: [(1.0,)]), "topic")
-    assert said() == []
+    assert warnings_of_hooks() == []
 
 
-def test_released_tasks_are_skipped(said: Any) -> None:
+def test_released_tasks_are_skipped(warnings_of_hooks: Any) -> None:
     scheduler = SimpleNamespace(tasks={}, allowed_failures=3)
     assert hooks.bind(scheduler, ["gone"], "tcp://b:1") == []
     hooks.isolate_suspects(scheduler, ["gone"])
-    assert said() == []
+    assert warnings_of_hooks() == []
 
 
 def test_all_hooks_are_tested_here() -> None:
@@ -260,7 +260,7 @@ def test_all_hooks_are_tested_here() -> None:
     assert guarded <= set(CHANGED)
 
 
-def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, warnings_of_hooks: Any) -> None:
     import asyncio
 
     from scalelatent.monitor.plugin import ScalelatentPlugin
@@ -271,12 +271,11 @@ def test_plugin_works_without_any_hook(monkeypatch: pytest.MonkeyPatch, said: An
     plugin.log_event("all", {"action": "remove-worker"})
     plugin.remove_worker(SimpleNamespace(tasks={"scalelatent-job-1": NOTHING}), "tcp://a:1")
     assert plugin.board.jobs["r"].record["objective"] == 0.5
-    assert len(said()) >= 3
+    assert len(warnings_of_hooks()) >= 3
     asyncio.run(plugin.close())
 
 
-# Names that the documentation of Dask defines: of a client, of a worker in a task, of a scheduler in a
-# plugin.
+# Names in the documentation of Dask, by object: a client, the worker of a task, the scheduler of a plugin.
 DOCUMENTED = {
     "client": "address asynchronous cancel close compute current dashboard_link get get_events get_metadata"
     " get_versions log_event nthreads processing register_plugin run run_on_scheduler scheduler_info"
@@ -284,19 +283,19 @@ DOCUMENTED = {
     "worker": "address get_current_task log_event name",
     "scheduler": "address log_event plugins tasks workers",
 }
-# These are not documented, but the same in every version: the state of a client, and how to wait for a
-# coroutine.
+# These names are not documented, but every version has them: the state of a client, and `sync`, which waits
+# for a coroutine.
 STEADY = {"client": "scheduler status sync", "worker": "", "scheduler": ""}
-# The engine of one process does not import the Dask executor, and may run within a worker.
+# This one private name is used outside of hooks.py, because the cache may not import code that imports Dask.
 ELSEWHERE = {("engine/cache.py", "worker", "memory_manager")}
-# These names are not checked, because addresses, sockets and the result of `scheduler_info` have them too.
+# These names are not checked, because other objects named client, worker or scheduler have them, too.
 PLAIN = "connect get items partition settimeout"
 
 
 def _owner(node: ast.expr) -> str | None:
-    """Return the kind of Dask object that an expression names, or None.
+    """Return "client", "worker" or "scheduler" if an expression names such an object, else None.
 
-    Such expressions are ``self._client``, ``dask_worker`` and ``get_worker()``.
+    Examples are ``self._client``, ``dask_worker`` and ``get_worker()``.
     """
     if isinstance(node, ast.Call):
         node = node.func
@@ -309,7 +308,7 @@ def test_no_other_module_uses_private_names_of_dask() -> None:
     package, found = Path(hooks.__file__).parents[2], set()
     for file in package.rglob("*.py"):
         place = file.relative_to(package).as_posix()
-        # hooks.py may use internals of Dask, and board.py reads tables of job files only.
+        # The file hooks.py may use private names of Dask. In board.py, these words name tables of job files.
         if place in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Page, JSON and metrics on a live scheduler; lost workers, and drivers that survive them."""
+"""Page, JSON and metrics of a scheduler; drivers (tasks that run the fit of a job) survive lost workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_page_is_in_the_frame_of_the_dashboard(watched: SimpleNamespace, get
     assert 'href="scalelatent"' in page
     assert 'href="status"' in page
     assert "{%" not in page
-    assert "https://cdn" not in page  # The page works on machines without internet access.
+    assert "https://cdn" not in page  # The page needs no internet access.
     status, page = get(f"{watched.base}/status")
     assert page.count('href="scalelatent"') == 1
 
@@ -164,7 +164,7 @@ def compute_for_long(path: str) -> str:
 
 
 def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
-    """A driver survives three lost workers although no failure is allowed; another task fails at once."""
+    """The driver (task of a job's fit) survives three lost workers; Dask allows no failure of other tasks."""
     from distributed import Client, KilledWorker
 
     end = tmp_path / "end"
@@ -230,7 +230,7 @@ def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: 
         )
         log.on_checkpoint({"pass": number, "path": "p", "seconds": 0.0})
     seconds = time.monotonic() - begin
-    assert seconds < 2.0  # Some microseconds per pass are usual; 1 ms would be too much.
+    assert seconds < 2.0  # Each of 2,000 passes may cost 1 ms.
     assert log.flush(10)
     assert len(log._waiting) <= 200
     job = jobs(watched.base, "fast-1", until=lambda a: a.get("job", {}).get("pass") == 2000)["job"]
@@ -245,7 +245,7 @@ def test_a_restarted_scheduler_learns_the_job_of_running_passes(
     log = ClusterLog(watched.client, "/runs/late", job="late-77", model="capsule")
     watched.scheduler.plugins[PLUGIN].board.jobs.clear()
     log.on_event({"event": "note"})
-    log.on_wait()  # The first call sends a message; further calls send none for some seconds.
+    log.on_wait()  # Of these two calls, only the first sends a message.
     log.on_wait()
     jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
     assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
@@ -300,7 +300,7 @@ def test_the_preload_works_behind_a_prefix_and_without_bokeh(bokeh: bool) -> Non
     assert done.returncode == 0, done.stderr
     if bokeh:
         assert lines == ["200 True", "200 b'{\"format_version\":2,'", "200 True"]
-    else:  # The page has no navigation bar of Dask.
+    else:  # Without bokeh, the page lacks Dask's bar.
         assert lines[:2] == ["200 b'<!DOCTYPE html>\\n<htm'", "200 b'{\"format_version\":2,'"]
     assert "scalelatent: this Dask" not in done.stderr
 
@@ -313,7 +313,7 @@ def test_the_report_of_a_run_is_served(watched: SimpleNamespace, jobs: Any, get:
         pass
     jobs(watched.base, "served-1")
     at = f"{watched.base}/scalelatent/report?job="
-    assert get(at + "served-1")[0] == 404  # Without a run folder, no path that a client sends is read.
+    assert get(at + "served-1")[0] == 404  # The folder is no run folder yet.
     (run / "job.json").write_text("{}")
     assert get(at + "served-1") == (200, "<p>a report")
     assert get(at + "other") == (404, "unknown job")

@@ -23,7 +23,7 @@ def test_a_curve_has_few_evenly_spaced_points_and_both_ends(passes: int, limit: 
     assert x[-1] == passes
     assert list(curve.columns["objective"]) == [1.0 / v for v in x]
     steps = {b - a for a, b in itertools.pairwise(x[:-1])}
-    assert len(steps) <= 1  # All steps except the last have equal distances.
+    assert len(steps) <= 1  # Distances are equal, except the last.
     assert len(x) >= min(passes, limit // 2)
 
 

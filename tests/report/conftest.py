@@ -1,4 +1,4 @@
-"""Small fitted models of each architecture, and run folders like those of the runner."""
+"""Small fitted models of each architecture, and run folders like those of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAIN = 1300
 
 @cache
 def fitted(**params):
-    """Return a model that is fitted on the first 1,300 digits, and the other digits as its data."""
+    """Fit a model to the first 1,300 digits; return the model and the other digits."""
     x, y = load_digits(return_X_y=True)
     model = CapsuleRegression(random_state=0, n_jobs=1, **{"max_iter": 8} | params).fit(x[:TRAIN], y[:TRAIN])
     data = Dataset.from_arrays(x[TRAIN:].reshape(-1, 8, 8).astype(np.uint8), y[TRAIN:])
@@ -29,7 +29,7 @@ def fitted(**params):
 
 @pytest.fixture(scope="session", autouse=True)
 def draw_small_figures():
-    """Draw figures at a third of their size, because tests check the content."""
+    """Draw figures at a low resolution, which is faster; the tests check only the content of figures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "DPI", 48)
         yield

@@ -1,4 +1,4 @@
-"""Data collected from rows, compared with numpy on all rows at once."""
+"""Data of figures, collected block by block, equal those that numpy computes from all rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_data, count_block_rows
 
-# Bytes of a block of a few dozen rows, so that the rows of the tests form several blocks.
+# Bytes of one block (rows computed together): a few dozen rows, so that the tests have several blocks.
 SMALL_BLOCKS = 40_000
 
 
 def squared_lengths(h, dim):
-    """Return the squared lengths of capsules of equal dimension, (rows, capsules)."""
+    """Return the squared lengths of capsules of dimension ``dim``, an array of shape (rows, capsules)."""
     return (h.astype(float) ** 2).reshape(len(h), -1, dim).sum(axis=2)
 
 
@@ -36,7 +36,7 @@ def test_multiclass_points_are_equation_3_1(digits):
     shown = collect_report_data(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
     rows = shown.sample.rows
     assert len(rows) == 60
-    assert np.ptp(np.diff(rows)) <= 1  # The rows are evenly spaced.
+    assert np.ptp(np.diff(rows)) <= 1  # The sampled rows are evenly spaced.
     h = found.model.transform(found.x[rows]).astype(float)
     psi = h / np.sqrt((h**2).sum(axis=1, keepdims=True))
     for c, points in enumerate(shown.sample.points):
@@ -77,7 +77,7 @@ def test_all_vs_all_prototypes(digits):
     found = digits(capsule_dim=2, architecture="all_vs_all")
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     assert shown.sample is None
-    # The scores are shares of votes and not probabilities, so there is no reliability.
+    # Scores of this architecture are shares of votes, not probabilities, so the report shows no reliability.
     assert shown.reliability is None
     h = found.model.transform(found.x).astype(float).reshape(-1, 45, 4)
     pairs = [(a, b) for a in range(10) for b in range(a + 1, 10)]
@@ -105,7 +105,7 @@ def test_mistakes_and_reliability(digits):
 def test_block_size_changes_nothing(digits):
     found = digits(capsule_dim=2)
     one = collect_report_data(found.model, found.data, block_bytes=BLOCK_BYTES)
-    many = collect_report_data(found.model, found.data, block_bytes=1)  # One block per row.
+    many = collect_report_data(found.model, found.data, block_bytes=1)  # Each block has one row.
     assert np.array_equal(one.confusion.counts, many.confusion.counts)
     assert np.array_equal(one.sample.codes, many.sample.codes)
     assert one.sample.points[3] == pytest.approx(many.sample.points[3], abs=1e-5)
@@ -175,7 +175,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
     x = np.random.default_rng(0).integers(0, 255, (400, 64)).astype("u1")
     model = CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(x, np.arange(400) % 2)
     peaks = {}
-    for n in (20_000, 20_000, 200_000):  # The first fit warms caches and is not measured.
+    for n in (20_000, 20_000, 200_000):  # The first round only warms caches.
         ds = open_dataset(str(tmp_path / f"{n}.zarr")) if n in peaks else make_rows(tmp_path / f"{n}.zarr", n)
         tracemalloc.start()
         shown = collect_report_data(model, ds)
@@ -183,4 +183,4 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         tracemalloc.stop()
         assert shown.confusion.counts.sum() == n
     assert peaks[200_000] < 1.3 * peaks[20_000]
-    assert peaks[200_000] < 64 * 200_000  # This is less than the rows alone take.
+    assert peaks[200_000] < 64 * 200_000  # All rows take more memory.

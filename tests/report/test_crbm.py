@@ -28,7 +28,7 @@ X = corrupt(V.reshape(260, -1), np.arange(260), seed=1, stage="test", **NOISE)
 
 @cache
 def fitted(source: str) -> ConditionalRBM:
-    """Fit a model to digits of 8 x 8: to x and outputs, to outputs that the fit corrupts, or without x."""
+    """Fit a model to digits: to pairs (corrupted, clean), to rows that it corrupts, or to clean rows only."""
     clean, given = Dataset.from_arrays(V[:200]), Dataset.from_arrays(X[:200])
     model = ConditionalRBM(
         n_hidden=6,

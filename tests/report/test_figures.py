@@ -26,7 +26,7 @@ PNG = b"\x89PNG"
 
 
 def make_history(n=30, validation=True):
-    """Return the records of n passes in three rounds (thresholds nu)."""
+    """Return the records of n passes in three rounds, each of which has its own threshold nu."""
     return [
         {
             "pass": i + 1,
@@ -67,7 +67,7 @@ def test_history_without_validation_of_one_pass_and_of_members():
     upper, lower = plot_history(one, ensemble=True).axes
     assert lower.get_legend_handles_labels()[1][0] == "training"
     assert "validation" not in " ".join(lower.get_legend_handles_labels()[1])
-    assert upper.lines[0].get_marker() == "o"  # A line of one point would be invisible.
+    assert upper.lines[0].get_marker() == "o"  # A point needs a marker to be visible.
     assert upper.texts[0].get_text() == "round 1"
     assert png_bytes(upper.figure).startswith(PNG)
     with pytest.raises(DataError, match="no passes"):
@@ -75,7 +75,7 @@ def test_history_without_validation_of_one_pass_and_of_members():
 
 
 def test_records_within_a_pass_are_drawn_where_they_were_made():
-    """There are two passes of 100 rows with four records each; the last record of a pass is at its end."""
+    """The positions of records are in passes: of two passes of 100 rows, each has four records."""
     seen = [25, 50, 75, 100, 125, 150, 175, 200]
     records = [
         {"pass": 1 + i // 4, "rows_seen": n, "objective": 1 / n, "train_error": 10 / n, "round": 1 + i // 4,
@@ -104,7 +104,7 @@ def test_confusion_numbers_and_class_errors():
     assert [bar.get_width() for bar in bars.patches] == pytest.approx([20, 0, 0])
     assert bars.texts[2].get_text().strip() == "no rows"
     colors = matrix.images[0].get_array()
-    assert to_hex(colors[1, 0]) == "#ffffff"  # This cell has no mistakes.
+    assert to_hex(colors[1, 0]) == "#ffffff"  # A cell without mistakes is white.
     assert colors[0, 0, 2] > colors[0, 0, 0]  # Hits are blue.
     assert colors[0, 1, 0] > colors[0, 1, 2]  # Mistakes are orange.
 
@@ -174,7 +174,7 @@ def test_few_elements_of_many_classes_are_drawn_in_a_row():
 def test_image_shapes_are_guessed_from_the_width():
     assert image_shape((3, 32)) == (3, 32)
     assert image_shape((32, 32, 3)) == (32, 32, 3)
-    # Nine values could be an image of 3 x 3 pixels, but they are more likely columns of a table.
+    # Nine values are taken for columns of a table, which are more likely than an image of 3 x 3 pixels.
     assert image_shape((9,)) is None
     assert choose_colormap_range(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
 

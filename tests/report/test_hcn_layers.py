@@ -91,7 +91,7 @@ def test_edges_are_those_that_the_filters_find() -> None:
     images, edges, made = find_edges(model, Dataset.from_arrays(grey))
     assert images.dtype == np.uint8
     assert (images[1:, None] == grey).all(axis=(2, 3)).any(axis=1).all()
-    assert edges[0].any(axis=(1, 2)).all()  # A disc has edges of all directions.
+    assert edges[0].any(axis=(1, 2)).all()  # The first image, a disc, has edges of all directions.
     assert edges.sum(axis=1).max() == 1
     np.testing.assert_array_equal(made, model.reconstruct(images[1:]))
     drawn = plot_edges(images, edges, made)
@@ -102,7 +102,7 @@ def test_edges_are_those_that_the_filters_find() -> None:
     np.testing.assert_allclose(picture[y, x], colors[channel])
     assert (picture[~edges[1].any(axis=0)] == 1).all()
     key = drawn.axes[2 * n].images[0].get_array()
-    assert (key == 1).all()  # Templates do not represent the disc.
+    assert (key == 1).all()  # The disc has no image made by templates, so this field is white.
 
 
 def test_figures_show_the_given_data() -> None:

@@ -28,8 +28,8 @@ from scalelatent.report.interpretation import (
 from scalelatent.report.runfiles import RunFiles, read_run
 
 
-def run_of(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:
-    """Return the files of a run with these datasets."""
+def write_run(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:
+    """Write a job file with these datasets and an event of the fit; return the files of this run."""
     (folder / "job.json").write_text(json.dumps({"job": {"name": "it"}, "data": data}))
     if event:
         (folder / "events.jsonl").write_text(json.dumps({"event": "fit_started", **event}) + "\n")
@@ -48,7 +48,7 @@ def test_errors_of_unweighted_rows_have_counts_and_intervals() -> None:
     )
     counts = np.array([[30, 2], [0, 18]])
     assert describe_confusion(Confusion(counts, 50.0, 2.0)) == format_error(0.04, 50, wrong=2)
-    # With rows of different weight there is no count of errors from which an interval could be computed.
+    # Rows of different weight have no number of errors from which an interval could be computed.
     assert describe_confusion(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
 
 
@@ -56,7 +56,7 @@ def test_errors_of_unweighted_rows_have_counts_and_intervals() -> None:
     ("data", "event", "expected"),
     [
         ({"validation": "v"}, {"validation_rows": 120}, 120),
-        ({"validation": "v", "validation_rows": "300:350"}, {}, 50),  # An earlier version wrote these values.
+        ({"validation": "v", "validation_rows": "300:350"}, {}, 50),  # Earlier versions had no event.
         ({"validation": "v", "validation_rows": ":40"}, {}, 40),
         ({"validation": "v", "validation_rows": "-40:"}, {}, None),
         ({"validation": "v"}, {}, None),
@@ -65,19 +65,19 @@ def test_errors_of_unweighted_rows_have_counts_and_intervals() -> None:
 def test_the_number_of_validation_rows_is_found(
     tmp_path: Path, data: Any, event: Any, expected: int | None
 ) -> None:
-    assert count_validation_rows(run_of(tmp_path, data, **event)) == expected
+    assert count_validation_rows(write_run(tmp_path, data, **event)) == expected
 
 
 def test_why_errors_differ_names_the_sources(tmp_path: Path) -> None:
     two = {"validation": "train.zarr", "validation_rows": "50000:60000", "test": "test.zarr"}
-    text = explain_error_gap(run_of(tmp_path, two), 30) or ""
+    text = explain_error_gap(write_run(tmp_path, two), 30) or ""
     assert "best of 30 passes on the validation rows (train.zarr, rows 50000:60000)" in text
     assert "different sources" in text
     one = {"validation": "x", "validation_rows": "0:9", "test": "x", "test_rows": "9:20"}
-    text = explain_error_gap(run_of(tmp_path, one), 30, members=45) or ""
+    text = explain_error_gap(write_run(tmp_path, one), 30, members=45) or ""
     assert "Each of the 45 members is the best" in text
     assert "of one dataset" in text
-    assert explain_error_gap(run_of(tmp_path, {"test": "x"}), 30) is None
+    assert explain_error_gap(write_run(tmp_path, {"test": "x"}), 30) is None
 
 
 @pytest.mark.parametrize(("confidence", "verdict"), [(0.25, "underconfident"), (0.99, "overconfident")])
@@ -114,7 +114,7 @@ def test_the_snippet_runs_anywhere(kind: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     rows.save("rows.zarr")
     model.save("run/model.zarr")
-    run_of(Path("run"), {"train": str(tmp_path / "rows.zarr")})
+    write_run(Path("run"), {"train": str(tmp_path / "rows.zarr")})
     page = Path(build_report("run", model=model)).read_text()
     snippet = import_object(find_kind(model._kind).report)(model, None, read_run("run"), "test", None).snippet
     assert str(tmp_path / "run" / "model.zarr") in page.replace("&#39;", "'")
@@ -156,7 +156,7 @@ def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path:
     model.fit(x[:150], y[:150], validation=(x[150:], y[150:]))
     data = Dataset.from_arrays(x[150:], y[150:])
     (tmp_path / "job.json").write_text(json.dumps({"data": {"validation": "v", "validation_rows": "0:50"}}))
-    for history in (model.history_, [_as_before(record) for record in model.history_]):
+    for history in (model.history_, [_make_earlier_record(record) for record in model.history_]):
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history))
         page = Path(build_report(tmp_path, model=model, data=data, role="validation")).read_text()
         assert format_error(1 - model.score(data), 50) in page
@@ -167,8 +167,8 @@ def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path:
     assert lines[3].startswith("lowest validation error")
 
 
-def _as_before(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record as earlier versions wrote it: its errors are means of the members' errors."""
+def _make_earlier_record(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record as earlier versions wrote it: with mean errors of the members (capsule models)."""
     names = ("train_error", "validation_error")
     return {key: value for key, value in record.items() if not key.startswith("mean_")} | {
         key: record[f"mean_member_{key}"] for key in names

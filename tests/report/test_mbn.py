@@ -30,7 +30,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def paper() -> dict[str, Any]:
-    """Return the data that benchmarks/mbn_figures.py defines."""
+    """Run benchmarks/mbn_figures.py, which draws figures of the paper, and return its functions by name."""
     if not BENCHMARKS.is_dir():
         pytest.skip("the benchmarks are in the repository alone")
     return runpy.run_path(str(BENCHMARKS / "mbn_figures.py"))
@@ -103,7 +103,7 @@ def test_recorded_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pyt
         page = Path(build_report(tmp_path, model=model, data=data)).read_text()
         return re.search(r"NMI</th><td>(.*?)</td>", page).group(1)
 
-    # Without a record, the function of `score` computes them.
+    # Without recorded scores, the report computes the scores.
     assert reported().startswith(f"{100 * scores['nmi']:.2f} % for the clusters of smallest inertia")
     assert "mean of 50 restarts" in reported()
     record = {"event": "scored", **{f"test_{name}": value for name, value in scores.items()}, "test_nmi": 0.5}
@@ -131,7 +131,7 @@ def test_output_codes_are_drawn_in_their_plane() -> None:
     model, x, y = fitted(output="codes")
     evidence = collect_evidence(model, Dataset.from_arrays(x, y))
     np.testing.assert_allclose(evidence.output, evidence.layers[-1], rtol=1e-6)
-    # Codes are ranked among themselves and not clustered.
+    # Rows are ranked by the codes that they share, and not clustered.
     ranked = retrieval_accuracy(model.codes(), y, metric="overlap")
     assert evidence.retrieval is not None
     np.testing.assert_array_equal(evidence.retrieval.accuracy, ranked.accuracy)
@@ -146,7 +146,7 @@ def test_figures_show_the_given_data(paper: dict[str, Any]) -> None:
     drawn = plot_output(points, codes, [str(i) for i in range(12)]).axes[0]
     found = np.concatenate([c.get_offsets() for c in drawn.collections])
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, points.tolist()))
-    assert len(drawn.collections) == 2  # There are two markers for twelve classes.
+    assert len(drawn.collections) == 2  # Twelve classes have two kinds of markers.
     one = plot_output(points[:, :1], None, []).axes[0]
     assert one.get_ylabel() == "rank"
     assert len(plot_layers([points] * 5, list("abcde"), codes, []).axes) == 5

@@ -62,7 +62,7 @@ def list_pictures(page):
 
 @pytest.fixture(scope="module")
 def build_once(digits, run_folder):
-    """Return the report of an architecture, built once."""
+    """Return a function that builds the report of an architecture once, and returns its path."""
 
     @cache
     def build(architecture):
@@ -136,9 +136,8 @@ def test_labels_are_escaped_and_strings_work(tmp_path):
     (tmp_path / "run").mkdir()
     page = read(build_report(tmp_path / "run", model=model, data=Dataset.from_arrays(x, y), role="training"))
     assert "<b>cat" not in page.source
-    assert not {"prototypes", "mistakes"} & set(
-        list_pictures(page)
-    )  # Figures of single rows are for images only.
+    # Rows that are no images have no figures of single rows.
+    assert not {"prototypes", "mistakes"} & set(list_pictures(page))
     assert "training error" in page.words
 
 
@@ -161,7 +160,7 @@ def test_the_page_names_missing_parts(digits, run_folder):
     (folder / "metrics.jsonl").unlink()
     (folder / "job.json").unlink()
     found.model.save(folder / "model.zarr")
-    page = read(build_report(folder))  # The saved model has no history either.
+    page = read(build_report(folder))  # A saved model has no history.
     assert "metrics.jsonl is missing" in page.words
     assert "job.json is missing" in page.words
     assert "made without rows" in page.words

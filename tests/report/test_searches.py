@@ -37,7 +37,7 @@ def test_curves_belong_to_the_saved_model() -> None:
     run = RunFiles(locate("memory://none"), history=history, search={"folds": 2})
     own = [{"pass": 1, "objective": 0.5}]
     assert _history_of_best(run, SimpleNamespace(history_=own)) == own
-    # The last records of the history are those of the refit.
+    # The last records of the run are those of the best candidate's fit to all rows.
     assert _history_of_best(run, SimpleNamespace(history_=[])) == history[5:]
     run.search = {"folds": 1}
     assert _history_of_best(run, SimpleNamespace(history_=[])) == []

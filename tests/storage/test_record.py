@@ -80,7 +80,7 @@ def test_dataclasses_of_the_package_are_read_back() -> None:
     assert isinstance(got["state"], CapsuleState)
     for name, value in vars(state).items():
         assert assert_same(getattr(got["state"], name), value)
-    assert loads(dumps(Anything())) == Anything()  # This class has no fields.
+    assert loads(dumps(Anything())) == Anything()  # The class Anything has no fields.
     assert assert_same(got["members"].labels, members.labels)
     assert got["grid"] == RowGrid(10, 2, 2)
 
@@ -137,7 +137,7 @@ def test_a_record_with_extra_bytes_is_refused(tail: bytes) -> None:
 
 
 def forge_record(head: Any, **arrays: Any) -> bytes:
-    """Return a record with a valid checksum and any content."""
+    """Return a record with the given content and a valid checksum, as an attacker could make it."""
     buffer = io.BytesIO()
     np.savez(buffer, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
     return buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest()
@@ -226,7 +226,7 @@ def test_the_error_of_a_full_disk_names_the_file_and_the_older_record_stays(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def leaky(*args: Any, **kwargs: Any) -> Any:
-        file = builtins.open(*args, **kwargs)  # noqa: SIM115  the caller closes it
+        file = builtins.open(*args, **kwargs)  # noqa: SIM115  The caller closes the file.
         if call == "write":
             file = io.BufferedWriter(FullDiskFile(file.name), 16)
         return file
@@ -243,7 +243,7 @@ def test_the_error_of_a_full_disk_names_the_file_and_the_older_record_stays(
 
 
 class FullDiskFile(io.RawIOBase):
-    """A file on a full disk."""
+    """File on a full disk, where opening succeeds and writing fails."""
 
     def __init__(self, name: str) -> None:
         self._file = builtins.open(name, "wb", buffering=0)  # noqa: SIM115
@@ -275,7 +275,7 @@ def test_an_array_in_several_places_is_written_once() -> None:
 
 
 def test_threads_parse_headers_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In some releases two threads of Python's parser fail at once (python/cpython#106905)."""
+    """Python's parser, which reads headers of arrays, may fail in two threads (python/cpython#106905)."""
     from concurrent.futures import ThreadPoolExecutor
 
     from scalelatent.storage import record

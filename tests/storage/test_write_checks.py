@@ -123,9 +123,9 @@ def test_an_output_on_a_full_disk_can_be_removed(tmp_path: Path, monkeypatch: py
 
 
 def test_a_resume_does_not_restart_a_finished_dataset(tmp_path: Path) -> None:
-    """The array `digest` of a dataset is created last.
+    """A dataset without the array `digest`, which is created last, may be unfinished and start again.
 
-    Without this array, the creation was interrupted, unless the dataset is marked as finished.
+    A dataset that is marked as finished is not started again, even if this array was lost.
     """
     _save(tmp_path / "a")
     shutil.rmtree(tmp_path / "a/digest")
@@ -186,7 +186,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
-    with monkeypatch.context() as patch:  # Let the step fail that moves the new dataset to its place.
+    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its place.
         patch.setattr(os, "replace", refused)
         with pytest.raises(PermissionError):
             _fill(place, "new")
@@ -198,7 +198,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
             raise KeyboardInterrupt
         rmtree(path, *rest, **options)
 
-    with monkeypatch.context() as patch:  # Let the step fail that removes the old dataset.
+    with monkeypatch.context() as patch:  # The removal of the old dataset is interrupted.
         patch.setattr(shutil, "rmtree", interrupted)
         try:
             _fill(place, "new")
@@ -210,7 +210,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
 
 
 def test_a_folder_with_only_the_partial_file_of_a_killed_writer_is_written(tmp_path: Path) -> None:
-    """zarr renames a complete file; SIGKILL before its first one leaves `zarr.<hex>.partial` alone."""
+    """The library zarr writes `zarr.<hex>.partial` and renames it; SIGKILL in between leaves this file."""
     for name, resume in (("new.zarr", False), ("resumed.zarr", True)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "zarr.0123456789abcdef.partial").write_bytes(b"{")

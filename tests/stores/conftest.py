@@ -21,14 +21,14 @@ SECRET = "never-to-be-written-down"
 
 @dataclass
 class S3:
-    """A bucket: its URL, and the request counter of its server."""
+    """Bucket of an S3 server: its URL, the address of the server, and the proxy that counts its requests."""
 
     url: str
     door: ServerProxy
     endpoint: str
 
     def at(self, key: str) -> str:
-        """Return the URL of a key."""
+        """Return the URL of an object (key) in the bucket."""
         return f"{self.url}/{key}"
 
 
@@ -58,7 +58,7 @@ def point_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, ServerProxy]) -> ServerProxy:
-    """Return the request counter of the server, with an environment that points to it."""
+    """Let the environment variables point to the server, and return the proxy that counts its requests."""
     endpoint, door = _server
     point_to(monkeypatch, endpoint, tmp_path)
     monkeypatch.setattr(objects, "FIRST_PAUSE", 0.005)
@@ -67,7 +67,7 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, S
 
 @pytest.fixture
 def close_connections() -> Iterator[None]:
-    """Close connections that a test made in a changed environment."""
+    """Close kept connections before and after a test, because the test changes the environment variables."""
     objects.forget_connections()
     yield
     objects.forget_connections()
@@ -75,7 +75,7 @@ def close_connections() -> Iterator[None]:
 
 @pytest.fixture
 def s3(aws: ServerProxy, _server: tuple[str, ServerProxy]) -> S3:
-    """Return an empty bucket."""
+    """Return a new, empty bucket of the server."""
     bucket = f"b-{uuid.uuid4().hex[:12]}"
     objects._filesystem("s3", os.getpid()).mkdir(bucket)
     aws.requests.clear()
@@ -86,8 +86,8 @@ def s3(aws: ServerProxy, _server: tuple[str, ServerProxy]) -> S3:
 @pytest.fixture(scope="session")
 def _google() -> Iterator[str]:
     """Start an emulator of Google's storage on loopback."""
-    # gcsfs reads this variable when it is imported. Without the variable it asks Google for the kind of each
-    # bucket.
+    # The package gcsfs reads this variable when it is imported. Without the variable, gcsfs asks Google for
+    # the kind of each bucket.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     emulator = pytest.importorskip("gcp_storage_emulator.server")
     pytest.importorskip("gcsfs")
@@ -98,7 +98,7 @@ def _google() -> Iterator[str]:
 
 @pytest.fixture
 def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
-    """Return the URL of an empty bucket of the emulator."""
+    """Return the URL of an empty bucket of the emulator of Google's storage."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", _google)
     # Without this variable, gcsfs searches the network for credentials.
     monkeypatch.setenv("NO_GCE_CHECK", "true")
@@ -111,7 +111,7 @@ def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
 
 @pytest.fixture(params=["disk", "memory", "s3", "gs"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
-    """Return an unused path or URL of each kind."""
+    """Return an unused path or URL: on a disk, in memory, in S3 and in Google's storage."""
     if request.param == "disk":
         return f"{tmp_path}/place"
     if request.param == "memory":
@@ -123,7 +123,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def _new_workers() -> Iterator[None]:
-    """Start new workers, because a forked worker has the environment of an earlier test."""
+    """Let Dask spawn workers, because a forked worker would have the environment of an earlier test."""
     import dask
 
     with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):

@@ -24,14 +24,14 @@ class ServerProxy:
     Attributes
     ----------
     share : float
-        Percentage of requests that are answered 503, chosen by a seeded generator.
+        Share of requests (0 to 1) that get the answer 503, chosen by a seeded generator.
     cut : float
-        Percentage of answers that end in their middle.
+        Share of answers (0 to 1) that end in their middle.
     denied : callable or None
-        Function of (method, path): whether to answer 403.
+        Function of (method, path) that returns True if the request gets the answer 403.
     lost : callable or None
-        Function of (method, path): whether to execute the request, and answer 503.
-    requests : list of (method, path, range)
+        Function of (method, path) that returns True if the request is executed but gets the answer 503.
+    requests : list of (method, path, byte range) of all requests that were not refused
     """
 
     def __init__(self, application: Any, seed: int = 0) -> None:
@@ -64,7 +64,7 @@ class ServerProxy:
                 self.gate.wait(timeout=20)
             if self.lost is not None and self.lost(method, path):
                 b"".join(self._application(environ, lambda *answer: lambda data: None))
-                environ["CONTENT_LENGTH"] = "0"  # The body has been read.
+                environ["CONTENT_LENGTH"] = "0"  # The application has read the body.
                 return _answer(environ, start, "503 Slow Down", SLOW_DOWN)
             body = b"".join(self._application(environ, start))
             if cut and len(body) > 1:
@@ -77,7 +77,7 @@ class ServerProxy:
 
     @contextmanager
     def turning_away(self, share: float) -> Iterator[None]:
-        """Answer 503 to a share of the requests."""
+        """Answer 503 to this share of the requests (0 to 1), chosen at random."""
         self.share = share
         try:
             yield
@@ -86,7 +86,7 @@ class ServerProxy:
 
     @contextmanager
     def breaking_off(self, share: float) -> Iterator[None]:
-        """Send only half of a share of the answers."""
+        """Send only the first half of an answer, for this share of the answers (0 to 1)."""
         self.cut = share
         try:
             yield
@@ -95,7 +95,7 @@ class ServerProxy:
 
     @contextmanager
     def denying(self, which: Callable[[str, str], bool]) -> Iterator[None]:
-        """Answer 403 to some requests."""
+        """Answer 403 to requests for which ``which`` (method, path) returns True."""
         self.denied = which
         try:
             yield
@@ -104,7 +104,7 @@ class ServerProxy:
 
     @contextmanager
     def losing_first(self, method: str, end: str) -> Iterator[None]:
-        """Execute the first request of a method for a path with this ending, and answer 503."""
+        """Execute the first request of a method for a path with this ending, but answer 503 to it."""
         left = [True]
         self.lost = lambda asked, path: asked == method and path.endswith(end) and bool(left and left.pop())
         try:
@@ -123,7 +123,7 @@ def _answer(environ: dict[str, Any], start: Any, status: str, body: bytes) -> li
 
 @contextmanager
 def serve_bucket(seed: int = 0) -> Iterator[tuple[str, ServerProxy]]:
-    """Serve on a free port of loopback; yield its URL and its proxy."""
+    """Run an S3 server on a free port of loopback; yield its URL and its proxy."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 

@@ -37,7 +37,7 @@ Y = np.arange(650) % 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a dataset of two parts, `a.zarr`."""
+    """Return a folder with the dataset `a.zarr`, to which rows were appended."""
     folder = tmp_path_factory.mktemp("stores")
     Dataset.from_arrays(X[:600], Y[:600]).save(folder / "a.zarr", chunk_rows=20, shard_rows=100)
     append_rows(folder / "a.zarr", Dataset.from_arrays(X[600:], Y[600:]))
@@ -79,7 +79,7 @@ def list_options(s3: S3) -> dict[str, Any]:
 
 @pytest.fixture
 def options(s3: S3, monkeypatch: pytest.MonkeyPatch, close_connections: None) -> dict[str, Any]:
-    """Return options that point to the server, to which the environment no longer points."""
+    """Store a dataset; return options that point to the server, to which the environment no longer points."""
     made = list_options(s3)
     make_digits(s3.at("digits.zarr"), 300)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
@@ -143,10 +143,10 @@ def test_a_pickled_dataset_opens_in_another_process(s3: S3, options: dict[str, A
     assert int(reported.stdout) == ds.read_x(0, 300).sum(dtype=int), reported.stderr.decode()
 
 
-# -- jobs --------------------------------------------------------------------------------------------------
+# -- storage options of jobs -------------------------------------------------------------------------------
 
 
-def job_file(folder: Path, train: str, options: str, more: str = "") -> Path:
+def write_job_file(folder: Path, train: str, options: str, more: str = "") -> Path:
     file = folder / "job.toml"
     file.write_text(
         f'[job]\nseed = 1\nout = "{folder}/run"\n[data]\ntrain = "{train}"\nstorage_options = {options}\n'
@@ -161,7 +161,7 @@ def test_a_job_may_have_storage_options(
     make_digits(s3.at("digits.zarr"), 300)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     objects.forget_connections()
-    job = load_job(job_file(tmp_path, s3.at("digits.zarr"), f'{{endpoint_url = "{s3.endpoint}"}}'))
+    job = load_job(write_job_file(tmp_path, s3.at("digits.zarr"), f'{{endpoint_url = "{s3.endpoint}"}}'))
     result = run_new_job(job)
     assert result.folder.read_state()["state"] == "done"
     assert result.folder.read_job().data.storage_options == {"endpoint_url": s3.endpoint}
@@ -192,10 +192,10 @@ def test_credentials_among_the_options_of_a_job_are_refused(options: dict[str, A
     assert resolve(stored, environ={}).data.storage_options == stored["data"]["storage_options"]
 
 
-# -- Azure -------------------------------------------------------------------------------------------------
+# -- datasets in Azure -------------------------------------------------------------------------------------
 
 
-# Every Azurite has this account and key.
+# Azurite, Microsoft's emulator, always has this published account and key, so they are no secret.
 _AZURITE = (
     "AccountName=devstoreaccount1;AccountKey="
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -204,7 +204,7 @@ _AZURITE = (
 
 @pytest.fixture
 def azure(monkeypatch: pytest.MonkeyPatch, close_connections: None) -> Iterator[str]:
-    """Return the connection string of an Azurite on loopback with an empty container `con`."""
+    """Start Azurite on loopback with an empty container `con`; return the connection string."""
     pytest.importorskip("adlfs")
     program = shutil.which("azurite-blob")
     if program is None:
@@ -246,7 +246,7 @@ def test_datasets_in_azure_are_read_and_written(azure: str, monkeypatch: pytest.
     np.testing.assert_array_equal(ds.read_x(0, 650), X)
 
 
-# -- clusters ----------------------------------------------------------------------------------------------
+# -- storage options of workers ----------------------------------------------------------------------------
 
 
 class UnpicklableOption(dict[str, Any]):
@@ -268,7 +268,7 @@ def test_workers_receive_the_options(s3: S3, options: dict[str, Any], tmp_path: 
     alone = make_capsule(rows=ds)
     with sl.cluster("local", workers=1, threads=1) as client:
         model = make_capsule(rows=ds, client=client, run_dir=tmp_path / "run")
-        client.cluster.scale(2)  # A worker that joins later receives them, too.
+        client.cluster.scale(2)  # A worker that joins later gets the options, too.
         client.wait_for_workers(2, timeout=60)
         client.retire_workers(list(client.scheduler_info()["workers"])[:1])
         out = model.predict(ds, out=tmp_path / "labels.zarr", client=client)
@@ -301,7 +301,7 @@ def test_a_submitted_job_may_have_storage_options(
     make_digits(s3.at("digits.zarr"), 300)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     objects.forget_connections()
-    job = load_job(job_file(tmp_path, s3.at("digits.zarr"), f'{{endpoint_url = "{s3.endpoint}"}}'))
+    job = load_job(write_job_file(tmp_path, s3.at("digits.zarr"), f'{{endpoint_url = "{s3.endpoint}"}}'))
     with sl.cluster("local", workers=2, threads=1) as client:
         folder = RunFolder.open(submit_job(job, client=client).run)
         end = time.monotonic() + 120

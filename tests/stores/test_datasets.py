@@ -31,13 +31,13 @@ def test_a_shard_is_one_put(s3: S3) -> None:
     puts = [path for method, path, _ in s3.door.requests if method in ("PUT", "POST") and "/x/c/" in path]
     assert sorted(re.findall(r"x/c/(\d+)/0", " ".join(puts))) == [str(i) for i in range(6)]
     last = [path for method, path, _ in s3.door.requests if method == "PUT"][-1]
-    assert last.endswith("a.zarr/zarr.json")  # This file marks the dataset as complete.
+    assert last.endswith("a.zarr/zarr.json")  # This file, written last, completes the dataset.
 
 
 def test_writing_to_an_empty_place_deletes_nothing(s3: S3) -> None:
     save(s3.at("a.zarr"))
     deletes = [path for method, path, _ in s3.door.requests if method == "DELETE" or "?delete" in path]
-    assert len(deletes) <= 1, deletes  # Only the markers of written shards are deleted, at the end.
+    assert len(deletes) <= 1, deletes  # One request deletes the markers of shards.
     listings = [path for method, path, _ in s3.door.requests if method == "GET" and "list-type" in path]
     assert len(listings) < 10, listings
 
@@ -87,14 +87,14 @@ def test_an_index_is_read_once_and_chunks_by_their_range(s3: S3) -> None:
     ds.read_x(0, 200)
     ds.read_x(100, 130)
     asked = [(path[-7:], byte_range) for _, path, byte_range in s3.door.requests]
-    assert sum(str(r).startswith("bytes=-") for _, r in asked) == 2  # Two shards have two indexes.
+    assert sum(str(r).startswith("bytes=-") for _, r in asked) == 2  # These are the indexes of two shards.
     assert len(asked) == 2 + 10 + 2
     assert all(r is not None for _, r in asked)
 
 
 def test_a_pass_requests_several_chunks_at_once_and_keeps_their_order(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
-    ds.read_x(0, 600)  # Read the indexes of the shards before requests are held up.
+    ds.read_x(0, 600)  # Read all indexes before the barrier delays requests.
     reader = Reader(ds, None, Meter())
     s3.door.gate = threading.Barrier(3)  # Each of three requests waits for the other two.
     try:
@@ -169,7 +169,7 @@ def test_an_interrupted_writer_resumes(s3: S3) -> None:
         writer.write_shard(i, X[i * 100 : (i + 1) * 100], Y[i * 100 : (i + 1) * 100])
     denied = s3.door.denying(lambda method, path: method == "PUT" and path.endswith("_shards/000002.json"))
     with denied, pytest.raises(DataError, match=r"writing shard 2 .*permission denied.*--resume"):
-        # The rows of shard 2 are written, but not its marker, so the shard does not count as finished.
+        # This call writes the rows of shard 2 but not its marker, so the shard does not count as finished.
         writer.write_shard(2, X[200:300], Y[200:300])
     with pytest.raises(DataError, match="is incomplete: its writer finished only 2 shards"):
         open_dataset(url)

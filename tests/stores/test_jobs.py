@@ -29,8 +29,8 @@ from .conftest import S3, SECRET
 PASSES = 8
 
 
-def job_file(folder: Path, base: str, **more: str) -> Path:
-    """Write a job file whose data and run folder are below a URL."""
+def write_job_file(folder: Path, base: str, **more: str) -> Path:
+    """Write a job file whose data and run folder are below the URL ``base``; return the path of the file."""
     sections: dict[str, str] = {"job": "", "data": "", "engine": "", "cluster": ""} | more
     file = folder / f"job-{uuid.uuid4().hex[:6]}.toml"
     file.write_text(
@@ -66,7 +66,7 @@ def job_file(folder: Path, base: str, **more: str) -> Path:
 
 
 def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
-    """Fit as the job does, without a job."""
+    """Fit a model with the parameters of the job file, without a job."""
     model = sl.CapsuleRegression(
         capsule_dim=2, max_iter=PASSES, projection=20, tol=None, random_state=3, n_jobs=1
     )
@@ -76,7 +76,7 @@ def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
 
 @pytest.fixture(scope="module")
 def fit_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the same fit from a disk and without a run folder."""
+    """Fit the model of the job file without a run folder, on rows on a disk."""
     folder = tmp_path_factory.mktemp("oracle")
     rows = sl.data.make_digits(str(folder / "train.zarr"), 600, shard_rows=100)
     model = fit(rows)
@@ -86,7 +86,7 @@ def fit_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def dataset_url(s3: S3, fit_on_disk: Any) -> str:
-    """Return a URL with the training rows."""
+    """Store the training rows in a bucket, and return the URL of the bucket."""
     sl.data.make_digits(s3.at("train.zarr"), 600, shard_rows=100)
     return s3.url
 
@@ -110,7 +110,7 @@ def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, fit_on_disk: Any, tmp
     error = 1.0 - fit_on_disk.score(sl.open_dataset(fit_on_disk.place)[100:200])
     with s3.door.turning_away(0.04):
         call("data", "make", "digits", f"{base}/train.zarr", "--rows", "600")
-        done = call("fit", str(job_file(tmp_path, base)))
+        done = call("fit", str(write_job_file(tmp_path, base)))
         assert done["state"] == "done"
         assert done["pass"] == PASSES
         assert done["run"] == f"{base}/run"
@@ -134,7 +134,7 @@ def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, fit_on_disk: Any, tmp
     np.testing.assert_array_equal(
         labels.read_y(0, 600), sl.load_model(f"{base}/run").predict(train.read_x(0, 600))
     )
-    refused = CliRunner().invoke(app, ["fit", str(job_file(tmp_path, base))])
+    refused = CliRunner().invoke(app, ["fit", str(write_job_file(tmp_path, base))])
     assert refused.exit_code == 2
     assert "already contains a run (state: done)" in refused.output
     assert [folder.url for folder in find_runs(base)] == [f"{base}/run"]
@@ -146,7 +146,7 @@ def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, fit_on_disk: Any, tmp
 def test_a_run_folder_is_created_if_the_first_answer_is_lost(
     s3: S3, dataset_url: str, tmp_path: Path
 ) -> None:
-    job = load_job(job_file(tmp_path, dataset_url))
+    job = load_job(write_job_file(tmp_path, dataset_url))
     with s3.door.losing_first("PUT", "/run/job.json"):
         folder = RunFolder.create(job.job.out, job)
     assert folder.read_state()["state"] == "queued"
@@ -174,13 +174,13 @@ def test_a_fit_may_have_its_run_folder_in_a_store(s3: S3, dataset_url: str, fit_
         model = fit(rows, run_dir=f"{dataset_url}/run", resume=True)
     np.testing.assert_array_equal(model.W_, fit_on_disk.W_)
     assert [record["pass"] for record in model.history_] == list(range(1, PASSES + 1))
-    assert locate(f"{dataset_url}/run/engine/scratch").is_empty()  # Temporary rows are deleted.
+    assert locate(f"{dataset_url}/run/engine/scratch").is_empty()  # The temporary rows are gone.
 
 
 def test_a_job_runs_from_data_to_report_in_memory(fit_on_disk: Any, tmp_path: Path) -> None:
     base = f"memory://cycle-{uuid.uuid4().hex[:8]}"
     sl.data.make_digits(f"{base}/train.zarr", 600, shard_rows=100)
-    result = run_new_job(load_job(job_file(tmp_path, base)))
+    result = run_new_job(load_job(write_job_file(tmp_path, base)))
     assert result.warnings == []
     assert_same_bits(f"{base}/run", fit_on_disk)
     assert [r["pass"] for r in result.folder.records("metrics.jsonl")] == list(range(1, PASSES + 1))
@@ -190,7 +190,7 @@ def test_a_job_runs_from_data_to_report_in_memory(fit_on_disk: Any, tmp_path: Pa
 def test_resume_after_a_kill_gives_the_same_bits(
     s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "scalelatent", "fit", str(job_file(tmp_path, dataset_url))]
+    command = [sys.executable, "-m", "scalelatent", "fit", str(write_job_file(tmp_path, dataset_url))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     place, deadline = locate(f"{dataset_url}/run"), time.monotonic() + 90
     try:
@@ -204,7 +204,7 @@ def test_resume_after_a_kill_gives_the_same_bits(
     assert process.returncode == -signal.SIGKILL
     folder = RunFolder.open(f"{dataset_url}/run")
     state = folder.read_state()
-    # The state is read from the end of the driver's process, without waiting for the lease to expire.
+    # The process of the fit is dead on this machine, so the run counts as failed before its lease expires.
     assert state["state"] == "failed"
     assert f"scalelatent resume {dataset_url}/run" in state["error"]
     assert not folder.has_model
@@ -225,7 +225,7 @@ def test_an_interrupted_run_resumes_in_another_process(
                 raise KeyboardInterrupt
             return False
 
-    job = load_job(job_file(tmp_path, dataset_url))
+    job = load_job(write_job_file(tmp_path, dataset_url))
     folder = RunFolder.create(job.job.out, job)
     with pytest.raises(KeyboardInterrupt):
         run_job(job, folder, callbacks=[Break()])
@@ -239,7 +239,7 @@ def test_an_interrupted_run_resumes_in_another_process(
 def test_a_store_that_fails_during_a_run_is_reported(
     s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
 ) -> None:
-    job = load_job(job_file(tmp_path, dataset_url))
+    job = load_job(write_job_file(tmp_path, dataset_url))
     folder = RunFolder.create(job.job.out, job)
     no_checkpoint = s3.door.denying(lambda method, path: "state-capsule_estep-000004" in path)
     with no_checkpoint, pytest.raises(RunError, match=r"cannot write s3://.*permission denied.*resume"):
@@ -263,7 +263,7 @@ def test_the_error_names_an_object_lost_during_a_run_which_can_resume(
         def on_stage(self, info: dict[str, Any]) -> None:
             locate(dataset_url).delete(key)
 
-    job = load_job(job_file(tmp_path, dataset_url))
+    job = load_job(write_job_file(tmp_path, dataset_url))
     folder = RunFolder.create(job.job.out, job)
     with pytest.raises(DataError, match=r"x/c/3/0/0 \(rows 300:400 of 'x'\) is missing"):
         run_job(job, folder, callbacks=[Lose()])
@@ -286,7 +286,7 @@ objects.forget_connections()
 def test_a_job_on_a_cluster_uses_the_store(
     s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
 ) -> None:
-    file = job_file(tmp_path, dataset_url, cluster="workers = 2\nthreads = 1\nmemory_limit = '1GiB'")
+    file = write_job_file(tmp_path, dataset_url, cluster="workers = 2\nthreads = 1\nmemory_limit = '1GiB'")
     with s3.door.turning_away(0.02):
         result = run_new_job(load_job(file))
     assert_same_bits(f"{dataset_url}/run", fit_on_disk)
@@ -304,11 +304,11 @@ def test_a_job_on_a_cluster_uses_the_store(
 
 def test_an_impossible_run_folder_is_refused(s3: S3, tmp_path: Path) -> None:
     sl.data.make_digits(s3.at("train.zarr"), 400)
-    job = load_job(job_file(tmp_path, s3.url), settings=["job.out=s3://no-such-bucket/run"])
+    job = load_job(write_job_file(tmp_path, s3.url), settings=["job.out=s3://no-such-bucket/run"])
     with pytest.raises(DataError, match="there is no bucket 'no-such-bucket'"):
         run_new_job(job)
     with s3.door.denying(lambda method, path: method == "PUT"):
-        result = CliRunner().invoke(app, ["fit", str(job_file(tmp_path, s3.url))])
+        result = CliRunner().invoke(app, ["fit", str(write_job_file(tmp_path, s3.url))])
     assert result.exit_code == 2
     assert "cannot be written" in result.output
     assert "permission denied" in result.output
@@ -342,13 +342,13 @@ def test_a_replaced_driver_does_not_change_the_state(fit_on_disk: Any, tmp_path:
 
     base = f"memory://replaced-{uuid.uuid4().hex[:8]}"
     sl.data.make_digits(f"{base}/train.zarr", 200)
-    job = load_job(job_file(tmp_path, base))
+    job = load_job(write_job_file(tmp_path, base))
     folder = RunFolder.create(job.job.out, job)
 
     class Replace(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             held: Any = folder._held
-            # Mark the lease as lost, as the heartbeat does if another driver has taken it.
+            # Mark the lease as lost, as the heartbeat does if another process has taken the lease.
             held._hold.lost = True
             return False
 
@@ -360,7 +360,7 @@ def test_a_replaced_driver_does_not_change_the_state(fit_on_disk: Any, tmp_path:
 def test_a_refused_job_leaves_no_objects(s3: S3, tmp_path: Path) -> None:
     sl.data.make_digits(s3.at("train.zarr"), 100)
     with pytest.raises(JobError, match="exceed"):
-        run_new_job(load_job(job_file(tmp_path, s3.url, data='train_rows = "0:5000"')))
+        run_new_job(load_job(write_job_file(tmp_path, s3.url, data='train_rows = "0:5000"')))
     assert locate(s3.at("run")).is_empty()
 
 

@@ -58,7 +58,7 @@ def test_a_run_folder_has_one_driver(url: str, place: str, request: pytest.Fixtu
             pass
         folder.update_state(state="running")
         assert RunFolder.open(url).read_state()["state"] == "running"
-    assert RunFolder.open(url).read_state()["state"] == "failed"  # No driver has the lease.
+    assert RunFolder.open(url).read_state()["state"] == "failed"  # No process runs this job any more.
     with RunFolder.open(url).lock():
         pass
     assert locate(url).keys("lock") == ["000002.json"]
@@ -131,7 +131,7 @@ def test_a_replaced_driver_stops(url: str, use_short_lease: None) -> None:
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
     written = json.loads(locate(url).read("lock/000002.json"))  # type: ignore[arg-type]
-    assert written["host"] == "elsewhere"  # The loser did not release the lease of the winner.
+    assert written["host"] == "elsewhere"  # The stopped fit left the other's lease.
 
 
 def test_heartbeats_renew_the_lease(url: str, use_short_lease: None) -> None:
@@ -141,7 +141,7 @@ def test_heartbeats_renew_the_lease(url: str, use_short_lease: None) -> None:
     assert _wait(lambda: beat() >= 2)
     lock.release()
     assert lock.holder() is None
-    lock.release()  # A second release does no harm.
+    lock.release()  # A second release has no effect.
 
 
 def test_a_lost_answer_does_not_count_as_another_driver(s3: S3) -> None:
@@ -158,16 +158,16 @@ def test_a_late_heartbeat_does_not_undo_the_release(
     place = locate(url)
     write, late, go_on = place.write, threading.Event(), threading.Event()
 
-    def slow(key: str, data: bytes, **how: Any) -> None:
+    def wait_and_write(key: str, data: bytes, **how: Any) -> None:
         late.set()
         assert go_on.wait(30)
         write(key, data, **how)
 
-    monkeypatch.setattr(place, "write", slow)
+    monkeypatch.setattr(place, "write", wait_and_write)
     lock = ObjectLock(place)  # type: ignore[arg-type]
     lock.acquire()
-    assert late.wait(30)  # A heartbeat is being sent to the store.
-    lock.release()  # The release does not wait forever for the heartbeat.
+    assert late.wait(30)  # Now a heartbeat is being sent to the store.
+    lock.release()  # The release waits for the heartbeat, but not for longer than 50 ms.
     go_on.set()
     assert _wait(lambda: ObjectLock(locate(url)).holder() is None)  # type: ignore[arg-type]
     assert not _wait(lambda: ObjectLock(locate(url)).holder() is not None, seconds=0.2)  # type: ignore[arg-type]

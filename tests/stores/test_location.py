@@ -1,4 +1,4 @@
-"""Operations of every location, on a disk, in memory and in an object store."""
+"""Operations on files at every location: on a disk, in memory and in an object store."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_lines_are_appended_to_logs(
     lines = [f"line {i}".encode() for i in range(12)]
     for line in lines[:7]:
         log.append(line)
-    log = LineLog(place, "log.jsonl")  # Another process continues the log.
+    log = LineLog(place, "log.jsonl")  # A new object continues the log, as another process would.
     for line in lines[7:]:
         log.append(line)
     assert LineLog(place, "log.jsonl").lines() == lines
@@ -113,7 +113,7 @@ def test_lines_are_appended_to_logs(
 
 
 def test_threads_that_log_at_once_lose_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that compile kernels write to one log at the same time."""
+    """Several threads may write to one log at once, because each thread reports its compilations."""
     place = locate("memory://threads-of-a-log")
     write = place.write
 
@@ -160,7 +160,7 @@ def test_one_of_many_processes_creates_a_file(s3: S3) -> None:
 def test_several_reads_run_at_once(s3: S3) -> None:
     place = locate(s3.at("x"))
     place.write("f", bytes(1000))
-    s3.door.gate = threading.Barrier(4)  # No request is answered before four have arrived.
+    s3.door.gate = threading.Barrier(4)  # Each answer waits until four requests have arrived.
     try:
         assert len(place.read_ranges([("f", i, 1) for i in range(8)])) == 8
     finally:
@@ -296,7 +296,7 @@ def test_the_error_names_a_missing_package(close_connections: None, monkeypatch:
 
 
 def test_requests_to_google_have_a_timeout(monkeypatch: pytest.MonkeyPatch, close_connections: None) -> None:
-    """Google's library retries by itself, so each of its requests must end."""
+    """The library for Google's storage retries by itself, so each request needs a time limit to end."""
     import fsspec
 
     made: list[dict[str, Any]] = []
@@ -321,7 +321,7 @@ def test_local_paths_and_file_urls_are_equal() -> None:
     assert locate("memory://trial").at("model.zarr").url == "memory://trial/model.zarr"
 
 
-def test_clearing_a_location_deletes_its_content() -> None:
+def test_a_location_contains_locations_below_it() -> None:
     whole, part = locate("a.zarr"), locate("./a.zarr/part")
     assert contains(whole, part)
     assert not contains(part, whole)

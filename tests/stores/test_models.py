@@ -36,7 +36,7 @@ def test_the_digests_are_written_last(s3: S3, model: sl.CapsuleRegression) -> No
     puts = [path for method, path, _ in s3.door.requests if method == "PUT"]
     assert puts[-1].endswith("/m.zarr/zarr.json")
     first = next(i for i, path in enumerate(puts) if path.endswith("/m.zarr/zarr.json"))
-    # The first request writes an empty group. A group without digests is not a model, with or without arrays.
+    # The first request writes a group without digests of the arrays, which does not count as a model.
     assert first == 0
     locate(s3.at("m.zarr")).write("zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     with pytest.raises(DataError, match="it was not finished: save it again"):

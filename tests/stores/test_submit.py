@@ -47,7 +47,7 @@ def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def client(workers: Any, s3: S3) -> Any:
-    """Return a client of the workers, after a killed one is back."""
+    """Return the client of ``workers`` after workers that an earlier test killed are replaced."""
     workers.wait_for_workers(2, timeout=60)
     workers.run(exec, WITHOUT_REPORT)
     return workers
@@ -78,12 +78,12 @@ def test_a_job_survives_its_driver_and_is_cancelled_and_resumed(client: Any, job
     driver = folder.read_state()["driver"]
     os.kill(client.run(os.getpid, workers=[driver])[driver], signal.SIGKILL)
     wait_for(lambda: folder.read_state()["driver"] != driver)
-    # The end of a driver on this machine is noticed, so its lease need not expire.
+    # A new process of the fit does not wait until the lease expires, because the old one is known to be dead.
     count = len(folder.records("metrics.jsonl"))
     wait_for(lambda: len(folder.records("metrics.jsonl")) > count)
     begin = time.monotonic()
     assert control.cancel_job(folder)["state"] == "cancelled"
-    # The state is read every two seconds, because each request costs money.
+    # The fit looks for requests to cancel every two seconds, because each request to a store costs money.
     assert time.monotonic() - begin < 6
     assert folder.read_progress()["rows_total"] == 600
     assert control.find_job(folder.url).id == folder.id
