@@ -1,4 +1,4 @@
-"""The verbs of the command line: output, JSON, exit codes, and errors without a traceback."""
+"""The commands of `scalelatent`: output, JSON, exit codes, and errors without a traceback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers import make_fresh_kernel
 
 @pytest.fixture
 def run_command(capsys, monkeypatch, tmp_path):
-    """Run the command line in this process, in an empty folder."""
+    """Return a function that runs `scalelatent` in this process and in an empty working folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -381,7 +381,7 @@ def test_errors_are_json_if_the_output_is_json(run_command):
 
 @pytest.fixture
 def raise_unexpected_error(monkeypatch, tmp_path):
-    """Make every description of a dataset raise an unexpected error."""
+    """Make ``open_dataset`` raise a KeyError, which no command expects."""
     from scalelatent import data
 
     def fail(url):
@@ -525,7 +525,7 @@ def test_transform_writes_the_codes_of_a_layer(run_command, tmp_path):
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
     again = ("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--overwrite")
     assert "take codes(X, layer=2) (--codes)" in run_command(*again, "--layer", "2", code=2).err
-    # The refused call has not replaced the output.
+    # The refused command has not replaced the output of the first one.
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
     run_command(*again, "--layer", "2", "--codes")
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), network.codes(layer=2))
@@ -536,7 +536,7 @@ def test_transform_writes_the_codes_of_a_layer(run_command, tmp_path):
 
 
 def test_transform_writes_a_layer_from_the_codes_of_a_run_folder(run_command, tmp_path, monkeypatch):
-    """The output is computed from the codes that ``keep_codes`` stored."""
+    """The codes of lower layers are in the run folder only if the job set ``keep_codes``."""
     monkeypatch.setattr("scalelatent.jobs.runner._report", lambda *_: None)
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")

@@ -1,4 +1,4 @@
-"""A model of another package has all features of the own models, without a line in scalelatent."""
+"""A model of another package can do all that the models of scalelatent can, without changes of the code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOY = Path(__file__).parent / "toy"
 
 @pytest.fixture(autouse=True)
 def install_toy(monkeypatch: pytest.MonkeyPatch):
-    """Add the package to the path of this process and of those that it starts."""
+    """Add the folder of the package kmeans_toy to the import path of this process and its children."""
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), os.environ.get("PYTHONPATH", "")]))
     kinds.known_kinds.cache_clear()
@@ -46,7 +46,7 @@ def toy(**params: Any) -> Any:
 
 
 class StopAfter(Callback):
-    """Callback that interrupts a fit after some passes."""
+    """Callback that raises KeyboardInterrupt at the end of pass number ``passes``."""
 
     def __init__(self, passes: int) -> None:
         self.passes = passes

@@ -1,4 +1,4 @@
-"""The table of kinds: those of this package, those of other packages, and broken ones."""
+"""Kinds (names of models in job files): kinds of this package, kinds of other packages, broken kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEANS = Kind("means", estimator="m:Means", parameters="m:TABLE", kernels={"means
 
 @pytest.fixture
 def declare_entry_points(monkeypatch):
-    """Declare entry points of other packages: value by name."""
+    """Return a function that replaces all entry points: its keyword arguments are their names and values."""
 
     def declare(**values):
         points = [EntryPoint(name, value, kinds.GROUP) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Rows and labels from Python that a model cannot learn from: one short line for each model."""
+"""Rows and labels from Python that a model cannot learn from: each model raises an error of one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_rows_with(row: int, feature: int, number: float) -> np.ndarray:
     return x
 
 
-# Rows: name, value, words of the message of each model.
+# Invalid rows: name of the case, rows, words of the error that every model raises.
 ROWS: list[tuple[str, Any, str]] = [
     ("complex", X + 1j, "Complex data not supported: an array of shape (60, 8), complex64"),
     ("complex lists", (X + 1j).tolist(), "Complex data not supported: an array of shape (60, 8), complex128"),
@@ -102,7 +102,7 @@ def test_a_missing_column_is_named_with_the_argument_first() -> None:
 HUGE = make_rows_with(5, 3, 1e38)
 ALGORITHMS = ("em", "stepwise")
 TOO_LARGE = "row 5, feature 3 is {:g}, too large for products in float32: scale the features below 1e+18"
-# Rows of a capsule model: name, value, options, words of the message.
+# Rows that a capsule model refuses: name of the case, rows, parameters of the model, words of the error.
 CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
     *((f"1e38, {name}", HUGE, {"algorithm": name}, TOO_LARGE.format(1e38)) for name in ALGORITHMS),
     ("-1e20", make_rows_with(5, 3, -1e20), {}, TOO_LARGE.format(-1e20)),
@@ -139,7 +139,7 @@ def crbm() -> Any:
     return sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1)
 
 
-# Rows of 1e38 in calls after a fit on other rows: name, call, words of the message.
+# Calls that must refuse rows with a value of 1e38, by name.
 USES: dict[str, Callable[[Any], Any]] = {
     "capsule, validation": lambda x: capsule().fit(X, Y, validation=(x, Y)),
     "capsule, validation of stepwise": lambda x: (
@@ -210,7 +210,7 @@ def test_divergence_raises_its_own_error() -> None:
     assert "momentum" not in str(make_divergence_error([0], "pass 1", "lower `momentum`"))
 
 
-# Labels: name, value, words of the message.
+# Invalid labels: name of the case, labels, words of the error message.
 LABELS: list[tuple[str, Any, str]] = [
     ("None", [None] * 60, "The label of row 0 is None (NoneType)"),
     ("some None", [0, None, 1] * 20, "The label of row 1 is None (NoneType)"),
@@ -230,7 +230,7 @@ LABELS: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize("labels", [[0, 1, "a"] * 20, np.array([0, 1, "a"] * 20, object)])
 @pytest.mark.parametrize(
-    "take",
+    "use_labels",
     [
         lambda y: sl.Dataset.from_arrays(X, y),
         lambda y: capsule().partial_fit(X, y, classes=["0", "1", "a"]),
@@ -238,9 +238,11 @@ LABELS: list[tuple[str, Any, str]] = [
     ],
     ids=["dataset", "partial_fit", "validation"],
 )
-def test_labels_of_mixed_types_are_refused_with_the_row(take: Callable[[Any], Any], labels: Any) -> None:
+def test_labels_of_mixed_types_are_refused_with_the_row(
+    use_labels: Callable[[Any], Any], labels: Any
+) -> None:
     with pytest.raises(DataError, match=r"The label of row 2 is 'a' \(str\), and row 0 is 0 \(int\)"):
-        take(labels)
+        use_labels(labels)
 
 
 @pytest.fixture(scope="module")
@@ -248,12 +250,12 @@ def fitted() -> Any:
     return MODELS["capsule"](X)
 
 
-@pytest.mark.parametrize("what", ["fit", "score"])
+@pytest.mark.parametrize("method", ["fit", "score"])
 @pytest.mark.parametrize(("labels", "reported"), [row[1:] for row in LABELS], ids=[row[0] for row in LABELS])
-def test_invalid_labels_are_refused(fitted: Any, what: str, labels: Any, reported: str) -> None:
+def test_invalid_labels_are_refused(fitted: Any, method: str, labels: Any, reported: str) -> None:
     new = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1)
     with pytest.raises((ValueError, TypeError)) as refused:
-        new.fit(X, labels) if what == "fit" else fitted.score(X, labels)
+        new.fit(X, labels) if method == "fit" else fitted.score(X, labels)
     assert reported in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 300

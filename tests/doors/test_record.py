@@ -1,4 +1,4 @@
-"""Damaged files of a run folder: they are rebuilt if possible, or refused in one line."""
+"""Damaged files of a run folder are rebuilt if possible; otherwise an error of one line names the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = Job(
 
 
 def seal(head: Any, **arrays: np.ndarray) -> bytes:
-    """Return a record with a valid checksum and any content."""
+    """Return the bytes of a record (a file with stored state) with any content and a valid checksum."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, head=np.frombuffer(text, np.uint8), **arrays)
@@ -88,7 +88,7 @@ DAMAGED = ["", "null", "[]", "{", "3", '"text"', "{}", '{"id": 3}', "\x00" * 100
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Return a run that was interrupted after two passes."""
+    """Return the folder of a run that was interrupted after two passes."""
     made = RunFolder.create(tmp_path / "run", JOB)
     made.begin("running")
     made.event("state", state="running")

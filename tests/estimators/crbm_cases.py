@@ -12,7 +12,10 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def make_patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
-    """Return noisy and clean rows of some patterns, which are the same for every seed."""
+    """Return n noisy and n clean rows of k patterns; the seed draws the rows, but not the patterns.
+
+    A bit of a noisy row differs from the clean row with probability ``flip``.
+    """
     prototypes = np.random.default_rng(7).random((k, width)) < 0.5
     rng = np.random.default_rng(seed)
     v = prototypes[rng.integers(0, k, n)]

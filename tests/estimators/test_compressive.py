@@ -28,7 +28,7 @@ def make_small_network(**more: Any) -> sl.CompressiveMBN:
 
 
 def make_pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return bytes, and an output that is a nonlinear function of them, far from 0."""
+    """Return n rows of bytes, and outputs near 100 and near 0 that are nonlinear functions of the rows."""
     x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
     u = x / 128 - 1
     return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)
@@ -38,7 +38,7 @@ def list_weights(model: sl.CompressiveMBN) -> bytes:
     return b"".join(a.tobytes() for a in (*model.coefs_, *model.intercepts_))
 
 
-def test_it_learns_the_outputs_and_reports_progress(tmp_path: Path) -> None:
+def test_a_network_learns_the_outputs_and_reports_progress(tmp_path: Path) -> None:
     x, z = make_pairs()
     held = make_pairs(300, 1)
     seen: list[dict[str, Any]] = []
@@ -49,19 +49,19 @@ def test_it_learns_the_outputs_and_reports_progress(tmp_path: Path) -> None:
 
     model = make_small_network(learning_rate=5e-3).fit(x, z, validation=held, callbacks=Watch())
     assert model.score(*held) > 0.85
-    # A linear function explains almost none of the output.
-    line = np.column_stack([held[0], np.ones(300)])
-    off = held[1] - line @ np.linalg.lstsq(line, held[1])[0]
-    assert 1 - (off**2).sum() / ((held[1] - held[1].mean(axis=0)) ** 2).sum() < 0.2
+    # The best linear function explains less than a fifth of the variance of the output.
+    inputs = np.column_stack([held[0], np.ones(300)])
+    residuals = held[1] - inputs @ np.linalg.lstsq(inputs, held[1])[0]
+    assert 1 - (residuals**2).sum() / ((held[1] - held[1].mean(axis=0)) ** 2).sum() < 0.2
     assert seen == model.history_
     assert model.n_iter_ == 25
     assert 1 - seen[-1]["validation_error"] == pytest.approx(model.score(*held), abs=0.02)
 
 
-def test_an_enclosing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_does_not_use_an_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.deploy import clusters
 
-    monkeypatch.setattr(clusters, "current_client", lambda: pytest.fail("it asks for a cluster"))
+    monkeypatch.setattr(clusters, "current_client", lambda: pytest.fail("the fit used a cluster"))
     assert make_small_network(n_epochs=1).fit(*make_pairs(60)).n_iter_ == 1
 
 
@@ -189,7 +189,7 @@ def test_scales_are_those_of_all_rows_at_once() -> None:
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_scaling_wide_rows_takes_little_memory(sparse: bool) -> None:
-    """The rows would take 320 MB as float64 if all of them were converted at once."""
+    """If all rows were converted to float64 at once, they would take 320 MB."""
     if sparse:
         x = Dataset.from_arrays(scipy.sparse.random_array((2000, 20_000), density=1e-3, rng=0, format="csr"))
     else:

@@ -24,8 +24,9 @@ from tests.helpers import InterruptAt
 
 
 def test_mle_bp_learns_and_beats_logistic() -> None:
-    """All 24 outputs together carry more information than each input alone, because there are only twelve
-    patterns.
+    """The learner "mle-bp" couples all 24 outputs, which helps because there are only twelve patterns.
+
+    Logistic regression predicts each output on its own.
     """
     pair, held = make_patterns(300, 1, k=12), make_patterns(120, 2, k=12)
     options = {"n_hidden": 16, "n_epochs": 12, "learning_rate": 1.0, "init_scale": 0.1}
@@ -65,7 +66,7 @@ def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
 
 
 def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
-    """Rows of zeros and ones have changed errors in any storage."""
+    """The error among the bits in which x and y differ needs rows of 0 and 1, dense or sparse."""
     model = make(n_epochs=2).fit(
         csr_array(pair[0]), pair[1], validation=(csr_array(held_pair[0]), held_pair[1])
     )
@@ -92,7 +93,7 @@ def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held_pair: Pair) -> Non
 def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(
     pair: Pair, held_pair: Pair
 ) -> None:
-    """Pairs are used as they are; clean rows are corrupted by the corruption that tests use."""
+    """Pairs are used as given; clean rows are corrupted as in ``score`` (stage "corruption-test")."""
     model = make(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
 
     def by_hand(x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -206,7 +207,7 @@ def test_threads_and_storage_do_not_change_the_fit(
     assert_same(one, stored)
 
 
-# Settings of fits that are interrupted and resumed. An epoch has 15 steps, so steps 3, 17 and 33 are inside.
+# Parameters of fits that are interrupted at steps 3, 17 and 33, inside epochs 1, 2 and 3 (15 steps each).
 RESUMED: list[dict[str, Any]] = [
     {},
     {"learner": "pcd", "momentum": 0.5},
@@ -318,9 +319,7 @@ def make_default_model(**more: Any) -> ConditionalRBM:
 
 
 def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Held-out rows are spread over all rows; so even if rows are sorted, each pattern is learned and
-    validated.
-    """
+    """Every tenth row is held out. So even if rows are sorted, each pattern is learned and validated."""
     log_held_rows.cache_clear()
     x, v = make_patterns(403, 1)
     order = np.lexsort(v.T)
@@ -328,8 +327,8 @@ def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptu
     m = make_default_model().fit(x, v)
     errors = [record["validation_error"] for record in m.history_]
     lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
-    # The fit learns from 363 rows, so 12 epochs show about 4,000 rows. After the best epoch, 12 epochs at the
-    # old rate and 12 epochs at a quarter of this rate gain nothing.
+    # The fit waits for a better error during about 4,000 rows: 12 epochs of 363 rows. Then it divides the
+    # learning rate by 4, waits for another 12 epochs, and ends.
     assert m.n_iter_ == lasts[-1] + 1 + 2 * 12 < 50
     last, lower = (m.history_[epoch]["learning_rate"] for epoch in (-13, -12))
     assert lower == last / 4
@@ -382,7 +381,7 @@ def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
     v = make_patterns(1000, 1)[1]
     m = make_default_model(conditional=False, learner=learner).fit(v)
     spared = np.arange(1000) % 10 == 9
-    if learner == "mle-bp":  # Sampling learners draw random numbers by row index.
+    if learner == "mle-bp":  # Sampling learners draw by row index, so indices matter.
         assert_same(
             m, make_default_model(conditional=False, learner=learner).fit(v[~spared], validation=v[spared])
         )

@@ -67,7 +67,7 @@ def test_stored_rows_are_checked_when_they_are_read(pair: Pair, tmp_path: Path) 
 
 
 def test_a_corruption_together_with_outputs_is_refused(pair: Pair) -> None:
-    """Otherwise the outputs would silently replace the corruption."""
+    """Without this error, a fit would use the outputs and silently ignore the corruption."""
     x, v = (Dataset.from_arrays(a) for a in pair)
     for given in (pair, (x.with_target(v), None), (None, x.with_target(v))):
         with pytest.raises(
@@ -240,7 +240,7 @@ def test_the_error_names_infinite_values_of_rows_to_infer(learner: str, inferenc
     rows = Dataset.from_arrays(np.tile(replace_value(pair[0], np.nan), (2, 1)))
     with pytest.raises(DataError, match=r"row 17, feature 3 is nan"):
         model.infer(rows, inference=inference)
-    with pytest.raises(DataError, match=r"row 317, feature 3 is nan"):  # The row is not in the first block.
+    with pytest.raises(DataError, match=r"row 317, feature 3 is nan"):  # Row 317 is in a later block.
         model.infer(
             Dataset.from_arrays(np.vstack([pair[0], replace_value(pair[0], np.nan)])), inference=inference
         )
@@ -260,7 +260,7 @@ def test_the_error_names_row_and_feature_of_a_value_too_large_for_products(learn
 
 def test_the_error_of_products_beyond_float32_names_the_learning_rate(pair: Pair) -> None:
     x = pair[0] * np.float32(1e17)
-    model = make(learner="logistic", learning_rate=1e6)  # partial_fit does not standardise columns
+    model = make(learner="logistic", learning_rate=1e6)  # partial_fit does not scale columns
     with pytest.raises(
         DivergenceError, match=r"products of row \d+ .*scale X\) in epoch 1, step 2, at learn"
     ):

@@ -194,7 +194,7 @@ def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.
 @pytest.mark.parametrize("width", [3, 300])
 @pytest.mark.parametrize("name", ["capsule", "mixture", "mixture classifier", "conditional RBM", "bootstrap"])
 def test_rows_of_another_width_never_reach_a_kernel(name: str, width: int) -> None:
-    """Kernels read as many features as the model has, and check the width of rows themselves."""
+    """Kernels read as many features as the model has, so rows of another width must be refused first."""
     model, x, y = make(name)
     model.fit(x.to_numpy(), y)
     model.n_features_in_ = width

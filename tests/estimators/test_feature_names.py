@@ -45,7 +45,7 @@ def make_dataset(name: str, names: list[str] | None, *, labels: bool = False) ->
 
 
 def compute_output(model: Any, rows: Any) -> Any:
-    """Compute the output of rows."""
+    """Return the predictions of a conditional RBM, or the transformed rows of another model."""
     pairs = isinstance(model, sl.ConditionalRBM) and model.conditional is not False
     return model.predict(rows) if pairs else model.transform(rows)
 

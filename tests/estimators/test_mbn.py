@@ -1,6 +1,4 @@
-"""Bootstrap networks as estimators: equal bits everywhere, inputs of every kind, resumed fits and stored
-models.
-"""
+"""Bootstrap networks as estimators: the same bits for all inputs and tasks, resumed fits, saved models."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 @pytest.fixture(autouse=True)
 def use_em_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the output by streamed passes for few rows too, unless a test chooses otherwise."""
+    """Compute the components by EM over streamed rows, as for many rows, unless a test sets KERNEL_ROWS."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 
 
@@ -58,7 +56,7 @@ def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
 
 @pytest.fixture(scope="module")
 def fit_in_memory(digits: Any) -> Any:
-    """Return a fit in memory by one thread, with the codes of all layers."""
+    """Return a network that one thread fitted in memory; it keeps the codes (clusters) of all layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mbn_fit, "KERNEL_ROWS", 0)
         return make_network(n_jobs=1, keep_codes=True, n_classes=20).fit(digits[0])
@@ -120,7 +118,7 @@ def test_new_rows_share_the_preparation_of_each_clustering(
     digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, coded, original = digits[0], [], Layer.compute_codes
-    # With two blocks of rows, each block is computed for all columns at once.
+    # With two blocks of rows, a task computes the codes of all clusterings (columns) for one block.
     monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)
 
     def note(self: Layer, backend: Any, x: Any, centroids: Any, first: int, stop: int) -> np.ndarray:
@@ -167,8 +165,8 @@ def test_a_fit_interrupted_at_any_point_resumes(digits: Any, tmp_path: Path) -> 
     counted = InterruptAt(10**9, *hooks)
     make_network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
     stages = set()
-    # Interrupt the fit at start and end of each stage of each layer, in the first passes that compute the
-    # output, and in the last pass.
+    # Interrupt the fit at the start and the end of each stage of each layer, in the first passes that compute
+    # the output, and in the last pass.
     for at in [*range(12), counted.calls - 1]:
         run, log = tmp_path / f"run{at}", HookLog()
         with pytest.raises(KeyboardInterrupt):
@@ -209,7 +207,7 @@ def test_only_missing_tiles_are_recomputed(
         make_network(**options).fit(digits[0], run_dir=tmp_path / "run")
     make_network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
-    # A fit deletes the codes of a layer when the next layer is done. Only those of the last layer stay.
+    # A fit deletes the codes of a layer when the next layer is done. The codes of the last layer stay.
     left = [p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr")]
     assert left == ["code-l4.zarr"]
 
@@ -370,7 +368,7 @@ def test_codes_of_lower_layers_are_available(digits: Any, fit_in_memory: Any, tm
         np.testing.assert_array_equal(fit_in_memory.codes(x, layer=layer - 5), codes)
         z = fit_in_memory.transform(None, layer=layer)
         np.testing.assert_array_equal(fit_in_memory.transform(x, layer=layer), z)
-    # The codes of the last layer are those of the fit.
+    # The output of the last layer is the output of the network.
     np.testing.assert_array_equal(z, fit_in_memory.transform(x))
     model = make_network().fit(x)
     assert model.codes(x, layer=1).shape == (600, 12)
@@ -411,7 +409,7 @@ def test_the_number_of_components_may_be_chosen(digits: Any, monkeypatch: pytest
 
 @pytest.mark.parametrize("rows", [0, 1000])
 def test_components_beyond_the_rank_are_zero(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two components separate three different rows."""
+    """Rows of only three kinds vary in two directions, so all other components are zero."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
     x = np.repeat(np.eye(3), 4, axis=0)
     model = make_network(n_components=5, n_classes=None).fit(x)
@@ -540,7 +538,7 @@ def test_a_full_disk_is_reported_before_work_starts(
 def test_a_fit_resumes_after_the_disk_was_full(
     digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, csr: bool
 ) -> None:
-    """The disk is full at the third shard of a layer's codes or centroids, dense and CSR."""
+    """The disk is full at the third shard of the codes or centroids of a layer, which are dense or CSR."""
     from zarr.storage import LocalStore
 
     from scalelatent.engine import rowsets
@@ -549,7 +547,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     put, write, shards = LocalStore.set, LocalLocation.write, [""]
     room = 3
 
-    def spend(place: str, key: str) -> None:
+    def count_shards(place: str, key: str) -> None:
         parts = key.split("/")
         if place.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
             # The keys are x/c/2/0 for an array and x/000002/data/c/0 for CSR rows.
@@ -559,11 +557,11 @@ def test_a_fit_resumes_after_the_disk_was_full(
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     async def full_store(self: Any, key: str, value: Any, *rest: Any) -> None:
-        spend(str(self.root), key)
+        count_shards(str(self.root), key)
         await put(self, key, value, *rest)
 
     def full_location(self: Any, key: str, data: bytes, **how: Any) -> None:
-        spend(self.url, key)
+        count_shards(self.url, key)
         write(self, key, data, **how)
 
     monkeypatch.setattr(LocalStore, "set", full_store)

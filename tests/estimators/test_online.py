@@ -17,7 +17,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def make(algorithm: str, **more: Any) -> CapsuleRegression:
-    # With this batch size, an epoch over the 600 rows has some 10 steps.
+    # With batches of 64 rows, an epoch over the 600 rows has 10 steps.
     options = {
         "capsule_dim": 4,
         "random_state": 0,
@@ -43,7 +43,7 @@ def test_online_algorithms_learn_digits(digits: Arrays, held_out: Arrays, archit
     assert model.score(*held_out) == pytest.approx(1 - model.best_validation_error_)
     if architecture == "multiclass":
         assert model.best_validation_error_ == min(errors)
-    else:  # Each member is best after another epoch.
+    else:  # Each member (a model of two classes or groups) has its own best epoch.
         assert all(0 < error < 0.9 for error in errors)
     record = model.history_[-1]
     assert record["rows_seen"] == 3600
@@ -70,7 +70,7 @@ def test_sorted_rows_are_learned_like_shuffled_ones(digits: Arrays, held_out: Ar
     x, y = digits
     order = np.argsort(y, kind="stable")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Ignore a warning that another test covers.
+        warnings.simplefilter("ignore", UserWarning)  # Another test covers the warning.
         a = make("stepwise", n_chains=2).fit(x, y).score(*held_out)
         b = make("stepwise", n_chains=2).fit(x[order], y[order]).score(*held_out)
     assert b > a - 0.03
@@ -104,7 +104,7 @@ def test_an_online_fit_resumed_within_an_epoch_has_the_same_bits(
     for record, other in zip(per_epoch, whole.history_, strict=True):
         assert record["objective"] == other["objective"]
         assert record["validation_error"] == other["validation_error"]
-    assert not list(tmp_path.rglob("leaf-*.rec"))  # The fit has finished.
+    assert not list(tmp_path.rglob("leaf-*.rec"))  # A finished fit deletes partial sums.
 
 
 def test_a_run_folder_refuses_other_parameters(digits: Arrays, tmp_path: Path) -> None:
@@ -216,14 +216,14 @@ def test_partial_fit_continues_from_a_fit(
     model.partial_fit(held_out[0][:100], held_out[1][:100])
     assert not np.array_equal(model.W_, w)
     assert model.score(*held_out) > before - 0.02
-    # A saved model continues like the model itself.
+    # After loading, a saved model continues like the model itself.
     model.save(tmp_path / "m.zarr")
     twin = load_model(tmp_path / "m.zarr")
     np.testing.assert_array_equal(twin.W_, model.W_)
     for m in (model, twin):
         m.partial_fit(held_out[0][100:140], held_out[1][100:140])
     np.testing.assert_allclose(twin.W_, model.W_, rtol=1e-5, atol=1e-7)
-    # A model that was saved right after its fit continues, too; a new fit starts from scratch.
+    # A model that was saved before any partial_fit continues, too; a new fit starts from scratch.
     fitted = make(algorithm, max_iter=20, projection=24, architecture=architecture).fit(*digits)
     np.testing.assert_array_equal(fitted.W_, w)
     fitted.save(tmp_path / "f.zarr")
@@ -235,7 +235,7 @@ def test_partial_fit_continues_from_a_fit(
 
 
 def test_partial_fit_after_passes_takes_small_steps(digits: Arrays, held_out: Arrays) -> None:
-    """A stream after a batch fit has step sizes as if the stream had read the rows of the fit."""
+    """The steps of a stream get smaller with the rows read before, which include all passes of a fit."""
     x, y = held_out
     moved = {}
     for passes in (2, 40):
@@ -255,7 +255,7 @@ def test_partial_fit_uses_weights_of_single_rows(digits: Arrays, architecture: s
     for weight in (1e-6, 1.0):
         model = make("stepwise", architecture=architecture).partial_fit(x[:300], y[:300], classes=range(10))
         assert model._stream.w is not None
-        w = model._stream.w  # W_ is the running average, which is updated at each call.
+        w = model._stream.w  # W_ is the average of these weights over all steps, so it moves less.
         model.partial_fit(x[300:301], y[300:301], sample_weight=[weight])
         moved[weight] = np.abs(model._stream.w - w).max()
     assert moved[1e-6] < 1e-3 * moved[1.0]
@@ -276,11 +276,11 @@ def test_partial_fit_accepts_datasets_text_labels_and_weights(digits: Arrays, tm
     b.partial_fit(scipy.sparse.csr_array(x[5:9]), names[y[5:9]])
     a.partial_fit(x[5:9], names[y[5:9]])
     np.testing.assert_array_equal(a.W_, b.W_)
-    # Weights of later calls are used, too.
+    # Row weights are used in later calls, too.
     for one in (a, b):
         one.partial_fit(*((stored[:9],) if one is a else (x[:9], names[y[:9]])), sample_weight=np.arange(9.0))
     np.testing.assert_array_equal(a.W_, b.W_)
-    # Class weights equal row weights.
+    # The class weight 2 has the effect of row weights of 2 in that class.
     weight = np.where(y == 3, 2.0, 1.0)
     c = make("stepwise", class_weight={"digit 3": 2.0}).partial_fit(x, names[y], classes=names)
     d = make("stepwise").partial_fit(x, names[y], classes=names, sample_weight=weight)

@@ -67,7 +67,7 @@ def test_a_loaded_model_predicts_the_same(digits: Arrays, tmp_path: Path, varian
     assert set(before) == set(after)
     for name in set(before) - {"random_state", "capsule_dim", "nu_schedule"}:
         assert before[name] == after[name], name
-    # A loaded model can be fitted again, to the same bits.
+    # A loaded model can be fitted again, with the same bits.
     again = other.set_params(random_state=model.seed_).fit(*digits)
     np.testing.assert_array_equal(again.W_, model.W_)
 
@@ -115,7 +115,7 @@ def test_models_are_saved_and_loaded_without_pickle(
 ) -> None:
     model = _fit(digits, "plain", NAMES)
     small = CompressiveMBN(hidden=(2,))
-    # The attributes imitate a fit, which needs PyTorch.
+    # A fit needs PyTorch, so the test sets the attributes of a fitted network.
     small.coefs_ = [np.ones((64, 2), np.float32), np.eye(2, dtype=np.float32)]
     small.intercepts_ = [np.zeros(2, np.float32), np.arange(2, dtype=np.float32)]
     small.n_iter_, small.n_features_in_, small.seed_ = 3, 64, 5
@@ -189,7 +189,7 @@ def test_files_that_are_not_a_model_are_not_replaced(digits: Arrays, tmp_path: P
 def test_an_incomplete_model_is_replaced(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Object stores have no rename, so a killed `save` leaves an incomplete model there."""
+    """Object stores cannot rename files, so a killed `save` leaves an incomplete model in the store."""
     import zarr
 
     from scalelatent.storage.disk import locate

@@ -26,7 +26,7 @@ V = (X > 0).astype(np.uint8)
 
 
 def make_models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
-    """Return a model of each kind and algorithm, its rows, and the parameter that would shorten its fit."""
+    """Return by name: a model, the rows of its fit, and the advice that shortens the fit."""
     em = {"capsule_dim": 2, "max_iter": 2}
     online = {"capsule_dim": 2, "n_epochs": 1}
     return {
@@ -95,7 +95,7 @@ def test_a_long_fit_is_announced_before_it_starts(kind: str, monkeypatch: pytest
         model.fit(*rows)
     for module in (base, engine_plan):
         monkeypatch.setattr(module, "LONG_SECONDS", 1e-9)
-    monkeypatch.setattr(type(model), "_run_fit", lambda self, *_: pytest.fail("it began"))
+    monkeypatch.setattr(type(model), "_run_fit", lambda self, *_: pytest.fail("the fit started"))
     with (
         warnings.catch_warnings(),
         pytest.raises(LongFitWarning, match=rf"would take about .*: to .*{shorter}"),
@@ -112,7 +112,7 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
 
 
 def test_a_bootstrap_network_with_half_of_many_rows_takes_long() -> None:
-    """The network of the paper on the images of MNIST, computed by one thread."""
+    """The planned network is that of the paper, for 60,000 images of 28 x 28 pixels and one thread."""
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10, n_pools="paper", decay=0.5)
     rows, one_thread = sl.Dataset.from_arrays(x), Resources(1, 1, 2**36)

@@ -53,7 +53,7 @@ def test_an_offset_too_large_for_the_spread_in_float32_is_reported_once(name: st
         ROWS * 1e15,
         make_shifted_rows(2, 1e6).astype(
             "f4"
-        ),  # These values were already rounded when the array was made, so there is nothing to report.
+        ),  # The array has float32 values, so the fit does not round them.
         np.hstack([ROWS[:, 1:], np.full((300, 1), 1e9 + 0.1)]),
         np.hstack([ROWS[:, 1:], 0.1 + 1e-17 * RNG.normal(size=(300, 1))]),
         (ROWS * 1e6).astype("i8"),

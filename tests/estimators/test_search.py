@@ -39,7 +39,7 @@ def assert_same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 
 @pytest.fixture
 def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Return every candidate's model after a search, by key."""
+    """Return a dict into which each search puts the models of its candidates, by candidate key."""
     from scalelatent.search import search
 
     kept: dict[str, CapsuleRegression] = {}
@@ -67,7 +67,7 @@ def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models
     assert search.results_["mean_test_score"].tolist() == scores
     assert search.best_index_ == int(np.argmax(scores))
     assert search.best_estimator_ is models_of[f"{search.best_index_:03d}"]
-    assert len(set(search.results_["n_passes"].tolist())) > 1  # Each candidate stopped by its own schedule.
+    assert len(set(search.results_["n_passes"].tolist())) > 1  # Candidates stop at their own passes.
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -159,9 +159,9 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     for i, d in enumerate(grid["capsule_dim"]):
         alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
         assert_same(models_of[f"{i:03d}"], alone)
-    # One pass measures the joint decision of the members of each candidate.
+    # A single pass measures, for all candidates, the joint decision of the members (models of two classes).
     assert len([s for s in log.stages if "_decision" in s]) == 1
-    # One of the additional passes measures the temperatures of all candidates.
+    # Each group has 3 passes. Of the 5 other passes, one measures the temperatures of all candidates.
     assert search.n_passes_ == 3 * len(groups) + 3 + 2
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
@@ -201,7 +201,7 @@ def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
     assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
     assert_same(first.best_estimator_, again.best_estimator_)
-    assert not list(tmp_path.rglob("state-*"))[3:]  # At most three state files are left, those of the refit.
+    assert not list(tmp_path.rglob("state-*"))[3:]  # The refit leaves at most three files.
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
     with pytest.raises(RunError, match="already holds a fit"):
         clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
@@ -240,7 +240,7 @@ def test_halving_stops_the_worse_half(
         np.testing.assert_array_equal(
             models_of[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
         )
-    # The candidates that continued after the first rung are those with the better scores.
+    # The search stopped the two candidates with the lowest scores after 3 passes.
     first = [
         clone(base)
         .set_params(**own, max_iter=3)
@@ -292,14 +292,14 @@ def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
     search = Search(BASE, {"capsule_dim": [3, 1, 2]}, scoring=small).fit(*digits, validation=held_out)
     assert search.best_params_ == {"capsule_dim": 1}
     assert search.results_["rank_test_score"].tolist() == [3, 1, 2]
-    # The scorer returns minus the number of rows of W: ten members with two capsules of one dimension.
+    # The best model has 20 rows of W: ten members (one against the rest) with two capsules of one dimension.
     assert search.score(*held_out) == -20
 
 
 def test_a_diverging_candidate_does_not_end_the_search(
     digits: Arrays, held_out: Arrays, models_of: Any
 ) -> None:
-    # Weights that start near the limit of float32 exceed it after a step.
+    # Weights that start at 1e30 exceed the range of float32 (3e38) after a step.
     wild = {"init": "random", "init_scale": 1e30, "nu_schedule": None}
     with pytest.raises((FloatingPointError, ScalelatentError)):
         clone(BASE).set_params(**wild).fit(*digits)

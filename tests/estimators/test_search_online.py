@@ -23,7 +23,7 @@ GRID = {"algorithm": list(ALGORITHMS)}
 
 @pytest.fixture
 def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Return every candidate's model after a search, by key."""
+    """Return a dict into which each search puts the models of its candidates, by candidate key."""
     kept: dict[str, CapsuleRegression] = {}
     set_results = Search._set_results
 
@@ -45,7 +45,7 @@ def test_online_candidates_equal_separate_fits(
         alone.fit(*digits, validation=held_out, engine=SMALL)
         np.testing.assert_array_equal(models_of[f"{number:03d}"].W_, alone.W_)
         assert search.results_["n_passes"][number] == alone.n_iter_
-    # All candidates share one basis, one set of projected rows and one set of moments.
+    # All candidates share four stages: basis, moments, projected training rows, projected validation rows.
     apart = ("search_score", "search_temper", "search_decision")
     made = [name for name in log.stages if not name.startswith(apart)]
     assert len(made) == 4 + len(ALGORITHMS), log.stages
@@ -76,10 +76,10 @@ def test_divergence_ends_one_candidate_only(
 ) -> None:
     from scalelatent.models.capsule.model.online import CapsuleStepwise
 
-    def burst(self: Any, *given: Any) -> Any:
+    def raise_divergence(self: Any, *given: Any) -> Any:
         raise FloatingPointError("the log-loss of member(s) [0] is not finite in step 1")
 
-    monkeypatch.setattr(CapsuleStepwise, "step", burst)
+    monkeypatch.setattr(CapsuleStepwise, "step", raise_divergence)
     grid = [{"algorithm": "stepwise"}, {"algorithm": "em"}]
     with pytest.warns(UserWarning, match=r"candidate 0 .*not finite in step 1; its score is nan"):
         search = Search(BASE, grid, n_jobs=1).fit(*digits, validation=held_out, engine=SMALL)

@@ -86,7 +86,7 @@ def test_transforms_return_frames_with_feature_names(digits: Arrays, tmp_path: A
     np.testing.assert_array_equal(frame.to_numpy(), clone(MODEL).fit(x, y).transform(x[:7]))
     assert frame.dtypes.unique().tolist() == [np.float32]
     assert isinstance(model.fit_transform(x, y), pandas.DataFrame)
-    # Results that are not arrays in memory, datasets and dask arrays, keep their types.
+    # Datasets and dask arrays are not in memory, so the results are not converted to data frames.
     stored = model.transform(x, out=tmp_path / "latents.zarr")
     assert isinstance(stored, Dataset)
     import dask.array as da

@@ -47,7 +47,7 @@ def test_epochs_stages_and_seeds_give_different_corruptions() -> None:
         for epoch, other in ((0, {}), (1, {}), (0, {"seed": 6}), (0, {"stage": "other"}))
     ]
     for i, x in enumerate(made):
-        share = (x == 0).mean(axis=0)  # All bits have the same probability.
+        share = (x == 0).mean(axis=0)  # Each pixel is flipped with probability 0.2.
         assert np.abs(share - 0.2).max() < 0.06
         for other in made[:i]:
             assert (x == other).all(axis=1).mean() < 0.01

@@ -46,7 +46,7 @@ def compute_moment(g: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> np.
 
 
 def assert_close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np.ndarray = 0.0) -> None:
-    # A float32 sum in order of K terms: K roundings of 6e-8 of its terms' magnitudes at worst.
+    # A float32 sum of K terms rounds K times, each time by at most 6e-8 of the sum of absolute terms.
     exact = a.astype("f8") @ b.astype("f8") + plus
     bound = 6e-8 * (a.shape[1] + 2) * (np.abs(a).astype("f8") @ np.abs(b).astype("f8") + np.abs(plus))
     assert (np.abs(got - exact) <= bound + 1e-30).all()
@@ -72,7 +72,7 @@ def test_moments_equal_numpys_products(dims: int, p: int) -> None:
 def test_values_beyond_the_given_columns_do_not_matter(
     dims: int, p: int, n: int, more: int, seed: int
 ) -> None:
-    """The values of columns and rows beyond the first n do not matter."""
+    """Columns of g and rows of x beyond the first n are NaN or infinite; the kernel must not read them."""
     g, x = draw_rows(seed, dims, n + more), draw_rows(seed + 1, n + more, p)
     clean = compute_moment(
         np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4")

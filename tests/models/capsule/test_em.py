@@ -75,10 +75,10 @@ CLASS_WEIGHT = {2: np.array([0.5, 3.0]), 3: np.array([0.5, 1.0, 3.0])}
 
 @pytest.mark.parametrize("weighted", ["plain", "sample", "class", "both"])
 @pytest.mark.parametrize("name", MEMBERS)
-def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
-    """The new weights equal the update (2.24) of Saul (2021), [sum w r h x^T] S^-1, computed in plain numpy.
+def test_the_update_from_residuals_equals_the_update_of_the_paper(name: str, weighted: str) -> None:
+    """Equation 2.24 of Saul (2021) gives the weights W = [sum w r h x^T] S^-1 from rows x of weight w.
 
-    The package computes the same update as W + Delta S^-1, with residuals in Delta.
+    Here h are latents, r posterior ratios and S second moments. The package adds residuals: W + Delta S^-1.
     """
     members = MEMBERS[name]
     m = members.n_classes
@@ -139,9 +139,7 @@ def test_ridge_is_the_penalised_update(name: str) -> None:
 
 
 def compute_objective(learner: CapsuleEM, state: CapsuleState, stats: Stats) -> np.ndarray:
-    """Return the log-likelihood of each member minus the penalty rho/2 |W|^2; EM never lowers this
-    difference.
-    """
+    """Return the log-likelihood of each member (a model of some classes) minus ridge / 2 * |W|^2."""
     members = learner.members
     parts = [state.w[members.offsets[r] : members.offsets[r + 1]] for r in range(members.n_members)]
     return stats["sums"][:, 0] - learner.ridge / 2 * np.array([(part**2).sum() for part in parts])
@@ -186,8 +184,9 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
 
 
 def test_momentum_adds_a_share_of_the_last_move() -> None:
-    """Equation 2.27 of Saul (2021) is W(t+1) = EM(W(t)) + gamma (W(t) - W(t-1)); the first step has no
-    gamma.
+    """Equation 2.27 of Saul (2021), with momentum g: W(t+1) = EM(W(t)) + g (W(t) - W(t-1)).
+
+    In the first step the second term is 0.
     """
     members = MEMBERS["multiclass"]
     x, y, _ = make_data(3, 200, 6)

@@ -20,7 +20,7 @@ from scalelatent.reductions.moments import SecondMoments
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
-# Some labels are wrong, so that members improve for several passes, and for different numbers of passes.
+# A seventh of the labels is wrong, so that members improve for several and for different numbers of passes.
 NOISY = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 

@@ -27,8 +27,9 @@ CASES = {
 
 
 def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
-    """Return latents h and labels; for all_vs_all, only members that distinguish class 1, and rows of class
-    1.
+    """Return latents h, labels and weights of rows, and sizes, labels and the table of members.
+
+    In all_vs_all, all rows are of class 1, and only the members that distinguish class 1 are returned.
     """
     rng = np.random.Generator(np.random.Philox(seed))
     live = np.arange(members.n_members)
@@ -41,7 +42,7 @@ def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tupl
 
 
 def spread_residuals(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
-    """Return the residuals of all rows; rows that are not in ``active`` have zeros."""
+    """Return the residuals of all rows, given those of ``active`` rows; other rows have zeros."""
     if active is None:
         return h
     out = np.zeros(h.shape)
@@ -71,12 +72,12 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     else:
         assert fast_rows is None
         assert rows is None
-    # float32 lengths and factors: about 4 roundings of 6e-8 each, times weights up to 3 and |h| up to 15.
+    # The tolerance is about 4 float32 roundings of 6e-8, times weights up to 3 and latents |h| up to 15.
     np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(
         fast_sums[:, 1], sums[:, 1], rtol=1e-12
-    )  # These sums are float64 sums of the same rows.
+    )  # Both kernels sum the same rows in float64.
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
 
 
@@ -149,9 +150,7 @@ def test_inactive_rows_change_nothing(body: str, case: str) -> None:
 @pytest.mark.parametrize("body", ["reference", "numba"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
-    """If two capsules are equally long, the first class is predicted, which is wrong only for rows of the
-    second.
-    """
+    """Capsules 1 and 2 are equally long. Class 1 is predicted, so rows of other classes are errors."""
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
     rng = np.random.Generator(np.random.Philox(seed))

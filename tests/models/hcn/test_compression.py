@@ -1,6 +1,4 @@
-"""Description lengths equal those computed by hand; features that cost more bits than they save are
-removed.
-"""
+"""Description lengths equal computations by hand; features that cost more bits than they save are removed."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def test_the_description_length_of_bits_is_their_entropy() -> None:
 def test_description_lengths_equal_those_by_hand() -> None:
     weights, stats = counts([SQUARE, BAR])
     # The image has two squares, and one of its nine active pixels is not explained. Only the feature of the
-    # square is used: its window has 15 positions and 4 weights, all of them 1.
+    # square is used: it has 15 possible positions and 4 weights, which are all 1.
     assert [int(stats[name]) for name in ("rows", "known", "ones", "errors")] == [1, 24, 9, 1]
     assert stats["placed"].tolist() == [2, 0]
     assert stats["explained"].tolist() == [8, 0]
@@ -67,7 +65,7 @@ def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     # bits without a feature, and 15 H(1 / 15) + 4 H(3 / 4) = 8.5 bits with one feature.
     assert length(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
-    # An image with one active pixel takes 24 H(1 / 24) = 6.0 bits without a feature.
+    # An image with one active pixel takes only 24 H(1 / 24) = 6.0 bits without a feature, so none pays.
     weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))
     stats["ones"][...] = stats["explained"][0] = 1
     assert not find_paying_features(LAYER, weights, stats).any()

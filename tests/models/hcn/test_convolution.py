@@ -18,9 +18,9 @@ CLASSES = (0, 0, 1, 1, 2, 2)
 
 
 def network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarray]:
-    """Return a network of two layers and its templates.
+    """Return a network of two layers of features and a layer of templates, and the beliefs of its weights.
 
-    All features have equally many weights, so that none has a larger score because of its size.
+    All features have four weights, so that no feature has a larger score because of its size.
     """
     high, wide, channels = first.places
     second = FeatureLayer((channels, high, wide), 4, (3, 5), 1e-3, 1e-2, 0.25, 1e-3)

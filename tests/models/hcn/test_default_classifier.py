@@ -23,7 +23,7 @@ def binary_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def lines_at_three_places() -> tuple[np.ndarray, np.ndarray]:
-    """Return images of one line, and True for those whose line is vertical.
+    """Return images of one line, and labels: 1 if the line is vertical, else 0.
 
     A line is at one of three offsets. The two templates of a class cannot fit three offsets unless pixels may
     be shifted.
@@ -87,9 +87,9 @@ def test_validation_rows_choose_the_pools() -> None:
 
 
 def test_templates_never_lose_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The images of the one template per class have their lines at three offsets, and shifts are not allowed.
+    """The lines of a class are at three offsets, but the class has a single template and no shifts.
 
-    Then no pixel is on in most images of the template, but the template must still have weights.
+    So no pixel is on in most images of the template. The template must still have weights.
     """
     x, y = lines_at_three_places()
     m = default_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES])

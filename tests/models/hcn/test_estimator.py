@@ -33,7 +33,7 @@ def network(**params: Any) -> HierarchicalCompositionalNetwork:
     return HierarchicalCompositionalNetwork(**SMALL | {"n_epochs": 2} | params)
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     assert_array_equal(a.beliefs_[0], b.beliefs_[0])
     assert_array_equal(a.used_[0], b.used_[0])
     assert a.compression_ == b.compression_ or np.isnan([a.compression_, b.compression_]).all()
@@ -94,9 +94,9 @@ def test_letters_are_found_and_explain_the_images() -> None:
 )
 def test_threads_and_stored_rows_give_the_same_bits(params: dict[str, Any], tmp_path: Any) -> None:
     one = network(n_jobs=1, **params).fit(X)
-    same(one, network(n_jobs=2, **params).fit(X))
+    assert_same(one, network(n_jobs=2, **params).fit(X))
     stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr")
-    same(one, network(n_jobs=2, **params).fit(stored))
+    assert_same(one, network(n_jobs=2, **params).fit(stored))
     out = one.transform(stored, out=tmp_path / "s.zarr")
     assert_array_equal(out.read_x(0, 60).reshape(60, 5, 5, 3), one.transform(X))
 
@@ -105,9 +105,9 @@ def test_leaves_may_have_several_images() -> None:
     how: dict[str, Any] = {"online": False, "n_epochs": 5, "damping": 0.5}
     leaves = {"leaf_rows": 20}
     m = network(n_jobs=1, n_chains=3, **how).fit(X, engine=leaves)
-    same(m, network(n_jobs=2, n_chains=3, **how).fit(X, engine=leaves))
+    assert_same(m, network(n_jobs=2, n_chains=3, **how).fit(X, engine=leaves))
     assert m.n_iter_ == 5
-    # All images are in a single leaf (a fixed range of images), which does all its sweeps in one pass.
+    # By default, all images are in one leaf (a fixed range of images), whose sweeps are done in one pass.
     assert network(**how).fit(X).n_iter_ == 1
     with pytest.raises(DataError, match="leaves of fewer than 5 images"):
         network(**how).fit(X, engine={"leaf_rows": 4})
@@ -130,7 +130,7 @@ def test_a_saved_network_decodes_the_same(online: bool, tmp_path: Any) -> None:
     m = network(online=online).fit(X)
     m.save(tmp_path / "m.zarr")
     again = sl.load_model(tmp_path / "m.zarr")
-    same(m, again)
+    assert_same(m, again)
     assert_array_equal(m.transform(X), again.transform(X))
     assert m.score(X) == again.score(X) == pytest.approx(1 - m.compression_)
 
@@ -148,7 +148,7 @@ def test_an_interrupted_fit_resumes(params: dict[str, Any], tmp_path: Any) -> No
         m.fit(X, run_dir=tmp_path / "run", callbacks=StopAfter(2), **how)
     with pytest.raises(RunError):
         network(**params | {"n_epochs": 4, "p01": 0.1}).fit(X, run_dir=tmp_path / "run", resume=True, **how)
-    same(whole, m.fit(X, run_dir=tmp_path / "run", resume=True, **how))
+    assert_same(whole, m.fit(X, run_dir=tmp_path / "run", resume=True, **how))
 
 
 def test_a_fit_resumes_in_the_middle_of_an_epoch(tmp_path: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_fit_resumes_in_the_middle_of_an_epoch(tmp_path: Any) -> None:
         def on_event(self, event: dict[str, Any]) -> None:
             events.append(event)
 
-    same(network().fit(X), m.fit(X, resume=True, callbacks=Listen(), **how))
+    assert_same(network().fit(X), m.fit(X, resume=True, callbacks=Listen(), **how))
     assert [event["step"] for event in events if event["event"] == "resumed"] == [5]
 
 
@@ -177,7 +177,7 @@ def test_one_leaf_is_written_at_intervals_of_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fitting, "WRITE_SECONDS", 0)
     each = network(**how).fit(X)
     assert each.n_iter_ == 8
-    same(once, each)
+    assert_same(once, each)
 
 
 def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -196,11 +196,11 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
         network(**params).fit(X, **how)
     resumed = network(**params).fit(X, resume=True, **how)
     assert 12 <= len(visits) <= 14
-    same(network(**params).fit(X, engine={"leaf_rows": 20}), resumed)
+    assert_same(network(**params).fit(X, engine={"leaf_rows": 20}), resumed)
 
 
 def test_features_that_do_not_pay_together_are_removed() -> None:
-    """Each of two features costs more bits than it saves as long as the other feature remains."""
+    """While one of two features remains, the other feature costs more bits than it saves."""
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
     x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
@@ -221,13 +221,13 @@ def test_validation_images_stop_the_fit() -> None:
 
 def test_unknown_pixels_and_thresholds_are_used() -> None:
     grey = np.where(X == 1, 200.0, 30.0)
-    same(network(threshold=100).fit(grey), network().fit(X))
+    assert_same(network(threshold=100).fit(grey), network().fit(X))
     holes = X.copy()
     holes[:, 3, 2] = 7
     m = network(missing=7).fit(holes)
     filled = m.inpaint(holes)[:, 0]
     assert_array_equal(np.delete(filled.reshape(60, 42), 20, 1), np.delete(X.reshape(60, 42), 20, 1))
-    same(m, network(missing=7, image_shape=(7, 6)).fit(holes.reshape(60, -1)))
+    assert_same(m, network(missing=7, image_shape=(7, 6)).fit(holes.reshape(60, -1)))
 
 
 def test_a_warm_start_continues_from_the_last_beliefs() -> None:
@@ -363,7 +363,7 @@ def test_the_network_follows_scikit_learns_conventions() -> None:
     )[:-1]
 
 
-# The rows of these checks are around 100, so all pixels are above the threshold of 0.5.
+# Checks that fail because their values are near 100, so that all pixels are above the threshold of 0.5.
 ALL_ON = {"check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in"}
 
 
@@ -386,9 +386,7 @@ def test_search_chooses_by_compression() -> None:
 
 
 def test_a_search_on_one_image_compares_descriptions_of_that_image() -> None:
-    """The best candidate gives the shortest description of the single image. Each candidate has two
-    restarts.
-    """
+    """The best candidate gives the shortest description of the single image."""
     image = image_set("letters", alphabet="AKS", noise=0.02, seed=1, size=(48, 48), count=12).rows(0, 1)[0]
     how = {"online": False, "n_epochs": 30, "n_restarts": 2, "damping": 1.0, "random_state": 0}
     grid = {"p01": [1e-3, 0.3], "p10": [1e-3, 0.3]}

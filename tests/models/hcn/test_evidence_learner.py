@@ -1,4 +1,4 @@
-"""Online learning of features: how old evidence fades, how chains are summed, which features are found."""
+"""Online learning of features: old evidence fades, chains (parallel minibatches) are summed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
 
 
 def check_forgetting(step: Callable[..., EvidenceState]) -> None:
-    """Check that learned evidence fades by 0.9 per minibatch if all pixels are unknown."""
+    """Check that learned evidence is multiplied by 0.9 per minibatch if all pixels are unknown."""
     learner, x = small(layer=replace(SMALL, missing=9))
     first = learner.start().first
     state = EvidenceState(first + 10.0, first)
@@ -77,19 +77,17 @@ def test_steps_forget_for_each_minibatch() -> None:
 
 
 def check_weight(step: Callable[..., EvidenceState]) -> None:
-    """Check that identical minibatches in parallel chains change beliefs as if they came one after
-    another.
-    """
+    """Check that minibatches in parallel chains change beliefs like the same minibatches one by one."""
     learner, _ = small(0.9)
-    state, said = learner.start(), 3.0
+    state, evidence = learner.start(), 3.0
     stats = Stats.zeros(learner.layout())
     for m in (4, 4, 2):
-        stats["evidence"][...] += said * sum(0.9**j for j in range(1, m + 1))
+        stats["evidence"][...] += evidence * sum(0.9**j for j in range(1, m + 1))
         stats["minibatches"][...] += m
         stats["weight"][...] += 1 - 0.9**m
     serial = state.beliefs
     for _ in range(10):
-        serial = forget(serial + said, state.first, 0.9)
+        serial = forget(serial + evidence, state.first, 0.9)
     assert_allclose(step(learner, state, stats, 20).beliefs, serial, rtol=1e-12)
 
 
@@ -166,8 +164,7 @@ def test_features_are_converted_between_kernels_and_users() -> None:
     assert_array_equal(from_features(to_features(w)), w)
 
 
-# The dataset and settings of Figure 6 of Lázaro-Gredilla et al. (2016): minibatches of 5 images, forgetting
-# .95.
+# Data and parameters are those of Figure 6 of Lázaro-Gredilla et al. (2016), with minibatches of 5 images.
 @pytest.mark.parametrize(("n_rows", "epochs"), [(30, 100), (3000, 1)])
 def test_online_learning_finds_letters(n_rows, epochs) -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
@@ -182,8 +179,8 @@ def test_online_learning_finds_letters(n_rows, epochs) -> None:
 def make_uncentred_beliefs(first: np.ndarray) -> np.ndarray:
     """Return beliefs of three features of 7 x 6 pixels.
 
-    The first feature has its weights at the lower left, the second has weights from top to bottom, and the
-    third keeps the initial beliefs ``first``, which are all off.
+    The weights of the first feature are at the lower left, those of the second reach from top to bottom. The
+    third feature has the initial beliefs ``first`` and no weights.
     """
     beliefs = first.copy()
     beliefs[:, 3:7, 0:2, 0] = 5.0
@@ -197,7 +194,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     beliefs = make_uncentred_beliefs(first)
     found, want = move(beliefs, first), first.copy()
     want[:, 2:6, 2:4, 0] = 5.0
-    # The beliefs around the weights move with them; positions that become free get their initial belief.
+    # Beliefs around the weights move together with the weights. Free positions get their initial belief.
     want[:, :2, 2:, 0] = first[:, 1:3, :4, 0]
     want[:, 2:6, 4:, 0] = first[:, 3:, 2:4, 0]
     want[:, 6:, :, 0] = first[:, 6:, :, 0]
@@ -208,9 +205,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
 
 
 def roll_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Move features as a wrong ``center_features`` would: pixels that leave on one side enter on the
-    other.
-    """
+    """Move features wrongly: pixels that leave the window on one side enter it on the other side."""
     out = beliefs.copy()
     out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
     return out

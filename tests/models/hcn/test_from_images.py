@@ -1,6 +1,4 @@
-"""Templates that start from images: their evidence, the choice of these images, and the assignment of
-rows.
-"""
+"""Templates that start from images: their evidence, the choice of images, and the assignment of rows."""
 
 from __future__ import annotations
 
@@ -29,7 +27,10 @@ def collected(reduction: Any, *blocks: Block) -> Stats:
 
 
 def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
-    """Return beliefs after passes over forty images; they start from the true features and no templates."""
+    """Return the beliefs after passes over forty images, from the true features and no templates.
+
+    ``numbers`` are the indices of the images from which the templates start.
+    """
     first = net.first_beliefs()
     beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
     begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
@@ -61,7 +62,7 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
 
 
 def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong start of templates, which does not flip the windows of features, fails the test above."""
+    """If templates started from windows that are not flipped, the test above would fail."""
 
     def mutant(said: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
         below, priors = said.net.split(first)
@@ -103,7 +104,7 @@ def test_rows_go_to_used_templates_of_their_class() -> None:
 
 
 def test_ignoring_labels_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong assignment of rows, to the best template of any class, fails the test above."""
+    """If rows were assigned to the best template of any class, the test above would fail."""
     whole = TemplateEvidence.accumulate
 
     def mutant(said: TemplateEvidence, prepared: Any, block: Block, stats: Stats) -> None:

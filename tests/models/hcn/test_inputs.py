@@ -1,4 +1,4 @@
-"""Images as users have them (arrays, dask arrays, NaN, masks), and outputs as large as the data."""
+"""Images of all types that users have (arrays, dask arrays, NaN, masks), and outputs in datasets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOW = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_stat
 
 
 def drawn(n: int) -> np.ndarray:
-    """Return n images of two of three features at random positions, with 2 % flipped pixels."""
+    """Return n images, each with two of three features at random positions and 2 % flipped pixels."""
     rng = np.random.default_rng(0)
     features = np.array([[[1, 1], [1, 0], [1, 0]], [[0, 1], [1, 1], [0, 1]], [[1, 0], [0, 1], [1, 1]]])
     x = rng.random((n, 7, 6)) < 0.02
@@ -47,7 +47,7 @@ def fitted() -> HierarchicalCompositionalNetwork:
     return m
 
 
-def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
+def assert_same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
     assert_array_equal(one.beliefs_[0], other.beliefs_[0])
 
 
@@ -61,15 +61,15 @@ def counted(computed: list[int]) -> Any:
 
 @pytest.mark.parametrize("given", [X[:, None], X.tolist(), list(X), X.astype(bool), np.asfortranarray(X)])
 def test_images_of_any_dtype_and_container_give_the_same_bits(given: Any) -> None:
-    same(network().fit(given), fitted())
+    assert_same(network().fit(given), fitted())
     assert_array_equal(fitted().transform(given), fitted().transform(X))
 
 
 def test_flat_rows_and_memmaps_are_images(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", X)
-    same(network().fit(np.load(tmp_path / "x.npy", mmap_mode="r")), fitted())
+    assert_same(network().fit(np.load(tmp_path / "x.npy", mmap_mode="r")), fitted())
     m = network(image_shape=(7, 6)).fit(X.reshape(60, -1))
-    same(m, fitted())
+    assert_same(m, fitted())
     assert_array_equal(m.transform(X.reshape(60, -1)), fitted().transform(X))
 
 
@@ -83,12 +83,12 @@ def test_validation_is_an_array_or_a_pair() -> None:
 def test_lazy_images_are_learned_and_stay_lazy() -> None:
     computed: list[int] = []
     x, m = counted(computed), fitted()
-    same(network().fit(x), m)
+    assert_same(network().fit(x), m)
     computed.clear()
     lazy = m.transform(x), m.reconstruct(x), m.inpaint(x, np.ones(X.shape, bool))
     assert not computed
     assert [a.shape for a in lazy] == [(60, 5, 5, 3), (60, 1, 7, 6), (60, 1, 7, 6)]
-    # Pixels are shuffled by the index of their row in the whole array, not in the block.
+    # The order of pixel updates depends on the index of the row in the whole array, not in the dask chunk.
     for found, want in zip(lazy, (m.transform(X), m.reconstruct(X), X[:, None]), strict=True):
         assert found.dtype == np.uint8
         assert_array_equal(found.compute(scheduler="single-threaded"), want)
@@ -106,11 +106,11 @@ def test_nan_marks_a_pixel_as_unknown(threshold: float | None, tmp_path: Any) ->
     holes, marked = np.where(unknown, np.nan, levels), np.where(unknown, -7.0, levels)
     other = network(missing=-7, threshold=threshold).fit(marked)
     m = network(missing=float("nan"), threshold=threshold).fit(holes)
-    same(m, other)
+    assert_same(m, other)
     np.save(tmp_path / "x.npy", holes)
     lazy = da.from_array(holes, chunks=(20, 7, 6))
     for given in (lazy, np.load(tmp_path / "x.npy", mmap_mode="r")):
-        same(network(missing=np.nan, threshold=threshold).fit(given), m)
+        assert_same(network(missing=np.nan, threshold=threshold).fit(given), m)
     filled = m.inpaint(holes)[:, 0]
     assert filled[unknown].any()
     assert_array_equal(filled, other.inpaint(marked)[:, 0])
@@ -138,10 +138,10 @@ def test_default_features_are_reduced_and_logged_once(
         m = HierarchicalCompositionalNetwork(n_epochs=1, random_state=0).fit(x)
         assert (m.layers, m.layers_, m.batch_size_) == (None, [(32, features)], 5)
     asked = HierarchicalCompositionalNetwork([(32, features)], n_epochs=1, batch_size=5, random_state=0)
-    same(m, asked.fit(x))
+    assert_same(m, asked.fit(x))
     assert m._deciding_parameters()["layers"] == (
         (32, (8, 6)),
-    )  # Folders of both image sizes belong to one fit.
+    )  # A run folder belongs to a fit by the default, not by the reduced size.
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (features != (8, 6))
     assert all(
@@ -157,7 +157,7 @@ def test_given_layers_are_not_reduced() -> None:
 
 @pytest.mark.parametrize("width", [16, 48])
 def test_small_flat_rows_are_images_of_one_row(width: int) -> None:
-    """Flat rows are images of height 1: the default features have the width of the rows, and no shifts.
+    """Flat rows are images of height 1, and default features have the width of the rows.
 
     Each row joins some of five patterns by OR.
     """

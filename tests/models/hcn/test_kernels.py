@@ -16,7 +16,8 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import count_pairs, message_starts
 from tests.models.hcn.cases import draw_sweep, make_zero_messages
 
-# Each case is chains, images, (channels, height, width), window, features.
+# Each case: number of chains, images per chain, (channels, height, width), (height, width) of features,
+# number of features. A chain is a sequence of images that a kernel processes independently.
 SHAPES = [
     (1, 1, (1, 5, 5), (2, 3), 1),
     (2, 2, (1, 7, 6), (3, 2), 5),
@@ -27,8 +28,8 @@ SHAPES = [
 ]
 
 
-# Mean beliefs of S, the window positions of features. A pair is a window position and a weight that make a
-# pixel. With these three values, the kernels examine all ranges of pairs, some of them, or hardly any.
+# Mean beliefs of S (a feature is at a position). A kernel skips ranges of pairs (a position and a pixel of a
+# feature) with low beliefs: none with the first value, some with the second, and most with the third.
 PLACES = [-300, -900, -2000]
 
 
@@ -62,7 +63,7 @@ def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, p
 
 
 def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Wrong sweep: the beliefs keep the messages of the sweep before, which nothing sends any more."""
+    """Sweep wrongly: do not subtract the messages of the previous sweep from the beliefs."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 

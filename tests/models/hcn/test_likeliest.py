@@ -28,9 +28,9 @@ from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearne
 from tests.models.hcn.test_multi_layer_learning import block_of, learn_batch, two_layers
 
 BELOW = FeatureLayer((1, 1, 4), 2, (1, 2), 0.05, 0.02, 0.3, 0.5)
-"""On images of four pixels two features of two: three places each, 4 bits of W."""
+"""Layer of two features of two pixels each (4 bits) for images of four pixels: three positions each."""
 TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
-"""Two templates of 6 bits; with those of two images 18 bits are all that there is."""
+"""Layer of two templates of 6 bits each, so that the network has 16 bits of weights."""
 
 
 def log_posterior(x: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def log_posterior(x: np.ndarray) -> np.ndarray:
 
 
 def found(x: np.ndarray, seed: int) -> int:
-    """Return the weights that message passing finds, as an index into ``log_posterior``."""
+    """Return the weights that message passing finds for images x, as an index of ``log_posterior(x)``."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
     learner = BatchNetworkLearner(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
@@ -62,8 +62,7 @@ def found(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Check that message passing finds the most probable weights for at least ``LEAST`` of eight pairs of
-    images.
+    """Check that message passing finds the most probable weights for ``LEAST`` of eight pairs of images.
 
     For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
     """
@@ -86,7 +85,9 @@ def test_the_likeliest_of_all_weights_are_found() -> None:
 def test_wrong_class_messages_find_parts_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Messages of classes whose maximum includes the template's own score make check_likeliest fail."""
+    """If the message to a template were minus the best score of all templates, with its own score, fewer
+    weights would be found: then ``check_likeliest`` fails.
+    """
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape).astype(np.int32)
@@ -97,7 +98,7 @@ def test_wrong_class_messages_find_parts_less_often(
 
 
 def check_above() -> None:
-    """Check that the messages from the upper layer replace those of the pass before, without damping."""
+    """Check that new messages from the upper layer replace the old messages, and are not averaged."""
     net, images = two_layers(5, 1)
     backend, block = make_backend("cpu"), block_of(images, 0, 6)
     learner = BatchNetworkLearner(net, n_rows=6, single_leaf_passes=3)
@@ -120,7 +121,7 @@ def test_messages_from_above_are_not_damped() -> None:
 
 
 def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If messages from the upper layer change by only a fifth per pass, ``check_above`` fails."""
+    """If messages from the upper layer changed by only a fifth per pass, ``check_above`` would fail."""
     lower = LayerMessages.with_above
 
     def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:

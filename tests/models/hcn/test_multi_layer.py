@@ -38,7 +38,7 @@ def network(**params: Any) -> HierarchicalCompositionalNetwork:
     return HierarchicalCompositionalNetwork(**how | {"n_epochs": 4, "random_state": 3} | params)
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     for one, other in zip(a.beliefs_, b.beliefs_, strict=True):
         assert_array_equal(one, other)
     assert_array_equal(a.template_classes_, b.template_classes_)
@@ -76,7 +76,7 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
     for m in (fitted, network().fit(X, names), network(templates=3).fit(X)):
         m.save(tmp_path / "m.zarr", overwrite=True)
         again = sl.load_model(tmp_path / "m.zarr")
-        same(m, again)
+        assert_same(m, again)
         assert_array_equal(again.classes_, m.classes_)
         assert_array_equal(again.pools_[0], m.pools_[0])
         assert_array_equal(again.predict(X), m.predict(X))
@@ -84,9 +84,7 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
 
 
 def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
-    """The parameter read_noise changes no feature, because learning does not use it; a saved network keeps
-    it.
-    """
+    """The parameter read_noise does not change the features, and a saved network keeps the parameter."""
     how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
     m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])
@@ -130,7 +128,7 @@ def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None
         how = how | {"n_epochs": 4, "n_chains": 2}
     whole = network(n_jobs=1, **how).fit(X[:32], Y[:32], **fit)
     for n_jobs in (2, 4):
-        same(whole, network(n_jobs=n_jobs, **how).fit(X[:32], Y[:32], **fit))
+        assert_same(whole, network(n_jobs=n_jobs, **how).fit(X[:32], Y[:32], **fit))
 
     class Stop(sl.Callback):
         def on_report(self, record: dict[str, Any]) -> None:
@@ -142,7 +140,7 @@ def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None
     with pytest.raises(RunError):
         network(**how | {"pool": 1}).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
     resumed = network(**how).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
-    same(whole, resumed)
+    assert_same(whole, resumed)
     keys = ("pass", "weights_on", "validation_error")
     histories = [[[record[key] for key in keys] for record in m.history_] for m in (whole, resumed)]
     assert histories[0] == histories[1]
@@ -163,14 +161,14 @@ def test_a_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, 
         network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", **how)
     resumed = network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **how)
     assert len(visits) < 6 + 16
-    same(resumed, network().fit(X, Y, **how))
+    assert_same(resumed, network().fit(X, Y, **how))
 
 
 LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": None}
 
 
 def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store the messages of all templates without compression, as an earlier version did."""
+    """Store dense messages of all templates, as an earlier version did, also for labelled images."""
     start = Hierarchy.start
     monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, own_class_only=False: start(net, n_rows))
     monkeypatch.setattr(multi_layer_learning, "to_sparse", np.copy)
@@ -182,7 +180,7 @@ def check_messages_of_all_templates(labels: str, monkeypatch: pytest.MonkeyPatch
     found = network(**how).fit(X, y, engine=engine)
     with monkeypatch.context() as patch:
         keep_as_before(patch)
-        same(found, network(**how).fit(X, y, engine=engine))
+        assert_same(found, network(**how).fit(X, y, engine=engine))
     assert found.history_[-1]["weights_on"] > 100
 
 
@@ -192,9 +190,7 @@ def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch:
 
 
 def test_another_order_of_trees_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If pixels were updated in an order that ignores the sorting of images by class, the bits would
-    differ.
-    """
+    """If the order of pixel updates ignored that images are sorted by class, the bits would differ."""
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)
@@ -211,7 +207,7 @@ def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """A run that an earlier version left within a pass, with messages of all templates, is resumed."""
+    """A run of an earlier version, which stored dense messages of all templates, resumes within a pass."""
     visit, visits = BatchNetworkLearner.visit, 0
 
     def stopping(*args: Any) -> Any:
@@ -230,13 +226,12 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
     whole = read_record(tmp_path / "run" / "engine", "leaf-hcn_learn-000001-10.rec")["layers"]["1"]["to_w"]
     assert isinstance(whole, np.ndarray)
     resumed = network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", resume=True, engine=engine)
-    same(resumed, network().fit(X, y, engine=engine))
+    assert_same(resumed, network().fit(X, y, engine=engine))
 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
-    """The plan is an upper bound of the files of messages; a file belongs to a leaf (a fixed range of
-    images).
+    """The plan is an upper bound of the files of messages, one file for each leaf (fixed range of images).
 
     Each pass writes new files. Files that no checkpoint needs are deleted in the next pass.
     """
@@ -260,38 +255,36 @@ def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
 
 def test_rows_without_labels_are_learned_without_a_class() -> None:
     whole = network().fit(X, Y)
-    # There is no class -1, and missing labels change the fit.
+    # The label -1 (missing) is not a class, but rows without labels change the fit.
     some = np.where(np.arange(40) % 4 == 0, -1, Y)
     partly = network().fit(X, some)
     assert partly.classes_.tolist() == [0, 1]
     assert any((a != b).any() for a, b in zip(whole.beliefs_, partly.beliefs_, strict=True))
     assert partly.score(X, some) == np.mean((partly.predict(X) == Y)[some >= 0])
-    # If only a few rows have labels, templates are learned without labels, and then receive the classes of
-    # these rows.
+    # If only a few rows have labels, templates are learned without labels. Then the labelled rows give the
+    # templates their classes.
     few = np.full(40, -1)
     few[:6] = Y[:6]
     m = network().fit(X, few)
     assert sorted(m.template_classes_.tolist()) == [0, 0, 1, 1]
     stored = sl.Dataset.from_arrays(X, few)
-    same(m, network().fit(stored))
-    # In labels of which none is missing, -1 is a class like any other.
+    assert_same(m, network().fit(stored))
+    # For models that need all labels, -1 is a class like any other.
     binary = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(X.reshape(40, -1), np.where(Y == 0, -1, 1))
     assert binary.classes_.tolist() == [-1, 1]
 
 
 def test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels() -> None:
-    """A subset of labelled rows is learned with labels although other rows of the dataset have the label
-    -1.
-    """
+    """A slice of labelled rows is learned with labels, even if other rows of the dataset have label -1."""
     stored = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 32, Y, -1))[:32]
     assert -1 in stored.classes
     m = network().fit(stored)
-    same(m, network().fit(X[:32], Y[:32]))
+    assert_same(m, network().fit(X[:32], Y[:32]))
     assert m.classes_.tolist() == [0, 1]
 
 
 def test_a_class_for_unlabelled_rows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If unlabelled rows (-1) were learned as a class of their own, the tests above would fail."""
+    """If -1 (unlabelled) were a class, a fit on labelled rows would fail, because this class has no rows."""
     monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
     with pytest.raises(DataError, match="class -1 has no rows"):
         test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels()
@@ -428,7 +421,7 @@ def test_a_network_of_several_layers_is_planned_and_searched() -> None:
 
 @pytest.mark.slow
 def test_the_two_trait_set_is_learned_with_four_labels() -> None:
-    """The two-trait images are learned without labels; then four labels name the templates.
+    """The images show two traits and are learned without labels; then four labels name the templates.
 
     At most 1 of 1,000 images may get a wrong label.
     """
@@ -477,7 +470,7 @@ def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
 
 def test_the_threshold_of_filters_applies_to_their_steps(grey: Any) -> None:
     m, images = grey
-    same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
+    assert_same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
     less = network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
     on = [one._network.layer.compute_evidence(images) > 0 for one in (m, less)]
     assert on[0].sum() < on[1].sum()

@@ -38,7 +38,7 @@ from scalelatent.models.hcn.model.multi_layer_learning import (
 from scalelatent.models.hcn.model.templates import TemplateCounts
 from scalelatent.storage.record import dumps, loads
 
-CATEGORY = (0, 1, 1, 0)  # category of each of the four patterns
+CATEGORY = (0, 1, 1, 0)  # Class of each of the four patterns (a shape with a diagonal).
 
 
 def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
@@ -91,7 +91,7 @@ def test_true_weights_classify_their_images() -> None:
     state = learner.start()
     state = type(state)(true_weights(net, images), state.first)
     assert error(learner, state, images) < 0.005
-    # The features are found for each assumed noise.
+    # Images are classified also if the network assumes more noise than the images have.
     other = [replace(layer, p01=0.2, p10=0.05) for layer in net.layers]
     found = TemplateCounts(Hierarchy(tuple(other), (0, 1, 2, 3)), 4)
     stats, backend = Stats.zeros(found.layout()), make_backend("cpu")
@@ -110,7 +110,7 @@ def test_parts_and_templates_are_found(labelled: bool) -> None:
 
 
 def test_hidden_parts_are_completed_in_place() -> None:
-    """Half of each shape is hidden. 95 % of the completed pixels are within one pixel of a true pixel."""
+    """The lower part of each image is hidden; 95 % of completed pixels are next to, or on, a true pixel."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     x, _ = images.rows(0, 40)
@@ -135,9 +135,7 @@ def test_hidden_parts_are_completed_in_place() -> None:
 
 
 def test_drawn_images_follow_the_set() -> None:
-    """Drawn templates and shifts have their prior probabilities, and a forward pass classifies the drawn
-    images.
-    """
+    """Drawn templates have their prior probabilities, and the network classifies the drawn images."""
     net, images = two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(true_weights(net, images))]
     labels = np.arange(300) % 2
@@ -159,16 +157,16 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
     weights[-1][..., np.flatnonzero(codes == 1)[0]] = False
     labels = np.ones(40, int) if labelled else None
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all()
-    weights[-1][..., codes == 1] = False  # Now no template of the drawn class has a weight.
+    weights[-1][..., codes == 1] = False  # No template of class 1 has a weight.
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all() == (not labelled)
     weights[-1][...] = False
     assert not net.draw(weights, 4, None, 5).any()
 
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
-    """Six passes over a leaf (a fixed range of images) are equal if its messages are stored after each pass.
+    """Six passes over a leaf (a fixed range of images) in one visit equal six visits of one pass.
 
-    A pass does not change the stored messages that it receives.
+    After a visit, messages are stored. A visit does not change the stored messages that it receives.
     """
     net, images = two_layers(classes=(0, 1, 2, 3))
     block = block_of(images, 0, 12)
@@ -185,7 +183,7 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Messages need at most the planned bytes: in memory, on disk, and on disk if no message is 0."""
+    """Messages take the planned bytes in memory, and fewer on disk unless no message is 0."""
     net, images = two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6)
     block = block_of(images, 0, 12, known)
@@ -224,7 +222,7 @@ def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
 
 
 def leaf_bytes(kept: Any) -> int:
-    """Return the bytes of the arrays in a tree of dicts."""
+    """Return the bytes of all arrays in nested dicts, the stored messages of a leaf."""
     return sum(map(leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
 
 
@@ -257,7 +255,7 @@ MUTANTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several wrong implementations of sparse arrays fail the test above."""
+    """If sparse arrays lost a sign, large values or the order of bits, the test above would fail."""
     whole = to_sparse
     monkeypatch.setattr(
         "tests.models.hcn.test_multi_layer_learning.to_sparse",
@@ -271,7 +269,7 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 def test_beliefs_equal_priors_plus_messages() -> None:
     """Beliefs of weights W are the initial beliefs plus all messages to W.
 
-    Beliefs of positions S are the messages from pixels plus those from the upper layer.
+    Beliefs of positions S are the messages from pixels plus the messages from the upper layer.
     """
     net, images = two_layers()
     learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
@@ -286,7 +284,7 @@ def test_beliefs_equal_priors_plus_messages() -> None:
 
 
 def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the backward pass changed the weights of a layer too, the test above would fail."""
+    """If messages to lower layers also changed the weights, the test above would fail."""
     pass_down = Hierarchy.pass_down
 
     def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
@@ -321,9 +319,7 @@ def test_class_messages_are_minus_the_best_other_score() -> None:
 
 
 def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the maximum over other templates included an unlabelled template's own score, the test above would
-    fail.
-    """
+    """If the maximum over other templates included the template's own score, the test above would fail."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape)
@@ -359,9 +355,7 @@ def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> n
 
 
 def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the label of an image is known, only messages of templates of its class are stored; no bit
-    changes.
-    """
+    """For labelled images, storing only the messages of templates of the class changes no bit."""
     net, images = two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
@@ -396,17 +390,15 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
 
 
 def test_templates_of_another_class_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the stored messages were those of the first templates, whatever the class, the test above would
-    fail.
-    """
+    """If messages of the first templates were stored for images of any class, the test above would fail."""
     monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)
 
 
 def test_small_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If messages from the class were as small as those of pools, below the pixels' evidence, labels would
-    fail.
+    """If messages from classes were limited like those of pools, below the evidence of pixels, templates
+    of other classes would learn, and the test above would fail.
     """
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):

@@ -1,6 +1,6 @@
 """The plan of a compositional network gives upper bounds of memory and disk space.
 
-The bounds hold for online fits and for fits that store messages.
+The plan is tested for online fits and for fits that store messages.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ print(json.dumps({"peak": peak_bytes(), **found_plan}))
 
 
 @pytest.fixture(scope="module")
-def _warm() -> None:
-    """Compile the kernels first, because the memory of LLVM is not part of a fit."""
+def _compiled_kernels() -> None:
+    """Compile the kernels first, because the plan does not include the memory of the compiler."""
     warm = [sys.executable, "-m", "scalelatent", "warm", "hcn", "data"]
     subprocess.run(warm, capture_output=True, timeout=120, check=True)
 
@@ -62,9 +62,7 @@ def measured(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, Any
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planned seconds follow from one measured chain (part) of a step, or one measured pass that
-    stores messages.
-    """
+    """The planned seconds follow from one measured step of one chain, or one pass with stored messages."""
     probed: list[str] = []
 
     def measure(name: str, seconds: Any) -> float:
@@ -78,7 +76,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
     )
     found_plan = model.plan(np.zeros((50, 7, 6), np.uint8))
     assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
-    # The measurement of five images takes half a second; with stored messages it makes several sweeps.
+    # The measurement of five images takes 0.5 s; with stored messages it includes PROBE_SWEEPS sweeps.
     row = 0.5 / 5 / (1 if online else planning.PROBE_SWEEPS)
     assert found_plan["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
     assert found_plan["pairs_per_second"] == pytest.approx(
@@ -88,9 +86,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("online", [True, False])
 def test_images_that_filters_read_are_planned(online: bool) -> None:
-    """Grey images take less memory than the channels that filters make of them; the plan counts the
-    channels.
-    """
+    """A plan accepts grey images, from which filters make the channels that the network learns."""
     ds = sl.Dataset.from_arrays(np.zeros((20, 7, 6), np.uint8), np.arange(20) % 2)
     found_plan = sl.HierarchicalCompositionalNetwork([(3, 3)], templates=2, filters=4, online=online).plan(ds)
     assert found_plan["seconds"]["learn"] > 0
@@ -119,7 +115,7 @@ def test_threads_of_templates_from_images_need_blocks_only() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_warm")
+@pytest.mark.usefixtures("_compiled_kernels")
 @pytest.mark.parametrize("way", ["online", "kept", "several"])
 def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"n_epochs": 1, "n_chains": 4}
@@ -137,5 +133,5 @@ def test_a_fit_stays_under_its_plan(way: str, tmp_path: Path) -> None:
     for one in (few, many):
         assert one["disk"] < one["disk_plan"] + 2**20
     if way != "online":
-        # The plan of several layers assumes that no message is 0.
+        # For several layers, the plan assumes that no message is 0, so it exceeds the used space by more.
         assert many["disk_plan"] < (2.5 if way == "kept" else 5) * many["disk"]

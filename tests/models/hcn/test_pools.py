@@ -1,4 +1,7 @@
-"""Messages between layers equal those by enumeration, and the numba kernels equal the reference."""
+"""Messages of pools equal an enumeration of all bits, and the numba kernels equal the reference.
+
+A pool is the square of pixels to which a pixel may be shifted.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from scalelatent.models.hcn.kernels.units import OFF_IMAGE, UNITS_PER_NAT
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, message_starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
 
-# Each case is images, (channels, height, width), side of a pool.
+# Each case: number of images, (channels, height, width), side of a pool in pixels.
 SHAPES = [(1, (1, 1, 1), 3), (2, (3, 4, 5), 3), (1, (1, 7, 33), 5), (3, (2, 3, 2), 1), (1, (16, 6, 17), 3)]
 
 
 def draw(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Return random arrays below, prior, above, down and evidence with small, large and equal messages."""
+    """Return arguments of the kernels of pools: random messages (small, large and equal) and the prior."""
     n, image, side = shape
     rng = np.random.default_rng(seed)
 
@@ -75,7 +78,7 @@ def test_trees_equal_the_reference(shape) -> None:
 
 
 def best(score, n: int, at: int) -> tuple[float, float]:
-    """Return the largest score over all values of n bits: with bit ``at`` equal to 0, and equal to 1."""
+    """Return two maxima of the score over all values of n bits: one with bit ``at`` = 0, one with 1."""
     found = [-np.inf, -np.inf]
     for bits in itertools.product((0, 1), repeat=n):
         found[bits[at]] = max(found[bits[at]], score(bits))
@@ -84,9 +87,9 @@ def best(score, n: int, at: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("side", [1, 3])
 def test_pool_messages_are_max_marginals(side) -> None:
-    """Messages of a pool are differences of max-marginals by enumeration.
+    """A message is the largest score with a bit equal to 1, minus the largest score with the bit equal to 0.
 
-    A pool joins a pixel of the upper image R and the pixels to which it may be shifted.
+    The bits of a pool are a pixel of the upper image R and the pixels to which it may be shifted.
     """
     rng, n = np.random.default_rng(side), side**2
     shape = (2 * (side // 2) + 1,) * 2

@@ -1,4 +1,4 @@
-"""Learning with stored messages of leaves (fixed ranges of images); results are compared with enumeration."""
+"""Learning with stored messages of leaves (fixed ranges of images) finds bars, letters and the optimum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKEND = Kernels()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Learn images as one leaf (range); return the beliefs of weights in nats, and the stored messages."""
+    """Learn all images as one leaf; return the beliefs of weights in nats, and the stored messages."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -55,7 +55,7 @@ def test_one_long_visit_equals_several_short_visits() -> None:
     assert leaf_bytes(layer, 4) == sum(a.nbytes for a in (leaf.s, leaf.to_s, leaf.to_w, leaf.held))
 
 
-# The first sizes are those of the paper's letters (Lazaro-Gredilla et al. 2016).
+# The first case has the sizes of the letters of the paper (Lazaro-Gredilla et al. 2016).
 @pytest.mark.parametrize(("side", "n_features", "window"), [(24, 32, (8, 6)), (14, 5, (6, 6))])
 def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
     layer = FeatureLayer((1, side, side), n_features, window, 1e-3, 1e-3, 0.3, 1e-4)
@@ -80,7 +80,7 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    # ``peak`` does not include the stored messages of before, which the second call replaces.
+    # The messages from the first call were allocated before the trace, so ``peak`` does not include them.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
 
@@ -157,7 +157,7 @@ def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarr
     ("image", "window", "n_features"), [((3, 3), (2, 2), 2), ((2, 5), (1, 3), 1), ((1, 9), (1, 3), 1)]
 )
 def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_features) -> None:
-    """The best of ten restarts is the most probable configuration in at least 95 of 100 small networks.
+    """In at least 95 % of small networks, the best of ten restarts is the most probable configuration.
 
     The networks have at most 18 bits, so that all configurations can be enumerated.
     """
@@ -179,6 +179,6 @@ def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_fea
         for restart in range(10):
             beliefs, leaf = learn_leaf(layer, evidence, seed, 60, 0.8, restart)
             found.append(scores(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
-        # The evidence is rounded to multiples of 1/256 nat, so equal scores differ a little.
+        # The evidence is rounded to multiples of 1/256 nat, so the score of the optimum may be lower by 0.1.
         hits += max(found) >= best - 0.1
     assert hits >= 0.95 * 40

@@ -1,6 +1,6 @@
-"""Messages of factors and of trees equal max-marginals by enumeration.
+"""Messages of AND, of OR and of trees equal max-marginals (largest scores) by enumeration.
 
-A wrong implementation must fail each of these checks.
+Wrong implementations must fail the same checks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def check_or(up: Function, down: Function) -> None:
     for m in range(1, 9):
         for _ in range(40):
             t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
-            t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal, so that maxima have ties.
+            t[rng.random(m) < 0.3] = t[0]  # Some messages are equal to the first: maxima have ties.
             want = enumerate_messages(log_or_factor, np.array([*t, below]))
             assert_allclose(up(t, below), want[:-1], atol=1e-12)
             assert_allclose(down(t), want[-1], atol=1e-12)
 
 
 def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
-    """Check the messages of the tree of a pixel: an OR of m ANDs with evidence below."""
+    """Check messages to the bits s and w of a pixel that is the OR of m pairs (s AND w), given evidence."""
     rng = np.random.default_rng(3)
     for m in range(1, 5):
         for _ in range(10):

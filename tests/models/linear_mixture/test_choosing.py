@@ -16,7 +16,10 @@ ONE = {"random_state": 0, "n_jobs": 1}
 
 
 def make_rows(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows in random order: squares of normal numbers, columns in different units, two half moons."""
+    """Return rows and labels in random order.
+
+    "squares" are classified by their length, "units" has columns in different units, "moons" are two arcs.
+    """
     make = {
         "squares": lambda: make_hastie_10_2(1200, random_state=0),
         "units": lambda: load_wine(return_X_y=True),
