@@ -97,7 +97,7 @@ def _preload_worker_imports(request: pytest.FixtureRequest) -> None:
     from distributed.utils import get_mp_context
 
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Replaces the list of Dask.
+    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Replaces Dask's preload list.
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def test_benchmarks_import_names_that_the_package_has() -> None:
                 continue
             module = importlib.import_module(node.module)
             for name in (alias.name for alias in node.names):
-                # A name may be a submodule. Submodules for GPUs need CuPy, so they are found but not imported.
+                # A name may be a submodule. Submodules for GPUs need CuPy, so they are found, not imported.
                 within = hasattr(module, "__path__") and find_spec(f"{node.module}.{name}")
                 if not hasattr(module, name) and not within:
                     missing.append(f"{file.name}: {node.module}.{name}")

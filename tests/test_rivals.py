@@ -32,7 +32,7 @@ SETS = {
 
 
 def import_benchmarks(*names: str) -> list[ModuleType]:
-    """Import files of benchmarks/, and restore the environment, in which they set numbers of threads."""
+    """Import files of benchmarks/, and restore the environment: the files set numbers of threads there."""
     before = dict(os.environ)
     sys.path.insert(0, str(BENCHMARKS))
     try:

@@ -1,4 +1,4 @@
-"""benchmarks/tangent_neighbours.py: tangent distances equal least squares for any block size.
+"""benchmarks/tangent_neighbours.py: tangent distances equal least squares.
 
 A tangent is the change of a row under a small transformation. The distance allows steps along tangents.
 """

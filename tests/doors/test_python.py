@@ -66,15 +66,14 @@ def test_invalid_rows_are_refused(model: str, rows: Any, reported: str) -> None:
 
 
 def test_text_as_labels_and_text_before_labels() -> None:
-    for call in (lambda: capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
+    for call in (lambda: make_capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
         with pytest.raises(DataError, match="y is the string 'x', which holds no rows"):
             call()
     with pytest.raises(DataError, match="X is the string 'x', which holds no rows; if it"):
-        capsule().fit("x", [1, 2])
-    with pytest.raises(
-        DataError, match=r"X is the string .*scalelatent\.open_dataset\("
-    ):  # The message must not be that y is missing.
-        capsule().fit(str(FOLDER))
+        make_capsule().fit("x", [1, 2])
+    # The message must not be that y is missing.
+    with pytest.raises(DataError, match=r"X is the string .*scalelatent\.open_dataset\("):
+        make_capsule().fit(str(FOLDER))
 
 
 def test_rows_without_labels(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_rows_without_labels(tmp_path: Path) -> None:
         with pytest.raises(
             DataError, match=r"no labels, .* \(images: one folder per class; tables: --label COL"
         ):
-            capsule().fit(rows)
+            make_capsule().fit(rows)
 
 
 def test_a_missing_column_is_named_with_the_argument_first() -> None:
@@ -131,31 +130,31 @@ def test_rows_that_a_capsule_model_cannot_learn_from_are_refused(
     assert "momentum" not in str(refused.value)
 
 
-def capsule() -> Any:
+def make_capsule() -> Any:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1)
 
 
-def crbm() -> Any:
+def make_crbm() -> Any:
     return sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1)
 
 
 # Calls that must refuse rows with a value of 1e38, by name.
 USES: dict[str, Callable[[Any], Any]] = {
-    "capsule, validation": lambda x: capsule().fit(X, Y, validation=(x, Y)),
+    "capsule, validation": lambda x: make_capsule().fit(X, Y, validation=(x, Y)),
     "capsule, validation of stepwise": lambda x: (
-        capsule().set_params(algorithm="stepwise", n_epochs=1).fit(X, Y, validation=(x, Y))
+        make_capsule().set_params(algorithm="stepwise", n_epochs=1).fit(X, Y, validation=(x, Y))
     ),
     "capsule, validation of one against the rest": lambda x: (
-        capsule().set_params(architecture="one_vs_all").fit(X, Y, validation=(x, Y))
+        make_capsule().set_params(architecture="one_vs_all").fit(X, Y, validation=(x, Y))
     ),
-    "capsule, predict": lambda x: capsule().fit(X, Y).predict(x),
-    "capsule, transform": lambda x: capsule().fit(X, Y).transform(x),
-    "capsule, projected": lambda x: capsule().set_params(projection=4).fit(X, Y).predict(x),
-    "capsule, score": lambda x: capsule().fit(X, Y).score(x, Y),
-    "crbm, fit": lambda x: crbm().fit(x, B),
-    "crbm, validation": lambda x: crbm().fit(X, B, validation=(x, B)),
-    "crbm, predict": lambda x: crbm().fit(X, B).predict(x),
-    "crbm, score": lambda x: crbm().fit(X, B).score(x, B),
+    "capsule, predict": lambda x: make_capsule().fit(X, Y).predict(x),
+    "capsule, transform": lambda x: make_capsule().fit(X, Y).transform(x),
+    "capsule, projected": lambda x: make_capsule().set_params(projection=4).fit(X, Y).predict(x),
+    "capsule, score": lambda x: make_capsule().fit(X, Y).score(x, Y),
+    "crbm, fit": lambda x: make_crbm().fit(x, B),
+    "crbm, validation": lambda x: make_crbm().fit(X, B, validation=(x, B)),
+    "crbm, predict": lambda x: make_crbm().fit(X, B).predict(x),
+    "crbm, score": lambda x: make_crbm().fit(X, B).score(x, B),
 }
 
 
@@ -178,7 +177,7 @@ def test_stored_rows_with_too_large_values_are_refused(use: str, tmp_path: Path)
 def test_stored_rows_with_too_large_values_are_refused_by_a_crbm(tmp_path: Path) -> None:
     stored = sl.Dataset.from_arrays(HUGE, B).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
     with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
-        crbm().fit(stored)
+        make_crbm().fit(stored)
 
 
 def test_a_batch_with_too_large_values_is_refused_and_changes_nothing() -> None:
@@ -233,8 +232,8 @@ LABELS: list[tuple[str, Any, str]] = [
     "use_labels",
     [
         lambda y: sl.Dataset.from_arrays(X, y),
-        lambda y: capsule().partial_fit(X, y, classes=["0", "1", "a"]),
-        lambda y: capsule().fit(X, Y, validation=(X, y)),
+        lambda y: make_capsule().partial_fit(X, y, classes=["0", "1", "a"]),
+        lambda y: make_capsule().fit(X, Y, validation=(X, y)),
     ],
     ids=["dataset", "partial_fit", "validation"],
 )

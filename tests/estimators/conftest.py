@@ -45,5 +45,5 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def held_pair() -> Pair:
-    """Return 120 other noisy and clean rows of the four patterns of ``pair``."""
+    """Return 120 other noisy rows and their clean rows, with the same four patterns as in ``pair``."""
     return make_patterns(120, 2)

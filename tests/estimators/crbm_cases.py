@@ -22,7 +22,7 @@ def make_patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int =
     return (v ^ (rng.random(v.shape) < flip)).astype(np.uint8), v.astype(np.uint8)
 
 
-def make(**more: Any) -> ConditionalRBM:
+def make_rbm(**more: Any) -> ConditionalRBM:
     options: dict[str, Any] = {"n_hidden": 6, "n_epochs": 4, "batch_size": 20, "learning_rate": 0.2}
     return ConditionalRBM(**(options | {"random_state": 0, "n_jobs": 1} | more))
 

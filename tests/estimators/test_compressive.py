@@ -132,12 +132,12 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("how", "given", "error", "message"), BAD, ids=[bad[3][:20] for bad in BAD])
+@pytest.mark.parametrize(("options", "given", "error", "message"), BAD, ids=[bad[3][:20] for bad in BAD])
 def test_the_error_names_invalid_input(
-    how: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
+    options: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        make_small_network(**how).fit(*given)
+        make_small_network(**options).fit(*given)
 
 
 def test_the_error_names_rows_that_are_damaged_during_the_fit(tmp_path: Path) -> None:

@@ -44,5 +44,5 @@ def measure_peak(folder: Path, rows: int, learner: str) -> dict[str, int]:
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, learner: str) -> None:
     few, many = (measure_peak(tmp_path, rows, learner) for rows in (4_000, 16_000))
     assert many["peak"] < many["plan"] < 4 * many["peak"]
-    # More rows take only the memory that the plan predicts for cached blocks, with a tolerance of 16 MiB.
+    # More rows take only the memory that the plan predicts for the cache of rows, plus at most 16 MiB.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 16 * 2**20

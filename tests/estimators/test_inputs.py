@@ -145,8 +145,8 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 
 def assert_close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> None:
-    # The two fits divide the rows into different blocks. So float32 products differ in their last bits
-    # (6e-8), and the differences add up over six passes.
+    # The two fits divide the rows into different blocks (row ranges of one product). So float32 products
+    # differ in their last bits (6e-8), and the differences add up over six passes.
     np.testing.assert_allclose(a.predict_proba(x), b.predict_proba(x), atol=2e-4)
     assert a.history_[-1]["objective"] == pytest.approx(b.history_[-1]["objective"], rel=1e-5)
     assert a.history_[-1]["train_error"] == pytest.approx(b.history_[-1]["train_error"], abs=1e-2)
@@ -267,7 +267,7 @@ def test_an_ensemble_reports_the_error_of_its_joint_decision(
     model = make_model(max_iter=18, nu_schedule=[(0.0, 30)], **options).fit(*digits, validation=held)
     own = 1 - model.score(*held_out, sample_weight=weight)
     assert model.best_validation_error_ == pytest.approx(own, abs=1e-12)
-    # A member distinguishes only two classes or groups of classes, so its error is smaller.
+    # A member (a model of two classes or groups of classes) has an easier task, so its error is smaller.
     assert 0 < model.mean_member_validation_error_ < own / 2
     assert all(r["train_error"] is None and r["mean_member_train_error"] >= 0 for r in model.history_)
     members = [r["mean_member_validation_error"] for r in model.history_]

@@ -17,7 +17,7 @@ FITS: dict[str, Callable[[Any], Any]] = {
     "capsule": lambda x: CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(
         x, np.arange(60) % 3
     ),
-    "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, bits_of(x)),
+    "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, to_bits(x)),
     "mbn": lambda x: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, random_state=0).fit(x),
 }
 FIXED = {
@@ -27,7 +27,7 @@ FIXED = {
 }
 
 
-def bits_of(x: Any) -> np.ndarray:
+def to_bits(x: Any) -> np.ndarray:
     return (np.asarray(x) > 0).astype("u1")
 
 
@@ -53,14 +53,14 @@ def test_the_error_of_a_conditional_rbm_names_from_weights() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("capsule", "W_"), ("crbm", "Whx_")])
-@pytest.mark.parametrize("how", ["fitted", "loaded", "pickled"])
-def test_values_written_in_place_are_used(kind: str, name: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["fitted", "loaded", "pickled"])
+def test_values_written_in_place_are_used(kind: str, name: str, options: str, tmp_path: Path) -> None:
     x = make_rows()
     model = FITS[kind](x)
-    if how == "loaded":
+    if options == "loaded":
         model.save(tmp_path / "m.zarr")
         model = load_model(tmp_path / "m.zarr")
-    elif how == "pickled":
+    elif options == "pickled":
         model = pickle.loads(pickle.dumps(model))
     before = model.transform(x)
     getattr(model, name)[...] = 0

@@ -80,7 +80,7 @@ def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
     with pytest.raises(PlanError, match=r"layer 2 \(k = 270\) would need.*; decay='auto' has chosen 0.9"):
         auto.fit(rows)
-    # Layer 1 has the same size for each decay, so the message does not recommend a smaller decay.
+    # Layer 1 has the same size for each decay, so the error does not recommend a smaller decay.
     with pytest.raises(PlanError, match=r"layer 1 .*needs? .*lower k1[^;]*$"):
         auto.plan(rows, memory_limit="600MB")
 

@@ -84,9 +84,8 @@ def test_auto_projects_only_wide_rows(digits: Arrays) -> None:
 
 def test_validation_rows_are_projected(digits: Arrays, held_out: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=8, projection=15).fit(*digits, validation=held_out)
-    assert 1 - model.score(*held_out) == pytest.approx(
-        model.best_validation_error_, abs=0.007
-    )  # 0.007: two of the 300 predicted classes may differ.
+    # 0.007: two of the 300 predicted classes may differ.
+    assert 1 - model.score(*held_out) == pytest.approx(model.best_validation_error_, abs=0.007)
 
 
 # -- starts --------------------------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ def test_warm_start_with_another_shape_is_refused(digits: Arrays, change: dict[s
 
 
 def test_a_warm_start_without_the_earlier_projection_computes_its_own(digits: Arrays) -> None:
-    """A projection on 64 directions of 64 features gives weights of the same shape in other axes."""
+    """The projection has 64 directions, as many as features, so the shape of the weights does not change."""
     model = _fit(digits, projection=64, warm_start=True)
     model.set_params(projection=None).fit(*digits)
     assert model.projection_ is None
@@ -218,7 +217,7 @@ def test_classes_may_have_different_dimensions(digits: Arrays) -> None:
 
     np.testing.assert_allclose(p, probabilities(h.T, np.array([1, 4, 2])).T, atol=1e-6)
     blank = np.zeros((1, 64), "u1")
-    assert model.predict(blank).tolist() == [1]  # All lengths are 0; the capsule of 4 wins.
+    assert model.predict(blank).tolist() == [1]  # Capsules of length 0: 4 dimensions win.
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference", "auto"])
@@ -278,13 +277,13 @@ def test_invalid_values_are_refused_before_any_pass(
 ) -> None:
     from scalelatent import Callback
 
-    class Never(Callback):
+    class RefuseStages(Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
             raise AssertionError(f"work started: {info}")
 
     model = CapsuleRegression(**{"capsule_dim": 2, "max_iter": 2, **options})
     with pytest.raises(ValueError, match=message):
-        model.fit(*digits, callbacks=[Never()])
+        model.fit(*digits, callbacks=[RefuseStages()])
     assert not hasattr(model, "W_")
 
 

@@ -1,4 +1,4 @@
-"""Predictions: in memory, lazily for dask arrays, streamed to datasets."""
+"""Predictions are arrays in memory, lazy arrays for dask arrays, or datasets that are written in parts."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ def test_a_row_alone_has_the_same_prediction(
 ) -> None:
     whole = getattr(plain_model, method)(digits[0])[:n]
     part = getattr(plain_model, method)(digits[0][:n])
-    np.testing.assert_allclose(
-        part, whole, rtol=1e-4, atol=1e-5
-    )  # Matrix products of fewer rows may round differently.
+    # Matrix products of fewer rows may round differently.
+    np.testing.assert_allclose(part, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunks", [(600, 64), (100, 64), (77, 13), ((1, 599), (64,))])
@@ -193,10 +192,10 @@ def test_predictions_of_an_unfitted_model_are_refused(method: str, digits: Array
         getattr(CapsuleRegression(), method)(tmp_path / "m" if method == "save" else digits[0])
 
 
-@pytest.mark.parametrize("form", ["numpy", "dask", "dataset", "memmap"])
+@pytest.mark.parametrize("container", ["numpy", "dask", "dataset", "memmap"])
 @pytest.mark.parametrize("method", [*METHODS, "score"])
 def test_the_error_names_another_number_of_features(
-    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, form: str
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, container: str
 ) -> None:
     x = digits[0][:, :60]
     np.save(tmp_path / "x.npy", x)
@@ -205,17 +204,17 @@ def test_the_error_names_another_number_of_features(
         "dask": da.from_array(x),
         "dataset": Dataset.from_arrays(x, digits[1]),
         "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
-    }[form]
-    args = (given, digits[1]) if method == "score" and form != "dataset" else (given,)
+    }[container]
+    args = (given, digits[1]) if method == "score" and container != "dataset" else (given,)
     with pytest.raises(ValueError, match=r"60 features.*64"):
         getattr(plain_model, method)(*args)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("form", ["numpy", "dataset", "memmap", "dask", "out"])
+@pytest.mark.parametrize("container", ["numpy", "dataset", "memmap", "dask", "out"])
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_with_nan_are_not_predicted(
-    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, form: str, bad: float
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, container: str, bad: float
 ) -> None:
     """A row with NaN has no longest capsule, so any predicted class would be arbitrary."""
     x = digits[0].astype("f4")
@@ -224,10 +223,10 @@ def test_rows_with_nan_are_not_predicted(
     given: Any = {
         "numpy": x, "dataset": Dataset.from_arrays(x), "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
         "dask": da.from_array(x, chunks=(100, 64)), "out": Dataset.from_arrays(x),
-    }[form]  # fmt: skip
+    }[container]  # fmt: skip
     with pytest.raises(ValueError, match="NaN|nan|inf"):
-        out = getattr(plain_model, method)(given, **({"out": tmp_path / "o"} if form == "out" else {}))
-        if form == "dask":
+        out = getattr(plain_model, method)(given, **({"out": tmp_path / "o"} if container == "out" else {}))
+        if container == "dask":
             out.compute(scheduler="synchronous")
 
 

@@ -1,4 +1,4 @@
-"""Output of a fit in Python: progress, the message of an interruption, and reports."""
+"""Output of a fit in Python: progress, the text of an interruption, and reports."""
 
 from __future__ import annotations
 

@@ -101,23 +101,23 @@ def test_a_run_folder_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("what", "at"),
+    ("hook", "at"),
     [("progress", n) for n in range(0, 24, 4)]
     + [("pass_end", n) for n in (0, 3, 7)]
     + [("stage", n) for n in range(5)],
 )
 def test_an_interrupted_fit_resumes_to_the_same_bits(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression, what: str, at: int
+    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression, hook: str, at: int
 ) -> None:
     folder = tmp_path / "run"
     try:
-        _fit(digits, held_out, folder, InterruptAt(at, what))
+        _fit(digits, held_out, folder, InterruptAt(at, hook))
         pytest.fail("the fit ended before it was interrupted")
     except KeyboardInterrupt:
         pass
     log = HookLog()
     assert_same(_fit(digits, held_out, folder, log, resume=True), uninterrupted)
-    if what == "pass_end":
+    if hook == "pass_end":
         assert [r["pass"] for r in log.infos("pass_end")] == list(range(at + 2, 9))
         assert log.infos("fit_start")[0]["resumed_pass"] in (at + 1, None)
 

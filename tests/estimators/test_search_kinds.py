@@ -176,8 +176,8 @@ def test_splitters_and_scorers_of_scikit_learn_give_its_results(digits: Arrays, 
     cv_theirs = KFold(3) if cv == 3 else cv
     theirs = GridSearchCV(CAPSULE, grid, cv=cv_theirs, scoring=scoring).fit(x, y)
     ours = Search(CAPSULE, grid, cv=cv, scoring=scoring).fit(x, y)
-    # If candidates share passes, held-out rows have weight 0 and stay in the blocks. GridSearchCV removes
-    # these rows, so its blocks start at other rows, and one or two predictions differ by rounding.
+    # If candidates share passes, held-out rows have weight 0. GridSearchCV removes these rows, so blocks (row
+    # ranges of one product) start at other rows, and one or two predictions differ by rounding.
     tolerance = 0.03 if cv == 3 else 0
     for name in (n for n in theirs.cv_results_ if "test_score" in n and "rank" not in n):
         np.testing.assert_allclose(

@@ -68,7 +68,7 @@ _OF_SMALL = (
     "check_fit2d_predict1d", "check_fit2d_1sample", "check_fit2d_1feature",
 )  # fmt: skip
 
-# The failing checks by ``threshold``: a pixel above this value is 1. Each check passes with some threshold.
+# Checks that fail, for each value of ``threshold``: a pixel above this value is 1. Another value passes.
 EXPECTED_OF_HCN = {
     None: dict.fromkeys((*_OF_LARGE, *_OF_SMALL), _BINARY),
     0.5: dict.fromkeys(_OF_LARGE, _LARGE),
@@ -153,9 +153,8 @@ def test_a_default_equals_its_documented_value_for_enough_rows(digits: Any, tmp_
     x, y = digits
     ours, theirs = (CapsuleRegression(max_iter=2, random_state=0, **how) for how in ({}, {"capsule_dim": 8}))
     np.testing.assert_array_equal(ours.fit(x, y).W_, theirs.fit(x, y).W_)
-    assert (
-        ours._deciding_parameters() == theirs._deciding_parameters()
-    )  # A run that started with the default can be resumed with capsule_dim=8.
+    # A run that started with the default can be resumed with capsule_dim=8.
+    assert ours._deciding_parameters() == theirs._deciding_parameters()
     v = (x > 8).astype("u1")
     a, b = (ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **how) for how in ({}, {"batch_size": 20}))
     np.testing.assert_array_equal(a.fit(x, v).W_, b.fit(x, v).W_)

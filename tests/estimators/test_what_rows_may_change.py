@@ -335,19 +335,22 @@ def fit_before(model: str, change: str | None) -> Any:
 def test_a_change_of_the_rows_changes_the_result_as_the_table_declares(
     change: str, model: str, tmp_path: Path
 ) -> None:
-    how, column, entry = CHANGES[change], MODELS[model], ENTRIES[change, model]
-    changed = how.after(column.given(), tmp_path)
+    row, column, entry = CHANGES[change], MODELS[model], ENTRIES[change, model]
+    changed = row.after(column.given(), tmp_path)
     if entry == "error":
         with pytest.raises(DataError, match="images|pixels must be 0 or 1"):
             column.fit(changed)
         return
-    first, second = fit_before(model, None if how.before is keep_unchanged else change), column.fit(changed)
+    first, second = (
+        fit_before(model, None if row.before is keep_unchanged else change),
+        column.fit(changed),
+    )
     x, y = column.draw(300, np.random.default_rng(1))
-    after, labels = how.rows(x), how.labels(y)
+    after, labels = row.rows(x), row.labels(y)
     if entry == "score":
         assert column.score(second, after, labels) >= column.score(first, x, y) - column.spread
         return
-    expected, found = column.read_results(first, x), how.back(column.read_results(second, after))
+    expected, found = column.read_results(first, x), row.back(column.read_results(second, after))
     if entry == "same":
         np.testing.assert_array_equal(found, expected)
     else:

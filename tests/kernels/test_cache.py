@@ -71,14 +71,14 @@ def test_processes_that_compile_at_the_same_time_do_not_mix_up_kernels(tmp_path:
     script.write_text(KERNELS)
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
-    def begin(seed: int) -> subprocess.Popen[bytes]:
+    def start_process(seed: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, script, str(seed)]
         return subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE)
 
-    processes = [begin(seed) for seed in range(3)]
+    processes = [start_process(seed) for seed in range(3)]
     try:
         wrong = [process.communicate(timeout=120)[0] for process in processes]
-        processes.append(begin(3))
+        processes.append(start_process(3))
         wrong.append(processes[3].communicate(timeout=120)[0])
     finally:
         for process in processes:
@@ -317,7 +317,7 @@ def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
     places, before = [], numba.config.CACHE_DIR
     both_started = threading.Barrier(2)
 
-    def slowly(**options: Any) -> Any:
+    def define_slowly(**options: Any) -> Any:
         with suppress(threading.BrokenBarrierError):
             both_started.wait(0.2)
         if options.pop("later"):
@@ -325,14 +325,14 @@ def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
         places.append(numba.config.CACHE_DIR)
         return lambda function: function
 
-    monkeypatch.setattr(jit.numba, "njit", slowly)
+    monkeypatch.setattr(jit.numba, "njit", define_slowly)
     monkeypatch.setattr(jit, "_save_one_at_a_time", lambda dispatcher: dispatcher)
     with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(jit.kernel, abs_of, later=later) for later in (False, True)]
+        made = [pool.submit(jit.kernel, compute_abs, later=later) for later in (False, True)]
     assert [future.result()(-2) for future in made] == [2, 2]
     assert places == [jit._folder("other")] * 2
     assert before == numba.config.CACHE_DIR
 
 
-def abs_of(x: int) -> int:
+def compute_abs(x: int) -> int:
     return abs(x)

@@ -33,9 +33,8 @@ def compute_padded_latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
     out = np.full((tiles.padded_size(len(w)), columns), np.nan, dtype="f4")
     compute_latents(packed, x, out)
-    assert not np.nan_to_num(
-        out[len(w) :, : len(x)]
-    ).any()  # Padded dimensions are zeros; zero times NaN is NaN.
+    # Padded dimensions are zeros; zero times NaN is NaN.
+    assert not np.nan_to_num(out[len(w) :, : len(x)]).any()
     return out[: len(w), : len(x)]
 
 

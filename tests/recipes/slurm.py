@@ -107,7 +107,7 @@ class SlurmCluster:
         self._start("slurmctld", "-D", "-i")
         for node in NODES:
             self.start_node(node)
-        wait_for(lambda: all(self.state_of(node).startswith("idle") for node in NODES), 60)
+        wait_for(lambda: all(self.read_node_state(node).startswith("idle") for node in NODES), 60)
 
     def start_node(self, node: str) -> None:
         """Start slurmd, the daemon of a virtual node."""
@@ -128,7 +128,7 @@ class SlurmCluster:
                     process.kill()
         daemon.wait(20)
 
-    def state_of(self, node: str) -> str:
+    def read_node_state(self, node: str) -> str:
         """Return the state of a node: ``idle``, ``alloc``, ``down``, …"""
         return self.call("sinfo", "--noheader", "--nodes", node, "--format", "%t", check=False).strip()
 
@@ -144,7 +144,7 @@ class SlurmCluster:
         """Submit a job by `sbatch`, and return its number."""
         return self.call("sbatch", "--parsable", *words, **environ).strip()
 
-    def job(self, number: str) -> dict[str, str]:
+    def show_job(self, number: str) -> dict[str, str]:
         """Return what the SLURM controller reports about a job: values by name."""
         words = self.call("scontrol", "show", "job", number, "--oneliner").split()
         return dict(word.partition("=")[::2] for word in words)

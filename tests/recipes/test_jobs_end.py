@@ -92,9 +92,8 @@ def test_doctor_reads_the_scheduler_file(tls_cluster: Any, run_verb: Any, tmp_pa
     files = ("--tls-ca-file", tls["ca"], "--tls-cert", tls["cert"], "--tls-key", tls["key"])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        found, _ = run_verb(
-            "doctor", "--scheduler-file", file, *files, code=1
-        )  # The worker declares a GPU that does not exist.
+        # The worker declares a GPU that does not exist.
+        found, _ = run_verb("doctor", "--scheduler-file", file, *files, code=1)
     assert "workers: 2, hosts: 1" in found
     reported = run_verb("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
     assert "give either the address of the scheduler" in reported
@@ -114,9 +113,8 @@ def test_the_dashboard_line_of_another_host_has_a_port_forward(
 
 def test_a_repeated_signal_interrupts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch system and the script of the job may both send SIGTERM."""
-    monkeypatch.setattr(
-        serving, "_end_children", lambda seconds=5: None
-    )  # The clusters of other tests must not end.
+    # The clusters of other tests must not end.
+    monkeypatch.setattr(serving, "_end_children", lambda seconds=5: None)
     interrupts = 0
     with serving.interrupt_on_signals():
         for _ in range(2):

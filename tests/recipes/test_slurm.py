@@ -86,7 +86,7 @@ def count_passes(run: Path) -> int:
 
 def wait_for_state(slurm: SlurmCluster, job: str, *wanted: str, seconds: float = 120) -> dict[str, str]:
     """Wait until a job has one of the wanted states, and return what the controller reports about it."""
-    return wait_for(lambda: (reported := slurm.job(job))["JobState"] in wanted and reported, seconds)
+    return wait_for(lambda: (reported := slurm.show_job(job))["JobState"] in wanted and reported, seconds)
 
 
 def test_a_fit_resumes_after_its_walltime(
@@ -102,8 +102,8 @@ def test_a_fit_resumes_after_its_walltime(
     after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *read_logs, "--wrap", "true")
     wait_for(lambda: count_passes(run) > 5, 120)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    wait_for(lambda: slurm.job(job)["Restarts"] == "1", 60)
-    assert slurm.job(after)["JobState"] == "PENDING"
+    wait_for(lambda: slurm.show_job(job)["Restarts"] == "1", 60)
+    assert slurm.show_job(after)["JobState"] == "PENDING"
     assert wait_for_state(slurm, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
     assert wait_for_state(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
     folder = RunFolder(str(run))
@@ -183,11 +183,11 @@ def test_a_job_survives_a_failed_node_and_ends_regularly(
         submit_job(long, client=client)
         wait_for(lambda: count_passes(run) > 5, 120)
         slurm.kill_node(NODES[1])
-        wait_for(lambda: slurm.state_of(NODES[1]).startswith("down"), 120)
+        wait_for(lambda: slurm.read_node_state(NODES[1]).startswith("down"), 120)
         wait_for(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1, 60)
         seen = count_passes(run)
         wait_for(lambda: count_passes(run) > seen + 5, 120)
-    assert slurm.job(job)["JobState"] == "RUNNING"
+    assert slurm.show_job(job)["JobState"] == "RUNNING"
     slurm.call("scancel", "--batch", "--signal=TERM", job)
     assert wait_for_state(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
     slurm.start_node(NODES[1])
@@ -218,17 +218,8 @@ def test_workers_of_jobqueue_join_and_end_with_their_process(
 ) -> None:
     """Two SLURM jobs run workers, and end after SIGTERM to the process that requested the workers."""
     words: list[Any] = [
-        "--host",
-        address,
-        "--cores",
-        "1",
-        "--memory",
-        "1GB",
-        "--jobs",
-        "2",
-        "--walltime",
-        "30",
-    ]
+        "--host", address, "--cores", "1", "--memory", "1GB", "--jobs", "2", "--walltime", "30",
+    ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path), *words],
         env=slurm.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,

@@ -16,7 +16,7 @@ P, CLASSES = 6, 3
 
 
 def make_case(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0, **more: Any) -> Any:
-    """Return rows x with labels y and weights, their learner em, initial weights w, and m, its members."""
+    """Return rows x, labels y and weights, a learner em, initial weights w, and m, its number of models."""
     rng = np.random.Generator(np.random.Philox(5))
     members = build_members(architecture, CLASSES, 2)
     y = rng.integers(0, CLASSES, 90).astype(np.int32)

@@ -78,7 +78,8 @@ CLASS_WEIGHT = {2: np.array([0.5, 3.0]), 3: np.array([0.5, 1.0, 3.0])}
 def test_the_update_from_residuals_equals_the_update_of_the_paper(name: str, weighted: str) -> None:
     """Equation 2.24 of Saul (2021) gives the weights W = [sum w r h x^T] S^-1 from rows x of weight w.
 
-    Here h are latents, r posterior ratios and S second moments. The package adds residuals: W + Delta S^-1.
+    Here h = W x, r is the ratio of the posterior mean of h to h, and S = sum w x x^T. The package computes
+    W + Delta S^-1, where Delta = sum w (r - 1) h x^T are the residuals.
     """
     members = MEMBERS[name]
     m = members.n_classes
@@ -108,7 +109,7 @@ def test_the_update_from_residuals_equals_the_update_of_the_paper(name: str, wei
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
         np.testing.assert_allclose(step, pulled, rtol=0, atol=1e-10 * np.abs(paper).max())
         np.testing.assert_allclose(step, paper, rtol=0, atol=1e-5 * np.abs(paper).max())
-        # The state after the step has the log-loss and the error of the pass.
+        # After the step, the state of the learner has the log-loss and the error rate of the pass.
         log_loss = -(ws * np.log(p[target, np.arange(len(target))])).sum() / ws.sum()
         new = learner.update(state, {"train": stats})
         assert new.objective[r] == pytest.approx(log_loss, rel=1e-12)
@@ -178,7 +179,7 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
     for _ in range(20):
         exact = learner.update(exact, {"train": run_pass(learner, exact, x, y, None)})
         fast = learner.update(fast, {"train": run_pass(learner, fast, x.astype("f4"), y, None, device="cpu")})
-        # float32 rounds each number by 6e-8
+        # Each float32 number is rounded by 6e-8.
         np.testing.assert_allclose(fast.objective, exact.objective, rtol=2e-6)
     np.testing.assert_allclose(fast.w, exact.w, rtol=0, atol=1e-4 * np.abs(exact.w).max())
 
@@ -233,7 +234,7 @@ def test_update_is_a_pure_function() -> None:
 
 
 def test_fewer_rows_than_features_stays_finite() -> None:
-    """The second moments S are singular, so a small number on their diagonal keeps the inverse finite."""
+    """The second moments of the rows are singular; a small number on their diagonal makes them invertible."""
     members = build_members("multiclass", 2, 1)
     x, y, _ = make_data(2, 4, 9)
     learner = make_learner(members, x, y, None)

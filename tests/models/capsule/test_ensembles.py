@@ -20,7 +20,7 @@ from scalelatent.reductions.moments import SecondMoments
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
-# A seventh of the labels is wrong, so that members improve for several and for different numbers of passes.
+# A seventh of the labels is wrong, so that the models of class pairs improve for different numbers of passes.
 NOISY = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 
@@ -66,7 +66,7 @@ def test_all_vs_all_equals_its_45_binary_fits() -> None:
         own = labels[NOISY] >= 0
         alone = _fit(binary, X[own], labels[NOISY[own]].astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, r, alone)
-    assert len(set(state.best_pass.tolist())) > 3  # The members have different best passes.
+    assert len(set(state.best_pass.tolist())) > 3  # Different passes are best.
 
 
 def test_one_vs_all_equals_its_binary_fits() -> None:
@@ -108,7 +108,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     members = build_members(architecture, 10, 2)
     if weights == "fitted":
         w = _fit(members, X, Y, None, "reference", 2).w
-    else:  # The members are uncertain: many votes are close.
+    else:  # Binary models with random weights are uncertain, so their votes are often close.
         w = np.random.Generator(np.random.Philox(1)).normal(size=(members.total_dim, 64)) * 0.02
     p = compute_scores(members, w, "probabilities")
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-12)
@@ -120,9 +120,9 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     ]
     if architecture == "multiclass":
         winner = each[0].argmax(axis=0)
-    elif architecture == "one_vs_all":  # The member with the largest probability wins.
+    elif architecture == "one_vs_all":  # The largest probability of "own class" wins.
         winner = np.array([q[0] for q in each]).argmax(axis=0)
-    else:  # Each member votes for one of its two classes; the larger sum of probabilities decides ties.
+    else:  # Each binary model votes for one of two classes; the larger sum of probabilities decides ties.
         votes, sums = np.zeros((10, len(X))), np.zeros((10, len(X)))
         for labels, q in zip(members.labels, each, strict=True):
             a, b = np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]

@@ -1,4 +1,4 @@
-"""The E-step of a block by one fused kernel, or by two matrix products: both equal the reference."""
+"""The E-step of a block of rows, by one fused kernel or by two matrix products, equals the reference."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ CASES = {
 
 
 def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
-    """Return latents h, labels and weights of rows, and sizes, labels and the table of members.
+    """Return latents h, labels and weights of rows, and the arguments of kernels that describe the models.
 
-    In all_vs_all, all rows are of class 1, and only the members that distinguish class 1 are returned.
+    In all_vs_all, all rows have class 1, so the arguments describe only the models that distinguish class 1.
     """
     rng = np.random.Generator(np.random.Philox(seed))
     live = np.arange(members.n_members)
@@ -75,9 +75,8 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     # The tolerance is about 4 float32 roundings of 6e-8, times weights up to 3 and latents |h| up to 15.
     np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(
-        fast_sums[:, 1], sums[:, 1], rtol=1e-12
-    )  # Both kernels sum the same rows in float64.
+    # Both kernels sum the same rows in float64.
+    np.testing.assert_allclose(fast_sums[:, 1], sums[:, 1], rtol=1e-12)
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
 
 
@@ -107,9 +106,9 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
 
 
 def test_members_may_have_different_thresholds() -> None:
-    """Members in different rounds of the schedule have different thresholds nu.
+    """Models of different classes may have different thresholds nu, because they finish rounds separately.
 
-    A row has residuals (is active) if it passes the threshold of any member.
+    A row has residuals (is active) if the row passes the threshold of any model.
     """
     h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])

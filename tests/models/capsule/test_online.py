@@ -45,7 +45,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.6, 100.0)
     state = run_step(learner, online_state(data.w, data.m), [make_block(data)])
     np.testing.assert_allclose(state.w, run_batch_em(data), rtol=1e-12)
-    # After one step the average is the state of this step.
+    # After one step, the running average of the weights equals the weights.
     np.testing.assert_array_equal(state.average, state.w)
     # Two chains (parts of a minibatch) give the same total as one.
     two = run_step(
@@ -125,7 +125,7 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
             kept = state.average
         state = learner.end_epoch(state)
         np.testing.assert_array_equal(state.round, [[0, 0, 0, 1, 1, 2][epoch]])
-        # The errors 0.25 and 0.2 are no improvement, so the next round starts from the best weights.
+        # The errors 0.25 and 0.2 are no improvement, so the next threshold nu starts from the best weights.
         if epoch == 3:
             np.testing.assert_array_equal(state.w, kept)
             assert state.since[0] == 0
@@ -134,7 +134,7 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
     assert state.best_epoch[0] == 5
     np.testing.assert_array_equal(learner.weights(state), kept)
     after = run_step(learner, state, [make_block(data)])
-    np.testing.assert_array_equal(after.w, state.w)  # Stopped members do not change.
+    np.testing.assert_array_equal(after.w, state.w)  # The fit has stopped.
 
 
 def test_without_validation_the_last_average_is_kept() -> None:

@@ -65,9 +65,8 @@ def test_probabilities_are_a_distribution(dims: np.ndarray, seed: int, scale: fl
         p = probabilities(h, dims, table)
         assert p.shape == (len(dims), 7)
         assert (p >= 0).all()
-        np.testing.assert_allclose(
-            p.sum(axis=0), 1, rtol=0, atol=1e-12
-        )  # Divisions and the interpolated table round a few times.
+        # Divisions and the interpolated table round a few times.
+        np.testing.assert_allclose(p.sum(axis=0), 1, rtol=0, atol=1e-12)
 
 
 @given(DIMS, st.integers(0, 2**32))

@@ -44,8 +44,8 @@ def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: st
             delta = ((np.repeat(ratios, members.dims[r], axis=0) - 1) * (expected @ x.T)) @ x / len(x)
             mean = (x.T @ x + (ridge + P * s0) * np.eye(P)) / (len(x) + P)
             move = (delta - ridge / len(x) * expected) @ np.linalg.inv(mean)
-            # A step from fewer rows than features (P) is shortened in proportion to the rows. A member that
-            # distinguishes two classes counts only rows of these classes.
+            # A step from fewer rows than features (P) is shortened in proportion to the rows. A model of two
+            # classes counts only the rows of these classes.
             expected = expected + min(1, len(x) / P) * move
         np.testing.assert_allclose(running.w[at], expected, rtol=1e-3, atol=1e-4)
 

@@ -155,9 +155,8 @@ def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: in
     h[:size] *= 4
     h *= np.sqrt(10 * size * 10 ** rng.uniform(-6, 8, n) / (h * h).sum(axis=0)).astype("f4")
     first, second = h[:size].copy(), h[size : 2 * size]
-    second[:] = np.nextafter(
-        first, np.float32(np.inf) * np.sign(first)
-    )  # Capsule 1 is longer than capsule 0 by the last bit of each latent.
+    # Capsule 1 is longer than capsule 0 by the last bit of each latent.
+    second[:] = np.nextafter(first, np.float32(np.inf) * np.sign(first))
     q = (h.astype("f8") ** 2).reshape(10, size, n).sum(axis=1)
     p = probabilities(h, np.full(10, size), squash_table(10 * size) if tabled else None)
     np.testing.assert_array_equal(p.argmax(axis=0), q.argmax(axis=0))

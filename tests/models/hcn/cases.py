@@ -75,7 +75,7 @@ def draw_sweep(
 
 
 def make_zero_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
-    """Return arrays of messages that are zero, as the hcn kernels store them.
+    """Return arrays of zero messages between pixels and bits S and W, as the kernels of HCN store them.
 
     The first array has the messages to S (positions of features), the second the messages to W (pixels of
     features): one number for each pair of a position and a feature's pixel that meet in a pixel of the image.
@@ -95,7 +95,7 @@ class Kernels(HostBackend):
         return getattr(importlib.import_module(module), function)
 
 
-def largest_overlap(features: np.ndarray, truth: np.ndarray) -> float:
+def compute_overlap(features: np.ndarray, truth: np.ndarray) -> float:
     """Return the largest intersection over union (0 to 1) of ``truth`` and any feature, moved anywhere."""
     best, (h, w) = 0.0, truth.shape
     for feature in features:
@@ -120,7 +120,7 @@ def learn_online(
     chains: int = 1,
     minibatches: int = 1,
 ) -> EvidenceState:
-    """Return the state after ``epochs`` epochs of online learning over the rows x in random order."""
+    """Return the learner's state after ``epochs`` epochs over the rows x in random order."""
     state, rng = learner.start(), np.random.default_rng(learner.seed)
     size = chains * minibatches * learner.batch_rows
     for epoch in range(epochs):
@@ -140,7 +140,7 @@ def run_one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """Return the state after one step over the given rows, which are divided into chains (parallel parts)."""
+    """Return the learner's state after one step; ``chains`` parts of the rows are learned in parallel."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):

@@ -29,7 +29,7 @@ def entropy(p: float) -> float:
     return -p * log2(p) - (1 - p) * log2(1 - p)
 
 
-def counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarray, Stats]:
+def compute_counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarray, Stats]:
     weights = from_features(np.stack(features))
     reduction = DescriptionLength(Decoder(LAYER, weights))
     stats = Stats.zeros(reduction.layout())
@@ -44,7 +44,7 @@ def test_the_description_length_of_bits_is_their_entropy() -> None:
 
 
 def test_description_lengths_equal_those_by_hand() -> None:
-    weights, stats = counts([SQUARE, BAR])
+    weights, stats = compute_counts([SQUARE, BAR])
     # The image has two squares, and one of its nine active pixels is not explained. Only the feature of the
     # square is used: it has 15 possible positions and 4 weights, which are all 1.
     assert [int(stats[name]) for name in ("rows", "known", "ones", "errors")] == [1, 24, 9, 1]
@@ -59,7 +59,7 @@ def test_description_lengths_equal_those_by_hand() -> None:
 def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     once = np.zeros((4, 6), int)
     once[1:3, 2:4] = [[1, 0], [1, 1]]
-    weights, stats = counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
+    weights, stats = compute_counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
     assert stats["placed"].tolist() == [1, 0]
     # H(q) is the entropy in bits of a binary variable with probability q. The image needs 24 H(3 / 24) = 13.0
     # bits without a feature, and 15 H(1 / 15) + 4 H(3 / 4) = 8.5 bits with one feature.
@@ -72,4 +72,4 @@ def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
 
 
 def test_images_of_one_value_have_no_compression() -> None:
-    assert isnan(compression(LAYER, *counts([SQUARE, BAR], np.zeros((4, 6), int))))
+    assert isnan(compression(LAYER, *compute_counts([SQUARE, BAR], np.zeros((4, 6), int))))

@@ -55,35 +55,33 @@ def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]
     assert not found[1, :, 1:-1, :7].any()  # A smaller step is no edge.
 
 
-def grey_layer() -> FeatureLayer:
+def make_grey_layer() -> FeatureLayer:
     """Return a layer whose filters find edges in grey images of 5 x 6 pixels."""
     return FeatureLayer((16, 5, 6), 3, (2, 2), 1e-3, 1e-3, 0.25, 1e-3, filters=OrientedFilters(16, 3))
 
 
-def block_of(x: np.ndarray) -> Block:
+def make_block(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 7)
 
 
 def test_a_flipped_pixel_is_an_edge_only_for_small_filters() -> None:
     images = np.zeros((1, 9, 9), np.uint8)
     images[0, 4, 4] = 255
-    assert (
-        OrientedFilters(16, 3).find_edges(images).sum() == 8
-    )  # The eight neighbours of the flipped pixel are edges.
+    # The eight neighbours of the flipped pixel are edges.
+    assert OrientedFilters(16, 3).find_edges(images).sum() == 8
     assert not OrientedFilters(16, 5).find_edges(images).any()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_filter_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
-    layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
+    layer, images = make_grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
     assert layer.input_shape == (1, 5, 6)
     off, on = layer.evidence_values
     edges = OrientedFilters(16, 3).find_edges(images)
     assert 0 < edges.mean() <= 1 / 16
-    assert_array_equal(layer.read_evidence(block_of(images.astype(dtype))), np.where(edges, on, off))
-    assert (
-        layer.read_evidence(block_of(np.zeros((2, 5, 6), dtype))) == off
-    ).all()  # Images of zeros are accepted, and have no edge.
+    assert_array_equal(layer.read_evidence(make_block(images.astype(dtype))), np.where(edges, on, off))
+    # Images of zeros are accepted, and have no edge.
+    assert (layer.read_evidence(make_block(np.zeros((2, 5, 6), dtype))) == off).all()
 
 
 @pytest.mark.parametrize(
@@ -100,4 +98,4 @@ def test_images_that_are_not_grey_are_refused(value: float, message: str) -> Non
     x = np.zeros((3, 30), np.float32)
     x[1, 2] = value
     with pytest.raises(DataError, match=message):
-        grey_layer().read_evidence(block_of(x))
+        make_grey_layer().read_evidence(make_block(x))

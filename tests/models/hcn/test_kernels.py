@@ -62,15 +62,15 @@ def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, p
     check_messages(sweeps.sweep_messages, shape, damping, place)
 
 
-def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Sweep wrongly: do not subtract the messages of the previous sweep from the beliefs."""
+def sweep_wrongly(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
+    """Update wrongly: the log odds of bits keep the contributions (messages) of the previous update."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 
 
 def test_old_messages_to_weights_are_subtracted() -> None:
     with pytest.raises(AssertionError):
-        check_messages(forgetting_messages, SHAPES[1], 1.0, -900)
+        check_messages(sweep_wrongly, SHAPES[1], 1.0, -900)
 
 
 @pytest.mark.parametrize(("n_sweeps", "place"), [*zip([1, 10, 10], PLACES, strict=True)])
@@ -149,7 +149,7 @@ def test_pairs_of_a_pixel_equal_the_reference() -> None:
     assert np.diff(counts).max() == 1536
 
 
-def keyed_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+def shuffle_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     return shuffled(seed + get_ident(), purpose, epoch, rows, n)
 
 
@@ -164,7 +164,7 @@ def check_order(order) -> None:
 def test_orders_depend_on_seed_epoch_and_row_alone() -> None:
     check_order(shuffled)
     with pytest.raises(AssertionError):
-        check_order(keyed_by_thread)
+        check_order(shuffle_by_thread)
     found = shuffled(7, "sweep", 2, np.array([5, 11]), 300)
     assert_array_equal(np.sort(found, axis=1), np.tile(np.arange(300), (2, 1)))
     for other in ((8, "sweep", 2), (7, "decode", 2), (7, "sweep", 3)):

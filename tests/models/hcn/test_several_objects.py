@@ -32,7 +32,7 @@ def frames_overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
     return abs(one[0] - other[0]) < frame[0] and abs(one[1] - other[1]) < frame[1]
 
 
-def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
+def list_disjoint_sets(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
     """Yield all sets of at most ``most`` places where frames (of the size of an object) do not overlap.
 
     ``where`` returns the row and the column of a place.
@@ -44,7 +44,7 @@ def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any 
                 yield some
 
 
-def fitted_by_hand(names: Any) -> Any:
+def make_true_model(names: Any) -> Any:
     """Return a model of the two-trait images with the weights that generate them, without a fit."""
     m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
@@ -70,7 +70,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
         for j, column in enumerate((left, left + WIDTH + rng.integers(6))[: 2 if i < n else 1]):
             truth[i, j] = row, _ = rng.integers(7), column
             wide[i, row : row + HEIGHT, column : column + WIDTH] = images[2 * i + j if i < n else 0]
-    several = fitted_by_hand(names).with_classes(room)
+    several = make_true_model(names).with_classes(room)
     found = several.predict(wide)
     none = "" if isinstance(names[0], str) else -1
     expected = np.array(names)[labels.astype(int)].reshape(n, 2)
@@ -88,7 +88,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
 
 
 def test_images_of_the_fit_are_classified_as_before() -> None:
-    m, (x, _) = fitted_by_hand([0, 1]), TRAITS.rows(0, 50)
+    m, (x, _) = make_true_model([0, 1]), TRAITS.rows(0, 50)
     one = m.with_classes((HEIGHT, WIDTH), n_objects=3)
     assert_array_equal(one.decision_function(x)[:, 0, 0], m.decision_function(x))
     found = one.predict(sl.Dataset.from_arrays(x))
@@ -101,7 +101,7 @@ def test_images_of_the_fit_are_classified_as_before() -> None:
 )
 def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -> None:
     rng, places = np.random.default_rng(3), list(np.ndindex(*shape))
-    choices = list(sets_apart(places, frame, most))
+    choices = list(list_disjoint_sets(places, frame, most))
     greedy = 0
     for trial in range(30):
         gains = rng.normal(0.5, 1, shape) if trial else -rng.random(shape)
@@ -133,7 +133,7 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
 
 
 def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
-    """The found objects are the most probable of all sets of templates and positions.
+    """The found objects are the most probable of all sets of templates (patterns) and positions.
 
     The network allows no shifts, and 5 % of the pixels are flipped.
     """
@@ -150,7 +150,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
     m._network, m._stream = network, LayeredState(beliefs, beliefs)
     several = m.with_classes((4, 7))
     places = [(t, r, c) for t in range(3) for r in range(2) for c in range(5)]
-    choices = list(sets_apart(places, (3, 3), 2, lambda place: place[1:]))
+    choices = list(list_disjoint_sets(places, (3, 3), 2, lambda place: place[1:]))
     made = np.zeros((len(choices), 4, 7), bool)
     for image, some in zip(made, choices, strict=True):
         for template, row, column in some:
@@ -180,7 +180,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
 
 
 def test_weights_stay_and_pools_cover_the_larger_image() -> None:
-    m = fitted_by_hand([0, 1])
+    m = make_true_model([0, 1])
     net, wide = m._network.net, enlarge(m._network.net, HEIGHT + 3, 2 * WIDTH)
     assert [layer.weights_shape for layer in wide.layers] == [layer.weights_shape for layer in net.layers]
     for own, more in zip(net.priors, wide.priors, strict=True):
@@ -191,7 +191,7 @@ def test_weights_stay_and_pools_cover_the_larger_image() -> None:
 
 
 def test_wrong_images_are_refused() -> None:
-    m = fitted_by_hand([0, 1])
+    m = make_true_model([0, 1])
     for shape in [(HEIGHT - 1, WIDTH), (HEIGHT, WIDTH, 1), (HEIGHT,)]:
         with pytest.raises(DataError, match=f"at least {HEIGHT} x {WIDTH}"):
             m.with_classes(shape)

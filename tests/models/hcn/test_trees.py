@@ -50,7 +50,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def check_windows(windows: Callable[..., tuple]) -> None:
-    """Check that the position of a feature and the offset of its weight add up to the pixel of their pair."""
+    """Check that the position of a feature and the offset of its weight add up to the right pixel."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
@@ -64,12 +64,12 @@ def check_windows(windows: Callable[..., tuple]) -> None:
         assert_array_equal(np.stack([of_s.ravel(), of_w.ravel()], axis=1), want)
 
 
-def largest_for_second(t: np.ndarray, below: float) -> np.ndarray:
+def pass_or_up_wrongly(t: np.ndarray, below: float) -> np.ndarray:
     positive = np.maximum(t, 0)
     return np.minimum(below + positive.sum() - positive, np.maximum(0, -t.max()))
 
 
-def flipped_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
+def flip_windows_wrongly(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
     below, of_s, of_w = reference.windows(index, evidence, s, w)
     return below, of_s, of_w[:, ::-1]
 
@@ -93,8 +93,8 @@ def test_the_window_of_a_pixel_has_its_pairs() -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        lambda: check_or(largest_for_second, reference.pass_or_down),
-        lambda: check_windows(flipped_once),
+        lambda: check_or(pass_or_up_wrongly, reference.pass_or_down),
+        lambda: check_windows(flip_windows_wrongly),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

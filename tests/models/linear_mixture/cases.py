@@ -48,7 +48,7 @@ def draw_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int
 def run_pass(
     em: MixtureEM, state: MixtureState, x: np.ndarray, y=None, backend: str = "reference", rows: int = 0
 ) -> Stats:
-    """Return the statistic of one pass over x, in blocks of ``rows`` rows (0: one block of all rows)."""
+    """Return the sums of one pass over x, which reads ``rows`` rows at a time (0: all rows at once)."""
     device, work = make_backend("cpu" if backend == "numba" else backend), em.reductions()["train"]
     prepared, stats = work.prepare(state, device), Stats.zeros(work.layout())
     for a in range(0, len(x), rows or max(len(x), 1)):
@@ -58,7 +58,7 @@ def run_pass(
 
 
 def run_passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> list[MixtureState]:
-    """Return the state after each pass; stop after n passes, or earlier if the fit is done."""
+    """Return the state of EM after each pass; stop after n passes, or earlier if the fit is done."""
     states = []
     while len(states) < n and not em.is_done(state):
         state = em.update(state, {"train": run_pass(em, state, x, y, backend)})

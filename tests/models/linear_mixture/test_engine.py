@@ -137,7 +137,7 @@ def test_the_planned_peak_is_a_near_upper_bound(tmp_path):
     assert reported["peak"] <= reported["plan"] <= 1.5 * reported["peak"], reported
 
 
-def usps(root: Path) -> tuple[np.ndarray, ...]:
+def load_usps(root: Path) -> tuple[np.ndarray, ...]:
     h5py = pytest.importorskip("h5py")
     with h5py.File(root / "usps" / "usps.h5") as file:
         parts = [(file[f"{name}/data"][:], file[f"{name}/target"][:]) for name in ("train", "test")]
@@ -156,7 +156,7 @@ def test_errors_on_usps_are_those_of_the_benchmark(data_root):
 
     Classes have 20 components of 10 directions, and rows are smoothed.
     """
-    x, y, x_test, y_test = usps(data_root)
+    x, y, x_test, y_test = load_usps(data_root)
     x, x_test = (
         ndimage.gaussian_filter(a.reshape(-1, 16, 16), (0, 0.5, 0.5), mode="constant") for a in (x, x_test)
     )

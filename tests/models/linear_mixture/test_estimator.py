@@ -26,7 +26,7 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
 from scalelatent.models.linear_mixture.model.choose_dims import count_wrong
 from tests.models.linear_mixture.cases import make_rows
-from tests.models.linear_mixture.test_engine import usps
+from tests.models.linear_mixture.test_engine import load_usps
 
 ENGINE = {"block_rows": 128, "leaf_rows": 256}
 SMALL: dict[str, Any] = {"n_dims": 4, "max_iter": 4, "random_state": 0, "n_jobs": 1}
@@ -590,7 +590,7 @@ def test_noise_is_never_below_its_floor(likelihood):
 @pytest.mark.realdata
 def test_a_classifier_of_usps_has_the_documented_error(data_root):
     """The parameters of the model were chosen on a fifth of the training rows, not on the test rows."""
-    x, y, test_x, test_y = usps(data_root)
+    x, y, test_x, test_y = load_usps(data_root)
     m = LinearMixtureClassifier(
         n_components=20,
         n_dims=10,

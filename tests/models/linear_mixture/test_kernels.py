@@ -1,4 +1,4 @@
-"""The numba kernels equal the reference for unusual shapes, and a row has the same bits in any block."""
+"""The numba kernels equal the reference for unusual shapes; the other rows of a call do not change a row."""
 
 from __future__ import annotations
 

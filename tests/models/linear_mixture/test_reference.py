@@ -1,4 +1,4 @@
-"""The reference kernels equal written-out sums, and tangents equal differences of moved images."""
+"""The reference kernels equal written-out sums; tangents equal the change of images by small moves."""
 
 from __future__ import annotations
 

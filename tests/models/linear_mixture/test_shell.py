@@ -242,15 +242,15 @@ def test_rows_of_a_bad_shard_are_excluded(digits, tmp_path):
 @pytest.mark.parametrize("after", [0, 3])
 def test_the_sample_is_deleted_after_the_fit_and_kept_for_a_resume(digits, tmp_path, after):
     m = LinearMixture(n_components=4, **SMALL)
-    how: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
     with pytest.raises(KeyboardInterrupt):
-        clone(m).fit(digits.x, callbacks=InterruptAt(after, "pass_end"), **how)
+        clone(m).fit(digits.x, callbacks=InterruptAt(after, "pass_end"), **options)
     sets = tmp_path / "run" / "engine" / "sets"
     assert list(sets.glob("*"))
-    resumed = clone(m).fit(digits.x, resume=True, **how)
+    resumed = clone(m).fit(digits.x, resume=True, **options)
     assert not list(sets.glob("*"))
     np.testing.assert_array_equal(resumed.bases_, clone(m).fit(digits.x).bases_)
-    again = clone(m).fit(digits.x, resume=True, **how)  # The finished fit is loaded.
+    again = clone(m).fit(digits.x, resume=True, **options)  # The finished fit is loaded.
     np.testing.assert_array_equal(again.bases_, resumed.bases_)
 
 
@@ -258,9 +258,9 @@ def test_the_sample_is_deleted_after_the_fit_and_kept_for_a_resume(digits, tmp_p
 
 
 def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
-    """If the basis has all directions, the score without a row is exact.
+    """If the basis has all directions, the leave-one-out score of a row is exact.
 
-    The score equals the error from the mean and the principal components of the other rows.
+    The score equals the error of the row from the mean and the principal components of the other rows.
     """
     x = np.random.default_rng(0).normal(size=(12, 5)) * [4.0, 3.0, 2.0, 1.0, 0.5]
     h, mean = 2, x.mean(axis=0)

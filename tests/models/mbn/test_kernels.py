@@ -178,7 +178,7 @@ def test_codes_without_a_shared_unit_are_0() -> None:
 
 @pytest.mark.parametrize("clusterings", [20, 90])
 def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings: int) -> None:
-    """Half of the rows share most codes with all centroids, so all centroids are candidates of these rows."""
+    """Half of the rows share most codes (clusters) with all centroids, so they have too many candidates."""
     centroids = np.zeros((2, 300, clusterings), dtype="u2")
     centroids[:, 7:, 3] = 1
     centroids[1] = centroids[1, ::-1]
@@ -191,9 +191,9 @@ def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings
 
 
 def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> None:
-    """Each list of candidates of a row has only sixteen centroids, but the lists exceed the space together.
+    """A clustering has only sixteen candidate centroids for a row, but all clusterings exceed the space.
 
-    A list has the centroids with the code of the row in one clustering.
+    The candidates are the centroids with the code (cluster index) of the row in the clustering.
     """
     centroids = np.repeat(np.arange(100), 16)[:, None].repeat(70, axis=1).astype("u2")[None]
     units = np.ones((1, 70, 4000), dtype=bool)
@@ -233,7 +233,7 @@ def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
     """Rows are divided into panels (ranges of columns) of equal width, and no panel may be empty."""
     rng = np.random.default_rng(columns)
     # The rows differ mostly in their first column, whose values are large. So a kernel that reads beyond the
-    # end of a row gives other codes.
+    # end of a row finds other centroids.
     x = (rng.random((80, columns)) < 3 / columns).astype(np.uint8)
     x[:, 0] = rng.integers(0, 255, 80)
     which = np.arange(columns, dtype=np.int32)
@@ -262,7 +262,7 @@ def test_bytes_have_the_same_codes_with_integer_sums(
 
 
 def test_the_largest_sums_of_bytes_do_not_overflow() -> None:
-    """Rows of 255 have the largest products. The rows are also the centroids, so row i has the code i."""
+    """Rows of 255 have the largest products. The rows are the centroids: row i is nearest to centroid i."""
     columns = dense._MAX_BYTES
     w = np.full((40, columns), 255, dtype="u1")
     w[np.arange(40), np.arange(40)] = 0
@@ -315,7 +315,7 @@ def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
     want = reference.nearest(x, columns, reference.make_bank(w, metric, draws))
     bank = sparse.make_sparse_bank(to_csr_rows(w), columns, metric, draws)
     np.testing.assert_array_equal(sparse.nearest_sparse(to_csr_rows(x), bank), got)
-    # Equal distances are rounded differently in float64, so compare distances, not codes.
+    # Equal distances are rounded differently in float64, so compare distances, not indices of centroids.
     near = np.abs(
         compute_distances(x, w, metric, draws, got) - compute_distances(x, w, metric, draws, np.stack(own, 1))
     )
@@ -327,7 +327,7 @@ def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
 def compute_distances(
     x: np.ndarray, w: np.ndarray, metric: str, draws: np.ndarray, codes: np.ndarray
 ) -> np.ndarray:
-    """Return the distance of each row to the centroid of its code, divided by the length of the row."""
+    """Return the squared distance of each row to its centroid, divided by the squared length of the row."""
     x, w = x.astype("f8"), w.astype("f8")
     if metric == "cosine":
         x, w = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, w))

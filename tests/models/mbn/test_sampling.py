@@ -1,4 +1,4 @@
-"""Random draws of rows, columns and units: exact sizes, equal probabilities, independent streams."""
+"""Random draws without replacement: exact sizes, equal probabilities, independent random streams."""
 
 from __future__ import annotations
 
