@@ -41,7 +41,7 @@ class HookLog(Callback):
         return hook in ("pass_end", "report") and self.stop_at is not None and info[self.by] == self.stop_at
 
     def infos(self, hook: str) -> list[dict[str, Any]]:
-        """Return the infos that one hook received."""
+        """Return the infos (dicts) that one hook, such as ``pass_end``, received, in order."""
         return [info for name, info in self.reported if name == hook]
 
     @property
@@ -70,7 +70,7 @@ class InterruptAt(Callback):
 
 
 def refuse_pickle(monkeypatch: Any) -> None:
-    """Make pickling and unpickling fail from now on."""
+    """Make pickle raise an error until the test ends, to show that the package does not use pickle."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("pickle was called")
@@ -132,7 +132,7 @@ def read_model_files(folder: RunFolder) -> dict[str, bytes]:
 
 
 def wait_for(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Return the first true value of ``wanted()``; fail after some seconds."""
+    """Call ``wanted()`` until its value is true, and return the value; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (found := wanted()):
         assert time.monotonic() < deadline, f"not true within {seconds} seconds"

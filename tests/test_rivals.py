@@ -100,7 +100,7 @@ def test_chosen_is_the_candidate_with_the_fewest_wrong_targets(tasks: Any) -> No
 
 
 def make_task(tasks: Any) -> Any:
-    """Return a task with one small and one large set, and methods that succeed, fail, or never end."""
+    """Return a task with a small and a large set of rows, and methods that succeed, fail, or never end."""
 
     def busy(rows: Any, seed: int) -> Any:
         while rows == "all":

@@ -504,7 +504,7 @@ def test_a_model_from_external_weights_predicts_and_continues(pair: Pair, tmp_pa
     loaded = sl.load_model(tmp_path / "m.zarr")
     np.testing.assert_array_equal(loaded.predict(pair[0]), fitted.predict(pair[0]))
     before = given.W_.copy()
-    given.partial_fit(*pair)  # The model continues to learn from its external weights.
+    given.partial_fit(*pair)  # The external weights are the start of further learning.
     assert (before != given.W_).any()
 
 

@@ -1,4 +1,4 @@
-"""Input that conditional RBMs refuse: rows, parameters, and fits that diverge. No finished work is lost."""
+"""Conditional RBMs refuse invalid rows and parameters, and a fit that diverges keeps its finished epochs."""
 
 from __future__ import annotations
 

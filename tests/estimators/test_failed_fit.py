@@ -145,7 +145,7 @@ def test_a_refused_partial_fit_changes_nothing(name: str, fitted: bool) -> None:
         model.partial_fit(more, y, **options)
     assert_same(before, list_learned(model))
     if not fitted:
-        model.fit(x, y)  # Rows of another width are accepted.
+        model.fit(x, y)  # A fit accepts 6 columns after the refused 5.
 
 
 def test_a_partial_fit_that_fails_half_way_has_learned_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Effects of the parameters of capsule models."""
+"""Parameters of capsule regression have their documented effects, and invalid values are refused."""
 
 from __future__ import annotations
 

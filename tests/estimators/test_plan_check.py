@@ -1,4 +1,4 @@
-"""`fit` checks its plan: it refuses the same fits, and warns before it starts if the fit will take long."""
+"""`fit` refuses what `plan` refuses, and warns before the first pass over the rows if it will take long."""
 
 from __future__ import annotations
 

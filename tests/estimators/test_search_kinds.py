@@ -142,7 +142,7 @@ def test_an_interrupted_search_of_any_kind_resumes(
     x = rows_by_kind[kind][0]
     np.testing.assert_array_equal(again.transform(x), whole.transform(x))
     scored = [e for e in log.infos("event") if e["event"] == "candidate_scored"]
-    assert len(scored) == 4  # Finished candidates are not repeated.
+    assert len(scored) == 4  # Each of 2 candidates is scored once per fold.
     assert not (tmp_path / "candidates" / "000-f0").exists()
 
 

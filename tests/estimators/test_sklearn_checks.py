@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of an estimator."""
+"""All estimators pass the checks of scikit-learn, except for checks that are listed with a reason."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def share_neighbours_of_class(fitted: Any, x: np.ndarray, y: np.ndarray) -> floa
 
 @dataclass(frozen=True)
 class FitArguments:
-    """Arguments of a fit."""
+    """Arguments of ``fit``: rows, labels or outputs, row weights, and engine options."""
 
     x: Any
     y: Any
@@ -105,7 +105,7 @@ class FitArguments:
 
 @dataclass(frozen=True)
 class ModelColumn:
-    """Column of the table: a model and its tolerances."""
+    """Column of TABLE: a model, the rows that it learns, and the tolerances of comparisons."""
 
     make: Callable[..., Any]
     options: dict[str, Any]
@@ -117,7 +117,7 @@ class ModelColumn:
     # Largest loss of score: two standard deviations of the difference of two scores of 300 rows.
     spread: float = 0.0
     score: Callable[[Any, np.ndarray, np.ndarray], float] = lambda fitted, x, y: float(fitted.score(x, y))
-    # Whether ``fit`` receives the second array of ``draw``.
+    # A supervised model receives the second array that ``draw`` returns: labels or outputs.
     supervised: bool = True
 
     def given(self) -> FitArguments:
@@ -218,7 +218,7 @@ def keep_unchanged(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """Row of the table: a change of the rows of a fit."""
+    """Row of TABLE: the change of the rows between two fits, and how to compare the results."""
 
     after: Callable[[FitArguments, Path], FitArguments]
     # Change of the rows of the first fit, with which the changed fit is compared. By default there is none.
@@ -318,7 +318,7 @@ def test_the_table_has_an_entry_for_each_change_and_model_and_needs_each_reason(
 
 @cache
 def fit_before(model: str, change: str | None) -> Any:
-    """Return the fit with which a changed fit is compared; changes without ``before`` share a fit (None)."""
+    """Return the fit with which a changed fit is compared; ``change`` is None if rows stay as drawn."""
     given = MODELS[model].given()
     return MODELS[model].fit(given if change is None else CHANGES[change].before(given))
 

@@ -45,7 +45,7 @@ PASSES = 600
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    # The path of the socket of munge must be shorter than 108 characters, so the folder has a short name.
+    # The path of the socket of munge may have at most 107 characters, so the folder has a short name.
     folder = tmp_path_factory.mktemp("slurm")
     started = SlurmCluster(folder)
     words = folder / "bin" / "scalelatent"

@@ -50,7 +50,7 @@ def _fit(
 def assert_close_fits(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
     rows = members.stack_rows(np.array([r]))
     scale = np.abs(alone.best).max()
-    # The two fits add the rows in another order. The rounding of float64 grows in 20 passes with momentum.
+    # The two fits add rows in different orders. The rounding of float64 grows in 20 passes with momentum.
     np.testing.assert_allclose(state.best[rows], alone.best, rtol=0, atol=1e-7 * scale)
     assert state.best_error[r] == pytest.approx(alone.best_error[0], abs=1e-12)
     assert (state.round[r], state.best_pass[r]) == (alone.round[0], alone.best_pass[0])

@@ -1,4 +1,4 @@
-"""The intercept of capsules: centred rows with a constant column."""
+"""The intercept of capsule regression: rows are centred and get a constant column."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = ("u1", "i1", "u2", "i4", "i8", "f2", "f4", "f8", ">f4", "?")
 
 
 def make_two_sides(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return classes on opposite sides of the origin, which need a constant to be separated."""
+    """Return n rows of two classes on opposite sides of 0, which only an intercept can distinguish."""
     x = np.random.default_rng(seed).normal(size=(n, 3))
     return x, (x[:, 0] > 0).astype(int)
 

@@ -67,7 +67,7 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     )
     if nu > 0:
         assert fast_rows.dtype == np.int32
-        # No ratio of these draws is within 1e-6 of the threshold nu, so rounding changes no active row.
+        # No ratio of probabilities is within 1e-6 of the threshold nu, so rounding changes no active row.
         np.testing.assert_array_equal(fast_rows, rows)
     else:
         assert fast_rows is None
@@ -193,7 +193,7 @@ def test_a_bad_row_is_visible_and_changes_no_other_row(body: str, nu: float, bad
         clean = _run(run, h, dtype, *args)[0]
         h[3, 301] = bad
         dense, _, sums = _run(run, h, dtype, *args)
-    if abs(bad) != 1e38 or body == "numba":  # 1e38 squared is finite in float64 only
+    if abs(bad) != 1e38 or body == "numba":  # 1e38**2 is finite only in float64.
         assert not np.isfinite(sums[0, 0])
     rest = np.arange(600) != 301
     np.testing.assert_array_equal(dense[:, rest], clean[:, rest])

@@ -55,7 +55,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
 
 
 def test_steps_follow_the_formula() -> None:
-    """After three steps, changes, weights W, momentum and average equal those of the formulas."""
+    """After each of three steps, the weights W and their average equal the formulas with momentum."""
     data = make_case(momentum=0.4)
     learner = CapsuleStepwise(data.em, data.totals, data.counts, 0.7, 2.0)
     state = online_state(data.w, data.m)

@@ -1,4 +1,4 @@
-"""Decoding: which known features are at which positions of an image."""
+"""Decoding finds the positions of known features in images, reconstructs images, and fills in pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifiers of labelled binary images with default parameters."""
+"""Compositional networks with default parameters classify binary images, with or without pixel shifts."""
 
 from __future__ import annotations
 

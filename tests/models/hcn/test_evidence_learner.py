@@ -148,7 +148,7 @@ def test_a_chain_stays_within_its_requested_memory() -> None:
     x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
     block = Block(x, None, None, 0, np.arange(20))
     stats = Stats.zeros(learner.layout())
-    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # The first call compiles.
+    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # Compiles the kernels.
     prepared = learner.prepare(learner.start(), Kernels())
     tracemalloc.start()
     try:

@@ -92,7 +92,7 @@ def test_templates_of_few_images_classify() -> None:
 def test_rows_go_to_used_templates_of_their_class() -> None:
     net, images = make_two_layers(classes=(0, 0, 1, 1))
     beliefs = make_true_weights(net, images)
-    net.split(beliefs)[-1][..., 0] = -1.0  # ``split`` returns views, so this makes the first template empty.
+    net.split(beliefs)[-1][..., 0] = -1.0  # ``split`` returns views: empty the first template.
     x, y = images.rows(0, 40)
     of_class = np.array([0, 0, 1, 1])
     for codes in (y % 2, np.full(40, -1)):

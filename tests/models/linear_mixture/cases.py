@@ -1,4 +1,4 @@
-"""Rows drawn from a few components, and fits without an engine."""
+"""Rows near a few linear components, and passes of EM in plain loops, without the engine."""
 
 from __future__ import annotations
 

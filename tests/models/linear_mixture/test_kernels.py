@@ -83,7 +83,7 @@ def test_dropped_components_are_never_chosen_and_ties_go_to_the_first():
 @pytest.mark.parametrize(("n", "p", "h", "k", "classes"), SHAPES)
 def test_rows_are_scored_under_the_components_of_their_class(n, p, h, k, classes, kind):
     scores, starts = make_scores(p, h, k, kind), np.linspace(0, k, classes + 1).astype(int)
-    scores.c[: starts[1]] = np.inf  # All components of the first class are dropped.
+    scores.c[: starts[1]] = np.inf  # A score of infinity drops a component.
     x = (0.7 * draw(9, n, p)).astype("f4")
     codes = np.random.default_rng(5).integers(0, classes, n)
     rows, edges = sort_by_code(codes, classes)

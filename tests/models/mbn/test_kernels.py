@@ -69,7 +69,7 @@ def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
 
 
 def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -> None:
-    """Rounding in float64 chooses one of equally far centroids, the same for dense and sparse rows."""
+    """Rounding in float64 chooses one of several equally far centroids, for dense and sparse rows alike."""
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=30).astype("f4")
     w, columns = np.stack([rng.permutation(numbers) for _ in range(50)]), np.arange(30)
