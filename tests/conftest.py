@@ -35,9 +35,9 @@ def find_real_data() -> Path | None:
 
 
 # Tests in these folders are marked slow, because most of them start a cluster, an object store or a script of
-# the folder cluster/. Files in KEPT are not marked: they test identical bits, and killed workers and drivers.
+# the folder cluster/. UNMARKED_FILES are not: they test identical bits, and killed workers and drivers.
 SLOW_FOLDERS = ("cluster", "stores", "recipes")
-KEPT = ("test_same_bits.py", "test_failures.py")
+UNMARKED_FILES = ("test_same_bits.py", "test_failures.py")
 MAX_PROCESSES = 4
 
 
@@ -54,7 +54,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here not in item.path.parents or item.path.name in KEPT:
+        if here not in item.path.parents or item.path.name in UNMARKED_FILES:
             continue
         if item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)

@@ -44,7 +44,7 @@ def start_slurm_cluster(folder: Path) -> Any:
 
 
 # Each entry: extra of pyproject.toml, package of this extra, and a call that needs the package.
-NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
+CALLS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
     ("arrow", "pyarrow", lambda folder: data.import_csv(folder / "t.csv", folder / "out")),
     ("arrow", "pyarrow", lambda _: data.Dataset.from_dataframe({"a": [1.0]})),
@@ -65,7 +65,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
 OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
 
 
-@pytest.mark.parametrize(("extra", "package", "call"), NEEDS)
+@pytest.mark.parametrize(("extra", "package", "call"), CALLS)
 def test_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str, package: str, call: Callable[[Path], Any]
 ) -> None:
@@ -86,4 +86,4 @@ def test_the_error_names_the_extra(
 
 def test_every_extra_is_needed_by_a_test() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {extra for extra, _, _ in NEEDS} == set(project["optional-dependencies"]) - OTHERS
+    assert {extra for extra, _, _ in CALLS} == set(project["optional-dependencies"]) - OTHERS

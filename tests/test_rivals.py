@@ -21,7 +21,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 pytestmark = pytest.mark.skipif(not BENCHMARKS.exists(), reason="benchmarks/ is not part of this copy")
 # For each task, the name of a set of rows that needs no downloaded data.
-SETS = {
+SET_NAMES = {
     "classification": "digits",
     "density": "digits",
     "clustering": "wine",
@@ -54,9 +54,9 @@ def rivals() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SET_NAMES)
 def test_each_method_answers_for_held_out_rows(tasks: Any, name: str) -> None:
-    task, set_name = tasks.TASKS[name], SETS[name]
+    task, set_name = tasks.TASKS[name], SET_NAMES[name]
     rows = task.sets[set_name](1)
     for found, method in task.pairs():
         absent = any(method.startswith(m) and not find_spec(p) for m, p in tasks.NEEDS.items())

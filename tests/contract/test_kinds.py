@@ -71,7 +71,7 @@ def test_own_kinds_load_without_other_packages(declare_entry_points):
         (f"{__name__}:NOWHERE", "AttributeError"),
         ("sys:path", "is not a scalelatent.contract.kinds.Kind"),
         ("sys:maxsize", "TypeError"),
-        (f"{__name__}:AGAIN", "another package already defines the kind 'capsule'"),
+        (f"{__name__}:DUPLICATE", "another package already defines the kind 'capsule'"),
     ],
 )
 def test_a_broken_entry_point_is_a_warning(declare_entry_points, value, why):
@@ -80,7 +80,7 @@ def test_a_broken_entry_point_is_a_warning(declare_entry_points, value, why):
         assert set(known_kinds()) == set(own_kinds())
 
 
-AGAIN = Kind("capsule", estimator="a:B", parameters="a:C")
+DUPLICATE = Kind("capsule", estimator="a:B", parameters="a:C")
 
 
 def test_the_error_names_a_broken_package(tmp_path):

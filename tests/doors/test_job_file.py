@@ -70,7 +70,7 @@ FILES: list[tuple[str, bytes, str]] = [
 ]  # fmt: skip
 
 # Values that contradict each other: name of the case, values by "section.key", words of the error message.
-TOGETHER: list[tuple[str, dict[str, str], str]] = [
+CONTRADICTIONS: list[tuple[str, dict[str, str], str]] = [
     ("two clusters", {"cluster.workers": "2", "cluster.scheduler": '"tcp://h:1"'}, "scheduler and workers a"),
     ("two seeds", {"job.seed": "1", "model.random_state": "2"}, "seed = 1 and [model] random_state = 2 diff"),
     ("two devices", {"cluster.device": '"cpu"', "model.device": '"gpu"'}, "device = 'gpu' differ; give only"),
@@ -112,7 +112,7 @@ def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes, reported: st
 
 
 @pytest.mark.parametrize(
-    ("values", "reported"), [row[1:] for row in TOGETHER], ids=[row[0] for row in TOGETHER]
+    ("values", "reported"), [row[1:] for row in CONTRADICTIONS], ids=[row[0] for row in CONTRADICTIONS]
 )
 def test_contradictory_values_are_refused(tmp_path: Path, values: dict[str, str], reported: str) -> None:
     assert_refused(write_job(tmp_path, values), reported)

@@ -15,7 +15,7 @@ from scalelatent.errors import DataError, DivergenceError, RunError
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.uniform(0, 1, (60, 8)).astype(np.float32), np.arange(60) % 3
-B = (X > 0.5).astype(np.uint8)
+BITS = (X > 0.5).astype(np.uint8)
 FOLDER = Path(__file__).parent
 
 MODELS: dict[str, Callable[[Any], Any]] = {
@@ -23,7 +23,7 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "mbn": lambda x: sl.MultilayerBootstrapNetwork(
         decay=0.5, n_clusterings=3, k1=10, random_state=0, n_jobs=1
     ).fit(x),
-    "crbm": lambda x: sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1).fit(x, B),
+    "crbm": lambda x: sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1).fit(x, BITS),
 }
 
 
@@ -102,7 +102,7 @@ HUGE = make_rows_with(5, 3, 1e38)
 ALGORITHMS = ("em", "stepwise")
 TOO_LARGE = "row 5, feature 3 is {:g}, too large for products in float32: scale the features below 1e+18"
 # Rows that a capsule model refuses: name of the case, rows, parameters of the model, words of the error.
-CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
+CAPSULE_ROWS: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
     *((f"1e38, {name}", HUGE, {"algorithm": name}, TOO_LARGE.format(1e38)) for name in ALGORITHMS),
     ("-1e20", make_rows_with(5, 3, -1e20), {}, TOO_LARGE.format(-1e20)),
     ("1e38, random start", HUGE, {"init": "random"}, TOO_LARGE.format(1e38)),
@@ -118,7 +118,7 @@ CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "reported"), [row[1:] for row in CAPSULE], ids=[row[0] for row in CAPSULE]
+    ("rows", "options", "reported"), [row[1:] for row in CAPSULE_ROWS], ids=[row[0] for row in CAPSULE_ROWS]
 )
 def test_rows_that_a_capsule_model_cannot_learn_from_are_refused(
     rows: np.ndarray, options: dict[str, Any], reported: str
@@ -139,7 +139,7 @@ def make_crbm() -> Any:
 
 
 # Calls that must refuse rows with a value of 1e38, by name.
-USES: dict[str, Callable[[Any], Any]] = {
+CALLS: dict[str, Callable[[Any], Any]] = {
     "capsule, validation": lambda x: make_capsule().fit(X, Y, validation=(x, Y)),
     "capsule, validation of stepwise": lambda x: (
         make_capsule().set_params(algorithm="stepwise", n_epochs=1).fit(X, Y, validation=(x, Y))
@@ -151,17 +151,17 @@ USES: dict[str, Callable[[Any], Any]] = {
     "capsule, transform": lambda x: make_capsule().fit(X, Y).transform(x),
     "capsule, projected": lambda x: make_capsule().set_params(projection=4).fit(X, Y).predict(x),
     "capsule, score": lambda x: make_capsule().fit(X, Y).score(x, Y),
-    "crbm, fit": lambda x: make_crbm().fit(x, B),
-    "crbm, validation": lambda x: make_crbm().fit(X, B, validation=(x, B)),
-    "crbm, predict": lambda x: make_crbm().fit(X, B).predict(x),
-    "crbm, score": lambda x: make_crbm().fit(X, B).score(x, B),
+    "crbm, fit": lambda x: make_crbm().fit(x, BITS),
+    "crbm, validation": lambda x: make_crbm().fit(X, BITS, validation=(x, BITS)),
+    "crbm, predict": lambda x: make_crbm().fit(X, BITS).predict(x),
+    "crbm, score": lambda x: make_crbm().fit(X, BITS).score(x, BITS),
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", CALLS)
 def test_rows_with_too_large_values_are_refused_in_every_call(use: str) -> None:
     with pytest.raises(DataError) as refused:
-        USES[use](HUGE)
+        CALLS[use](HUGE)
     assert TOO_LARGE.format(1e38) in str(refused.value)
 
 
@@ -171,11 +171,11 @@ def test_stored_rows_with_too_large_values_are_refused(use: str, tmp_path: Path)
         tmp_path / "x.zarr", chunk_rows=4, shard_rows=8
     )
     with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
-        USES[use](stored)
+        CALLS[use](stored)
 
 
 def test_stored_rows_with_too_large_values_are_refused_by_a_crbm(tmp_path: Path) -> None:
-    stored = sl.Dataset.from_arrays(HUGE, B).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
+    stored = sl.Dataset.from_arrays(HUGE, BITS).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
     with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
         make_crbm().fit(stored)
 

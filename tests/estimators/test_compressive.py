@@ -43,11 +43,11 @@ def test_a_network_learns_the_outputs_and_reports_progress(tmp_path: Path) -> No
     held = make_pairs(300, 1)
     seen: list[dict[str, Any]] = []
 
-    class Watch(sl.Callback):
+    class RecordLog(sl.Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
             seen.append(record)
 
-    model = make_small_network(learning_rate=5e-3).fit(x, z, validation=held, callbacks=Watch())
+    model = make_small_network(learning_rate=5e-3).fit(x, z, validation=held, callbacks=RecordLog())
     assert model.score(*held) > 0.85
     # The best linear function explains less than a fifth of the variance of the output.
     inputs = np.column_stack([held[0], np.ones(300)])
@@ -80,13 +80,13 @@ def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path: Path, after: int)
     x, z = make_pairs(300)
     whole = make_small_network(n_epochs=4).fit(x, z)
 
-    class Cut(sl.Callback):
+    class InterruptPass(sl.Callback):
         def on_progress(self, info: dict[str, Any]) -> None:
             if info["pass"] == after + 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=Cut())
+        make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=InterruptPass())
     resumed = make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", resume=True)
     assert list_weights(resumed) == list_weights(whole)
     assert [r["pass"] for r in resumed.history_] == [1, 2, 3, 4]
@@ -119,7 +119,7 @@ def test_predictions_need_no_torch_and_stream(tmp_path: Path, monkeypatch: pytes
         loaded.fit(x, z)
 
 
-BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
+CASES: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (np.zeros((4, 2)),), DataError, r"pass y=mbn.transform\(X\)"),
     ({}, (np.zeros((4, 2)), np.zeros((3, 1))), DataError, "the output has 3 rows for 4 rows"),
     ({}, (np.zeros((4, 2)), np.zeros(4)), DataError, r"the output has shape \(4,\)"),
@@ -132,7 +132,9 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "given", "error", "message"), BAD, ids=[bad[3][:20] for bad in BAD])
+@pytest.mark.parametrize(
+    ("options", "given", "error", "message"), CASES, ids=[case[3][:20] for case in CASES]
+)
 def test_the_error_names_invalid_input(
     options: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:

@@ -209,7 +209,7 @@ def test_threads_and_storage_do_not_change_the_fit(
 
 
 # Parameters of fits that are interrupted at steps 3, 17 and 33, inside epochs 1, 2 and 3 (15 steps each).
-RESUMED: list[dict[str, Any]] = [
+RESUMED_OPTIONS: list[dict[str, Any]] = [
     {},
     {"learner": "pcd", "momentum": 0.5},
     {"local_steps": 2, "n_chains": 2, "batch_size": 5, "momentum": 0.5},
@@ -218,7 +218,7 @@ RESUMED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("at", [3, 17, 33])
-@pytest.mark.parametrize("options", RESUMED, ids=str)
+@pytest.mark.parametrize("options", RESUMED_OPTIONS, ids=str)
 def test_a_resume_within_an_epoch_gives_the_same_bits(
     at: int, options: dict[str, Any], pair: Pair, held_pair: Pair, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import scalelatent as sl
 
-FIT = """
+SCRIPT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
@@ -30,7 +30,7 @@ def measure_peak(folder: Path, rows: int, learner: str) -> dict[str, int]:
     x, v = rng.integers(0, 2, (rows, 500), dtype=np.uint8), rng.integers(0, 2, (rows, 400), dtype=np.uint8)
     sl.Dataset.from_arrays(x, v).save(folder / f"{rows}.zarr")
     done = subprocess.run(
-        [sys.executable, "-c", FIT, str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), learner],
+        [sys.executable, "-c", SCRIPT, f"{folder}/{rows}.zarr", f"{folder}/run-{rows}", learner],
         capture_output=True,
         text=True,
         timeout=150,

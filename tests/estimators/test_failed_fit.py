@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[[], Any], np.ndarray, Any]] = {
         LABELS,
     ),
 }
-PARTIAL = [name for name in CASES if name not in ("bootstrap", "search")]
+PARTIAL_FIT_CASES = [name for name in CASES if name not in ("bootstrap", "search")]
 
 
 def make_case(name: str) -> tuple[Any, pd.DataFrame, Any]:
@@ -132,7 +132,7 @@ def test_a_refused_first_fit_leaves_the_estimator_unfitted(name: str) -> None:
         compute_output(model, x)
 
 
-@pytest.mark.parametrize("name", PARTIAL)
+@pytest.mark.parametrize("name", PARTIAL_FIT_CASES)
 @pytest.mark.parametrize("fitted", [False, True])
 def test_a_refused_partial_fit_changes_nothing(name: str, fitted: bool) -> None:
     model, x, y = make_case(name)

@@ -20,7 +20,7 @@ FITS: dict[str, Callable[[Any], Any]] = {
     "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, to_bits(x)),
     "mbn": lambda x: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, random_state=0).fit(x),
 }
-FIXED = {
+LEARNED = {
     "capsule": ("W_", "projection_", "capsule_dims_", "classes_"),
     "crbm": ("W_", "Wvx_", "Whx_", "bv_", "bh_"),
     "mbn": ("components_", "mean_projection_", "explained_variance_", "explained_variance_ratio_", "ks_"),
@@ -40,7 +40,7 @@ def test_assigning_a_fitted_parameter_raises_an_error(kind: str) -> None:
     x = make_rows()
     model = FITS[kind](x)
     before = model.transform(x)
-    for name in FIXED[kind]:
+    for name in LEARNED[kind]:
         assert not hasattr(type(model)(), name)
         with pytest.raises(AttributeError, match=f"{name} of {type(model).__name__} .* cannot be set: "):
             setattr(model, name, getattr(model, name))
@@ -94,7 +94,9 @@ def test_learned_attributes_are_listed(kind: str) -> None:
 
     model = FITS[kind](make_rows())
     reported = list_fitted(model)
-    assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(reported)
+    assert set(LEARNED[kind]) - {name for name in LEARNED[kind] if getattr(model, name) is None} <= set(
+        reported
+    )
     assert reported["seed_"] == model.seed_
     assert model_info(model)["learned"] == reported
     assert type(model).__name__ in model._repr_mimebundle_()["text/html"]

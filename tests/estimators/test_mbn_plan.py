@@ -25,7 +25,7 @@ from scalelatent.models.mbn.model.network import LayerCoder
 from scalelatent.models.mbn.model.pca import StreamedPca
 from scalelatent.storage.disk import LocalLocation
 
-FIT = """
+FIT_SCRIPT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.engine import mapwrite
@@ -184,7 +184,7 @@ def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
     place.mkdir()
     sl.Dataset.from_arrays(x).save(place / "rows.zarr")
     done = subprocess.run(
-        [sys.executable, "-c", FIT, str(place / "rows.zarr"), str(place / "run"), str(block_rows)],
+        [sys.executable, "-c", FIT_SCRIPT, str(place / "rows.zarr"), str(place / "run"), str(block_rows)],
         capture_output=True,
         text=True,
         timeout=150,

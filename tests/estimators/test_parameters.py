@@ -227,7 +227,7 @@ def test_devices_give_the_same_fit(digits: Arrays, device: str) -> None:
     np.testing.assert_allclose(model.predict_proba(digits[0]), expected.predict_proba(digits[0]), atol=1e-4)
 
 
-BAD = [
+INVALID = [
     ({"capsule_dim": 0}, "capsule_dim=0"),
     ({"capsule_dim": 2.5}, "capsule_dim=2.5"),
     ({"capsule_dim": [1, 2]}, "2 dimensions for 10 classes"),
@@ -271,7 +271,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD, ids=[str(o) for o, _ in BAD])
+@pytest.mark.parametrize(("options", "message"), INVALID, ids=[str(o) for o, _ in INVALID])
 def test_invalid_values_are_refused_before_any_pass(
     digits: Arrays, options: dict[str, Any], message: str
 ) -> None:

@@ -19,7 +19,7 @@ import scalelatent as sl
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.errors import PlanError
 
-FIT = """
+FIT_SCRIPT = """
 import json, sys
 import scalelatent as sl
 ds = sl.open_dataset(sys.argv[1])
@@ -43,7 +43,7 @@ def make_rows(n: int, p: int) -> Dataset:
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) -> None:
     make_rows(40_000, 300).save(tmp_path / "rows.zarr")
     out = subprocess.run(
-        [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr"), algorithm],
+        [sys.executable, "-c", FIT_SCRIPT, str(tmp_path / "rows.zarr"), algorithm],
         capture_output=True,
         text=True,
         timeout=150,

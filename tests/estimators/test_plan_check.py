@@ -40,7 +40,7 @@ def make_models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
 
 KINDS = list(make_models())
 
-FIRST_FIT = """
+FIT_SCRIPT = """
 import sys
 import numpy as np
 import scalelatent as sl
@@ -60,7 +60,7 @@ print(peak_bytes())
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["capsule", "mixture", "hcn"])
 def test_compiling_takes_less_memory_than_plans_assume(kind, tmp_path) -> None:
-    command = [sys.executable, "-c", FIRST_FIT, kind]
+    command = [sys.executable, "-c", FIT_SCRIPT, kind]
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     out = subprocess.run(command, capture_output=True, text=True, timeout=170, check=True, env=env)
     peak = int(out.stdout.splitlines()[-1])

@@ -282,7 +282,7 @@ def test_a_run_folder_that_cannot_be_created_is_refused(
         _fit(digits, held_out, tmp_path / "file" / "run")
 
 
-KILLED = """
+FIT_SCRIPT = """
 import sys, numpy as np
 from sklearn.datasets import load_digits
 from scalelatent import Callback, CapsuleRegression
@@ -302,7 +302,7 @@ def test_resume_after_a_kill_gives_the_same_bits(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FIT_SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

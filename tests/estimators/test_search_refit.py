@@ -1,4 +1,4 @@
-"""The best estimator of a search: the folder of its refit, its threads and its score."""
+"""The refit of the best candidate of a search: its run folder, its threads and its score."""
 
 from __future__ import annotations
 

@@ -141,27 +141,27 @@ class ModelColumn:
 CAPSULES = {"draw": draw_clouds, "result": "predict_proba", "rounding": 20 / 4 * 6 * 6 * 2.0**-24}
 # A squared distance in units of the noise (12) is a sum of six squares of at most (200 / 12)**2, in float32.
 # A log density has half of the squared distance, and both fits round it, so the factors 1/2 and 2 cancel.
-OF_SQUARES = 6 * (200 / 12) ** 2 * 2.0**-24
-MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": OF_SQUARES}
+SQUARES_ROUNDING = 6 * (200 / 12) ** 2 * 2.0**-24
+MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": SQUARES_ROUNDING}
 # A mixture starts from rows drawn by index, so rows in another order give another start. A log density of six
 # Gaussian features has the variance 6 / 2. Two standard deviations for 300 rows: 2 * sqrt(6 / 2 * 2 / 300).
-DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": OF_SQUARES, "spread": 0.28}
+DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": SQUARES_ROUNDING, "spread": 0.28}
 # Two standard deviations of a difference of scores, if 5 % of rows are wrong: 2 * sqrt(2 * .05 * .95 / 300).
-FIVE_PERCENT = 0.036
+SCORE_SPREAD = 0.036
 MODELS = {
     "em": ModelColumn(
-        sl.CapsuleRegression, {"capsule_dim": 2, "max_iter": 6}, spread=FIVE_PERCENT, **CAPSULES
+        sl.CapsuleRegression, {"capsule_dim": 2, "max_iter": 6}, spread=SCORE_SPREAD, **CAPSULES
     ),
     "steps": ModelColumn(
         sl.CapsuleRegression,
         {"capsule_dim": 2, "n_epochs": 6, "batch_rows": 64},
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
         **CAPSULES,
     ),
     "classes": ModelColumn(
         sl.LinearMixtureClassifier,
         {"n_components": 2, "n_dims": 2, "likelihood": "error", "max_iter": 6},
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
         **MIXTURES,
     ),
     "density": ModelColumn(
@@ -181,7 +181,7 @@ MODELS = {
         {"n_clusterings": 50, "k1": 30, "n_classes": 3},
         draw_clouds,
         "transform",
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
         score=share_neighbours_of_class,
         supervised=False,
     ),
@@ -190,7 +190,7 @@ MODELS = {
         {"n_hidden": 4, "n_epochs": 6, "learning_rate": 0.2},
         draw_patterns,
         "predict_marginals",
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
     ),
     "parts": ModelColumn(
         sl.HierarchicalCompositionalNetwork,

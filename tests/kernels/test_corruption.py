@@ -15,7 +15,7 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.corruption import check_corruption, corrupt
 
 FLIP: dict[str, Any] = {"kind": "flip", "rate": 0.2, "seed": 5, "stage": "test"}
-HIDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "seed": 5, "stage": "test"}
+OCCLUDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "seed": 5, "stage": "test"}
 
 
 @settings(max_examples=30, deadline=None)
@@ -25,7 +25,7 @@ HIDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "see
 def test_the_corruption_of_a_row_does_not_depend_on_other_rows(
     rows: list[int], epoch: int, which: int
 ) -> None:
-    options, numbers = (FLIP, HIDE)[which], np.array(rows)
+    options, numbers = (FLIP, OCCLUDE)[which], np.array(rows)
     v = (np.arange(20)[None, :] % (2 + numbers[:, None] % 3) == 0).astype(np.uint8)
     before = v.copy()
     x = corrupt(v, numbers, epoch, **options)

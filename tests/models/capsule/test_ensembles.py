@@ -21,7 +21,7 @@ X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
 # A seventh of the labels is wrong, so that the models of class pairs improve for different numbers of passes.
-NOISY = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
+NOISY_LABELS = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 
 def _fit(
@@ -59,22 +59,22 @@ def assert_close_fits(members: Members, state: CapsuleState, r: int, alone: Caps
 
 def test_all_vs_all_equals_its_45_binary_fits() -> None:
     members = build_members("all_vs_all", 10, 2)
-    state = _fit(members, X, NOISY, SCHEDULE, "reference", 20)
+    state = _fit(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
     binary = build_members("multiclass", 2, 2)
     assert members.n_members == 45
     for r, labels in enumerate(members.labels):
-        own = labels[NOISY] >= 0
-        alone = _fit(binary, X[own], labels[NOISY[own]].astype(np.int32), SCHEDULE, "reference", 20)
+        own = labels[NOISY_LABELS] >= 0
+        alone = _fit(binary, X[own], labels[NOISY_LABELS[own]].astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, r, alone)
     assert len(set(state.best_pass.tolist())) > 3  # Different passes are best.
 
 
 def test_one_vs_all_equals_its_binary_fits() -> None:
     members = build_members("one_vs_all", 10, 2)
-    state = _fit(members, X, NOISY, SCHEDULE, "reference", 20)
+    state = _fit(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
     binary = build_members("multiclass", 2, 2)
     for c in range(10):
-        alone = _fit(binary, X, (c != NOISY).astype(np.int32), SCHEDULE, "reference", 20)
+        alone = _fit(binary, X, (c != NOISY_LABELS).astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, c, alone)
 
 

@@ -1,4 +1,4 @@
-"""The E-step of a block of rows, by one fused kernel or by two matrix products, equals the reference."""
+"""The E-step of a block of rows, by one fused kernel or by two products, equals the reference in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All kernels equal the reference for many shapes, architectures, thresholds and unusual values."""
+"""Kernels equal the reference kernels (numpy, float64) for many shapes, architectures and thresholds."""
 
 from __future__ import annotations
 

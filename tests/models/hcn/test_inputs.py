@@ -18,7 +18,7 @@ from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
 
-HOW = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_state": 3}
+OPTIONS = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_state": 3}
 
 
 def draw_images(n: int) -> np.ndarray:
@@ -37,7 +37,7 @@ X = draw_images(60)
 
 
 def make_network(**params: Any) -> HierarchicalCompositionalNetwork:
-    return HierarchicalCompositionalNetwork(**{"layers": [(3, (3, 2))], **HOW, **params})
+    return HierarchicalCompositionalNetwork(**{"layers": [(3, (3, 2))], **OPTIONS, **params})
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The numba kernels of compositional networks give the bits of the reference."""
+"""The numba kernels of compositional networks give the bits of the reference kernels in numpy."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def find_weights(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Check that message passing finds the most probable weights for ``LEAST`` of eight pairs of images.
+    """Check that message passing finds the most probable weights for ``MIN_HITS`` of eight pairs of images.
 
     For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
     """
@@ -72,10 +72,10 @@ def check_likeliest() -> None:
         posterior = compute_log_posterior(x)
         best = max(posterior[find_weights(x, seed)] for seed in range(12))
         hits += bool(best > posterior.max() - 1e-9)
-    assert hits >= LEAST
+    assert hits >= MIN_HITS
 
 
-LEAST = 4
+MIN_HITS = 4
 
 
 def test_the_likeliest_of_all_weights_are_found() -> None:

@@ -19,7 +19,7 @@ from scalelatent.engine import plan as engine_plan
 from scalelatent.models.hcn import fit as fitting
 from scalelatent.models.hcn import planning
 
-FIT = """
+SCRIPT = """
 import json, pathlib, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
@@ -54,7 +54,7 @@ def measure_fit(folder: Path, rows: int, how: dict[str, Any], engine: dict[str, 
     sl.data.make_images(str(folder / f"{rows}.zarr"), kind, rows, **options)
     paths = [str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), json.dumps(how), json.dumps(engine)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FIT, *paths], capture_output=True, text=True, timeout=150
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, *paths], capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

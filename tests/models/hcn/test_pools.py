@@ -1,4 +1,4 @@
-"""Messages of pools equal an enumeration of all bits, and the numba kernels equal the reference.
+"""Messages (log odds) of pools equal an enumeration of all bits; numba equals the reference in numpy.
 
 A pool is the square of pixels to which a pixel may be shifted.
 """

@@ -25,7 +25,7 @@ from scalelatent.models.hcn.multi_layer import MultiLayer, build_multi_layer
 
 TRAITS = image_set("traits")
 HEIGHT, WIDTH = TRAITS.image_shape
-FEW = image_set("traits", size=5, gap=1)
+SMALL_TRAITS = image_set("traits", size=5, gap=1)
 
 
 def frames_overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
@@ -208,7 +208,7 @@ def test_wrong_images_are_refused() -> None:
 
 
 def test_networks_without_classes_return_cluster_indices() -> None:
-    x, _ = FEW.rows(0, 20)
+    x, _ = SMALL_TRAITS.rows(0, 20)
     m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
         m.fit(sl.Dataset.from_arrays(x, np.zeros(20)).without_labels())
@@ -219,7 +219,7 @@ def test_networks_without_classes_return_cluster_indices() -> None:
 
 def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
     """Arrays for larger images are not saved: a loaded network computes them again, with equal results."""
-    x, y = FEW.rows(0, 20)
+    x, y = SMALL_TRAITS.rows(0, 20)
     m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, online=False, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
         m.fit(x, y.astype(int))

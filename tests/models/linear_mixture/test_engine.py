@@ -113,7 +113,7 @@ def test_the_projected_scatter_needs_no_matrix_of_all_features(likelihood, backe
     assert peak < 4 * p * p
 
 
-FIT = """
+FIT_SCRIPT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
@@ -131,7 +131,7 @@ def test_the_planned_peak_is_a_near_upper_bound(tmp_path):
     rng = np.random.default_rng(0)
     rows = rng.random((40_000, 400), dtype=np.float32)
     Dataset.from_arrays(rows, np.arange(40_000) % 10).save(tmp_path / "rows.zarr")
-    command = [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr")]
+    command = [sys.executable, "-c", FIT_SCRIPT, str(tmp_path / "rows.zarr")]
     out = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     reported = json.loads(out.stdout.splitlines()[-1])
     assert reported["peak"] <= reported["plan"] <= 1.5 * reported["peak"], reported

@@ -1,4 +1,4 @@
-"""The numba kernels equal the reference for unusual shapes; the other rows of a call do not change a row."""
+"""The numba kernels equal the reference in numpy for unusual shapes, and rows do not affect each other."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_shares_are_rounded_down_without_rounding_errors() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_codes_equal_those_of_one_hot_products(device: str) -> None:
-    """Layer 1 finds nearest rows on drawn columns, and upper layers by products of drawn one-hot columns."""
+    """Layer 1 finds the nearest centroid on drawn columns, and upper layers on drawn one-hot columns."""
     x, options = make_rows(120, 11), OPTIONS
     layers = make_layers([40, 20, 7], **options)
     below, k_below = x, 0

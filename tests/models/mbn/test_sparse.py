@@ -1,4 +1,4 @@
-"""Nearest centroids of CSR rows: numba equals the reference and dense rows, for counts and fractions."""
+"""Nearest centroids of CSR rows: numba equals the reference in numpy, and dense rows."""
 
 from __future__ import annotations
 
