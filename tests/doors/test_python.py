@@ -65,7 +65,7 @@ def test_invalid_rows_are_refused(model: str, rows: Any, reported: str) -> None:
     assert len(str(refused.value)) < 400
 
 
-def test_text_as_labels_and_text_before_labels() -> None:
+def test_a_string_in_place_of_rows_or_labels_is_refused() -> None:
     for call in (lambda: make_capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
         with pytest.raises(DataError, match="y is the string 'x', which holds no rows"):
             call()
@@ -76,7 +76,7 @@ def test_text_as_labels_and_text_before_labels() -> None:
         make_capsule().fit(str(FOLDER))
 
 
-def test_rows_without_labels(tmp_path: Path) -> None:
+def test_rows_without_labels_are_refused(tmp_path: Path) -> None:
     ds = sl.Dataset.from_arrays(X)
     for rows in (ds, ds.save(tmp_path / "d")):
         with pytest.raises(

@@ -286,7 +286,7 @@ def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: P
     assert model.score(*held_pair) > 0.8
 
 
-def test_schedules_patience_and_warm_start(pair: Pair, held_pair: Pair) -> None:
+def test_schedules_patience_and_warm_starts_are_used(pair: Pair, held_pair: Pair) -> None:
     model = make_rbm(learning_rate=[(0.2, 2), (0.05, 1)], n_epochs=4).fit(*pair)
     assert [record["learning_rate"] for record in model.history_] == [0.2, 0.2, 0.05, 0.05]
     stopped = make_rbm(learner="logistic", patience=1, n_epochs=60, learning_rate=3.0).fit(

@@ -383,7 +383,7 @@ def test_candidates_without_a_seed_use_the_seed_of_the_search(digits: Arrays, he
     assert_same(drawn.best_estimator_, again)
 
 
-def test_clone_and_parameter_names_of_a_search() -> None:
+def test_a_search_is_cloned_and_names_its_parameters() -> None:
     search = Search(BASE, {"capsule_dim": [1]}, cv=3)
     twin = clone(search)
     assert twin.estimator is not search.estimator

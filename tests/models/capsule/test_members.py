@@ -16,7 +16,7 @@ ARCHITECTURE = st.sampled_from(["multiclass", "one_vs_all", "all_vs_all"])
 
 
 @given(ARCHITECTURE, st.integers(2, 12), st.integers(1, 9))
-def test_shapes_labels_and_rows_of_members(architecture: str, m: int, d: int) -> None:
+def test_members_have_the_documented_shapes_labels_and_rows(architecture: str, m: int, d: int) -> None:
     members = build_members(architecture, m, d)
     n, k = {"multiclass": (1, m), "one_vs_all": (m, 2), "all_vs_all": (m * (m - 1) // 2, 2)}[architecture]
     assert members.dims.shape == (n, k)

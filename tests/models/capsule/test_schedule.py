@@ -64,7 +64,7 @@ def _run_passes(
     return states
 
 
-def test_rounds_patience_and_restart_from_the_best() -> None:
+def test_rounds_end_by_patience_and_restart_from_the_best() -> None:
     learner = make_learner([(0.5, 2), (0.0, 1)])
     # Round 2 starts with pass 5, which measures the best weights again. Pass 6 has no smaller error.
     states = _run_passes(learner, [0.5, 0.4, 0.4, 0.45, 0.4, 0.4])

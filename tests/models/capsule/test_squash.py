@@ -62,7 +62,7 @@ def test_functions_have_known_values() -> None:
 
 
 @given(st.integers(0, 4000), st.floats(0, 1e4))
-def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
+def test_functions_stay_within_the_bounds_of_the_paper(twice_s: int, b: float) -> None:
     """The bounds are b/(b+s+1) <= I_s(b) <= b/(b+s) (equation A.4 of Saul 2021)."""
     s = twice_s / 2
     value = float(squash_integral(s, b))

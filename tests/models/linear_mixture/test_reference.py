@@ -55,7 +55,7 @@ def test_factor_scores_are_gaussian_densities():
         np.testing.assert_allclose(found[:, q], expected)
 
 
-def test_the_nearest_component_of_each_class_and_ties():
+def test_the_first_nearest_component_of_each_class_is_found():
     means, bases = make_components(5, 4, 1)
     means[3], bases[3] = means[2], bases[2]
     scorer = reference.error_scores(means, bases, np.zeros(4))

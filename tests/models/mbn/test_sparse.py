@@ -227,7 +227,7 @@ def test_a_very_large_centroid_among_counts_is_decided() -> None:
     np.testing.assert_array_equal(sparse.nearest_sparse(to_csr_rows(x), bank), want)
 
 
-def test_sparse_rows_and_centroids_without_entries() -> None:
+def test_rows_and_centroids_without_entries_are_zeros() -> None:
     x = to_csr_rows(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
     w = to_csr_rows(np.array([[0.0, 2, 0], [0, 0, 0]]))
     for module in (reference, sparse):
