@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scalelatent import Callback, Dataset, HierarchicalCompositionalNetwork
-from tests.models.hcn.test_inputs import drawn
+from tests.models.hcn.test_inputs import draw_images
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*labels y are not learned from",
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*weights still changed",
 )
 
-X = drawn(200)
+X = draw_images(200)
 # Half of the rows have a class, and one in five of them is unlabelled.
 Y = np.where(np.arange(200) % 5 == 0, -1, (X.mean(axis=(1, 2)) > np.median(X.mean(axis=(1, 2)))).astype(int))
 # An online epoch has six steps of 30 images and one of 20, after the eight small steps of a warm-up. A fit
