@@ -15,7 +15,7 @@ settings.register_profile("scalelatent", deadline=None, derandomize=True, databa
 settings.register_profile("more", deadline=None, derandomize=False, database=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scalelatent"))
 
-# Thread pools have one thread, as in a fit: two test processes must not compete for cores.
+# BLAS and OpenMP use one thread, as in a fit, because several test processes share the cores.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -34,30 +34,27 @@ def find_real_data() -> Path | None:
     return beside if beside.is_dir() else None
 
 
-# Folders that only the full check runs completely: nearly each of their tests starts a cluster, an object
-# store or a recipe. A plain run keeps the tests of identical bits on a cluster and of killed workers and
-# drivers.
+# Tests in these folders are marked slow, because most of them start a cluster, an object store or a script of
+# the folder cluster/. UNMARKED_FILES are not: they test identical bits, and killed workers and drivers.
 SLOW_FOLDERS = ("cluster", "stores", "recipes")
-KEPT = ("test_same_bits.py", "test_failures.py")
-MOST_PROCESSES = 4
+UNMARKED_FILES = ("test_same_bits.py", "test_failures.py")
+MAX_PROCESSES = 4
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes of ``-n auto``: one per core for the whole suite, 0 for selected
-    tests.
-    """
+    """Return the processes of ``-n auto``: one per core, at most MAX_PROCESSES; 0 if tests are selected."""
     from dask.system import cpu_count
 
-    picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-    return 0 if picked else min(MOST_PROCESSES, cpu_count())
+    is_selection = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    return 0 if is_selection else min(MAX_PROCESSES, cpu_count())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here not in item.path.parents or item.path.name in KEPT:
+        if here not in item.path.parents or item.path.name in UNMARKED_FILES:
             continue
         if item.path.relative_to(here).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
@@ -88,11 +85,11 @@ WORKER_IMPORTS = [
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _warm_workers(request: pytest.FixtureRequest) -> None:
+def _preload_worker_imports(request: pytest.FixtureRequest) -> None:
     """Fork the workers of this process from a process that has imported scalelatent and Dask.
 
-    A new interpreter takes two seconds of processor time to import them, and there are hundreds of workers.
-    Workers of the command line are started as users start them.
+    A new interpreter takes two seconds of processor time to import both, and there are hundreds of workers.
+    Workers that the command line starts are not forked: they start as they do for users.
     """
     if not any(item.get_closest_marker("cluster") for item in request.session.items):
         return
@@ -100,7 +97,7 @@ def _warm_workers(request: pytest.FixtureRequest) -> None:
     from distributed.utils import get_mp_context
 
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Dask has chosen its own preload before.
+    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Replaces Dask's preload list.
 
 
 @pytest.fixture(scope="session")

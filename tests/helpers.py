@@ -27,9 +27,9 @@ HOOKS = ("fit_start", "stage", "progress", "pass_end", "report", "checkpoint", "
 
 
 class HookLog(Callback):
-    """Log of the infos that callbacks received, in order, as pairs ``("pass_end", record)``.
+    """Callback that logs the infos it receives, in order, as pairs such as ``("pass_end", record)``.
 
-    It asks to stop at a number of passes or steps.
+    If ``stop_at`` is given, the fit stops when ``info[by]``, its number of passes or steps, equals it.
     """
 
     def __init__(self, stop_at: int | None = None, by: str = "pass") -> None:
@@ -41,12 +41,12 @@ class HookLog(Callback):
         return hook in ("pass_end", "report") and self.stop_at is not None and info[self.by] == self.stop_at
 
     def infos(self, hook: str) -> list[dict[str, Any]]:
-        """Return the infos that one hook received."""
+        """Return the infos (dicts) that one hook, such as ``pass_end``, received, in order."""
         return [info for name, info in self.reported if name == hook]
 
     @property
     def stages(self) -> list[str]:
-        """Return the names of the stages."""
+        """Names of the stages that the fit reported, in order."""
         return [info["stage"] for info in self.infos("stage")]
 
 
@@ -55,7 +55,7 @@ for _hook in HOOKS:
 
 
 class InterruptAt(Callback):
-    """Callback that presses Ctrl-C at its n-th call, counted from 0 over the given hooks (by default all)."""
+    """Callback that raises KeyboardInterrupt at call ``at``, counted from 0 over the hooks (default: all)."""
 
     def __init__(self, at: int, *hooks: str) -> None:
         self.left, self.calls = at, 0
@@ -70,7 +70,7 @@ class InterruptAt(Callback):
 
 
 def refuse_pickle(monkeypatch: Any) -> None:
-    """Make pickling and unpickling fail from now on."""
+    """Make pickle raise an error until the test ends, to show that the package does not use pickle."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("pickle was called")
@@ -92,11 +92,11 @@ def load_online_toys() -> Any:
     return sys.modules[name]
 
 
-# Source text that workers run: it replaces the report, which takes longer than the fits of tests.
+# Source text that workers run to replace the function that writes reports: a report takes longer than a fit.
 WITHOUT_REPORT = "from scalelatent.jobs import runner; runner._report = lambda *_: None"
 
 
-# A capsule model of digits with small blocks: the fit lasts long enough to be disturbed.
+# Job file of a capsule model of digits. With blocks of 128 rows the fit is slow enough to be interrupted.
 DIGITS_JOB = """
 [job]
 seed = 1
@@ -124,7 +124,7 @@ def write_digits_job(folder: Path, passes: int) -> Path:
 
 
 def read_model_files(folder: RunFolder) -> dict[str, bytes]:
-    """Return the content of every file of a run's model, by name."""
+    """Return the content of every file of the model in a run folder, by relative path."""
     model = Path(folder.model_url)
     found = {str(p.relative_to(model)): p.read_bytes() for p in sorted(model.rglob("*")) if p.is_file()}
     assert found
@@ -132,10 +132,10 @@ def read_model_files(folder: RunFolder) -> dict[str, bytes]:
 
 
 def wait_for(wanted: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Return the first true value of ``wanted()``; fail after some seconds."""
+    """Call ``wanted()`` until its value is true, and return the value; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (found := wanted()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"not true within {seconds} seconds"
         time.sleep(0.02)
     return found
 
@@ -159,7 +159,7 @@ def server_answers(server: subprocess.Popen[Any], log: Path, url: str) -> bool:
 
 
 def to_csr_rows(x: np.ndarray) -> CsrRows:
-    """Return the same rows as CSR."""
+    """Return dense rows as CSR rows with the same values."""
     rows, columns = np.nonzero(x)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(x)))])
     return CsrRows(x[rows, columns], columns.astype(np.int32), pointers, x.shape)

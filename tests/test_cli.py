@@ -1,4 +1,4 @@
-"""The verbs of the command line: output, JSON, exit codes, and errors without a traceback."""
+"""The commands of `scalelatent`: output, JSON, exit codes, and errors without a traceback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers import make_fresh_kernel
 
 @pytest.fixture
 def run_command(capsys, monkeypatch, tmp_path):
-    """Run the command line in this process, in an empty folder."""
+    """Return a function that runs `scalelatent` in this process and in an empty working folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -52,22 +52,8 @@ def digits(tmp_path):
 
 def test_help_lists_the_verbs_and_version_prints_one_line(run_command):
     text = run_command("--help").out
-    for verb in (
-        "data",
-        "plan",
-        "fit",
-        "resume",
-        "submit",
-        "status",
-        "logs",
-        "attach",
-        "cancel",
-        "predict",
-        "transform",
-        "score",
-        "report",
-        "doctor",
-    ):
+    verbs = "data plan fit resume submit status logs attach cancel predict transform score report doctor"
+    for verb in verbs.split():
         assert verb in text
     assert run_command("--version").out == f"scalelatent {__version__}\n"
     assert "--set" in run_command("fit", "--help").out
@@ -95,16 +81,16 @@ def test_images_and_named_datasets_are_imported(run_command, tmp_path):
         (tmp_path / "in" / kind).mkdir(parents=True)
         for i in range(3):
             Image.new("RGB", (6, 4), (i, 0, 0)).save(tmp_path / "in" / kind / f"{i}.png")
-    how = ("data", "import", "images", "in", "i.zarr")
-    reported = run_command(*how, "--size", "2x3", "--gray", "--json").json()
+    options = ("data", "import", "images", "in", "i.zarr")
+    reported = run_command(*options, "--size", "2x3", "--gray", "--json").json()
     assert (reported["rows"], reported["feature_shape"], reported["classes"]) == (6, [2, 3], ["a", "b"])
     for wrong in ("28x28x3", "0x4", "x"):
-        assert f"--size {wrong}: give height x width" in run_command(*how, "--size", wrong, code=2).err
-    assert "exclude each other" in run_command(*how, "--gray", "--rgb", code=2).err
-    assert run_command(*how, "--no-labels", "--overwrite", "--json").json()["labels"] is False
+        assert f"--size {wrong}: give height x width" in run_command(*options, "--size", wrong, code=2).err
+    assert "exclude each other" in run_command(*options, "--gray", "--rgb", code=2).err
+    assert run_command(*options, "--no-labels", "--overwrite", "--json").json()["labels"] is False
     (tmp_path / "in" / "b" / "1.png").write_bytes(b"")
-    assert "b/1.png cannot be read" in run_command(*how, "--overwrite", code=2).err
-    output = run_command(*how, "--overwrite", "--skip-bad", "--json")
+    assert "b/1.png cannot be read" in run_command(*options, "--overwrite", code=2).err
+    output = run_command(*options, "--overwrite", "--skip-bad", "--json")
     assert output.err == "skipped 1 unreadable images and 0 of another size or kind; the first: b/1.png\n"
     assert output.json()["provenance"]["skipped"] == {
         "unreadable": 1,
@@ -129,10 +115,10 @@ def test_hdf5_and_mat_files_are_imported(run_command, digits):
     ).json()
     assert (reported["rows"], reported["classes"]) == (4, [2, 3])
     savemat(digits / "a.mat", {"X": np.ones((2, 3, 7)), "y": np.arange(7)})
-    how = ("data", "import", "mat", "a.mat", "m.zarr")
-    assert "--rows-last" in run_command(*how, code=2).err
-    assert run_command(*how, "--rows-last", "--json").json()["feature_shape"] == [2, 3]
-    assert "has no array 'q'" in run_command(*how, "--x", "q", code=2).err
+    options = ("data", "import", "mat", "a.mat", "m.zarr")
+    assert "--rows-last" in run_command(*options, code=2).err
+    assert run_command(*options, "--rows-last", "--json").json()["feature_shape"] == [2, 3]
+    assert "has no array 'q'" in run_command(*options, "--x", "q", code=2).err
 
 
 def test_info_names_the_features(run_command):
@@ -381,7 +367,7 @@ def test_errors_are_json_if_the_output_is_json(run_command):
 
 @pytest.fixture
 def raise_unexpected_error(monkeypatch, tmp_path):
-    """Make every description of a dataset raise an unexpected error."""
+    """Make ``open_dataset`` raise a KeyError, which no command expects."""
     from scalelatent import data
 
     def fail(url):
@@ -525,7 +511,7 @@ def test_transform_writes_the_codes_of_a_layer(run_command, tmp_path):
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
     again = ("transform", "m.zarr", "x.zarr", "--out", "z.zarr", "--overwrite")
     assert "take codes(X, layer=2) (--codes)" in run_command(*again, "--layer", "2", code=2).err
-    # The refused call has not replaced the output.
+    # The refused command has not replaced the output of the first one.
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), z)
     run_command(*again, "--layer", "2", "--codes")
     np.testing.assert_array_equal(sl.open_dataset("z.zarr").read_x(0, 60), network.codes(layer=2))
@@ -536,7 +522,7 @@ def test_transform_writes_the_codes_of_a_layer(run_command, tmp_path):
 
 
 def test_transform_writes_a_layer_from_the_codes_of_a_run_folder(run_command, tmp_path, monkeypatch):
-    """The output is computed from the codes that ``keep_codes`` stored."""
+    """The codes (cluster indices) of lower layers are stored only if the job set ``keep_codes``."""
     monkeypatch.setattr("scalelatent.jobs.runner._report", lambda *_: None)
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     Dataset.from_arrays(x).save("x.zarr")

@@ -1,4 +1,4 @@
-"""Public names document their parameters and results, with an example."""
+"""Public functions and classes document their parameters and results, and have an example."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_public_names_have_parameters_and_an_example(name: str) -> None:
     text = inspect.getdoc(getattr(sl, name)) or ""
     assert ">>>" in text
-    takes = inspect.signature(getattr(sl, name)).parameters
-    assert not takes or "Parameters\n---------" in text
+    parameters = inspect.signature(getattr(sl, name)).parameters
+    assert not parameters or "Parameters\n---------" in text
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -46,7 +46,7 @@ def test_public_methods_have_a_docstring(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["LinearMixture", "LinearMixtureClassifier"])
 def test_inserted_parts_of_a_docstring_have_the_indentation_of_their_section(name: str) -> None:
-    """Python 3.13 removes the indentation of a docstring before a decorator reads it."""
+    """A decorator inserts text. From Python 3.13 on, the docstring that it reads has no indentation."""
     documented = getattr(sl, name).__doc__
     for parameter in ("n_components", "n_dims", "device", "means_", "bases_"):
         assert re.search(rf"^{parameter} : ", documented, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Warnings at the user's line, and callbacks that must not end a fit."""
+"""Warnings name the line of the user's code, and a failing callback does not end a fit."""
 
 from __future__ import annotations
 

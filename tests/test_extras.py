@@ -1,4 +1,4 @@
-"""The error of a missing package names the extra that installs it."""
+"""If a package is missing, the error names the extra of scalelatent that installs the package."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def start_slurm_cluster(folder: Path) -> Any:
     return module.make_cluster(module.parse([str(folder)]))
 
 
-# Extra, package, and the call that needs it.
-NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
+# Each entry: extra of pyproject.toml, package of this extra, and a call that needs the package.
+CALLS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("arrow", "pyarrow", lambda folder: data.import_parquet(folder / "t.parquet", folder / "out")),
     ("arrow", "pyarrow", lambda folder: data.import_csv(folder / "t.csv", folder / "out")),
     ("arrow", "pyarrow", lambda _: data.Dataset.from_dataframe({"a": [1.0]})),
@@ -61,15 +61,15 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("tls", "cryptography.hazmat.primitives", lambda folder: make_certificates(folder / "tls")),
     ("torch", "torch", lambda _: sl.CompressiveMBN().fit(X, X)),
 ]
-# Extras without such a call: for clusters that users start, for the other CUDA version, and for contributors.
+# Extras without a call above: for clusters that users start, for the other CUDA version, for contributors.
 OTHERS = {"k8s", "cuda13", "bench", "docs", "test"}
 
 
-@pytest.mark.parametrize(("extra", "package", "call"), NEEDS)
+@pytest.mark.parametrize(("extra", "package", "call"), CALLS)
 def test_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str, package: str, call: Callable[[Path], Any]
 ) -> None:
-    # MATLAB 7.3 files are HDF5 with a header.
+    # The test needs the start of an HDF5 file only. A MATLAB 7.3 file is an HDF5 file after a header.
     head = b"MATLAB 7.3 MAT-file".ljust(512)
     for name in ("a.h5", "a.mat"):
         (tmp_path / name).write_bytes((head if name == "a.mat" else b"") + b"\x89HDF\r\n\x1a\n")
@@ -86,4 +86,4 @@ def test_the_error_names_the_extra(
 
 def test_every_extra_is_needed_by_a_test() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {extra for extra, _, _ in NEEDS} == set(project["optional-dependencies"]) - OTHERS
+    assert {extra for extra, _, _ in CALLS} == set(project["optional-dependencies"]) - OTHERS

@@ -1,4 +1,4 @@
-"""Modules that an import loads, and the rules of imports."""
+"""Importing parts of the package loads few modules, and imports are declared and free of cycles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_numpy_is_not_needed_to_print_help():
 
 @pytest.mark.parametrize("module", ["submit", "control", "clusterdriver"])
 def test_verbs_of_submitted_jobs_load_no_models(module):
-    """Loading models would take half a second in each `submit`, `status` and `cancel`."""
+    """Each `submit`, `status` and `cancel` would take half a second longer if it imported the models."""
     assert not list_modules_after(f"import scalelatent.jobs.{module}") & (
         set(HEAVY) - {"pydantic"} | {"numpy"}
     )
@@ -47,7 +47,7 @@ def test_verbs_of_submitted_jobs_load_no_models(module):
 
 @pytest.mark.parametrize("name", ["CapsuleRegression", "MultilayerBootstrapNetwork", "CompressiveMBN"])
 def test_an_estimator_loads_little_except_base_classes_of_scikit_learn(name):
-    """Compilers, clusters and storage are loaded by the first fit that needs them."""
+    """Numba, Dask and zarr are imported later, by the first fit that needs them."""
     loaded = list_modules_after(f"import scalelatent as sl; sl.{name}")
     beside = loaded - list_modules_after("import sklearn.base, sklearn.utils.multiclass")
     assert {module.split(".")[0] for module in beside} - sys.stdlib_module_names <= {"scalelatent", "crc32c"}
@@ -66,13 +66,13 @@ PACKAGES = {
     "cupy": "cupy-cuda13x",
     "cupy_backends": "cupy-cuda13x",
 }
-# IPython is used only in the kernel of a notebook, anndata and xarray only for objects that users pass. They
-# are then installed.
+# Undeclared imports. IPython is used only inside a notebook, and anndata and xarray only for objects that
+# users pass, so these packages are then installed.
 OTHERS = {"scalelatent", "IPython", "anndata", "xarray"}
 
 
 def find_imported() -> dict[str, str]:
-    """Return the imported distributions, each with a file that imports it."""
+    """Return the imported packages (names as in pyproject.toml), each with a file that imports it."""
     found = {}
     for file in sorted((ROOT / "scalelatent").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -135,7 +135,7 @@ def test_a_broken_library_does_not_break_the_report(capsys, monkeypatch):
 
 
 def test_no_files_import_each_other_in_a_circle():
-    """Imports inside functions count; those for type checkers do not."""
+    """Imports inside functions count; imports for type checkers (TYPE_CHECKING) do not."""
     import grimp
 
     graph = grimp.build_graph("scalelatent", exclude_type_checking_imports=True)

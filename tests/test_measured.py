@@ -1,4 +1,4 @@
-"""The tables of benchmarks/README.md are those of benchmarks/results; benchmarks import names that exist."""
+"""Tables of benchmarks/README.md show benchmarks/results, and benchmarks import names that exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_benchmarks_import_names_that_the_package_has() -> None:
                 continue
             module = importlib.import_module(node.module)
             for name in (alias.name for alias in node.names):
-                # A name may be a submodule, and bodies for GPUs cannot be imported without CuPy.
+                # A name may be a submodule. Submodules for GPUs need CuPy, so they are found, not imported.
                 within = hasattr(module, "__path__") and find_spec(f"{node.module}.{name}")
                 if not hasattr(module, name) and not within:
                     missing.append(f"{file.name}: {node.module}.{name}")

@@ -1,4 +1,4 @@
-"""Pages of `.docs/` follow the rules that a build cannot check. The build itself is a step of `.ci/run`."""
+"""Pages of `.docs/` follow rules that Sphinx does not check; `.ci/run` builds the pages."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ MARKDOWN = subprocess.run(
 @pytest.mark.skipif(not MARKDOWN, reason="no git checkout")
 @pytest.mark.parametrize("name", [name for name in MARKDOWN if not name.startswith(".github/changes/")])
 def test_links_of_pages_exist_in_a_checkout(name: str) -> None:
-    """Links to pages that only a build writes are dead on a code host."""
+    """On a code host such as GitHub, links to files that only a build of the pages writes would be dead."""
     text = re.sub(
         r"^```.*?^```$", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
     )

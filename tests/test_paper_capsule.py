@@ -1,4 +1,4 @@
-"""benchmarks/paper_capsule.py: the experiments of the paper take another data set."""
+"""benchmarks/paper_capsule.py: each experiment of the paper also runs on other data."""
 
 from __future__ import annotations
 

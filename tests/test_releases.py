@@ -1,4 +1,4 @@
-"""`cluster/conda` and `.github` agree with pyproject.toml and its version."""
+"""The conda recipe and the files of `.github` have the versions and requirements of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_workflows_run_the_check_on_every_python_of_the_package() -> None:
 
 
 def test_changes_are_of_a_kind_that_a_release_gathers() -> None:
-    """towncrier ignores a file of an unknown kind."""
+    """A release ignores a change note of an unknown kind, because towncrier skips the file silently."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
     kinds = "|".join(kind["directory"] for kind in settings["type"])
     names = [path.name for path in (ROOT / settings["directory"]).glob("*")]

@@ -1,4 +1,7 @@
-"""benchmarks/rivals.py: each method answers on a few rows, and units are measured once, in a limited time."""
+"""benchmarks/rivals.py: each method predicts a few rows, and each unit is measured once, in limited time.
+
+A unit is one task, one set of rows, one method and one seed.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 pytestmark = pytest.mark.skipif(not BENCHMARKS.exists(), reason="benchmarks/ is not part of this copy")
-# A set of each task that needs no real data.
-SETS = {
+# For each task, the name of a set of rows that needs no downloaded data.
+SET_NAMES = {
     "classification": "digits",
     "density": "digits",
     "clustering": "wine",
@@ -28,8 +31,8 @@ SETS = {
 }
 
 
-def modules(*names: str) -> list[ModuleType]:
-    """Import files of benchmarks/, and restore the thread numbers that they set."""
+def import_benchmarks(*names: str) -> list[ModuleType]:
+    """Import files of benchmarks/, and restore the environment: the files set numbers of threads there."""
     before = dict(os.environ)
     sys.path.insert(0, str(BENCHMARKS))
     try:
@@ -42,18 +45,18 @@ def modules(*names: str) -> list[ModuleType]:
 
 @pytest.fixture(scope="module")
 def tasks() -> Any:
-    return modules("rivals_tasks")[0]
+    return import_benchmarks("rivals_tasks")[0]
 
 
 @pytest.fixture
 def rivals() -> Any:
-    return modules("rivals")[0]
+    return import_benchmarks("rivals")[0]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SET_NAMES)
 def test_each_method_answers_for_held_out_rows(tasks: Any, name: str) -> None:
-    task, set_name = tasks.TASKS[name], SETS[name]
+    task, set_name = tasks.TASKS[name], SET_NAMES[name]
     rows = task.sets[set_name](1)
     for found, method in task.list_pairs():
         absent = any(method.startswith(m) and not find_spec(p) for m, p in tasks.NEEDS.items())
@@ -72,7 +75,7 @@ def test_outliers_are_of_a_class_that_training_rows_lack(tasks: Any) -> None:
     mixed = rows.test[rows.truth == 2]
     assert len(rows.train) + len(usual) + len(other) < 1797
     assert mixed.shape == usual.shape
-    # A mixed row has each of its values in the same column of a usual row.
+    # A mixed row takes the value of each column from some usual row.
     assert all(np.isin(mixed[:, column], usual[:, column]).all() for column in range(64))
     assert (mixed != usual).any(axis=1).mean() > 0.99
 
@@ -97,7 +100,7 @@ def test_chosen_is_the_candidate_with_the_fewest_wrong_targets(tasks: Any) -> No
 
 
 def make_task(tasks: Any) -> Any:
-    """Return a task with one small and one large set, and methods that succeed, fail, or never end."""
+    """Return a task with a small and a large set of rows, and methods that succeed, fail, or never end."""
 
     def busy(rows: Any, seed: int) -> Any:
         while rows == "all":
@@ -111,7 +114,7 @@ def make_task(tasks: Any) -> Any:
 
 @pytest.fixture
 def run(rivals: Any, tasks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Run the command with a made task; return the units that it measured, and the file's records."""
+    """Return a function that runs rivals.py on ``make_task``, and returns measured units and results."""
     monkeypatch.setattr(rivals, "TASKS", {"made": make_task(tasks)})
     out = tmp_path / "rivals.json"
     run_unit, measured = rivals.run_unit, []
@@ -162,6 +165,6 @@ def test_methods_of_absent_packages_are_not_planned(rivals: Any, monkeypatch: py
 
 
 def test_tables_have_a_column_for_each_method(tasks: Any) -> None:
-    (tables,) = modules("tables")
+    (tables,) = import_benchmarks("tables")
     for name, task in tasks.TASKS.items():
         assert set(tables.RIVALS[name]) == set(task.methods)

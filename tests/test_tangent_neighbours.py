@@ -1,4 +1,7 @@
-"""benchmarks/tangent_neighbours.py: tangent distances equal those of least squares for any block size."""
+"""benchmarks/tangent_neighbours.py: tangent distances equal least squares.
+
+A tangent is the change of a row under a small transformation. The distance allows steps along tangents.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ nearest_neighbours = neighbours.nearest_neighbours
 RNG = np.random.Generator(np.random.Philox(8))
 P = 12
 TRAIN, X, LABELS = RNG.normal(size=(90, P)), RNG.normal(size=(17, P)), np.arange(90) % 4
-WAYS = RNG.normal(size=(3, P, P))
+DIRECTIONS = RNG.normal(size=(3, P, P))
 
 
 def make_tangents(rows: np.ndarray) -> np.ndarray:
-    """Return three tangents that are linear in the rows; the last is twice the first."""
-    found = np.einsum("np,tpq->ntq", rows, WAYS)
+    """Return three tangents of each row (linear functions of the row); the last is twice the first."""
+    found = np.einsum("np,tpq->ntq", rows, DIRECTIONS)
     found[:, 2] = 2 * found[:, 0]
     return found
 

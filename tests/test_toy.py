@@ -1,4 +1,4 @@
-"""A model of another package has all features of the own models, without a line in scalelatent."""
+"""A model of another package can do all that the models of scalelatent can, without changes of the code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOY = Path(__file__).parent / "toy"
 
 @pytest.fixture(autouse=True)
 def install_toy(monkeypatch: pytest.MonkeyPatch):
-    """Add the package to the path of this process and of those that it starts."""
+    """Add the folder of the package kmeans_toy to the import path of this process and its children."""
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), os.environ.get("PYTHONPATH", "")]))
     kinds.load_all_kinds.cache_clear()
@@ -41,12 +41,12 @@ def rows_path(tmp_path: Path) -> str:
     return str(tmp_path / "rows.zarr")
 
 
-def toy(**params: Any) -> Any:
+def make_model(**params: Any) -> Any:
     return kinds.find_kind("kmeans").estimator_class()(**{"n_clusters": 3, "random_state": 0, **params})
 
 
 class StopAfter(Callback):
-    """Callback that interrupts a fit after some passes."""
+    """Callback that raises KeyboardInterrupt at the end of pass number ``passes``."""
 
     def __init__(self, passes: int) -> None:
         self.passes = passes
@@ -58,7 +58,7 @@ class StopAfter(Callback):
 
 def test_the_toy_model_is_kmeans(rows_path: str) -> None:
     ds = sl.open_dataset(rows_path)
-    model = toy().fit(ds)
+    model = make_model().fit(ds)
     x = ds.read_x(0, len(ds))
     start = model.centroids_[np.argsort(model.centroids_[:, 0])]
     peer = KMeans(3, init=model.centroids_, n_init=1).fit(x)
@@ -68,10 +68,10 @@ def test_the_toy_model_is_kmeans(rows_path: str) -> None:
 
 def test_the_toy_model_is_saved_loaded_resumed_and_planned(rows_path: str, tmp_path: Path) -> None:
     ds, run = sl.open_dataset(rows_path), str(tmp_path / "run")
-    whole = toy().fit(ds)
+    whole = make_model().fit(ds)
     with pytest.raises(KeyboardInterrupt):
-        toy().fit(ds, run_dir=run, callbacks=StopAfter(2))
-    model = toy().fit(ds, run_dir=run, resume=True)
+        make_model().fit(ds, run_dir=run, callbacks=StopAfter(2))
+    model = make_model().fit(ds, run_dir=run, resume=True)
     assert model.n_iter_ == whole.n_iter_ > 2
     np.testing.assert_array_equal(model.centroids_, whole.centroids_)
     model.save(str(tmp_path / "model.zarr"))
@@ -81,7 +81,7 @@ def test_the_toy_model_is_saved_loaded_resumed_and_planned(rows_path: str, tmp_p
 
 
 def test_the_toy_model_is_searched(rows_path: str) -> None:
-    search = sl.Search(toy(), {"n_clusters": [1, 3]}, cv=2).fit(sl.open_dataset(rows_path))
+    search = sl.Search(make_model(), {"n_clusters": [1, 3]}, cv=2).fit(sl.open_dataset(rows_path))
     assert search.best_params_ == {"n_clusters": 3}
 
 
@@ -132,7 +132,7 @@ def test_jobs_fit_the_toy_model(rows_path: str, tmp_path: Path) -> None:
 @pytest.mark.cluster
 def test_a_cluster_gives_the_same_bits(rows_path: str, tmp_path: Path) -> None:
     ds = sl.open_dataset(rows_path)
-    alone = toy().fit(ds, engine={"leaf_rows": 64, "block_rows": 32})
+    alone = make_model().fit(ds, engine={"leaf_rows": 64, "block_rows": 32})
     engine = "[engine]\nleaf_rows = 64\nblock_rows = 32\n[cluster]\nworkers = 2\n"
     (tmp_path / "job.toml").write_text(JOB + engine)
     run_command("fit", "job.toml", cwd=tmp_path)
@@ -150,7 +150,9 @@ def test_tasks_and_the_page_name_the_toy_model(rows_path: str, tmp_path: Path) -
     with workers, Client(workers) as client:
         assert not install(client)
         with ClusterLog(client, str(tmp_path), job="toy-1", model="kmeans", name="toy") as log:
-            model = toy().fit(ds, client=client, callbacks=[log], engine={"leaf_rows": 64, "block_rows": 32})
+            model = make_model().fit(
+                ds, client=client, callbacks=[log], engine={"leaf_rows": 64, "block_rows": 32}
+            )
         tasks = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
         base = str(client.dashboard_link).removesuffix("/status")
         with urllib.request.urlopen(f"{base}/scalelatent.json?job=toy-1", timeout=30) as answer:

@@ -1,4 +1,4 @@
-"""A user's type checker accepts valid calls and refuses others."""
+"""The type checker of a user accepts valid calls of scalelatent, and refuses invalid ones."""
 
 from __future__ import annotations
 

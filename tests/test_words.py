@@ -24,7 +24,7 @@ INSTEAD = {
     r"begun": "started",
     r"mend(?:s|ed)?": "fix",
 }
-# A first word that makes a docstring a fragment; a question is a sentence.
+# First words of docstrings that are not sentences. A question may start with these words.
 FRAGMENT = re.compile(r"^(?:Of|Those|What|Which|Whether|How|Where|That|With)\b(?!.*\?$)")
 FOLDERS = ["scalelatent", "tests", "benchmarks", "cluster", ".ci"]
 # All files except this one, which lists the words.
@@ -34,7 +34,7 @@ FILES = sorted(
 
 
 def read_sentences(path: Path) -> list[tuple[int, str]]:
-    """Return line and text of each comment and string."""
+    """Return the line number and the text of each comment and string of a file."""
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
     # The name of a stored file stays as earlier versions wrote it.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scalelatent import Callback, Dataset, HierarchicalCompositionalNetwork
-from tests.models.hcn.test_inputs import drawn
+from tests.models.hcn.test_inputs import draw_images
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*labels y are not learned from",
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*weights still changed",
 )
 
-X = drawn(200)
+X = draw_images(200)
 # An image has class 1 if it has more ink than the median image, else 0; each fifth image is unlabelled (-1).
 Y = np.where(np.arange(200) % 5 == 0, -1, (X.mean(axis=(1, 2)) > np.median(X.mean(axis=(1, 2)))).astype(int))
 # Parameters of a fit by name. An online epoch has at least six steps, and a report comes after each third.

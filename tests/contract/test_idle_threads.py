@@ -1,4 +1,4 @@
-"""Parts of an M-step on the engine's idle threads: order of results, errors, and no nested threads."""
+"""Idle threads run parts of an M-step (a parameter update): order of results, errors, no nested threads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def test_results_are_in_the_order_of_the_parts(threads):
 
 
 def test_threads_are_used_only_inside_allow_threads():
-    meet = threading.Barrier(2)  # The barrier opens only if two threads run at the same time.
+    both_running = threading.Barrier(2)  # The barrier opens only if two threads run at the same time.
 
     def run(part: int) -> int:
-        meet.wait(timeout=60)
+        both_running.wait(timeout=60)
         return threading.get_ident()
 
     with allow_threads(2):

@@ -1,4 +1,4 @@
-"""The table of kinds: those of this package, those of other packages, and broken ones."""
+"""Kinds (names of models in job files): kinds of this package, kinds of other packages, broken kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEANS = Kind("means", estimator="m:Means", parameters="m:TABLE", kernels={"means
 
 @pytest.fixture
 def declare_entry_points(monkeypatch):
-    """Declare entry points of other packages: value by name."""
+    """Return a function that replaces all entry points: its keyword arguments are their names and values."""
 
     def declare(**values):
         points = [EntryPoint(name, value, kinds.GROUP) for name, value in values.items()]
@@ -71,7 +71,7 @@ def test_own_kinds_load_without_other_packages(declare_entry_points):
         (f"{__name__}:NOWHERE", "AttributeError"),
         ("sys:path", "is not a scalelatent.contract.kinds.Kind"),
         ("sys:maxsize", "TypeError"),
-        (f"{__name__}:AGAIN", "another package already defines the kind 'capsule'"),
+        (f"{__name__}:DUPLICATE", "another package already defines the kind 'capsule'"),
     ],
 )
 def test_a_broken_entry_point_is_a_warning(declare_entry_points, value, why):
@@ -80,7 +80,7 @@ def test_a_broken_entry_point_is_a_warning(declare_entry_points, value, why):
         assert set(load_all_kinds()) == set(load_own_kinds())
 
 
-AGAIN = Kind("capsule", estimator="a:B", parameters="a:C")
+DUPLICATE = Kind("capsule", estimator="a:B", parameters="a:C")
 
 
 def test_the_error_names_a_broken_package(tmp_path):

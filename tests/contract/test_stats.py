@@ -1,4 +1,4 @@
-"""Laws of the additive statistic, on which the engine relies for any model."""
+"""Laws of ``Stats``, the sums that the engine adds over blocks of rows, for any model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_merge_is_associative_and_commutative_and_has_an_identity(layout: Layout
     a, b, c = (_draw(layout, seed + i) for i in range(3))
     largest = np.abs([a.vector, b.vector, c.vector]).max(axis=0)
     np.testing.assert_array_equal(a.merge(b).vector, b.merge(a).vector)
-    # Both sums are two float64 additions, each of which rounds by at most 2**-53 of a sum of at most 3 x the
-    # largest.
+    # Each of the two sums has two float64 additions. An addition rounds by at most 2**-53 of its result,
+    # which is at most 3 times the largest number.
     difference = np.abs(a.merge(b).merge(c).vector - a.merge(b.merge(c)).vector)
     assert (difference <= 4 * 3 * 2.0**-53 * largest).all()
     np.testing.assert_array_equal(a.merge(Stats.zeros(layout)).vector, a.vector)
@@ -49,7 +49,7 @@ def test_merge_and_scale_do_not_change_their_inputs(layout: Layout, seed: int) -
 
 @given(LAYOUTS, st.integers(0, 2**32), st.integers(-8, 8))
 def test_scaling_is_linear(layout: Layout, seed: int, power: int) -> None:
-    a, b, factor = _draw(layout, seed), _draw(layout, seed + 1), 2.0**power  # Powers of two do not round.
+    a, b, factor = _draw(layout, seed), _draw(layout, seed + 1), 2.0**power  # Such products are exact.
     np.testing.assert_array_equal(
         a.merge(b).scale(factor).vector, a.scale(factor).merge(b.scale(factor)).vector
     )

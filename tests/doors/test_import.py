@@ -1,4 +1,4 @@
-"""Files that cannot be imported: one line names the file, and no output is left."""
+"""Files that cannot be imported: an error of one line names the file, and no output is left."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def write_good_mat(path: Path) -> None:
 GOOD = {"npz": write_good_npz, "npy": write_good_npy, "hdf5": write_good_hdf5, "mat": write_good_mat}
 
 
-def truncate_to_half(make: Callable[[Path], None]) -> Callable[[Path], None]:
-    def torn(path: Path) -> None:
-        make(path)
+def truncate_to_two_thirds(write_file: Callable[[Path], None]) -> Callable[[Path], None]:
+    def write_truncated(path: Path) -> None:
+        write_file(path)
         path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
 
-    return torn
+    return write_truncated
 
 
-# Objects in the place of the file; every importer refuses each of them.
+# Invalid files: name of the case, and a function that creates the file. Every importer refuses each file.
 FILES: list[tuple[str, Callable[[Path], object]]] = [
     ("nothing there", lambda path: None),
     ("no bytes", lambda path: path.write_bytes(b"")),
@@ -62,18 +62,18 @@ FILES: list[tuple[str, Callable[[Path], object]]] = [
     ("a zip of nothing", lambda path: path.write_bytes(b"PK\5\6" + bytes(18))),
 ]
 
-NAMES = ("npz", "npy", "svmlight", "hdf5", "mat", "csr", "images", "idx")
+IMPORTERS = ("npz", "npy", "svmlight", "hdf5", "mat", "csr", "images", "idx")
 
 
 def assert_refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["data", "import", *arguments])
-    said = capsys.readouterr()
-    # If this is the first test of its process, kernels are compiled, because each test has its own cache
-    # folder.
-    lines = [line for line in said.err.splitlines() if not line.startswith("compiling kernels")]
-    assert ended.value.code == 2, said.err
-    assert len(lines) == 1, said.err
+    output = capsys.readouterr()
+    # The first test of a process compiles kernels, because each test has its own cache folder. The line that
+    # reports the compilation is not part of the error.
+    lines = [line for line in output.err.splitlines() if not line.startswith("compiling kernels")]
+    assert ended.value.code == 2, output.err
+    assert len(lines) == 1, output.err
     assert lines[0].startswith("error: ")
     assert len(lines[0]) < 900
     return lines[0]
@@ -87,7 +87,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
 
 
-@pytest.mark.parametrize("importer", NAMES)
+@pytest.mark.parametrize("importer", IMPORTERS)
 @pytest.mark.parametrize("put", [row[1] for row in FILES], ids=[row[0] for row in FILES])
 def test_files_of_another_format_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], importer: str, put: Callable[[Path], object]
@@ -104,12 +104,12 @@ def test_files_of_another_format_are_refused(
 def test_a_truncated_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], importer: str
 ) -> None:
-    truncate_to_half(GOOD[importer])(tmp_path / "file")
+    truncate_to_two_thirds(GOOD[importer])(tmp_path / "file")
     assert "file" in assert_refused(capsys, importer, "file", "out.zarr")
     assert not os.path.lexists("out.zarr")
 
 
-# Arrays that are not rows and labels: name, saved arrays, words of the message.
+# Arrays that are not rows and labels: name of the case, saved arrays, words of the error message.
 ARRAYS: list[tuple[str, dict[str, object], str]] = [
     ("fewer labels", {"x": X, "y": Y[:9]}, "9"),
     ("no rows", {"x": X[:0], "y": Y[:0]}, "nothing to import"),

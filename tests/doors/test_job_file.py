@@ -1,4 +1,4 @@
-"""Invalid job files: one line names the key before work starts."""
+"""Invalid job files: an error of one line names the key before work starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.jobs.resolve import load_job, parse_value
 
 GOOD = {"job.out": '"run"', "data.train": '"a.zarr"', "model.kind": '"capsule"'}
 
-# Invalid values of the job file: name, "section.key", text in TOML, words of the message.
+# Invalid values of the job file: name of the case, "section.key", value as TOML text, words of the message.
 VALUES: list[tuple[str, str, str, str]] = [
     ("unknown section", "modell.kind", '"x"', "unknown section [modell]; did you mean 'model'?"),
     ("key of data", "data.trian", '"x"', "unknown key 'trian' in [data]; did you mean 'train'?"),
@@ -53,7 +53,7 @@ VALUES: list[tuple[str, str, str, str]] = [
     ("mismatch of words", "cluster.allow_mismatch", '"perhaps"', "allow_mismatch = 'perhaps': input should"),
 ]  # fmt: skip
 
-# Invalid files: name, bytes, words of the message.
+# Invalid job files: name of the case, bytes of the file, words of the error message.
 FILES: list[tuple[str, bytes, str]] = [
     ("no section", b"job = 3\n", "'job' must be a section, [job], not a single value"),
     ("no train", b'[job]\nout = "r"\n[model]\nkind = "capsule"\n', "[data] train is missing"),
@@ -69,8 +69,8 @@ FILES: list[tuple[str, bytes, str]] = [
     ("a key 5,000 deep", b"[" + b".".join([b"a"] * 5000) + b"]", "unknown section [a]"),
 ]  # fmt: skip
 
-# Values that contradict each other: name, values, words of the message.
-TOGETHER: list[tuple[str, dict[str, str], str]] = [
+# Values that contradict each other: name of the case, values by "section.key", words of the error message.
+CONTRADICTIONS: list[tuple[str, dict[str, str], str]] = [
     ("two clusters", {"cluster.workers": "2", "cluster.scheduler": '"tcp://h:1"'}, "scheduler and workers a"),
     ("two seeds", {"job.seed": "1", "model.random_state": "2"}, "seed = 1 and [model] random_state = 2 diff"),
     ("two devices", {"cluster.device": '"cpu"', "model.device": '"gpu"'}, "device = 'gpu' differ; give only"),
@@ -78,7 +78,7 @@ TOGETHER: list[tuple[str, dict[str, str], str]] = [
 
 
 def write_job(folder: Path, values: dict[str, str]) -> Path:
-    """Return a job file with these values in place of valid ones."""
+    """Write a valid job file, but with the given values (TOML text by "section.key"); return its path."""
     sections: dict[str, str] = {}
     for name, text in (GOOD | values).items():
         section, _, key = name.partition(".")
@@ -112,7 +112,7 @@ def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes, reported: st
 
 
 @pytest.mark.parametrize(
-    ("values", "reported"), [row[1:] for row in TOGETHER], ids=[row[0] for row in TOGETHER]
+    ("values", "reported"), [row[1:] for row in CONTRADICTIONS], ids=[row[0] for row in CONTRADICTIONS]
 )
 def test_contradictory_values_are_refused(tmp_path: Path, values: dict[str, str], reported: str) -> None:
     assert_refused(write_job(tmp_path, values), reported)
@@ -138,7 +138,7 @@ def test_a_setting_that_is_not_toml_is_read_as_text(text: str) -> None:
     assert parse_value(text) == text
 
 
-# Values that only a plan checks: name, values, words of the message.
+# Values that only a plan checks: name of the case, values by "section.key", words of the error message.
 PLANS: list[tuple[str, dict[str, str], str]] = [
     ("100,000 workers", {"cluster.workers": "100000"}, "workers = 100000: at most "),
     ("any file as authority", {"cluster.tls_ca": '"job.toml"', "cluster.tls_cert": '"job.toml"'}, "is not a"),

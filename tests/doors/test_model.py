@@ -1,4 +1,4 @@
-"""Saved models with changed files: one line names the model before it predicts."""
+"""Saved models whose files were changed: loading fails with an error of one line that names the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalelatent.errors import DataError
 
 @pytest.fixture(scope="session")
 def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a capsule model and a bootstrap network."""
+    """Return a folder with two saved models, a capsule model and a bootstrap network."""
     rng = np.random.default_rng(0)
     x, y = rng.uniform(0, 1, (60, 5)).astype(np.float32), np.arange(60) % 3
     folder = tmp_path_factory.mktemp("saved")
@@ -29,21 +29,21 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(saved_models: Path, tmp_path: Path) -> Path:
-    """Return a copy of the capsule model."""
+    """Return the path of a copy of the saved capsule model, which a test may change."""
     shutil.copytree(saved_models / "capsule", tmp_path / "m")
     return tmp_path / "m"
 
 
 def change(path: Path, *keys: Any, to: Any) -> None:
-    """Change one value of a JSON file; ``...`` removes it."""
+    """Change the value at the given keys of a JSON file; ``to=...`` (an Ellipsis) removes the value."""
     meta = json.loads(path.read_text())
-    place = meta
+    parent = meta
     for key in keys[:-1]:
-        place = place[key]
+        parent = parent[key]
     if to is ...:
-        del place[keys[-1]]
+        del parent[keys[-1]]
     else:
-        place[keys[-1]] = to
+        parent[keys[-1]] = to
     path.write_text(json.dumps(meta))
 
 
@@ -52,7 +52,7 @@ def set_attr(*keys: Any, to: Any) -> Callable[[Path], None]:
 
 
 def set_unsealed(*keys: Any, to: Any) -> Callable[[Path], None]:
-    """Change an attribute of a model that has no digest of its attributes, as models of earlier versions."""
+    """Change an attribute and remove the digest of all attributes, which models of earlier versions lack."""
 
     def edit(model: Path) -> None:
         change(model / "zarr.json", "attributes", "attributes_digest", to=...)
@@ -70,7 +70,7 @@ def replace_text(name: str, content: str) -> Callable[[Path], Any]:
 
 
 NOT_SAVED = "its attributes (kind, params, values, digests) are not those that were saved"
-ROWS: list[tuple[str, Callable[[Path], Any], str]] = [
+CHANGES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("a parameter", set_attr("params", "capsule_dim", to=3), NOT_SAVED),
     ("a value", set_attr("values", "n_features_in", to=50), NOT_SAVED),
     ("the classes", set_attr("values", "classes", to=[7, 8, 9]), NOT_SAVED),
@@ -118,7 +118,7 @@ ROWS: list[tuple[str, Callable[[Path], Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "reported"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(("edit", "reported"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
 def test_a_changed_model_is_refused(model: Path, edit: Callable[[Path], Any], reported: str) -> None:
     edit(model)
     with pytest.raises(DataError) as refused:

@@ -1,4 +1,4 @@
-"""Rows and labels from Python that a model cannot learn from: one short line for each model."""
+"""Rows and labels from Python that a model cannot learn from: each model raises an error of one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalelatent.errors import DataError, DivergenceError, RunError
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.uniform(0, 1, (60, 8)).astype(np.float32), np.arange(60) % 3
-B = (X > 0.5).astype(np.uint8)
+BITS = (X > 0.5).astype(np.uint8)
 FOLDER = Path(__file__).parent
 
 MODELS: dict[str, Callable[[Any], Any]] = {
@@ -23,7 +23,7 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "mbn": lambda x: sl.MultilayerBootstrapNetwork(
         decay=0.5, n_clusterings=3, k1=10, random_state=0, n_jobs=1
     ).fit(x),
-    "crbm": lambda x: sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1).fit(x, B),
+    "crbm": lambda x: sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1).fit(x, BITS),
 }
 
 
@@ -33,7 +33,7 @@ def make_rows_with(row: int, feature: int, number: float) -> np.ndarray:
     return x
 
 
-# Rows: name, value, words of the message of each model.
+# Invalid rows: name of the case, rows, words of the error that every model raises.
 ROWS: list[tuple[str, Any, str]] = [
     ("complex", X + 1j, "Complex data not supported: an array of shape (60, 8), complex64"),
     ("complex lists", (X + 1j).tolist(), "Complex data not supported: an array of shape (60, 8), complex128"),
@@ -65,25 +65,24 @@ def test_invalid_rows_are_refused(model: str, rows: Any, reported: str) -> None:
     assert len(str(refused.value)) < 400
 
 
-def test_text_as_labels_and_text_before_labels() -> None:
-    for call in (lambda: capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
+def test_a_string_in_place_of_rows_or_labels_is_refused() -> None:
+    for call in (lambda: make_capsule().fit(X, "x"), lambda: sl.Dataset.from_arrays(X, "x")):
         with pytest.raises(DataError, match="y is the string 'x', which holds no rows"):
             call()
     with pytest.raises(DataError, match="X is the string 'x', which holds no rows; if it"):
-        capsule().fit("x", [1, 2])
-    with pytest.raises(
-        DataError, match=r"X is the string .*scalelatent\.open_dataset\("
-    ):  # The message must not be that y is missing.
-        capsule().fit(str(FOLDER))
+        make_capsule().fit("x", [1, 2])
+    # The message must not be that y is missing.
+    with pytest.raises(DataError, match=r"X is the string .*scalelatent\.open_dataset\("):
+        make_capsule().fit(str(FOLDER))
 
 
-def test_rows_without_labels(tmp_path: Path) -> None:
+def test_rows_without_labels_are_refused(tmp_path: Path) -> None:
     ds = sl.Dataset.from_arrays(X)
     for rows in (ds, ds.save(tmp_path / "d")):
         with pytest.raises(
             DataError, match=r"no labels, .* \(images: one folder per class; tables: --label COL"
         ):
-            capsule().fit(rows)
+            make_capsule().fit(rows)
 
 
 def test_a_missing_column_is_named_with_the_argument_first() -> None:
@@ -102,8 +101,8 @@ def test_a_missing_column_is_named_with_the_argument_first() -> None:
 HUGE = make_rows_with(5, 3, 1e38)
 ALGORITHMS = ("em", "stepwise")
 TOO_LARGE = "row 5, feature 3 is {:g}, too large for products in float32: scale the features below 1e+18"
-# Rows of a capsule model: name, value, options, words of the message.
-CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
+# Rows that a capsule model refuses: name of the case, rows, parameters of the model, words of the error.
+CAPSULE_ROWS: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
     *((f"1e38, {name}", HUGE, {"algorithm": name}, TOO_LARGE.format(1e38)) for name in ALGORITHMS),
     ("-1e20", make_rows_with(5, 3, -1e20), {}, TOO_LARGE.format(-1e20)),
     ("1e38, random start", HUGE, {"init": "random"}, TOO_LARGE.format(1e38)),
@@ -119,7 +118,7 @@ CAPSULE: list[tuple[str, np.ndarray, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "reported"), [row[1:] for row in CAPSULE], ids=[row[0] for row in CAPSULE]
+    ("rows", "options", "reported"), [row[1:] for row in CAPSULE_ROWS], ids=[row[0] for row in CAPSULE_ROWS]
 )
 def test_rows_that_a_capsule_model_cannot_learn_from_are_refused(
     rows: np.ndarray, options: dict[str, Any], reported: str
@@ -131,38 +130,38 @@ def test_rows_that_a_capsule_model_cannot_learn_from_are_refused(
     assert "momentum" not in str(refused.value)
 
 
-def capsule() -> Any:
+def make_capsule() -> Any:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1)
 
 
-def crbm() -> Any:
+def make_crbm() -> Any:
     return sl.ConditionalRBM(n_hidden=3, n_epochs=1, batch_size=20, n_jobs=1)
 
 
-# Rows of 1e38 in calls after a fit on other rows: name, call, words of the message.
-USES: dict[str, Callable[[Any], Any]] = {
-    "capsule, validation": lambda x: capsule().fit(X, Y, validation=(x, Y)),
+# Calls that must refuse rows with a value of 1e38, by name.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "capsule, validation": lambda x: make_capsule().fit(X, Y, validation=(x, Y)),
     "capsule, validation of stepwise": lambda x: (
-        capsule().set_params(algorithm="stepwise", n_epochs=1).fit(X, Y, validation=(x, Y))
+        make_capsule().set_params(algorithm="stepwise", n_epochs=1).fit(X, Y, validation=(x, Y))
     ),
     "capsule, validation of one against the rest": lambda x: (
-        capsule().set_params(architecture="one_vs_all").fit(X, Y, validation=(x, Y))
+        make_capsule().set_params(architecture="one_vs_all").fit(X, Y, validation=(x, Y))
     ),
-    "capsule, predict": lambda x: capsule().fit(X, Y).predict(x),
-    "capsule, transform": lambda x: capsule().fit(X, Y).transform(x),
-    "capsule, projected": lambda x: capsule().set_params(projection=4).fit(X, Y).predict(x),
-    "capsule, score": lambda x: capsule().fit(X, Y).score(x, Y),
-    "crbm, fit": lambda x: crbm().fit(x, B),
-    "crbm, validation": lambda x: crbm().fit(X, B, validation=(x, B)),
-    "crbm, predict": lambda x: crbm().fit(X, B).predict(x),
-    "crbm, score": lambda x: crbm().fit(X, B).score(x, B),
+    "capsule, predict": lambda x: make_capsule().fit(X, Y).predict(x),
+    "capsule, transform": lambda x: make_capsule().fit(X, Y).transform(x),
+    "capsule, projected": lambda x: make_capsule().set_params(projection=4).fit(X, Y).predict(x),
+    "capsule, score": lambda x: make_capsule().fit(X, Y).score(x, Y),
+    "crbm, fit": lambda x: make_crbm().fit(x, BITS),
+    "crbm, validation": lambda x: make_crbm().fit(X, BITS, validation=(x, BITS)),
+    "crbm, predict": lambda x: make_crbm().fit(X, BITS).predict(x),
+    "crbm, score": lambda x: make_crbm().fit(X, BITS).score(x, BITS),
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", CALLS)
 def test_rows_with_too_large_values_are_refused_in_every_call(use: str) -> None:
     with pytest.raises(DataError) as refused:
-        USES[use](HUGE)
+        CALLS[use](HUGE)
     assert TOO_LARGE.format(1e38) in str(refused.value)
 
 
@@ -172,13 +171,13 @@ def test_stored_rows_with_too_large_values_are_refused(use: str, tmp_path: Path)
         tmp_path / "x.zarr", chunk_rows=4, shard_rows=8
     )
     with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
-        USES[use](stored)
+        CALLS[use](stored)
 
 
 def test_stored_rows_with_too_large_values_are_refused_by_a_crbm(tmp_path: Path) -> None:
-    stored = sl.Dataset.from_arrays(HUGE, B).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
+    stored = sl.Dataset.from_arrays(HUGE, BITS).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
     with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
-        crbm().fit(stored)
+        make_crbm().fit(stored)
 
 
 def test_a_batch_with_too_large_values_is_refused_and_changes_nothing() -> None:
@@ -210,7 +209,7 @@ def test_divergence_raises_its_own_error() -> None:
     assert "momentum" not in str(make_divergence_error([0], "pass 1", "lower `momentum`"))
 
 
-# Labels: name, value, words of the message.
+# Invalid labels: name of the case, labels, words of the error message.
 LABELS: list[tuple[str, Any, str]] = [
     ("None", [None] * 60, "The label of row 0 is None (NoneType)"),
     ("some None", [0, None, 1] * 20, "The label of row 1 is None (NoneType)"),
@@ -230,17 +229,19 @@ LABELS: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize("labels", [[0, 1, "a"] * 20, np.array([0, 1, "a"] * 20, object)])
 @pytest.mark.parametrize(
-    "take",
+    "use_labels",
     [
         lambda y: sl.Dataset.from_arrays(X, y),
-        lambda y: capsule().partial_fit(X, y, classes=["0", "1", "a"]),
-        lambda y: capsule().fit(X, Y, validation=(X, y)),
+        lambda y: make_capsule().partial_fit(X, y, classes=["0", "1", "a"]),
+        lambda y: make_capsule().fit(X, Y, validation=(X, y)),
     ],
     ids=["dataset", "partial_fit", "validation"],
 )
-def test_labels_of_mixed_types_are_refused_with_the_row(take: Callable[[Any], Any], labels: Any) -> None:
+def test_labels_of_mixed_types_are_refused_with_the_row(
+    use_labels: Callable[[Any], Any], labels: Any
+) -> None:
     with pytest.raises(DataError, match=r"The label of row 2 is 'a' \(str\), and row 0 is 0 \(int\)"):
-        take(labels)
+        use_labels(labels)
 
 
 @pytest.fixture(scope="module")
@@ -248,12 +249,12 @@ def fitted() -> Any:
     return MODELS["capsule"](X)
 
 
-@pytest.mark.parametrize("what", ["fit", "score"])
+@pytest.mark.parametrize("method", ["fit", "score"])
 @pytest.mark.parametrize(("labels", "reported"), [row[1:] for row in LABELS], ids=[row[0] for row in LABELS])
-def test_invalid_labels_are_refused(fitted: Any, what: str, labels: Any, reported: str) -> None:
+def test_invalid_labels_are_refused(fitted: Any, method: str, labels: Any, reported: str) -> None:
     new = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0, n_jobs=1)
     with pytest.raises((ValueError, TypeError)) as refused:
-        new.fit(X, labels) if what == "fit" else fitted.score(X, labels)
+        new.fit(X, labels) if method == "fit" else fitted.score(X, labels)
     assert reported in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 300

@@ -1,4 +1,4 @@
-"""Damaged files of a run folder: they are rebuilt if possible, or refused in one line."""
+"""Damaged files of a run folder are rebuilt if possible; otherwise an error of one line names the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = Job(
 
 
 def seal(head: Any, **arrays: np.ndarray) -> bytes:
-    """Return a record with a valid checksum and any content."""
+    """Return the bytes of a record, a file of arrays and values, with any content and a valid checksum."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, head=np.frombuffer(text, np.uint8), **arrays)
@@ -35,14 +35,18 @@ def seal_bytes(body: bytes) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
-def whole() -> bytes:
+def make_record() -> bytes:
     return seal({"!dict": {"a": {"!array": "a0"}}}, a0=np.arange(3))
+
+
+def flip_bit(record: bytes) -> bytes:
+    return record[:50] + bytes([record[50] ^ 1]) + record[51:]
 
 
 RECORDS: list[tuple[str, bytes, str]] = [
     ("no bytes", b"", "incomplete or changed"),
-    ("half of it", whole()[:100], "incomplete or changed"),
-    ("a bit is flipped", whole()[:50] + bytes([whole()[50] ^ 1]) + whole()[51:], "incomplete or changed"),
+    ("half of it", make_record()[:100], "incomplete or changed"),
+    ("a bit is flipped", flip_bit(make_record()), "incomplete or changed"),
     ("text", seal_bytes(b"text"), "holds no arrays"),
     ("nothing", seal_bytes(b""), "incomplete or changed"),
     ("no head", seal_bytes(b"PK\5\6" + bytes(18)), "not a tree of values"),
@@ -75,7 +79,7 @@ def test_a_damaged_record_is_refused(tmp_path: Path, content: bytes, reported: s
 
 
 def test_an_undamaged_record_is_read(tmp_path: Path) -> None:
-    (tmp_path / "state.rec").write_bytes(whole())
+    (tmp_path / "state.rec").write_bytes(make_record())
     assert read_record(tmp_path, "state.rec")["a"].tolist() == [0, 1, 2]
     write_record(tmp_path, "state.rec", {"a": 1})
     assert read_record(tmp_path, "state.rec") == {"a": 1}
@@ -88,7 +92,7 @@ DAMAGED = ["", "null", "[]", "{", "3", '"text"', "{}", '{"id": 3}', "\x00" * 100
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Return a run that was interrupted after two passes."""
+    """Return the folder of a run that was interrupted after two passes."""
     made = RunFolder.create(tmp_path / "run", JOB)
     made.begin("running")
     made.event("state", state="running")

@@ -13,7 +13,7 @@ from tests.estimators.crbm_cases import Pair, make_patterns
 
 @pytest.fixture(scope="session")
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return 600 of scikit-learn's digits as uint8 (600, 64), and their labels."""
+    """Return the first 600 digits of scikit-learn as uint8 of shape (600, 64), and their labels."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -22,7 +22,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def held_out() -> tuple[np.ndarray, np.ndarray]:
-    """Return 300 other digits."""
+    """Return the next 300 digits, which are not in ``digits``, and their labels."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -31,7 +31,7 @@ def held_out() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def read_files_of() -> Callable[[Path], dict[str, bytes]]:
-    """Return a function that returns the content of all files in a folder, by relative name."""
+    """Return a function that reads all files of a folder into a dict: content by relative path."""
     return lambda folder: {
         str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
     }
@@ -39,11 +39,11 @@ def read_files_of() -> Callable[[Path], dict[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    """Return noisy and clean rows of four patterns, for conditional RBMs."""
+    """Return 300 noisy rows and the 300 clean rows of the same four patterns, for conditional RBMs."""
     return make_patterns(300, 1)
 
 
 @pytest.fixture(scope="module")
 def held_pair() -> Pair:
-    """Return other rows of the same patterns."""
+    """Return 120 other noisy rows and their clean rows, with the same four patterns as in ``pair``."""
     return make_patterns(120, 2)

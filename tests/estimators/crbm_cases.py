@@ -12,14 +12,17 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def make_patterns(n: int, seed: int, k: int = 4, flip: float = 0.2, width: int = 24) -> Pair:
-    """Return noisy and clean rows; a clean row is one of ``k`` patterns, the same ones for every seed."""
+    """Return n noisy and n clean rows of k patterns; the seed draws the rows, but not the patterns.
+
+    A bit of a noisy row differs from the clean row with probability ``flip``.
+    """
     prototypes = np.random.default_rng(7).random((k, width)) < 0.5
     rng = np.random.default_rng(seed)
     v = prototypes[rng.integers(0, k, n)]
     return (v ^ (rng.random(v.shape) < flip)).astype(np.uint8), v.astype(np.uint8)
 
 
-def make(**more: Any) -> ConditionalRBM:
+def make_rbm(**more: Any) -> ConditionalRBM:
     options: dict[str, Any] = {"n_hidden": 6, "n_epochs": 4, "batch_size": 20, "learning_rate": 0.2}
     return ConditionalRBM(**(options | {"random_state": 0, "n_jobs": 1} | more))
 

@@ -24,14 +24,14 @@ def _fit(*args: Any, **options: Any) -> CapsuleRegression:
     )
 
 
-class NoPasses(Callback):
+class RefusePasses(Callback):
     """Callback that fails the test when the first pass of EM ends."""
 
     def on_pass_end(self, record: dict[str, Any]) -> None:
-        raise AssertionError("a whole pass was made")
+        raise AssertionError("a pass was completed")
 
 
-def give_forms(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[str, tuple[Any, ...]]:
+def make_containers(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[str, tuple[Any, ...]]:
     np.save(folder / "x.npy", x)
     return {
         "numpy": (x, y),
@@ -48,26 +48,27 @@ def give_forms(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[str, t
     "options", [{}, {"projection": 10}, {"init": "random"}, {"architecture": "all_vs_all"}]
 )
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
+@pytest.mark.parametrize("container", ["numpy", "memmap", "dask", "dataset"])
 def test_the_error_names_row_and_feature_of_a_nan_pixel(
-    digits: Arrays, tmp_path: Path, form: str, bad: float, options: dict[str, Any]
+    digits: Arrays, tmp_path: Path, container: str, bad: float, options: dict[str, Any]
 ) -> None:
     x = digits[0].astype("f4")
     x[417, 23] = bad
     with pytest.raises(ValueError, match="row 417, (feature|column) 23"):
-        _fit(*give_forms(x, digits[1], tmp_path)[form], callbacks=[NoPasses()], **options)
+        _fit(*make_containers(x, digits[1], tmp_path)[container], callbacks=[RefusePasses()], **options)
 
 
-@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
+@pytest.mark.parametrize("container", ["numpy", "memmap", "dask", "dataset"])
 @pytest.mark.parametrize("options", [{}, {"projection": 10}])
 def test_the_error_names_bad_pixels_of_validation_rows(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, form: str, options: dict[str, Any]
+    digits: Arrays, held_out: Arrays, tmp_path: Path, container: str, options: dict[str, Any]
 ) -> None:
     vx = held_out[0].astype("f4")
     vx[33, 7] = np.nan
-    given: Any = give_forms(vx, held_out[1], tmp_path)[form]
+    given: Any = make_containers(vx, held_out[1], tmp_path)[container]
     with pytest.raises(ValueError, match="row 33, (feature|column) 7"):
-        _fit(*digits, validation=given[0] if form == "dataset" else given, callbacks=[NoPasses()], **options)
+        validation = given[0] if container == "dataset" else given
+        _fit(*digits, validation=validation, callbacks=[RefusePasses()], **options)
 
 
 def test_rows_with_nan_cannot_be_stored(digits: Arrays, tmp_path: Path) -> None:
@@ -77,14 +78,14 @@ def test_rows_with_nan_cannot_be_stored(digits: Arrays, tmp_path: Path) -> None:
         Dataset.from_arrays(x, digits[1]).save(tmp_path / "ds")
 
 
-@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset"])
+@pytest.mark.parametrize("container", ["numpy", "memmap", "dask", "dataset"])
 @pytest.mark.parametrize("value", [1e39, -1e60])
 def test_the_error_names_values_beyond_float32(
-    digits: Arrays, tmp_path: Path, form: str, value: float
+    digits: Arrays, tmp_path: Path, container: str, value: float
 ) -> None:
     x = digits[0].astype("f8")
     x[3, 20] = value
-    rows = give_forms(x, digits[1], tmp_path)[form]
+    rows = make_containers(x, digits[1], tmp_path)[container]
     named = "row 3, feature 20"
     for algorithm in ("em", "stepwise"):
         with pytest.raises(DataError, match=f"beyond float32.*{named}|{named}.*beyond float32"):
@@ -107,26 +108,26 @@ def test_a_stream_continues_after_a_row_beyond_float32(digits: Arrays) -> None:
 # -- labels --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "stored"])
-def test_a_fit_without_labels_is_refused(digits: Arrays, tmp_path: Path, form: str) -> None:
-    rows = give_forms(digits[0], None, tmp_path) | {
+@pytest.mark.parametrize("container", ["numpy", "memmap", "dask", "dataset", "stored"])
+def test_a_fit_without_labels_is_refused(digits: Arrays, tmp_path: Path, container: str) -> None:
+    rows = make_containers(digits[0], None, tmp_path) | {
         "stored": (Dataset.from_arrays(digits[0]).save(tmp_path / "ds"),)
     }
     with pytest.raises(ValueError, match="no labels|requires y to be passed") as raised:
-        _fit(*rows[form])
-    if form == "stored":
+        _fit(*rows[container])
+    if container == "stored":
         assert str(tmp_path / "ds") in str(raised.value)
         assert "import the rows with their labels" in str(raised.value)
 
 
-@pytest.mark.parametrize("form", ["numpy", "memmap", "dask", "dataset", "zarr"])
-def test_fractional_labels_are_refused(digits: Arrays, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("container", ["numpy", "memmap", "dask", "dataset", "zarr"])
+def test_fractional_labels_are_refused(digits: Arrays, tmp_path: Path, container: str) -> None:
     import zarr
 
     x, y = digits[0], digits[1] + 0.25
-    rows: Any = {**give_forms(x, y, tmp_path), "zarr": (zarr.array(x), zarr.array(y))}
+    rows: Any = {**make_containers(x, y, tmp_path), "zarr": (zarr.array(x), zarr.array(y))}
     with pytest.raises(ValueError, match="[Uu]nknown label type: continuous"):
-        _fit(*rows[form], callbacks=[NoPasses()])
+        _fit(*rows[container], callbacks=[RefusePasses()])
 
 
 def test_labels_in_a_dataset_and_in_y_are_refused(digits: Arrays) -> None:
@@ -134,14 +135,14 @@ def test_labels_in_a_dataset_and_in_y_are_refused(digits: Arrays) -> None:
         _fit(Dataset.from_arrays(*digits), digits[1])
 
 
-@pytest.mark.parametrize("form", ["numpy", "memmap", "dask"])
-def test_labels_of_another_length_are_refused(digits: Arrays, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("container", ["numpy", "memmap", "dask"])
+def test_labels_of_another_length_are_refused(digits: Arrays, tmp_path: Path, container: str) -> None:
     np.save(tmp_path / "x.npy", digits[0])
     x: Any = {
         "numpy": digits[0],
         "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
         "dask": da.from_array(digits[0]),
-    }[form]
+    }[container]
     with pytest.raises(ValueError, match="600.*590"):
         _fit(x, digits[1][:590])
 
@@ -158,7 +159,7 @@ def test_a_class_without_rows_in_a_slice_is_refused(digits: Arrays, tmp_path: Pa
     if stored:
         ds = ds.save(tmp_path / "ds")
     with pytest.raises(DataError, match=r"class\(es\) 5, 6, 7, 8, 9 have no rows.*slice") as raised:
-        _fit(ds[: int((digits[1] < 5).sum())], callbacks=[NoPasses()])
+        _fit(ds[: int((digits[1] < 5).sum())], callbacks=[RefusePasses()])
     assert not stored or str(tmp_path / "ds") in str(raised.value)
 
 
@@ -172,7 +173,7 @@ def test_a_class_with_fewer_rows_than_capsule_dimensions_is_refused(
         DataError,
         match=r"class 7 has 3 rows, fewer than its capsule dimension 4: lower capsule_dim to 3.*'random'",
     ):
-        _fit(*rows, capsule_dim=4, architecture=architecture, callbacks=[NoPasses()])
+        _fit(*rows, capsule_dim=4, architecture=architecture, callbacks=[RefusePasses()])
     _fit(*rows, capsule_dim=3, architecture=architecture)
     _fit(*rows, capsule_dim=4, architecture=architecture, init="random")
 
@@ -181,21 +182,21 @@ def test_validation_labels_missing_in_the_training_rows_are_refused(digits: Arra
     vy = held_out[1].copy()
     vy[150] = 77
     with pytest.raises(DataError, match="label of row 150 is 77"):
-        _fit(*digits, validation=(held_out[0], vy), callbacks=[NoPasses()])
+        _fit(*digits, validation=(held_out[0], vy), callbacks=[RefusePasses()])
     with pytest.raises(DataError, match="label of row 150 is 77"):
-        _fit(*digits, validation=Dataset.from_arrays(held_out[0], vy), callbacks=[NoPasses()])
+        _fit(*digits, validation=Dataset.from_arrays(held_out[0], vy), callbacks=[RefusePasses()])
 
 
 def test_unknown_validation_labels_are_found_before_any_work(digits: Arrays, held_out: Arrays) -> None:
-    class Never(Callback):
+    class RefuseStages(Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
-            raise AssertionError(f"work began: {info}")
+            raise AssertionError(f"work started: {info}")
 
     with pytest.raises(DataError, match="77"):
         _fit(
             *digits,
             validation=(held_out[0], np.where(held_out[1] == 3, 77, held_out[1])),
-            callbacks=[Never()],
+            callbacks=[RefuseStages()],
         )
 
 
@@ -218,11 +219,13 @@ def test_validation_rows_without_labels_are_refused(digits: Arrays, held_out: Ar
         _fit(*digits, validation=(held_out[0], None))
 
 
-@pytest.mark.parametrize("form", ["pair", "dataset"])
-def test_validation_rows_of_another_width_are_refused(digits: Arrays, held_out: Arrays, form: str) -> None:
+@pytest.mark.parametrize("container", ["pair", "dataset"])
+def test_validation_rows_of_another_width_are_refused(
+    digits: Arrays, held_out: Arrays, container: str
+) -> None:
     given: Any = held_out[0][:, :60], held_out[1]
     with pytest.raises(ValueError, match="60 features.*64"):
-        _fit(*digits, validation=given if form == "pair" else Dataset.from_arrays(*given))
+        _fit(*digits, validation=given if container == "pair" else Dataset.from_arrays(*given))
 
 
 def test_a_score_without_labels_is_refused(digits: Arrays) -> None:
@@ -252,9 +255,11 @@ def test_a_score_with_labels_of_another_length_is_refused(digits: Arrays, n: int
         (np.ones((600, 2)), "1D|shape"),
     ],
 )
-@pytest.mark.parametrize("form", ["numpy", "dataset"])
-def test_invalid_weights_are_refused(digits: Arrays, weight: np.ndarray, message: str, form: str) -> None:
-    args = digits if form == "numpy" else (Dataset.from_arrays(*digits),)
+@pytest.mark.parametrize("container", ["numpy", "dataset"])
+def test_invalid_weights_are_refused(
+    digits: Arrays, weight: np.ndarray, message: str, container: str
+) -> None:
+    args = digits if container == "numpy" else (Dataset.from_arrays(*digits),)
     with pytest.raises(ValueError, match=message):
         _fit(*args, sample_weight=weight)
 
@@ -262,16 +267,16 @@ def test_invalid_weights_are_refused(digits: Arrays, weight: np.ndarray, message
 def test_the_error_names_a_class_of_weight_zero(digits: Arrays) -> None:
     weight = (digits[1] != 4).astype(float)
     with pytest.raises(DataError, match=r"class.*4.* have no weight.*above 0"):
-        _fit(*digits, sample_weight=weight, callbacks=[NoPasses()])
+        _fit(*digits, sample_weight=weight, callbacks=[RefusePasses()])
     with pytest.raises(ValueError, match=r"class_weight=\{4: 0.0\}.*above 0"):
-        _fit(*digits, class_weight={4: 0.0}, callbacks=[NoPasses()])
+        _fit(*digits, class_weight={4: 0.0}, callbacks=[RefusePasses()])
 
 
 # -- datasets that are damaged during the fit ----------------------------------------------------------------
 
 
-class BreakAfter(Callback):
-    """Callback that removes or damages a shard after pass 2."""
+class DamageShard(Callback):
+    """Callback that removes or damages the file of a shard after pass 2."""
 
     def __init__(self, path: Path, how: str) -> None:
         self.path, self.how = path, how
@@ -298,13 +303,13 @@ def test_a_fit_resumes_after_a_shard_was_damaged_and_restored(
     shard = tmp_path / "ds" / "x" / "c" / "1" / "0"
     options: dict[str, Any] = {"capsule_dim": 2, "max_iter": 5, "random_state": 0, "n_jobs": jobs}
     whole = CapsuleRegression(**options).fit(ds)
-    breaks = BreakAfter(shard, how)
+    damage = DamageShard(shard, how)
     with pytest.raises(
         DataError, match=r"shard file .*x/c/1/0 \(rows 200:400 of 'x'\).*Restore that file"
     ) as raised:
-        CapsuleRegression(**options).fit(ds, run_dir=tmp_path / "run", callbacks=[breaks])
+        CapsuleRegression(**options).fit(ds, run_dir=tmp_path / "run", callbacks=[damage])
     assert str(tmp_path / "ds") in str(raised.value)
-    shard.write_bytes(breaks.content)
+    shard.write_bytes(damage.content)
     passes: list[int] = []
 
     class Count(Callback):
@@ -315,7 +320,7 @@ def test_a_fit_resumes_after_a_shard_was_damaged_and_restored(
         open_dataset(tmp_path / "ds"), run_dir=tmp_path / "run", resume=True, callbacks=[Count()]
     )
     np.testing.assert_array_equal(model.W_, whole.W_)
-    assert passes == [3, 4, 5]  # No pass was lost.
+    assert passes == [3, 4, 5]  # Passes 1 and 2 are not repeated.
     assert [r["pass"] for r in model.history_] == [1, 2, 3, 4, 5]
 
 

@@ -28,7 +28,7 @@ def make_small_network(**more: Any) -> sl.CompressiveMBN:
 
 
 def make_pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return bytes, and an output that is a nonlinear function of them, far from 0."""
+    """Return n rows of bytes, and outputs near 100 and near 0 that are nonlinear functions of the rows."""
     x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
     u = x / 128 - 1
     return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)
@@ -38,30 +38,30 @@ def list_weights(model: sl.CompressiveMBN) -> bytes:
     return b"".join(a.tobytes() for a in (*model.coefs_, *model.intercepts_))
 
 
-def test_it_learns_the_outputs_and_reports_progress(tmp_path: Path) -> None:
+def test_a_network_learns_the_outputs_and_reports_progress(tmp_path: Path) -> None:
     x, z = make_pairs()
     held = make_pairs(300, 1)
     seen: list[dict[str, Any]] = []
 
-    class Watch(sl.Callback):
+    class RecordLog(sl.Callback):
         def on_pass_end(self, record: dict[str, Any]) -> None:
             seen.append(record)
 
-    model = make_small_network(learning_rate=5e-3).fit(x, z, validation=held, callbacks=Watch())
+    model = make_small_network(learning_rate=5e-3).fit(x, z, validation=held, callbacks=RecordLog())
     assert model.score(*held) > 0.85
-    # A linear function explains almost none of the output.
-    line = np.column_stack([held[0], np.ones(300)])
-    off = held[1] - line @ np.linalg.lstsq(line, held[1])[0]
-    assert 1 - (off**2).sum() / ((held[1] - held[1].mean(axis=0)) ** 2).sum() < 0.2
+    # The best linear function explains less than a fifth of the variance of the output.
+    inputs = np.column_stack([held[0], np.ones(300)])
+    residuals = held[1] - inputs @ np.linalg.lstsq(inputs, held[1])[0]
+    assert 1 - (residuals**2).sum() / ((held[1] - held[1].mean(axis=0)) ** 2).sum() < 0.2
     assert seen == model.history_
     assert model.n_iter_ == 25
     assert 1 - seen[-1]["validation_error"] == pytest.approx(model.score(*held), abs=0.02)
 
 
-def test_an_enclosing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_does_not_use_an_enclosing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.deploy import clusters
 
-    monkeypatch.setattr(clusters, "current_client", lambda: pytest.fail("it asks for a cluster"))
+    monkeypatch.setattr(clusters, "current_client", lambda: pytest.fail("the fit used a cluster"))
     assert make_small_network(n_epochs=1).fit(*make_pairs(60)).n_iter_ == 1
 
 
@@ -80,13 +80,13 @@ def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path: Path, after: int)
     x, z = make_pairs(300)
     whole = make_small_network(n_epochs=4).fit(x, z)
 
-    class Cut(sl.Callback):
+    class InterruptPass(sl.Callback):
         def on_progress(self, info: dict[str, Any]) -> None:
             if info["pass"] == after + 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=Cut())
+        make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=InterruptPass())
     resumed = make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", resume=True)
     assert list_weights(resumed) == list_weights(whole)
     assert [r["pass"] for r in resumed.history_] == [1, 2, 3, 4]
@@ -119,7 +119,7 @@ def test_predictions_need_no_torch_and_stream(tmp_path: Path, monkeypatch: pytes
         loaded.fit(x, z)
 
 
-BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
+CASES: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (np.zeros((4, 2)),), DataError, r"pass y=mbn.transform\(X\)"),
     ({}, (np.zeros((4, 2)), np.zeros((3, 1))), DataError, "the output has 3 rows for 4 rows"),
     ({}, (np.zeros((4, 2)), np.zeros(4)), DataError, r"the output has shape \(4,\)"),
@@ -132,12 +132,14 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("how", "given", "error", "message"), BAD, ids=[bad[3][:20] for bad in BAD])
+@pytest.mark.parametrize(
+    ("options", "given", "error", "message"), CASES, ids=[case[3][:20] for case in CASES]
+)
 def test_the_error_names_invalid_input(
-    how: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
+    options: dict[str, Any], given: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        make_small_network(**how).fit(*given)
+        make_small_network(**options).fit(*given)
 
 
 def test_the_error_names_rows_that_are_damaged_during_the_fit(tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_scales_are_those_of_all_rows_at_once() -> None:
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_scaling_wide_rows_takes_little_memory(sparse: bool) -> None:
-    """The rows would take 320 MB as float64 if all of them were converted at once."""
+    """If all rows were converted to float64 at once, they would take 320 MB."""
     if sparse:
         x = Dataset.from_arrays(scipy.sparse.random_array((2000, 20_000), density=1e-3, rng=0, format="csr"))
     else:

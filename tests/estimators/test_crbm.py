@@ -17,20 +17,21 @@ from scalelatent.errors import DataError, RunError
 from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm import parameters
 from scalelatent.models.crbm.fit import log_held_rows
-from tests.estimators.crbm_cases import Pair, assert_same, make, make_patterns
+from tests.estimators.crbm_cases import Pair, assert_same, make_patterns, make_rbm
 from tests.helpers import InterruptAt
 
 # -- learning ------------------------------------------------------------------------------------------------
 
 
 def test_mle_bp_learns_and_beats_logistic() -> None:
-    """All 24 outputs together carry more information than each input alone, because there are only twelve
-    patterns.
+    """The learner "mle-bp" couples all 24 outputs, which helps because there are only twelve patterns.
+
+    Logistic regression predicts each output on its own.
     """
     pair, held = make_patterns(300, 1, k=12), make_patterns(120, 2, k=12)
     options = {"n_hidden": 16, "n_epochs": 12, "learning_rate": 1.0, "init_scale": 0.1}
-    model = make(**options).fit(*pair, validation=held)
-    logistic = make(learner="logistic", **options).fit(*pair, validation=held)
+    model = make_rbm(**options).fit(*pair, validation=held)
+    logistic = make_rbm(learner="logistic", **options).fit(*pair, validation=held)
     assert model.score(*held) > logistic.score(*held) + 0.03
     assert logistic.W_.shape == (24, 0)
     errors = [record["validation_error"] for record in model.history_]
@@ -48,7 +49,7 @@ def test_mle_bp_learns_and_beats_logistic() -> None:
 
 @pytest.mark.parametrize("learner", ["mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm"])
 def test_all_learners_improve_on_the_noisy_inputs(learner: str, pair: Pair, held_pair: Pair) -> None:
-    model = make(learner=learner, n_epochs=6, learning_rate=0.1).fit(*pair)
+    model = make_rbm(learner=learner, n_epochs=6, learning_rate=0.1).fit(*pair)
     assert model.score(*held_pair) > 0.9  # A prediction that copies the noisy inputs has a score of 0.8.
     assert model.n_iter_ == 6
 
@@ -57,8 +58,8 @@ def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
     rng = np.random.default_rng(0)
     x = (rng.random((200, 50)) < 0.1) * rng.random((200, 50))
     v = (x[:, :8] > 0).astype(np.uint8)
-    dense = make(n_epochs=3).fit(x, csr_array(v))
-    sparse = make(n_epochs=3).fit(csr_array(x), v)
+    dense = make_rbm(n_epochs=3).fit(x, csr_array(v))
+    sparse = make_rbm(n_epochs=3).fit(csr_array(x), v)
     np.testing.assert_allclose(sparse.Wvx_, dense.Wvx_, atol=1e-5)
     assert sparse.predict(csr_array(x)).shape == (200, 8)
     assert np.isnan(sparse.errors(csr_array(x), v)["changed"])
@@ -66,7 +67,7 @@ def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
 
 def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
     """The error of outputs that differ from x is computed for dense and for CSR rows of zeros and ones."""
-    model = make(n_epochs=2).fit(
+    model = make_rbm(n_epochs=2).fit(
         csr_array(pair[0]), pair[1], validation=(csr_array(held_pair[0]), held_pair[1])
     )
     assert model.errors(csr_array(held_pair[0]), held_pair[1]) == model.errors(*held_pair)
@@ -75,25 +76,25 @@ def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
 
 def test_clean_rows_are_corrupted_on_the_fly(pair: Pair, held_pair: Pair) -> None:
     flips = {"kind": "flip", "rate": 0.2}
-    model = make(corruption=flips, n_epochs=8).fit(pair[1], validation=held_pair[1])
-    again = make(corruption=flips, n_epochs=8).fit(
+    model = make_rbm(corruption=flips, n_epochs=8).fit(pair[1], validation=held_pair[1])
+    again = make_rbm(corruption=flips, n_epochs=8).fit(
         None, pair[1], validation=Dataset.from_arrays(held_pair[1])
     )
     assert_same(model, again)
     assert model.Wvx_.shape == (24, 24)
     assert model.score(*held_pair) > 0.93
     assert model.score(held_pair[1]) == pytest.approx(model.score(*held_pair), abs=0.03)
-    stored = make(corruption=flips, n_epochs=1).fit(pair[1], validation=held_pair)
+    stored = make_rbm(corruption=flips, n_epochs=1).fit(pair[1], validation=held_pair)
     assert stored.best_validation_error_ == pytest.approx(1 - stored.score(*held_pair))
-    patches = make(corruption={"kind": "occlude", "size": 2, "shape": (4, 6)}, n_epochs=1).fit(pair[1])
+    patches = make_rbm(corruption={"kind": "occlude", "size": 2, "shape": (4, 6)}, n_epochs=1).fit(pair[1])
     assert 0 < patches.history_[0]["train_error"] < 0.5
 
 
 def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(
     pair: Pair, held_pair: Pair
 ) -> None:
-    """Rows with outputs are used as they are; rows alone are corrupted as in ``score``."""
-    model = make(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
+    """Given x and v, nothing is corrupted. Given only clean rows v, x is v corrupted as in ``score``."""
+    model = make_rbm(corruption={"kind": "flip", "rate": 0.2}, n_epochs=2).fit(pair[1])
 
     def by_hand(x: np.ndarray, v: np.ndarray) -> np.ndarray:
         logits = v @ model.W_ + x @ model.Whx_.T + model.bh_
@@ -108,31 +109,32 @@ def test_the_free_energy_of_a_corrupting_model_accepts_pairs_and_clean_rows(
 
 
 @pytest.mark.parametrize(
-    "how", [{"kind": "flip", "rate": 0.2}, {"kind": "occlude", "size": (2, 3), "shape": (4, 6)}], ids=str
+    "options", [{"kind": "flip", "rate": 0.2}, {"kind": "occlude", "size": (2, 3), "shape": (4, 6)}], ids=str
 )
 def test_corruption_on_the_fly_equals_stored_corrupted_rows(
-    how: dict[str, Any], pair: Pair, tmp_path: Path
+    options: dict[str, Any], pair: Pair, tmp_path: Path
 ) -> None:
     """Only one epoch is compared, because each epoch draws another corruption."""
     v = pair[1]
-    fly = make(corruption=how, n_epochs=1).fit(v)
-    x = corrupt(v, np.arange(len(v)), 0, seed=fly.seed_, stage="corruption", **how)
-    assert_same(fly, make(n_epochs=1).fit(x, v))
+    fly = make_rbm(corruption=options, n_epochs=1).fit(v)
+    x = corrupt(v, np.arange(len(v)), 0, seed=fly.seed_, stage="corruption", **options)
+    assert_same(fly, make_rbm(n_epochs=1).fit(x, v))
     rows = Dataset.from_arrays(x).save(tmp_path / "x", chunk_rows=50)
     stored = rows.with_target(Dataset.from_arrays(v).save(tmp_path / "v", chunk_rows=70))
-    assert_same(fly, make(n_epochs=1).fit(stored))
+    assert_same(fly, make_rbm(n_epochs=1).fit(stored))
 
 
 def test_a_plain_rbm_learns_and_reconstructs(pair: Pair) -> None:
     v = pair[1]
     for learner in ("cd", "pcd", "mle-bp", "mle-mf"):
-        model = make(learner=learner, n_epochs=3, learning_rate=0.05).fit(None, v, validation=v)
+        model = make_rbm(learner=learner, n_epochs=3, learning_rate=0.05).fit(None, v, validation=v)
         assert model.Wvx_.shape == (24, 0)
         assert model.transform(v).shape == (300, 6)
         assert model.predict_marginals().shape == (1, 24)
         assert model.predict(np.empty((5, 0))).shape == (5, 24)
     assert_same(
-        model, make(learner="mle-mf", n_epochs=3, learning_rate=0.05).fit(np.empty((300, 0)), v, validation=v)
+        model,
+        make_rbm(learner="mle-mf", n_epochs=3, learning_rate=0.05).fit(np.empty((300, 0)), v, validation=v),
     )
     energy = model.free_energy(None, v)
     noise = np.random.default_rng(0).integers(0, 2, v.shape)
@@ -140,7 +142,7 @@ def test_a_plain_rbm_learns_and_reconstructs(pair: Pair) -> None:
 
 
 def test_every_inference_returns_beliefs_and_convergence(pair: Pair, held_pair: Pair) -> None:
-    model, x = make(n_epochs=3).fit(*pair), held_pair[0]
+    model, x = make_rbm(n_epochs=3).fit(*pair), held_pair[0]
     np.testing.assert_allclose(model.infer(x).visible, model.predict_marginals(x), atol=1e-6)
     exact = model.infer(x, inference="sum-product", n_sweeps=40, pairs=True, log_z=True)
     assert exact.converged.all()
@@ -161,7 +163,7 @@ def test_every_inference_returns_beliefs_and_convergence(pair: Pair, held_pair: 
 
 
 def test_log_z_without_hidden_units_is_exact(pair: Pair, held_pair: Pair) -> None:
-    model = make(learner="logistic", n_epochs=2).fit(*pair)
+    model = make_rbm(learner="logistic", n_epochs=2).fit(*pair)
     for inference in (None, "sum-product"):
         found = model.infer(held_pair[0], inference=inference, log_z=True, pairs=True)
         likelihood = np.where(held_pair[1] > 0, found.visible, 1 - found.visible)
@@ -173,13 +175,13 @@ def test_log_z_without_hidden_units_is_exact(pair: Pair, held_pair: Pair) -> Non
 
 @pytest.mark.parametrize("inference", ["mean-field", "sum-product"])
 def test_an_inference_without_sweeps_is_refused(inference: str, pair: Pair) -> None:
-    model = make(n_epochs=1).fit(*pair)
+    model = make_rbm(n_epochs=1).fit(*pair)
     with pytest.raises(ValueError, match="n_sweeps=0: give a whole number of at least 1"):
         model.infer(pair[0], inference=inference, n_sweeps=0)
 
 
 def test_scores_use_row_weights(pair: Pair, held_pair: Pair) -> None:
-    model = make(n_epochs=1).fit(*pair)
+    model = make_rbm(n_epochs=1).fit(*pair)
     weight = np.arange(120) % 3 / 7
     twice = np.repeat(np.arange(120), np.arange(120) % 3)
     assert model.score(*held_pair, sample_weight=weight) == pytest.approx(
@@ -199,15 +201,15 @@ def test_threads_and_storage_do_not_change_the_fit(
     options: dict[str, Any], pair: Pair, tmp_path: Path
 ) -> None:
     options = {"n_chains": 4, "n_epochs": 2, "momentum": 0.5, "batch_size": 20} | options
-    one, three = (make(n_jobs=jobs, **options).fit(*pair) for jobs in (1, 3))
+    one, three = (make_rbm(n_jobs=jobs, **options).fit(*pair) for jobs in (1, 3))
     assert_same(one, three)
     x = Dataset.from_arrays(pair[0]).save(tmp_path / "x", chunk_rows=50)
-    stored = make(**options).fit(x, Dataset.from_arrays(pair[1]).save(tmp_path / "v", chunk_rows=70))
+    stored = make_rbm(**options).fit(x, Dataset.from_arrays(pair[1]).save(tmp_path / "v", chunk_rows=70))
     assert_same(one, stored)
 
 
-# Settings of fits that are interrupted and resumed. An epoch has 15 steps, so steps 3, 17 and 33 are inside.
-RESUMED: list[dict[str, Any]] = [
+# Parameters of fits that are interrupted at steps 3, 17 and 33, inside epochs 1, 2 and 3 (15 steps each).
+RESUMED_OPTIONS: list[dict[str, Any]] = [
     {},
     {"learner": "pcd", "momentum": 0.5},
     {"local_steps": 2, "n_chains": 2, "batch_size": 5, "momentum": 0.5},
@@ -216,13 +218,13 @@ RESUMED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("at", [3, 17, 33])
-@pytest.mark.parametrize("options", RESUMED, ids=str)
+@pytest.mark.parametrize("options", RESUMED_OPTIONS, ids=str)
 def test_a_resume_within_an_epoch_gives_the_same_bits(
     at: int, options: dict[str, Any], pair: Pair, held_pair: Pair, tmp_path: Path
 ) -> None:
     rows, validation = (pair[1:], held_pair[1]) if "corruption" in options else (pair, held_pair)
-    model = make(n_epochs=3, **options)
-    whole = make(n_epochs=3, **options).fit(*rows, validation=validation)
+    model = make_rbm(n_epochs=3, **options)
+    whole = make_rbm(n_epochs=3, **options).fit(*rows, validation=validation)
     call: dict[str, Any] = {"validation": validation, "run_dir": tmp_path, "engine": {"report_steps": 1}}
     with pytest.raises(KeyboardInterrupt):
         model.fit(*rows, **call, callbacks=[InterruptAt(at - 1, "report", "pass_end")])
@@ -233,11 +235,11 @@ def test_a_resume_within_an_epoch_gives_the_same_bits(
         assert record["objective"] == other["objective"]
         assert record["validation_error"] == other["validation_error"]
     with pytest.raises(RunError, match="weight_decay: 0.0 -> 0.1"):
-        make(n_epochs=3, weight_decay=0.1, **options).fit(*rows, **call, resume=True)
+        make_rbm(n_epochs=3, weight_decay=0.1, **options).fit(*rows, **call, resume=True)
 
 
 def test_a_saved_model_predicts_the_same(pair: Pair, held_pair: Pair, tmp_path: Path) -> None:
-    model = make(learner="mssvm", learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
+    model = make_rbm(learner="mssvm", learning_rate=[(0.2, 1), (0.1, 1)], n_epochs=2).fit(*pair)
     model.save(tmp_path / "m")
     loaded = sl.load_model(tmp_path / "m")
     assert_same(model, loaded)
@@ -252,27 +254,27 @@ def test_a_saved_model_predicts_the_same(pair: Pair, held_pair: Pair, tmp_path: 
 
 def test_plain_and_corrupting_models_are_saved_and_loaded(pair: Pair, tmp_path: Path) -> None:
     v = pair[1]
-    make(learner="cd", n_epochs=1).fit(None, v).save(tmp_path / "plain")
+    make_rbm(learner="cd", n_epochs=1).fit(None, v).save(tmp_path / "plain")
     assert sl.load_model(tmp_path / "plain").transform(v).shape == (300, 6)
-    model = make(corruption={"kind": "flip", "rate": 0.1}, n_epochs=1).fit(v)
+    model = make_rbm(corruption={"kind": "flip", "rate": 0.1}, n_epochs=1).fit(v)
     model.save(tmp_path / "flips")
     assert sl.load_model(tmp_path / "flips").score(v) == model.score(v)
 
 
 def test_partial_fit_continues_a_stream(pair: Pair, held_pair: Pair) -> None:
-    model = make(learner="mle-bp", momentum=0.5)
+    model = make_rbm(learner="mle-bp", momentum=0.5)
     for _ in range(4):
         for a in range(0, 300, 50):
             model.partial_fit(pair[0][a : a + 50], pair[1][a : a + 50])
     assert model.score(*held_pair) > 0.9
-    again = make(learner="cd", n_epochs=1).fit(*pair)
+    again = make_rbm(learner="cd", n_epochs=1).fit(*pair)
     before = again.W_.copy()
     assert (before != again.partial_fit(*held_pair).W_).any()
 
 
 def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: Pair, held_pair: Pair) -> None:
-    """Without the reset, statistics of another size would be written beyond the end of the parameters."""
-    model = make(n_epochs=1).fit(*pair)
+    """Some parameters change the size of stored sums. Without a reset, writes would exceed the arrays."""
+    model = make_rbm(n_epochs=1).fit(*pair)
     for changed in ({"n_hidden": 3}, {"learner": "logistic"}):
         before = model.get_params()
         with pytest.raises(ValueError, match="partial_fit: the last fit was of another shape.*set n_hidden"):
@@ -284,15 +286,15 @@ def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: P
     assert model.score(*held_pair) > 0.8
 
 
-def test_schedules_patience_and_warm_start(pair: Pair, held_pair: Pair) -> None:
-    model = make(learning_rate=[(0.2, 2), (0.05, 1)], n_epochs=4).fit(*pair)
+def test_schedules_patience_and_warm_starts_are_used(pair: Pair, held_pair: Pair) -> None:
+    model = make_rbm(learning_rate=[(0.2, 2), (0.05, 1)], n_epochs=4).fit(*pair)
     assert [record["learning_rate"] for record in model.history_] == [0.2, 0.2, 0.05, 0.05]
-    stopped = make(learner="logistic", patience=1, n_epochs=60, learning_rate=3.0).fit(
+    stopped = make_rbm(learner="logistic", patience=1, n_epochs=60, learning_rate=3.0).fit(
         *pair, validation=held_pair
     )
     assert stopped.n_iter_ < 60
     assert stopped.n_iter_ == stopped.best_epoch_ + 1
-    warm = make(warm_start=True, n_epochs=1, learning_rate=1e-9).fit(*pair)
+    warm = make_rbm(warm_start=True, n_epochs=1, learning_rate=1e-9).fit(*pair)
     warm._theta = model._theta
     assert abs(warm.fit(*pair).W_ - model.W_).max() < 1e-6
     with pytest.raises(ValueError, match="warm_start: the last fit was of another shape"):
@@ -301,14 +303,14 @@ def test_schedules_patience_and_warm_start(pair: Pair, held_pair: Pair) -> None:
 
 def test_patience_counts_epochs_and_not_validations(pair: Pair, held_pair: Pair) -> None:
     """The learning rate is almost 0, so no validation is better than the first one."""
-    model = make(patience=2, n_epochs=9, learning_rate=1e-9)
+    model = make_rbm(patience=2, n_epochs=9, learning_rate=1e-9)
     for every in (None, 3):
         model.fit(*pair, validation=held_pair, engine={"validate_steps": every} if every else None)
         assert (model.best_epoch_, model.n_iter_) == (1, 3)
 
 
 def test_patience_without_validation_rows_is_refused(pair: Pair) -> None:
-    for method in (make(patience=2).fit, make(patience=2).plan):
+    for method in (make_rbm(patience=2).fit, make_rbm(patience=2).plan):
         with pytest.raises(ValueError, match="patience=2 waits for a better .*leave patience out"):
             method(*pair)
 
@@ -318,9 +320,7 @@ def make_default_model(**more: Any) -> ConditionalRBM:
 
 
 def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Held-out rows are spread over all rows; so even if rows are sorted, each pattern is learned and
-    validated.
-    """
+    """Every tenth row is held out. So even if rows are sorted, each pattern is learned and validated."""
     log_held_rows.cache_clear()
     x, v = make_patterns(403, 1)
     order = np.lexsort(v.T)
@@ -382,7 +382,7 @@ def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
     v = make_patterns(1000, 1)[1]
     m = make_default_model(conditional=False, learner=learner).fit(v)
     spared = np.arange(1000) % 10 == 9
-    if learner == "mle-bp":  # Sampling learners draw random numbers by row index.
+    if learner == "mle-bp":  # Sampling learners draw by row index, so indices matter.
         assert_same(
             m, make_default_model(conditional=False, learner=learner).fit(v[~spared], validation=v[spared])
         )
@@ -394,11 +394,11 @@ def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
 
 
 def test_the_epochs_of_the_paper_may_be_requested_by_name(pair: Pair) -> None:
-    named, given = (make(n_epochs=n).fit(*pair) for n in ("paper", 50))
+    named, given = (make_rbm(n_epochs=n).fit(*pair) for n in ("paper", 50))
     assert (named.n_iter_, named.best_validation_error_) == (50, None)
     assert_same(named, given)
     with pytest.raises(ValueError, match="n_epochs='papers': give a whole number of at least 1, 'paper'"):
-        make(n_epochs="papers").fit(*pair)
+        make_rbm(n_epochs="papers").fit(*pair)
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(1400, (4, 3)), (700, (8, 6))])
@@ -406,10 +406,12 @@ def test_learning_rates_decrease_by_default_and_a_stream_uses_the_last_one(
     rows: int, epochs: tuple[int, int], pair: Pair
 ) -> None:
     high, middle = epochs
-    found = make(learning_rate=None, n_epochs=high + middle + 2).fit(*make_patterns(rows, 1)).history_
+    found = make_rbm(learning_rate=None, n_epochs=high + middle + 2).fit(*make_patterns(rows, 1)).history_
     expected = [0.2] * high + [0.1] * middle + [0.05] * 2
     assert [record["learning_rate"] for record in found] == expected
-    assert_same(make(learning_rate=None).partial_fit(*pair), make(learning_rate=0.05).partial_fit(*pair))
+    assert_same(
+        make_rbm(learning_rate=None).partial_fit(*pair), make_rbm(learning_rate=0.05).partial_fit(*pair)
+    )
 
 
 def test_a_default_fit_is_resumed_with_its_held_out_rows(tmp_path: Path) -> None:
@@ -423,29 +425,29 @@ def test_a_default_fit_is_resumed_with_its_held_out_rows(tmp_path: Path) -> None
 
 
 def test_a_plan_has_steps_passes_and_seconds_of_a_fit(pair: Pair, held_pair: Pair) -> None:
-    reported = make(n_epochs=3).plan(*pair, validation=held_pair)
+    reported = make_rbm(n_epochs=3).plan(*pair, validation=held_pair)
     assert reported["stages"]["learn"]["steps_per_pass"] == 15
     assert reported["passes"] == {"at_least": 3, "expected": 3, "at_most": 3}
     assert reported["expected_seconds_at_least"] >= 3 * reported["seconds_per_pass"] * 0.99
     with pytest.raises(sl.errors.PlanError, match="lower n_hidden"):
-        make(n_hidden=10**6).plan(*pair, memory_limit="2GB")
+        make_rbm(n_hidden=10**6).plan(*pair, memory_limit="2GB")
 
 
 def test_clone_and_parameters_follow_scikit_learn(pair: Pair) -> None:
-    model = make(learning_rate=[(0.1, 2)], corruption={"kind": "flip", "rate": 0.1})
+    model = make_rbm(learning_rate=[(0.1, 2)], corruption={"kind": "flip", "rate": 0.1})
     twin = clone(model)
     assert twin.get_params() == model.get_params()
     weird = object()
     assert ConditionalRBM(learner=weird, corruption=weird).corruption is weird
     assert "ConditionalRBM" in repr(model)
-    fitted = make(n_epochs=1)
+    fitted = make_rbm(n_epochs=1)
     assert fitted.fit(*pair) is fitted
     assert list(fitted.get_feature_names_out())[:1] == ["conditionalrbm0"]
     assert fitted.set_output(transform="pandas").transform(pair[0]).shape == (300, 6)
 
 
 def test_damping_of_earlier_versions_is_accepted_at_1_only(pair: Pair, tmp_path: Path) -> None:
-    model = make(n_epochs=1).fit(*pair)
+    model = make_rbm(n_epochs=1).fit(*pair)
     params = model.get_params()
     for damping in (1.0, 0.5):
         model.get_params = lambda deep=True, damping=damping: params | {"damping": damping}  # type: ignore[method-assign]
@@ -457,7 +459,7 @@ def test_damping_of_earlier_versions_is_accepted_at_1_only(pair: Pair, tmp_path:
 
 
 def test_a_loss_of_earlier_versions_does_not_stop_loading_a_model(pair: Pair, tmp_path: Path) -> None:
-    model = make(n_epochs=1).fit(*pair)
+    model = make_rbm(n_epochs=1).fit(*pair)
     params = model.get_params() | {"loss": [1.0, 2.0]}
     model.get_params = lambda deep=True: params  # type: ignore[method-assign]
     model.save(tmp_path / "model.zarr")
@@ -467,13 +469,13 @@ def test_a_loss_of_earlier_versions_does_not_stop_loading_a_model(pair: Pair, tm
 
 
 def test_a_run_of_a_version_with_the_parameter_loss_is_resumed(pair: Pair, tmp_path: Path) -> None:
-    model, file = make(n_epochs=1).fit(*pair, run_dir=tmp_path), tmp_path / "engine" / "identity.json"
+    model, file = make_rbm(n_epochs=1).fit(*pair, run_dir=tmp_path), tmp_path / "engine" / "identity.json"
     identity = json.loads(file.read_text())
     file.write_text(json.dumps({**identity, "params": {**identity["params"], "loss": "'hamming'"}}))
-    assert_same(make(n_epochs=1).fit(*pair, run_dir=tmp_path, resume=True), model)
+    assert_same(make_rbm(n_epochs=1).fit(*pair, run_dir=tmp_path, resume=True), model)
     file.write_text(json.dumps({**identity, "params": {**identity["params"], "loss": "[1.0, 2.0]"}}))
     with pytest.raises(RunError, match=r"another fit \(loss: \[1.0, 2.0\] -> 'hamming'\)"):
-        make(n_epochs=1).fit(*pair, run_dir=tmp_path, resume=True)
+        make_rbm(n_epochs=1).fit(*pair, run_dir=tmp_path, resume=True)
 
 
 # -- plain RBMs, parameters from other programs, tolerances --------------------------------------------------
@@ -481,19 +483,19 @@ def test_a_run_of_a_version_with_the_parameter_loss_is_resumed(pair: Pair, tmp_p
 
 def test_a_plain_rbm_is_fitted_like_other_transformers(pair: Pair) -> None:
     v, labels = pair[1], np.arange(len(pair[1])) % 3
-    model = make(conditional=False, learner="cd", n_epochs=2).fit(v, labels)  # The fit ignores y.
-    assert_same(model, make(learner="cd", n_epochs=2).fit(None, v))
+    model = make_rbm(conditional=False, learner="cd", n_epochs=2).fit(v, labels)  # The fit ignores y.
+    assert_same(model, make_rbm(learner="cd", n_epochs=2).fit(None, v))
     assert model.Wvx_.shape == (24, 0)
     assert model.transform(v).shape == (len(v), 6)
     with pytest.raises(ValueError, match="no x to corrupt"):
-        make(conditional=False, corruption={"kind": "flip"}).fit(v)
+        make_rbm(conditional=False, corruption={"kind": "flip"}).fit(v)
     targets = Dataset.from_arrays(v).with_target(Dataset.from_arrays(v))
     with pytest.raises(DataError, match="learns rows alone"):
-        make(conditional=False, learner="cd").fit(targets)
+        make_rbm(conditional=False, learner="cd").fit(targets)
 
 
 def test_a_model_from_external_weights_predicts_and_continues(pair: Pair, tmp_path: Path) -> None:
-    fitted = make(n_epochs=2).fit(*pair)
+    fitted = make_rbm(n_epochs=2).fit(*pair)
     given = ConditionalRBM.from_weights(
         fitted.W_, fitted.bv_, fitted.bh_, Wvx=fitted.Wvx_, Whx=fitted.Whx_, n_sweeps=fitted.n_sweeps_
     )
@@ -502,7 +504,7 @@ def test_a_model_from_external_weights_predicts_and_continues(pair: Pair, tmp_pa
     loaded = sl.load_model(tmp_path / "m.zarr")
     np.testing.assert_array_equal(loaded.predict(pair[0]), fitted.predict(pair[0]))
     before = given.W_.copy()
-    given.partial_fit(*pair)  # The model continues to learn from its external weights.
+    given.partial_fit(*pair)  # The external weights are the start of further learning.
     assert (before != given.W_).any()
 
 
@@ -540,8 +542,8 @@ def test_predict_warns_if_the_tolerance_is_not_reached(pair: Pair, tmp_path: Pat
     rng = np.random.default_rng(0)
     w = rng.normal(size=(24, 10)) * 3
     biases = {"bv": -w.sum(axis=1) / 2, "bh": -w.sum(axis=0) / 2, "Wvx": np.eye(24)}
-    how: dict[str, Any] = {"inference": "max-product", "tol": 1e-3, "n_sweeps": 60}
-    model = ConditionalRBM.from_weights(w, **biases, **how)
+    options: dict[str, Any] = {"inference": "max-product", "tol": 1e-3, "n_sweeps": 60}
+    model = ConditionalRBM.from_weights(w, **biases, **options)
     missed = 1 - model.set_params(tol=None).infer(pair[0], n_sweeps=60).converged.mean()
     assert missed > 0.1
     model.set_params(tol=1e-3)

@@ -12,7 +12,7 @@ import pytest
 
 import scalelatent as sl
 
-FIT = """
+SCRIPT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
@@ -30,7 +30,7 @@ def measure_peak(folder: Path, rows: int, learner: str) -> dict[str, int]:
     x, v = rng.integers(0, 2, (rows, 500), dtype=np.uint8), rng.integers(0, 2, (rows, 400), dtype=np.uint8)
     sl.Dataset.from_arrays(x, v).save(folder / f"{rows}.zarr")
     done = subprocess.run(
-        [sys.executable, "-c", FIT, str(folder / f"{rows}.zarr"), str(folder / f"run-{rows}"), learner],
+        [sys.executable, "-c", SCRIPT, f"{folder}/{rows}.zarr", f"{folder}/run-{rows}", learner],
         capture_output=True,
         text=True,
         timeout=150,
@@ -44,5 +44,5 @@ def measure_peak(folder: Path, rows: int, learner: str) -> dict[str, int]:
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, learner: str) -> None:
     few, many = (measure_peak(tmp_path, rows, learner) for rows in (4_000, 16_000))
     assert many["peak"] < many["plan"] < 4 * many["peak"]
-    # The memory grows with the number of rows only by the blocks that the fit keeps between epochs.
+    # More rows take only the memory that the plan predicts for the cache of rows, plus at most 16 MiB.
     assert many["peak"] - few["peak"] < many["plan"] - few["plan"] + 16 * 2**20

@@ -1,4 +1,4 @@
-"""Declarations of parameters: they agree with the constructors, and refuse invalid values."""
+"""The declared parameters of each estimator agree with its constructor, and refuse invalid values."""
 
 from __future__ import annotations
 

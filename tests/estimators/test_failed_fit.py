@@ -59,10 +59,10 @@ CASES: dict[str, tuple[Callable[[], Any], np.ndarray, Any]] = {
         LABELS,
     ),
 }
-PARTIAL = [name for name in CASES if name not in ("bootstrap", "search")]
+PARTIAL_FIT_CASES = [name for name in CASES if name not in ("bootstrap", "search")]
 
 
-def make(name: str) -> tuple[Any, pd.DataFrame, Any]:
+def make_case(name: str) -> tuple[Any, pd.DataFrame, Any]:
     """Return an unfitted estimator, and rows with column names for it."""
     build, x, y = CASES[name]
     return build().set_params(random_state=0), pd.DataFrame(x, columns=NAMES), y
@@ -99,7 +99,7 @@ def make_refused_rows(x: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_refused_refit_keeps_the_last_model(name: str) -> None:
-    model, x, y = make(name)
+    model, x, y = make_case(name)
     model.fit(x, y)
     before, reported = list_learned(model), compute_output(model, x)
     with pytest.raises(ValueError, match="nan|NaN"):
@@ -112,7 +112,7 @@ def test_a_refused_refit_keeps_the_last_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_interrupted_refit_keeps_the_last_model(name: str) -> None:
-    model, x, y = make(name)
+    model, x, y = make_case(name)
     model.fit(x, y)
     before, reported = list_learned(model), compute_output(model, x)
     other = x.iloc[:, ::-1]
@@ -124,7 +124,7 @@ def test_an_interrupted_refit_keeps_the_last_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_refused_first_fit_leaves_the_estimator_unfitted(name: str) -> None:
-    model, x, y = make(name)
+    model, x, y = make_case(name)
     with pytest.raises(ValueError, match="nan|NaN"):
         model.fit(make_refused_rows(x), y)
     assert not [n for n in vars(model) if n.endswith("_")]
@@ -132,20 +132,20 @@ def test_a_refused_first_fit_leaves_the_estimator_unfitted(name: str) -> None:
         compute_output(model, x)
 
 
-@pytest.mark.parametrize("name", PARTIAL)
+@pytest.mark.parametrize("name", PARTIAL_FIT_CASES)
 @pytest.mark.parametrize("fitted", [False, True])
 def test_a_refused_partial_fit_changes_nothing(name: str, fitted: bool) -> None:
-    model, x, y = make(name)
+    model, x, y = make_case(name)
     if fitted:
         model.fit(x, y)
     before = list_learned(model)
     more = x.iloc[:, :5] if fitted else make_refused_rows(x)
-    how = {"classes": [0, 1, 2]} if "classes" in type(model).partial_fit.__code__.co_varnames else {}
+    options = {"classes": [0, 1, 2]} if "classes" in type(model).partial_fit.__code__.co_varnames else {}
     with pytest.raises(ValueError):
-        model.partial_fit(more, y, **how)
+        model.partial_fit(more, y, **options)
     assert_same(before, list_learned(model))
     if not fitted:
-        model.fit(x, y)  # Rows of another width are accepted.
+        model.fit(x, y)  # A fit accepts 6 columns after the refused 5.
 
 
 def test_a_partial_fit_that_fails_half_way_has_learned_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_partial_fit_that_fails_half_way_has_learned_nothing(monkeypatch: pyte
 def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     from scalelatent.models.linear_mixture.model import incremental
 
-    model, x, _ = make("mixture")
+    model, x, _ = make_case("mixture")
     model.fit(x)
     model.partial_fit(x[:10])  # After a first partial_fit, further calls change the arrays in place.
     before, step, calls = list_learned(model), incremental._update_svd, []
@@ -194,8 +194,8 @@ def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.
 @pytest.mark.parametrize("width", [3, 300])
 @pytest.mark.parametrize("name", ["capsule", "mixture", "mixture classifier", "conditional RBM", "bootstrap"])
 def test_rows_of_another_width_never_reach_a_kernel(name: str, width: int) -> None:
-    """Kernels read as many features as the model has, and check the width of rows themselves."""
-    model, x, y = make(name)
+    """Kernels read as many features as the model has, so rows of another width must be refused first."""
+    model, x, y = make_case(name)
     model.fit(x.to_numpy(), y)
     model.n_features_in_ = width
     with pytest.raises(DataError, match=rf"different numbers of features, ({width} and 6|6 and {width})"):

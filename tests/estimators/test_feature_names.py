@@ -20,7 +20,7 @@ LABELS = np.arange(60) % 3
 ROWS = (RNG.normal(size=(3, 16))[LABELS] * 3 + RNG.normal(size=(60, 16))).astype("f4")
 BITS = (ROWS > 0.5).astype("u1")
 NAMES = [f"p{i}" for i in range(16)]
-OTHER = [NAMES[1], NAMES[0], *NAMES[2:]]
+REORDERED = [NAMES[1], NAMES[0], *NAMES[2:]]
 RENAMED = ["q", *NAMES[1:]]
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -45,7 +45,7 @@ def make_dataset(name: str, names: list[str] | None, *, labels: bool = False) ->
 
 
 def compute_output(model: Any, rows: Any) -> Any:
-    """Compute the output of rows."""
+    """Return the predictions of a conditional RBM, or the transformed rows of another model."""
     pairs = isinstance(model, sl.ConditionalRBM) and model.conditional is not False
     return model.predict(rows) if pairs else model.transform(rows)
 
@@ -72,7 +72,7 @@ def test_fit_keeps_names_and_others_are_refused(case: Any, stored: bool, tmp_pat
             warnings.simplefilter("error")
             same = compute_output(fitted, rows(NAMES))
         with pytest.raises(ValueError, match="must be in the same order as they were in fit. Pass the col"):
-            compute_output(fitted, given(OTHER, f"other-{fitted is model}"))
+            compute_output(fitted, given(REORDERED, f"other-{fitted is model}"))
         with pytest.raises(
             ValueError, match=r"unseen at fit time: q\. .* now missing: p0\. Pass the columns"
         ):
@@ -89,8 +89,8 @@ def test_frames_and_datasets_are_refused_in_the_same_words(case: Any) -> None:
     for given in (
         pd.DataFrame(x, columns=RENAMED),
         rows(RENAMED),
-        pd.DataFrame(x, columns=OTHER),
-        rows(OTHER),
+        pd.DataFrame(x, columns=REORDERED),
+        rows(REORDERED),
     ):
         with pytest.raises(ValueError, match="feature names should match") as error:
             compute_output(model, given)
@@ -118,13 +118,13 @@ def test_frames_and_datasets_are_interchangeable(case: Any) -> None:
         same = compute_output(model, frame)
         np.testing.assert_array_equal(compute_output(model, rows(NAMES)), same)
     with pytest.raises(ValueError, match="must be in the same order"):
-        compute_output(model, rows(OTHER))
+        compute_output(model, rows(REORDERED))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "crbm, plain"])
 def test_validation_rows_have_the_names_of_the_training_rows(name: str) -> None:
     with pytest.raises(ValueError, match="must be in the same order"):
-        MODELS[name]().fit(make_dataset(name, NAMES), validation=make_dataset(name, OTHER))
+        MODELS[name]().fit(make_dataset(name, NAMES), validation=make_dataset(name, REORDERED))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         MODELS[name]().fit(make_dataset(name, NAMES), validation=make_dataset(name, NAMES))
@@ -136,7 +136,7 @@ def test_partial_fit_compares_names(name: str) -> None:
     model = MODELS[name]().partial_fit(make_dataset(name, NAMES), **classes)
     assert model.feature_names_in_.tolist() == NAMES
     with pytest.raises(ValueError, match="must be in the same order"):
-        model.partial_fit(make_dataset(name, OTHER))
+        model.partial_fit(make_dataset(name, REORDERED))
     model.partial_fit(make_dataset(name, NAMES))
 
 
@@ -150,10 +150,10 @@ def test_scores_compare_names(name: str) -> None:
         if has_score:
             model.score(make_dataset(name, NAMES))
     with pytest.raises(ValueError, match="must be in the same order"):
-        score_dataset(model, make_dataset(name, OTHER, labels=True))
+        score_dataset(model, make_dataset(name, REORDERED, labels=True))
     if has_score:
         with pytest.raises(ValueError, match="must be in the same order"):
-            model.score(make_dataset(name, OTHER))
+            model.score(make_dataset(name, REORDERED))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "density", "mbn", "crbm", "crbm, plain"])
@@ -163,7 +163,7 @@ def test_reports_compare_names(name: str, tmp_path: Path) -> None:
         warnings.filterwarnings("error", ".*feature names")
         model.report(tmp_path, data=make_dataset(name, NAMES))
     with pytest.raises(ValueError, match="must be in the same order"):
-        model.report(tmp_path, data=make_dataset(name, OTHER))
+        model.report(tmp_path, data=make_dataset(name, REORDERED))
 
 
 @pytest.mark.parametrize("name", ["capsule", "mixture", "mbn", "crbm, plain", "hcn"])
@@ -177,4 +177,4 @@ def test_searches_keep_names(name: str, held: bool) -> None:
     for model in (search, search.best_estimator_):
         assert model.feature_names_in_.tolist() == NAMES
     with pytest.raises(ValueError, match="must be in the same order"):
-        compute_output(search.best_estimator_, make_dataset(name, OTHER))
+        compute_output(search.best_estimator_, make_dataset(name, REORDERED))

@@ -1,4 +1,4 @@
-"""Inputs: the same values in any container give the same bits; weights, threads, validation."""
+"""The same values in any container give a fit with the same bits; weights, threads, validation rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_dask(x: np.ndarray, folder: Path) -> Any:
     return da.from_array(x, chunks=(130, 40))
 
 
-FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
+CONTAINERS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "numpy": lambda x, folder: x,
     "fortran": lambda x, folder: np.asfortranarray(x),
     "strided": lambda x, folder: np.repeat(x, 2, axis=0)[::2],
@@ -53,15 +53,17 @@ FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "i8"])
-@pytest.mark.parametrize("form", FORMS)
-def test_every_container_gives_the_same_bits(digits: Arrays, tmp_path: Path, form: str, dtype: str) -> None:
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_every_container_gives_the_same_bits(
+    digits: Arrays, tmp_path: Path, container: str, dtype: str
+) -> None:
     x, y = digits[0].astype(dtype), digits[1]
     expected = make_model().fit(x, y)
-    model = make_model().fit(FORMS[form](x, tmp_path), y)
+    model = make_model().fit(CONTAINERS[container](x, tmp_path), y)
     np.testing.assert_array_equal(model.W_, expected.W_)
     assert model.n_features_in_ == 64
-    given = FORMS[form](x[:50], tmp_path / "..") if form in ("fortran", "strided") else x[:50]
-    np.testing.assert_array_equal(model.predict(given), expected.predict(x[:50]))
+    few = CONTAINERS[container](x[:50], tmp_path / "..") if container in ("fortran", "strided") else x[:50]
+    np.testing.assert_array_equal(model.predict(few), expected.predict(x[:50]))
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u2", "f2"])
@@ -143,8 +145,8 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 
 def assert_close(a: CapsuleRegression, b: CapsuleRegression, x: np.ndarray) -> None:
-    # The two fits divide the rows into other blocks. So float32 products differ in their last bits (6e-8),
-    # and the differences add up over six passes.
+    # The two fits divide the rows into different blocks (row ranges of one product). So float32 products
+    # differ in their last bits (6e-8), and the differences add up over six passes.
     np.testing.assert_allclose(a.predict_proba(x), b.predict_proba(x), atol=2e-4)
     assert a.history_[-1]["objective"] == pytest.approx(b.history_[-1]["objective"], rel=1e-5)
     assert a.history_[-1]["train_error"] == pytest.approx(b.history_[-1]["train_error"], abs=1e-2)
@@ -160,13 +162,16 @@ def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[s
     weighted = make_model(**options).fit(x, y, sample_weight=times)
     if options.get("projection") is None:
         assert_close(weighted, repeated, x)
-    else:  # The directions of the projection come from all rows, weighted or not.
+    else:  # With a projection, only the scores are compared.
         assert weighted.score(x, y) == pytest.approx(repeated.score(x, y), abs=0.03)
 
 
 @pytest.mark.parametrize(("options", "weight"), [({"ridge": 0}, 2.0), ({"ridge": 0}, 0.5), ({}, 0.5)])
 def test_equal_weights_do_not_change_the_fit(digits: Arrays, options: dict[str, Any], weight: float) -> None:
-    """The ridge counts like one row: less if rows count twice, but not more for weights below 1."""
+    """The default ridge (a penalty) counts like one row, so weights of 2 would halve its share.
+
+    Weights below 1 do not increase the share.
+    """
     x, y = digits
     weighted = make_model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
     assert_close(weighted, make_model(**options).fit(x, y), x)
@@ -217,9 +222,9 @@ def test_a_class_of_larger_weight_has_fewer_errors(digits: Arrays, held_out: Arr
 # -- validation ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["pair", "dataset", "stored", "lists", "memmap"])
-def test_validation_in_any_form_gives_the_same_bits(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, form: str
+@pytest.mark.parametrize("container", ["pair", "dataset", "stored", "lists", "memmap"])
+def test_validation_rows_in_any_container_give_the_same_bits(
+    digits: Arrays, held_out: Arrays, tmp_path: Path, container: str
 ) -> None:
     vx, vy = held_out
     given: Any = {
@@ -228,7 +233,7 @@ def test_validation_in_any_form_gives_the_same_bits(
         "stored": lambda: Dataset.from_arrays(vx, vy).save(tmp_path / "v", chunk_rows=41),
         "lists": lambda: [vx.tolist(), vy.tolist()],
         "memmap": lambda: (write_memmap(vx, tmp_path), vy),
-    }[form]()
+    }[container]()
     expected = make_model(max_iter=30).fit(*digits, validation=(vx, vy))
     model = make_model(max_iter=30).fit(*digits, validation=given)
     np.testing.assert_array_equal(model.W_, expected.W_)
@@ -262,13 +267,13 @@ def test_an_ensemble_reports_the_error_of_its_joint_decision(
     model = make_model(max_iter=18, nu_schedule=[(0.0, 30)], **options).fit(*digits, validation=held)
     own = 1 - model.score(*held_out, sample_weight=weight)
     assert model.best_validation_error_ == pytest.approx(own, abs=1e-12)
-    # Members solve easier problems, and each one is best after another pass.
+    # A member (a model of two classes or groups of classes) has an easier task, so its error is smaller.
     assert 0 < model.mean_member_validation_error_ < own / 2
     assert all(r["train_error"] is None and r["mean_member_train_error"] >= 0 for r in model.history_)
     members = [r["mean_member_validation_error"] for r in model.history_]
     errors = [r["validation_error"] for r in model.history_]
     assert min(members) >= model.mean_member_validation_error_
-    # The error is measured in the first passes and then at intervals; it is repeated in between.
+    # The error is measured in passes 1 to 8 and in every eighth pass; other passes repeat the last error.
     measured = [n for n in range(1, 18) if errors[n] != errors[n - 1]]
     assert len(measured) > 3
     assert all(n < 8 or (n + 1) % 8 == 0 for n in measured)
@@ -281,7 +286,7 @@ def test_the_joint_decision_of_an_ensemble_is_measured_during_the_fit(
         *digits, validation=held_out
     )
     errors = [r["validation_error"] for r in model.history_]
-    # The weights of pass n result from n - 1 passes.
+    # Pass n measures the weights that the n - 1 passes before made; ``errors`` starts with pass 1.
     for passes in (1, 2):
         plain = make_model(max_iter=passes, architecture="one_vs_all", nu_schedule=None).fit(*digits)
         assert errors[passes] == pytest.approx(1 - plain.score(*held_out), abs=1e-12)
@@ -292,7 +297,10 @@ def test_the_joint_decision_of_an_ensemble_is_measured_during_the_fit(
 def test_an_ensemble_keeps_the_weights_of_its_best_pass(
     digits: Arrays, held_out: Arrays, architecture: str, algorithm: str
 ) -> None:
-    """Each member is best after another pass: together they may decide worse than after one pass."""
+    """Each member (a model of two classes or groups) has its own best pass.
+
+    Together these weights may decide worse than the weights of a single pass.
+    """
     options = {"capsule_dim": 1, "algorithm": algorithm, "n_epochs": 20, "batch_rows": 64}
     model = make_model(max_iter=30, architecture=architecture, nu_schedule=[(0.5, 20)], **options)
     model.fit(digits[0][:150], digits[1][:150], validation=held_out)

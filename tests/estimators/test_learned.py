@@ -17,17 +17,17 @@ FITS: dict[str, Callable[[Any], Any]] = {
     "capsule": lambda x: CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0).fit(
         x, np.arange(60) % 3
     ),
-    "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, bits_of(x)),
+    "crbm": lambda x: ConditionalRBM(n_hidden=3, n_epochs=1, random_state=0).fit(x, to_bits(x)),
     "mbn": lambda x: MultilayerBootstrapNetwork(decay=0.5, n_clusterings=5, random_state=0).fit(x),
 }
-FIXED = {
+LEARNED = {
     "capsule": ("W_", "projection_", "capsule_dims_", "classes_"),
     "crbm": ("W_", "Wvx_", "Whx_", "bv_", "bh_"),
     "mbn": ("components_", "mean_projection_", "explained_variance_", "explained_variance_ratio_", "ks_"),
 }
 
 
-def bits_of(x: Any) -> np.ndarray:
+def to_bits(x: Any) -> np.ndarray:
     return (np.asarray(x) > 0).astype("u1")
 
 
@@ -40,7 +40,7 @@ def test_assigning_a_fitted_parameter_raises_an_error(kind: str) -> None:
     x = make_rows()
     model = FITS[kind](x)
     before = model.transform(x)
-    for name in FIXED[kind]:
+    for name in LEARNED[kind]:
         assert not hasattr(type(model)(), name)
         with pytest.raises(AttributeError, match=f"{name} of {type(model).__name__} .* cannot be set: "):
             setattr(model, name, getattr(model, name))
@@ -53,14 +53,14 @@ def test_the_error_of_a_conditional_rbm_names_from_weights() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("capsule", "W_"), ("crbm", "Whx_")])
-@pytest.mark.parametrize("how", ["fitted", "loaded", "pickled"])
-def test_values_written_in_place_are_used(kind: str, name: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["fitted", "loaded", "pickled"])
+def test_values_written_in_place_are_used(kind: str, name: str, options: str, tmp_path: Path) -> None:
     x = make_rows()
     model = FITS[kind](x)
-    if how == "loaded":
+    if options == "loaded":
         model.save(tmp_path / "m.zarr")
         model = load_model(tmp_path / "m.zarr")
-    elif how == "pickled":
+    elif options == "pickled":
         model = pickle.loads(pickle.dumps(model))
     before = model.transform(x)
     getattr(model, name)[...] = 0
@@ -94,7 +94,9 @@ def test_learned_attributes_are_listed(kind: str) -> None:
 
     model = FITS[kind](make_rows())
     reported = list_fitted(model)
-    assert set(FIXED[kind]) - {name for name in FIXED[kind] if getattr(model, name) is None} <= set(reported)
+    assert set(LEARNED[kind]) - {name for name in LEARNED[kind] if getattr(model, name) is None} <= set(
+        reported
+    )
     assert reported["seed_"] == model.seed_
     assert model_info(model)["learned"] == reported
     assert type(model).__name__ in model._repr_mimebundle_()["text/html"]

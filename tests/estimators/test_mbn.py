@@ -1,6 +1,4 @@
-"""Bootstrap networks as estimators: equal bits everywhere, inputs of every kind, resumed fits and stored
-models.
-"""
+"""Bootstrap networks as estimators: the same bits for all inputs and tasks, resumed fits, saved models."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 @pytest.fixture(autouse=True)
 def use_em_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the output by streamed passes for few rows too, unless a test chooses otherwise."""
+    """Compute the components by EM over streamed rows, as for many rows, unless a test sets KERNEL_ROWS."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 
 
@@ -58,7 +56,7 @@ def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
 
 @pytest.fixture(scope="module")
 def fit_in_memory(digits: Any) -> Any:
-    """Return a fit in memory by one thread, with the codes of all layers."""
+    """Return a network that one thread fitted in memory and that keeps the codes (clusters) of all layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mbn_fit, "KERNEL_ROWS", 0)
         return make_network(n_jobs=1, keep_codes=True, n_classes=20).fit(digits[0])
@@ -120,14 +118,14 @@ def test_new_rows_share_the_preparation_of_each_clustering(
     digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, coded, original = digits[0], [], Layer.compute_codes
-    # With two blocks of rows, each block is computed for all columns at once.
+    # With two blocks (ranges of rows), a task computes the codes of all clusterings for one block.
     monkeypatch.setattr(mapwrite, "BLOCK_ROWS", len(rows) // 2)
 
-    def note(self: Layer, backend: Any, x: Any, centroids: Any, first: int, stop: int) -> np.ndarray:
+    def record_codes(self: Layer, backend: Any, x: Any, centroids: Any, first: int, stop: int) -> np.ndarray:
         coded.extend((self.number, i, len(x)) for i in range(first, stop))
         return original(self, backend, x, centroids, first, stop)
 
-    monkeypatch.setattr(Layer, "compute_codes", note)
+    monkeypatch.setattr(Layer, "compute_codes", record_codes)
     once = sorted((i + 1, v, len(rows)) for i in range(len(fit_in_memory.ks_)) for v in range(12))
     found = fit_in_memory.transform(rows)
     assert sorted(coded) == once
@@ -167,8 +165,8 @@ def test_a_fit_interrupted_at_any_point_resumes(digits: Any, tmp_path: Path) -> 
     counted = InterruptAt(10**9, *hooks)
     make_network(**options).fit(x, run_dir=tmp_path / "count", callbacks=counted)
     stages = set()
-    # Interrupt the fit at start and end of each stage of each layer, in the first passes that compute the
-    # output, and in the last pass.
+    # Interrupt the fit at the start and the end of each stage of each layer, in the first passes that compute
+    # the output, and in the last pass.
     for at in [*range(12), counted.calls - 1]:
         run, log = tmp_path / f"run{at}", HookLog()
         with pytest.raises(KeyboardInterrupt):
@@ -265,7 +263,7 @@ def test_events_name_the_number_of_the_layer(digits: Any) -> None:
 def test_components_of_lower_layers_are_saved(digits: Any, tmp_path: Path) -> None:
     x = digits[0][:120]
     model = make_network(keep_codes=True).fit(x)
-    # The codes are in memory, so the enclosing cluster is not used.
+    # The codes (clusters of rows) are in memory, so an enclosing cluster of workers is not used.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scalelatent.deploy.clusters.current_client", lambda: pytest.fail("a cluster"))
         z = model.transform(x[:7], layer=2)
@@ -331,7 +329,7 @@ def test_the_temporary_folder_of_a_large_network_is_deleted_with_it(
     del model
     assert not list(tmp_path.iterdir())
     with pytest.raises(DataError, match="row 3, feature 2"):
-        make_network().fit(sl.Dataset.from_arrays(rows_with_nan(digits[0][:100])))
+        make_network().fit(sl.Dataset.from_arrays(make_rows_with_nan(digits[0][:100])))
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(mbn, "MAX_BYTES_IN_MEMORY", 2**27)
     small = make_network().fit(digits[0][:100])
@@ -351,7 +349,7 @@ def test_a_small_network_is_fitted_in_memory_with_the_bits_of_a_run_folder(
     monkeypatch.setattr("tempfile.mkdtemp", lambda **options: pytest.fail("a temporary folder"))
     model = make_network(keep_codes=True).fit(x)
     again = x.copy()
-    (x.data if sparse else x)[:] = 0  # The network has its own copy of the rows.
+    (x.data if sparse else x)[:] = 0  # Overwrite the rows: the network must have a copy.
     for one in (model, pickle.loads(pickle.dumps(model))):
         for got, want in zip((one.transform(again), one.codes(layer=1)), expected, strict=True):
             np.testing.assert_array_equal(got, want)
@@ -359,7 +357,7 @@ def test_a_small_network_is_fitted_in_memory_with_the_bits_of_a_run_folder(
     np.testing.assert_array_equal(sl.load_model(tmp_path / "m.zarr").transform(again), expected[0])
 
 
-def rows_with_nan(x: np.ndarray) -> np.ndarray:
+def make_rows_with_nan(x: np.ndarray) -> np.ndarray:
     out = x.astype(np.float32)
     out[3, 2] = np.nan
     return out
@@ -376,7 +374,7 @@ def test_codes_of_lower_layers_are_available(digits: Any, fit_in_memory: Any, tm
         np.testing.assert_array_equal(fit_in_memory.codes(x, layer=layer - 5), codes)
         z = fit_in_memory.transform(None, layer=layer)
         np.testing.assert_array_equal(fit_in_memory.transform(x, layer=layer), z)
-    # The codes of the last layer are those of the fit.
+    # The output of the last layer is the output of the network.
     np.testing.assert_array_equal(z, fit_in_memory.transform(x))
     model = make_network().fit(x)
     assert model.codes(x, layer=1).shape == (600, 12)
@@ -401,7 +399,7 @@ def test_codes_of_lower_layers_are_available(digits: Any, fit_in_memory: Any, tm
 @pytest.mark.slow
 def test_the_number_of_components_may_be_chosen(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, results = digits[0][:300], []
-    # The limit of 0 rows selects EM, and the limit of 1000 rows the matrix of inner products.
+    # For rows up to KERNEL_ROWS, components come from the matrix of inner products, otherwise from EM.
     for rows in (0, 1000):
         monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
         few = make_network(n_components=4).fit(x)
@@ -417,7 +415,7 @@ def test_the_number_of_components_may_be_chosen(digits: Any, monkeypatch: pytest
 
 @pytest.mark.parametrize("rows", [0, 1000])
 def test_components_beyond_the_rank_are_zero(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two components separate three different rows."""
+    """Rows of only three kinds vary in two directions, so all other components are zero."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", rows)
     x = np.repeat(np.eye(3), 4, axis=0)
     model = make_network(n_components=5, n_classes=None).fit(x)
@@ -488,12 +486,12 @@ def test_invalid_rows_are_refused(digits: Any, fit_in_memory: Any, tmp_path: Pat
     with pytest.raises(DataError, match="row 17 is all zeros, so its cosine is undefined"):
         make_network(metric="cosine").fit(empty)
     with pytest.raises(DataError, match="X contains NaN: row 3, feature 2"):
-        make_network().fit(rows_with_nan(x))
-    np.save(tmp_path / "x.npy", rows_with_nan(x))
+        make_network().fit(make_rows_with_nan(x))
+    np.save(tmp_path / "x.npy", make_rows_with_nan(x))
     with pytest.raises(DataError, match=r"row 3, feature 2 is nan"):
         make_network().fit(np.load(tmp_path / "x.npy", mmap_mode="r"))
     with pytest.raises(DataError, match=r"row 3, feature 2 is nan"):
-        fit_in_memory.transform(sl.Dataset.from_arrays(rows_with_nan(x)))
+        fit_in_memory.transform(sl.Dataset.from_arrays(make_rows_with_nan(x)))
     huge = x.astype(np.float32)
     huge[5, 40] = 1e20
     for rows in (huge, sp.csr_array(huge), sl.Dataset.from_arrays(huge).save(tmp_path / "huge.zarr")):
@@ -549,7 +547,7 @@ def test_a_full_disk_is_reported_before_work_starts(
 def test_a_fit_resumes_after_the_disk_was_full(
     digits: Any, fit_in_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, csr: bool
 ) -> None:
-    """The disk is full at the third shard of a layer's codes or centroids, dense and CSR."""
+    """The disk is full at the third shard (file) of a layer's codes (cluster indices) or centroids."""
     from zarr.storage import LocalStore
 
     from scalelatent.engine import rowsets
@@ -559,7 +557,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     put, write, shards = LocalStore.set, LocalLocation.write, [""]
     room = 3
 
-    def spend(place: str, key: str) -> None:
+    def count_shards(place: str, key: str) -> None:
         parts = key.split("/")
         if place.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
             # The keys are x/c/2/0 for an array and x/000002/data/c/0 for CSR rows.
@@ -569,11 +567,11 @@ def test_a_fit_resumes_after_the_disk_was_full(
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     async def full_store(self: Any, key: str, value: Any, *rest: Any) -> None:
-        spend(str(self.root), key)
+        count_shards(str(self.root), key)
         await put(self, key, value, *rest)
 
     def full_location(self: Any, key: str, data: bytes, **how: Any) -> None:
-        spend(self.url, key)
+        count_shards(self.url, key)
         write(self, key, data, **how)
 
     monkeypatch.setattr(LocalStore, "set", full_store)

@@ -24,7 +24,7 @@ def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 @pytest.fixture(autouse=True)
 def use_few_decays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use fewer decays and restarts than the default, which these tests do not need."""
+    """Try three decays with two restarts each: the default numbers take longer and show no more."""
     monkeypatch.setattr(mbn_decay, "DECAYS", (0.1, 0.4, 0.9))
     monkeypatch.setattr(mbn_decay, "KMEANS_RESTARTS", 2)
 
@@ -62,7 +62,7 @@ def test_the_decay_with_the_best_score_is_chosen() -> None:
     np.testing.assert_array_equal(make_network(decay=model.decay_).fit(x).codes(), model.codes())
     assert compute_scores(x, n_jobs=3) == scores
     assert compute_scores(x, seed=6) != scores
-    # Features without groups have no agreement.
+    # Clusterings of rows without groups hardly agree.
     noise = np.random.default_rng(1).normal(size=x.shape)
     assert max(compute_scores(noise).values()) < max(scores.values()) - 0.3
 
@@ -104,7 +104,7 @@ def test_networks_of_half_the_features_do_not_use_the_others(features: int) -> N
         assert set(np.concatenate(columns)) <= set(layer.features)
         seen.append(layer.features)
     expected = list(range(features))
-    # The rule asks for half of the features, which is too little for three features, so all are used.
+    # Each network uses half of the features. Half of three features is too little, so each one uses all.
     assert sorted(seen[0] + seen[1]) == (expected if features == 9 else sorted(2 * expected))
 
 

@@ -25,7 +25,7 @@ from scalelatent.models.mbn.model.network import LayerCoder
 from scalelatent.models.mbn.model.pca import StreamedPca
 from scalelatent.storage.disk import LocalLocation
 
-FIT = """
+FIT_SCRIPT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.engine import mapwrite
@@ -38,7 +38,7 @@ plan = model.plan(ds)
 model.fit(ds, run_dir=sys.argv[2])
 print(json.dumps({"peak": peak_bytes(), "plan": plan["peak_bytes_per_worker"], "ks": model.ks_}))
 """
-N = 60_000
+N_ROWS = 60_000
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
     return sl.MultilayerBootstrapNetwork(**{"n_clusterings": 12, "decay": 0.5, "n_classes": 20, **options})
 
 
-class HastySolver(StreamedPca):
-    """Solver that stops after two passes."""
+class TwoPassSolver(StreamedPca):
+    """Solver that stops after two passes, before the components have converged."""
 
     @classmethod
     def create(cls, counts: np.ndarray, n_rows: int, n_components: int, **_: Any) -> StreamedPca:
@@ -80,7 +80,7 @@ def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
     monkeypatch.setattr(mbn_fit, "choose_decay", lambda *_: 0.9)
     with pytest.raises(PlanError, match=r"layer 2 \(k = 270\) would need.*; decay='auto' has chosen 0.9"):
         auto.fit(rows)
-    # The message holds for any decay.
+    # Layer 1 has the same size for each decay, so the error does not recommend a smaller decay.
     with pytest.raises(PlanError, match=r"layer 1 .*needs? .*lower k1[^;]*$"):
         auto.plan(rows, memory_limit="600MB")
 
@@ -130,7 +130,7 @@ def test_the_plan_counts_the_disk_space_of_each_folder(
 
 def test_components_that_do_not_converge_are_reported(rows: sl.Dataset, monkeypatch: Any) -> None:
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
-    monkeypatch.setattr(mbn_fit, "StreamedPca", HastySolver)
+    monkeypatch.setattr(mbn_fit, "StreamedPca", TwoPassSolver)
     with pytest.warns(ConvergenceWarning, match=r"the 3 components .* not converged in 2 passes \(residual"):
         make_network(n_components=3, random_state=0).fit(rows)
 
@@ -162,7 +162,7 @@ def test_only_tiles_of_very_many_rows_are_larger() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "uint16", "float64"])
 def test_the_plan_counts_converted_rows(dtype: str) -> None:
-    """A task converts its rows once per thread, to four bytes per value."""
+    """Each of the three threads converts the rows of its task to four bytes per value."""
     rest = []
     for kind in (dtype, "float32"):
         x = sl.Dataset.from_arrays(np.ones((5000, 300), kind))
@@ -185,7 +185,7 @@ def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
     place.mkdir()
     sl.Dataset.from_arrays(x).save(place / "rows.zarr")
     done = subprocess.run(
-        [sys.executable, "-c", FIT, str(place / "rows.zarr"), str(place / "run"), str(block_rows)],
+        [sys.executable, "-c", FIT_SCRIPT, str(place / "rows.zarr"), str(place / "run"), str(block_rows)],
         capture_output=True,
         text=True,
         timeout=150,
@@ -200,7 +200,7 @@ def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.slow
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, kind: str) -> None:
-    measured = _fit(tmp_path / "fit", write_rows(kind, N, 40), COLUMN_BLOCK_ROWS)
+    measured = _fit(tmp_path / "fit", write_rows(kind, N_ROWS, 40), COLUMN_BLOCK_ROWS)
     assert measured["peak"] < measured["plan"] < 3 * measured["peak"]
 
 
@@ -209,9 +209,9 @@ def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, kind: str) -> No
 def test_the_peak_does_not_grow_with_the_rows(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory may grow only by the cache, and only up to the rows of one block."""
+    """Without a cache, more rows take at most a third of their own size as additional memory."""
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "0")
-    few, many = (write_rows(kind, n, 200) for n in (N // 3, 2 * N))
+    few, many = (write_rows(kind, n, 200) for n in (N_ROWS // 3, 2 * N_ROWS))
     peaks = [_fit(tmp_path / str(x.shape[0]), x, 8192)["peak"] for x in (few, many)]
     grown = sl.Dataset.from_arrays(many).nbytes - sl.Dataset.from_arrays(few).nbytes
     assert peaks[1] - peaks[0] < grown / 3
@@ -220,7 +220,7 @@ def test_the_peak_does_not_grow_with_the_rows(
 def test_centroids_of_half_of_the_rows_that_do_not_fit_in_memory_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fit refuses k1=None before work starts; a smaller k1 fits."""
+    """The fit refuses k1=None (half of the rows) before work starts, and accepts k1=50."""
     x = np.random.default_rng(0).random((20_000, 400), dtype=np.float32)
     options: dict[str, Any] = {"n_clusterings": 4, "n_components": 2, "random_state": 0, "n_jobs": 1}
     half, small = (sl.MultilayerBootstrapNetwork(decay=0.5, k1=k1, k_last=40, **options) for k1 in (None, 50))

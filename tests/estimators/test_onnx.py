@@ -21,14 +21,14 @@ CENTRES = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
 
 
 def draw_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw rows and their labels."""
+    """Draw n rows around the centres of four classes, and return the rows and their classes."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, CLASSES, n)
     return (CENTRES[y] + rng.normal(0, 1.2, (n, FEATURES))).astype(np.float32), y
 
 
-def run(model: Any, place: Path, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the outputs of the graph."""
+def run_graph(model: Any, place: Path, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Save the model as an ONNX graph, and return what onnxruntime computes from rows x, by output."""
     file = place / "model.onnx"
     model.to_onnx(file)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -58,7 +58,7 @@ def test_graphs_of_classifiers_agree_with_predictions(tmp_path: Path, name: str,
     x, y = draw_rows(600, 1)
     model = MODELS[name].set_params(random_state=0, n_jobs=1).fit(x, names[y])
     held, _ = draw_rows(1000, 2)
-    found, ours = run(model, tmp_path, held), model.predict_proba(held)
+    found, ours = run_graph(model, tmp_path, held), model.predict_proba(held)
     np.testing.assert_allclose(found["probabilities"], ours, atol=2e-4)
     top = np.sort(ours, axis=1)[:, -2:]
     clear = top[:, 1] - top[:, 0] > 1e-3
@@ -78,14 +78,14 @@ def test_graphs_of_two_classes_agree_with_predictions(tmp_path: Path, name: str,
         model.set_params(capsule_dim=[1, 3])
     model.fit(x, names[y // 2])
     held, truth = draw_rows(1000, 2)
-    found, ours = run(model, tmp_path, held), model.predict_proba(held)
+    found, ours = run_graph(model, tmp_path, held), model.predict_proba(held)
     assert found["probabilities"].shape == ours.shape == (1000, 2)
     np.testing.assert_allclose(found["probabilities"], ours, atol=2e-4)
     clear = np.abs(ours[:, 0] - ours[:, 1]) > 1e-3
     label, mine = np.asarray(found["label"]), model.predict(held)
     np.testing.assert_array_equal(label[clear], mine[clear])
     np.testing.assert_array_equal(label, names[found["probabilities"].argmax(axis=1)])
-    for one in names:  # Both classes are predicted, mostly for their own rows.
+    for one in names:  # Each class is predicted for more than 60 % of its rows.
         assert (label[names[truth // 2] == one] == one).mean() > 0.6
 
 
@@ -94,20 +94,22 @@ def test_a_graph_predicts_rows_of_zeros(tmp_path: Path) -> None:
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, y)
     zero = np.zeros((1, FEATURES), np.float32)
     np.testing.assert_allclose(
-        run(model, tmp_path, zero)["probabilities"], model.predict_proba(zero), atol=1e-6
+        run_graph(model, tmp_path, zero)["probabilities"], model.predict_proba(zero), atol=1e-6
     )
 
 
 def test_graphs_of_compressive_networks_agree_with_predictions(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     model = sl.CompressiveMBN(hidden=(8, 6), random_state=0)
-    # The attributes imitate a fit, which needs PyTorch.
+    # A fit needs PyTorch, so the test sets the attributes of a fitted network.
     sizes = (FEATURES, 8, 6, 3)
     model.coefs_ = [rng.normal(size=pair).astype("f4") for pair in pairwise(sizes)]
     model.intercepts_ = [rng.normal(size=n).astype("f4") for n in sizes[1:]]
     model.n_features_in_, model.n_iter_ = FEATURES, 1
     x, _ = draw_rows(1000, 4)
-    np.testing.assert_allclose(run(model, tmp_path, x)["output"], model.transform(x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        run_graph(model, tmp_path, x)["output"], model.transform(x), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_models_without_a_graph_are_refused(tmp_path: Path) -> None:

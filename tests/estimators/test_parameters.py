@@ -1,4 +1,4 @@
-"""Effects of the parameters of capsule models."""
+"""Parameters of capsule regression have their documented effects, and invalid values are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_projection_is_the_svd_about_the_mean_or_the_origin(digits: Arrays, fit_
 
 
 def test_projection_equals_a_projection_before_the_fit(digits: Arrays) -> None:
-    # The ridge is 0, since a ridge on projected directions differs from a ridge on features.
+    # Both fits have the same ridge, because the default ridge of directions differs from that of features.
     model = _fit(digits, projection=12, ridge=20.0)
     projected = (digits[0].astype("f4") @ model.projection_.astype("f4")).astype("f4")
     other = _fit((projected, digits[1]), projection=None, ridge=20.0)
@@ -72,7 +72,7 @@ def test_a_full_projection_only_rotates_the_axes(digits: Arrays) -> None:
 
 def test_auto_projects_only_wide_rows(digits: Arrays) -> None:
     assert AUTO_PROJECTION == 196
-    # The automatic choice makes no projection for 64 features.
+    # Rows of 64 features are narrow, so "auto" makes no projection.
     assert _fit(digits, projection="auto").projection_ is None
     assert _fit(digits, projection=None).projection_ is None
     rng = np.random.Generator(np.random.Philox(1))
@@ -84,9 +84,8 @@ def test_auto_projects_only_wide_rows(digits: Arrays) -> None:
 
 def test_validation_rows_are_projected(digits: Arrays, held_out: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=8, projection=15).fit(*digits, validation=held_out)
-    assert 1 - model.score(*held_out) == pytest.approx(
-        model.best_validation_error_, abs=0.007
-    )  # Two of 300 rows may differ.
+    # 0.007: two of the 300 predicted classes may differ.
+    assert 1 - model.score(*held_out) == pytest.approx(model.best_validation_error_, abs=0.007)
 
 
 # -- starts --------------------------------------------------------------------------------------------------
@@ -126,8 +125,8 @@ def test_a_warm_start_continues_the_fit(digits: Arrays) -> None:
     model.fit(*digits)
     first = model.W_
     model.set_params(max_iter=6).fit(*digits)
-    # A warm start sums the second moments around the known mean. A first fit shifts them to the mean
-    # afterwards, so the two fits round differently.
+    # A warm start sums the second moments around the known mean. A first fit sums around another point and
+    # shifts the moments to the mean afterwards, so the two fits round differently.
     np.testing.assert_allclose(model.W_, whole.W_, rtol=0, atol=1e-6 * np.abs(whole.W_).max())
     assert model.n_iter_ == 6
     assert not np.array_equal(first, model.W_)
@@ -154,7 +153,7 @@ def test_warm_start_with_another_shape_is_refused(digits: Arrays, change: dict[s
 
 
 def test_a_warm_start_without_the_earlier_projection_computes_its_own(digits: Arrays) -> None:
-    """A projection on 64 directions of 64 features gives weights of the same shape in other axes."""
+    """The projection has 64 directions, as many as features, so the shape of the weights does not change."""
     model = _fit(digits, projection=64, warm_start=True)
     model.set_params(projection=None).fit(*digits)
     assert model.projection_ is None
@@ -218,7 +217,7 @@ def test_classes_may_have_different_dimensions(digits: Arrays) -> None:
 
     np.testing.assert_allclose(p, probabilities(h.T, np.array([1, 4, 2])).T, atol=1e-6)
     blank = np.zeros((1, 64), "u1")
-    assert model.predict(blank).tolist() == [1]  # The largest capsule wins, although all lengths are 0.
+    assert model.predict(blank).tolist() == [1]  # Capsules of length 0: 4 dimensions win.
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference", "auto"])
@@ -228,7 +227,7 @@ def test_devices_give_the_same_fit(digits: Arrays, device: str) -> None:
     np.testing.assert_allclose(model.predict_proba(digits[0]), expected.predict_proba(digits[0]), atol=1e-4)
 
 
-BAD = [
+INVALID = [
     ({"capsule_dim": 0}, "capsule_dim=0"),
     ({"capsule_dim": 2.5}, "capsule_dim=2.5"),
     ({"capsule_dim": [1, 2]}, "2 dimensions for 10 classes"),
@@ -272,19 +271,19 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD, ids=[str(o) for o, _ in BAD])
+@pytest.mark.parametrize(("options", "message"), INVALID, ids=[str(o) for o, _ in INVALID])
 def test_invalid_values_are_refused_before_any_pass(
     digits: Arrays, options: dict[str, Any], message: str
 ) -> None:
     from scalelatent import Callback
 
-    class Never(Callback):
+    class RefuseStages(Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
-            raise AssertionError(f"work began: {info}")
+            raise AssertionError(f"work started: {info}")
 
     model = CapsuleRegression(**{"capsule_dim": 2, "max_iter": 2, **options})
     with pytest.raises(ValueError, match=message):
-        model.fit(*digits, callbacks=[Never()])
+        model.fit(*digits, callbacks=[RefuseStages()])
     assert not hasattr(model, "W_")
 
 

@@ -67,7 +67,7 @@ def test_a_loaded_model_predicts_the_same(digits: Arrays, tmp_path: Path, varian
     assert set(before) == set(after)
     for name in set(before) - {"random_state", "capsule_dim", "nu_schedule"}:
         assert before[name] == after[name], name
-    # A loaded model can be fitted again, to the same bits.
+    # A loaded model can be fitted again, with the same bits.
     again = other.set_params(random_state=model.seed_).fit(*digits)
     np.testing.assert_array_equal(again.W_, model.W_)
 
@@ -115,7 +115,7 @@ def test_models_are_saved_and_loaded_without_pickle(
 ) -> None:
     model = _fit(digits, "plain", NAMES)
     small = CompressiveMBN(hidden=(2,))
-    # The attributes imitate a fit, which needs PyTorch.
+    # A fit needs PyTorch, so the test sets the attributes of a fitted network.
     small.coefs_ = [np.ones((64, 2), np.float32), np.eye(2, dtype=np.float32)]
     small.intercepts_ = [np.zeros(2, np.float32), np.arange(2, dtype=np.float32)]
     small.n_iter_, small.n_features_in_, small.seed_ = 3, 64, 5
@@ -163,22 +163,22 @@ def test_a_full_disk_keeps_the_earlier_model(
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.parametrize("what", ["text", "dataset", "group", "nothing"])
-def test_files_that_are_not_a_model_are_not_replaced(digits: Arrays, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("content", ["text", "dataset", "group", "nothing"])
+def test_files_that_are_not_a_model_are_not_replaced(digits: Arrays, tmp_path: Path, content: str) -> None:
     import zarr
 
     from scalelatent.data import Dataset
 
     place = tmp_path / "results"
     place.mkdir()
-    if what == "dataset":
+    if content == "dataset":
         Dataset.from_arrays(*digits).save(place)
-    elif what == "group":
+    elif content == "group":
         zarr.save(str(place), a=np.ones(3))
-    elif what == "text":
+    elif content == "text":
         (place / "thesis.txt").write_text("years of work")
     before = sorted(p for p in place.rglob("*") if p.is_file())
-    if what == "nothing":
+    if content == "nothing":
         _fit(digits, "plain").save(place, overwrite=True)
         return
     with pytest.raises(DataError, match="results exists and is not a saved model, so it is not replaced"):
@@ -189,7 +189,7 @@ def test_files_that_are_not_a_model_are_not_replaced(digits: Arrays, tmp_path: P
 def test_an_incomplete_model_is_replaced(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Object stores have no rename, so a killed `save` leaves an incomplete model there."""
+    """Object stores cannot rename files, so a killed `save` leaves an incomplete model in the store."""
     import zarr
 
     from scalelatent.storage.disk import locate
@@ -223,12 +223,12 @@ def test_a_run_folder_stands_for_its_model(digits: Arrays, tmp_path: Path) -> No
     assert load_model(tmp_path / "run").n_iter_ == 4
 
 
-@pytest.mark.parametrize("what", ["missing", "empty", "a file"])
-def test_the_error_names_a_path_that_is_not_a_model(digits: Arrays, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("content", ["missing", "empty", "a file"])
+def test_the_error_names_a_path_that_is_not_a_model(digits: Arrays, tmp_path: Path, content: str) -> None:
     path = tmp_path / "m"
-    if what == "empty":
+    if content == "empty":
         path.mkdir()
-    elif what == "a file":
+    elif content == "a file":
         path.write_text("model")
     with pytest.raises(DataError, match=str(path)):
         load_model(path)

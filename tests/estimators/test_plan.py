@@ -1,7 +1,6 @@
 """The plan of a fit.
 
-Its numbers are those of the fit, its peak of memory is an upper bound, and impossible fits are refused with
-advice.
+A plan has the sizes of the fit and an upper bound of its memory, and refuses impossible fits with advice.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import scalelatent as sl
 from scalelatent import CapsuleRegression, Dataset
 from scalelatent.errors import PlanError
 
-FIT = """
+FIT_SCRIPT = """
 import json, sys
 import scalelatent as sl
 ds = sl.open_dataset(sys.argv[1])
@@ -44,7 +43,7 @@ def make_rows(n: int, p: int) -> Dataset:
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, algorithm: str) -> None:
     make_rows(40_000, 300).save(tmp_path / "rows.zarr")
     out = subprocess.run(
-        [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr"), algorithm],
+        [sys.executable, "-c", FIT_SCRIPT, str(tmp_path / "rows.zarr"), algorithm],
         capture_output=True,
         text=True,
         timeout=150,
@@ -60,8 +59,8 @@ def test_planned_sizes_are_those_of_the_model() -> None:
     plan = model.plan(make_rows(5000, 300), validation=make_rows(1000, 300))
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
-    # The float64 numbers are four sums of the one member (log-loss, errors, active rows, weight), the number
-    # of rows, and the products of residuals and rows: 40 latents by 196 directions and the intercept.
+    # The float64 numbers are four sums of the only member, a model of all classes (log-loss, errors, active
+    # rows, weight), the number of rows, and 40 x 197 products of residuals and rows with an intercept.
     assert estep["statistic_bytes"] == 8 * (5 + 40 * 197)
     assert estep["rows"] == 6000
     assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 197 * 197 + 20)
@@ -76,8 +75,8 @@ def test_stepwise_em_has_a_plan_of_its_own(tmp_path: Path) -> None:
     plan = model.plan(ds, validation=make_rows(100, 64))
     assert set(plan["stages"]) == {"moments", "stepwise", "validation"}
     own, weights = plan["stages"]["stepwise"], 40 * 65
-    # The float64 numbers are four sums of the one member (log-loss, errors, active rows, weight), the number
-    # of rows, the number of rows of its classes, and the products of residuals and rows (``weights``).
+    # The float64 numbers are four sums of the only member, a model of all classes (log-loss, errors, active
+    # rows, weight), the numbers of all rows and of rows of its classes, and the products (``weights``).
     assert own["statistic_bytes"] == 8 * (6 + weights)
     assert own["steps_per_pass"] * own["batch_rows"] >= 9000
     assert plan["passes"] == {"at_least": 7, "expected": 7, "at_most": 7}

@@ -1,4 +1,4 @@
-"""`fit` checks its plan: it refuses the same fits, and warns before it starts if the fit will take long."""
+"""`fit` refuses what `plan` refuses, and warns before the first pass over the rows if it will take long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V = (X > 0).astype(np.uint8)
 
 
 def make_models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
-    """Return a model of each kind and algorithm, its rows, and the parameter that would shorten its fit."""
+    """Return by name: a model, the rows of its fit, and the advice that shortens the fit."""
     em = {"capsule_dim": 2, "max_iter": 2}
     online = {"capsule_dim": 2, "n_epochs": 1}
     return {
@@ -40,7 +40,7 @@ def make_models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
 
 KINDS = list(make_models())
 
-FIRST_FIT = """
+FIT_SCRIPT = """
 import sys
 import numpy as np
 import scalelatent as sl
@@ -60,7 +60,7 @@ print(peak_bytes())
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["capsule", "mixture", "hcn"])
 def test_compiling_takes_less_memory_than_plans_assume(kind, tmp_path) -> None:
-    command = [sys.executable, "-c", FIRST_FIT, kind]
+    command = [sys.executable, "-c", FIT_SCRIPT, kind]
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     out = subprocess.run(command, capture_output=True, text=True, timeout=170, check=True, env=env)
     peak = int(out.stdout.splitlines()[-1])
@@ -95,7 +95,7 @@ def test_a_long_fit_is_announced_before_it_starts(kind: str, monkeypatch: pytest
         model.fit(*rows)
     for module in (base, engine_plan):
         monkeypatch.setattr(module, "LONG_SECONDS", 1e-9)
-    monkeypatch.setattr(type(model), "_run_fit", lambda self, *_: pytest.fail("it began"))
+    monkeypatch.setattr(type(model), "_run_fit", lambda self, *_: pytest.fail("the fit started"))
     with (
         warnings.catch_warnings(),
         pytest.raises(LongFitWarning, match=rf"would take about .*: to .*{shorter}"),
@@ -112,7 +112,7 @@ def test_nothing_is_measured_for_a_short_fit(kind: str, monkeypatch: pytest.Monk
 
 
 def test_a_bootstrap_network_with_half_of_many_rows_takes_long() -> None:
-    """The network of the paper on the images of MNIST, computed by one thread."""
+    """The planned network is that of the paper, for 60,000 images of 28 x 28 pixels and one thread."""
     x = np.broadcast_to(np.zeros((1, 784), np.uint8), (60_000, 784))
     model = sl.MultilayerBootstrapNetwork(n_classes=10, n_pools="paper", decay=0.5)
     rows, one_thread = sl.Dataset.from_arrays(x), Resources(1, 1, 2**36)

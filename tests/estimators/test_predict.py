@@ -1,4 +1,4 @@
-"""Predictions: in memory, lazily for dask arrays, streamed to datasets."""
+"""Predictions are arrays in memory, lazy arrays for dask arrays, or datasets that are written in parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(request: pytest.FixtureRequest, digits: Arrays) -> CapsuleRegression:
 
 
 @pytest.fixture(scope="module")
-def plain_outputs(digits: Arrays) -> CapsuleRegression:
+def plain_model(digits: Arrays) -> CapsuleRegression:
     return CapsuleRegression(capsule_dim=2, max_iter=8, random_state=0).fit(*digits)
 
 
@@ -54,13 +54,12 @@ def test_transform_multiplies_rows_by_the_weights(model: CapsuleRegression, digi
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [1, 2, 257, 600])
 def test_a_row_alone_has_the_same_prediction(
-    plain_outputs: CapsuleRegression, digits: Arrays, method: str, n: int
+    plain_model: CapsuleRegression, digits: Arrays, method: str, n: int
 ) -> None:
-    whole = getattr(plain_outputs, method)(digits[0])[:n]
-    part = getattr(plain_outputs, method)(digits[0][:n])
-    np.testing.assert_allclose(
-        part, whole, rtol=1e-4, atol=1e-5
-    )  # A product of another shape may round differently.
+    whole = getattr(plain_model, method)(digits[0])[:n]
+    part = getattr(plain_model, method)(digits[0][:n])
+    # Matrix products of fewer rows may round differently.
+    np.testing.assert_allclose(part, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunks", [(600, 64), (100, 64), (77, 13), ((1, 599), (64,))])
@@ -100,36 +99,34 @@ def test_predictions_of_a_dask_array_have_string_labels(digits: Arrays) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_out_streams_to_a_dataset(
-    plain_outputs: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str
 ) -> None:
     stored = Dataset.from_arrays(*digits).save(tmp_path / "in", chunk_rows=64)
     reported: list[dict[str, Any]] = []
 
-    class Tell(Callback):
+    class ProgressLog(Callback):
         def on_progress(self, info: dict[str, Any]) -> None:
             reported.append(info)
 
-    out = getattr(plain_outputs, method)(stored, out=tmp_path / "out.zarr", callbacks=[Tell()])
+    out = getattr(plain_model, method)(stored, out=tmp_path / "out.zarr", callbacks=[ProgressLog()])
     assert reported[-1]["rows_done"] == reported[-1]["rows_total"] == 600
     again = open_dataset(tmp_path / "out.zarr")
     for ds in (out, again):
-        expected = getattr(plain_outputs, "predict_proba" if method == "predict" else method)(stored)
+        expected = getattr(plain_model, "predict_proba" if method == "predict" else method)(stored)
         np.testing.assert_allclose(ds.read_x(0, 600), expected, rtol=1e-4, atol=1e-5)
-        labels = plain_outputs.predict(stored) if method == "predict" else digits[1]
+        labels = plain_model.predict(stored) if method == "predict" else digits[1]
         np.testing.assert_array_equal(ds.read_y(0, 600), labels)
     with pytest.raises(DataError, match=r"out\.zarr"):
-        getattr(plain_outputs, method)(stored, out=tmp_path / "out.zarr")
-    getattr(plain_outputs, method)(stored[:100], out=tmp_path / "out.zarr", overwrite=True)
+        getattr(plain_model, method)(stored, out=tmp_path / "out.zarr")
+    getattr(plain_model, method)(stored[:100], out=tmp_path / "out.zarr", overwrite=True)
     assert len(open_dataset(tmp_path / "out.zarr")) == 100
 
 
 def test_predictions_of_arrays_are_written_with_out(
-    plain_outputs: CapsuleRegression, digits: Arrays, tmp_path: Path
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path
 ) -> None:
-    ds = plain_outputs.predict_proba(digits[0], out=str(tmp_path / "p"))
-    np.testing.assert_allclose(
-        ds.read_x(0, 600), plain_outputs.predict_proba(digits[0]), rtol=1e-4, atol=1e-5
-    )
+    ds = plain_model.predict_proba(digits[0], out=str(tmp_path / "p"))
+    np.testing.assert_allclose(ds.read_x(0, 600), plain_model.predict_proba(digits[0]), rtol=1e-4, atol=1e-5)
     assert not ds.has_y
 
 
@@ -143,9 +140,9 @@ def test_predicted_class_names_are_stored(digits: Arrays, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("method", METHODS)
 def test_datasets_and_lazy_arrays_are_predicted_in_memory(
-    plain_outputs: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str
 ) -> None:
-    expected = getattr(plain_outputs, method)(digits[0])
+    expected = getattr(plain_model, method)(digits[0])
     stored = Dataset.from_arrays(*digits).save(tmp_path / "in", chunk_rows=77)
     np.save(tmp_path / "x.npy", digits[0])
     for x in (
@@ -154,16 +151,16 @@ def test_datasets_and_lazy_arrays_are_predicted_in_memory(
         np.load(tmp_path / "x.npy", mmap_mode="r"),
         digits[0].tolist(),
     ):
-        np.testing.assert_array_equal(getattr(plain_outputs, method)(x), expected)
+        np.testing.assert_array_equal(getattr(plain_model, method)(x), expected)
 
 
 def test_score_streams_stored_rows(
-    plain_outputs: CapsuleRegression, digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scalelatent.estimators import classifier
 
     stored = Dataset.from_arrays(*digits).save(tmp_path / "in")
-    expected = plain_outputs.score(*digits)
+    expected = plain_model.score(*digits)
     monkeypatch.setattr(classifier, "SCORE_ROWS", 100)
     largest, original = [0], Dataset.read_x
 
@@ -172,21 +169,21 @@ def test_score_streams_stored_rows(
         return original(self, start, stop)
 
     monkeypatch.setattr(Dataset, "read_x", read_x)
-    assert plain_outputs.score(stored) == pytest.approx(expected, abs=1e-12)
+    assert plain_model.score(stored) == pytest.approx(expected, abs=1e-12)
     assert largest[0] <= 100
-    assert plain_outputs.score(stored, digits[1]) == pytest.approx(expected, abs=1e-12)
-    assert plain_outputs.score(da.from_array(digits[0], chunks=(99, 64)), digits[1]) == pytest.approx(
+    assert plain_model.score(stored, digits[1]) == pytest.approx(expected, abs=1e-12)
+    assert plain_model.score(da.from_array(digits[0], chunks=(99, 64)), digits[1]) == pytest.approx(
         expected, abs=1e-12
     )
 
 
 def test_an_output_beyond_memory_is_refused(
-    plain_outputs: CapsuleRegression, digits: Arrays, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    plain_model: CapsuleRegression, digits: Arrays, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("scalelatent.estimators.base.process_memory", lambda: 100_000)
     with pytest.raises(DataError, match=r"600 rows.*out='RESULT\.zarr'"):
-        plain_outputs.predict_proba(digits[0])
-    assert len(plain_outputs.predict_proba(digits[0], out=tmp_path / "p")) == 600
+        plain_model.predict_proba(digits[0])
+    assert len(plain_model.predict_proba(digits[0], out=tmp_path / "p")) == 600
 
 
 @pytest.mark.parametrize("method", [*METHODS, "score", "save"])
@@ -195,10 +192,10 @@ def test_predictions_of_an_unfitted_model_are_refused(method: str, digits: Array
         getattr(CapsuleRegression(), method)(tmp_path / "m" if method == "save" else digits[0])
 
 
-@pytest.mark.parametrize("form", ["numpy", "dask", "dataset", "memmap"])
+@pytest.mark.parametrize("container", ["numpy", "dask", "dataset", "memmap"])
 @pytest.mark.parametrize("method", [*METHODS, "score"])
 def test_the_error_names_another_number_of_features(
-    plain_outputs: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, form: str
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, container: str
 ) -> None:
     x = digits[0][:, :60]
     np.save(tmp_path / "x.npy", x)
@@ -207,48 +204,48 @@ def test_the_error_names_another_number_of_features(
         "dask": da.from_array(x),
         "dataset": Dataset.from_arrays(x, digits[1]),
         "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
-    }[form]
-    args = (given, digits[1]) if method == "score" and form != "dataset" else (given,)
+    }[container]
+    args = (given, digits[1]) if method == "score" and container != "dataset" else (given,)
     with pytest.raises(ValueError, match=r"60 features.*64"):
-        getattr(plain_outputs, method)(*args)
+        getattr(plain_model, method)(*args)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("form", ["numpy", "dataset", "memmap", "dask", "out"])
+@pytest.mark.parametrize("container", ["numpy", "dataset", "memmap", "dask", "out"])
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_with_nan_are_not_predicted(
-    plain_outputs: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, form: str, bad: float
+    plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, container: str, bad: float
 ) -> None:
-    """A row with NaN has no longest capsule: an error is better than an arbitrary class."""
+    """A row with NaN has no longest capsule, so any predicted class would be arbitrary."""
     x = digits[0].astype("f4")
     x[417, 5] = bad
     np.save(tmp_path / "x.npy", x)
     given: Any = {
         "numpy": x, "dataset": Dataset.from_arrays(x), "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
         "dask": da.from_array(x, chunks=(100, 64)), "out": Dataset.from_arrays(x),
-    }[form]  # fmt: skip
+    }[container]  # fmt: skip
     with pytest.raises(ValueError, match="NaN|nan|inf"):
-        out = getattr(plain_outputs, method)(given, **({"out": tmp_path / "o"} if form == "out" else {}))
-        if form == "dask":
+        out = getattr(plain_model, method)(given, **({"out": tmp_path / "o"} if container == "out" else {}))
+        if container == "dask":
             out.compute(scheduler="synchronous")
 
 
 def test_labels_and_weights_of_a_score_may_be_a_column(
-    plain_outputs: CapsuleRegression, digits: Arrays
+    plain_model: CapsuleRegression, digits: Arrays
 ) -> None:
     x, y = digits
-    share, weight = plain_outputs.score(x, y), np.linspace(0, 1, len(y))
-    assert plain_outputs.score(x, y[:, None]) == share
-    assert plain_outputs.score(x, da.from_array(y, chunks=77)) == share
-    assert plain_outputs.score(x, y, weight[:, None]) == plain_outputs.score(x, y, weight)
+    share, weight = plain_model.score(x, y), np.linspace(0, 1, len(y))
+    assert plain_model.score(x, y[:, None]) == share
+    assert plain_model.score(x, da.from_array(y, chunks=77)) == share
+    assert plain_model.score(x, y, weight[:, None]) == plain_model.score(x, y, weight)
     with pytest.raises(ValueError, match="1d array"):
-        plain_outputs.score(x, np.stack([y, y], axis=1))
+        plain_model.score(x, np.stack([y, y], axis=1))
     with pytest.raises(DataError, match="learns from one label a row"):
-        plain_outputs.score(Dataset.from_arrays(x, np.stack([y, y], axis=1)))
+        plain_model.score(Dataset.from_arrays(x, np.stack([y, y], axis=1)))
 
 
-def test_a_score_with_weights_of_zero_is_refused(plain_outputs: CapsuleRegression, digits: Arrays) -> None:
+def test_a_score_with_weights_of_zero_is_refused(plain_model: CapsuleRegression, digits: Arrays) -> None:
     with pytest.raises(DataError, match="weights of the rows sum to 0"):
-        plain_outputs.score(*digits, sample_weight=np.zeros(600))
+        plain_model.score(*digits, sample_weight=np.zeros(600))
     with pytest.raises(DataError, match="weights of the rows sum to 0"):
-        plain_outputs.score(Dataset.from_arrays(*digits, sample_weight=np.zeros(600)))
+        plain_model.score(Dataset.from_arrays(*digits, sample_weight=np.zeros(600)))

@@ -1,4 +1,4 @@
-"""Output of a fit in Python: progress, the message of an interruption, and reports."""
+"""Output of a fit in Python: progress, the text of an interruption, and reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_verbose_shows_progress_and_without_it_nothing_is_shown(name, capsys):
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Imitate IPython in the kernel of a notebook."""
+    """Imitate a notebook: IPython returns a shell with a kernel, which a terminal does not have."""
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     return shell
@@ -104,7 +104,7 @@ def test_ctrl_c_keeps_the_finished_passes(name):
     whole_passes = whole.n_iter_
     with pytest.raises(KeyboardInterrupt):
         whole.fit(*MODELS[name][1], callbacks=StopAfter(1))
-    assert whole.n_iter_ == whole_passes  # The result belongs to the parameters that the model still has.
+    assert whole.n_iter_ == whole_passes  # The model of the fit before the interrupted one is kept.
 
 
 @pytest.mark.parametrize("name", LEARNERS)

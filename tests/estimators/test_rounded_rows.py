@@ -51,9 +51,7 @@ def test_an_offset_too_large_for_the_spread_in_float32_is_reported_once(name: st
     [
         make_shifted_rows(2, 1e4),
         ROWS * 1e15,
-        make_shifted_rows(2, 1e6).astype(
-            "f4"
-        ),  # These values were already rounded when the array was made, so there is nothing to report.
+        make_shifted_rows(2, 1e6).astype("f4"),  # A fit does not round float32 values.
         np.hstack([ROWS[:, 1:], np.full((300, 1), 1e9 + 0.1)]),
         np.hstack([ROWS[:, 1:], 0.1 + 1e-17 * RNG.normal(size=(300, 1))]),
         (ROWS * 1e6).astype("i8"),

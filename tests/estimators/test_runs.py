@@ -82,12 +82,12 @@ def test_callbacks_receive_all_events_in_order(digits: Arrays, held_out: Arrays,
 
 
 def test_a_users_callback_stops_the_fit(digits: Arrays) -> None:
-    class Good(Callback):
+    class StopBelowTenPercent(Callback):
         def on_pass_end(self, record: dict[str, Any]) -> bool:
             return record["train_error"] < 0.1
 
     params: dict[str, Any] = {"architecture": "multiclass", "capsule_dim": 4, "nu_schedule": None}
-    model = CapsuleRegression(**params, max_iter=300).fit(*digits, callbacks=Good())
+    model = CapsuleRegression(**params, max_iter=300).fit(*digits, callbacks=StopBelowTenPercent())
     assert model.n_iter_ < 300
     errors = [r["train_error"] for r in model.history_]
     assert errors[-1] < 0.1
@@ -101,23 +101,23 @@ def test_a_run_folder_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("what", "at"),
+    ("hook", "at"),
     [("progress", n) for n in range(0, 24, 4)]
     + [("pass_end", n) for n in (0, 3, 7)]
     + [("stage", n) for n in range(5)],
 )
 def test_an_interrupted_fit_resumes_to_the_same_bits(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression, what: str, at: int
+    digits: Arrays, held_out: Arrays, tmp_path: Path, uninterrupted: CapsuleRegression, hook: str, at: int
 ) -> None:
     folder = tmp_path / "run"
     try:
-        _fit(digits, held_out, folder, InterruptAt(at, what))
+        _fit(digits, held_out, folder, InterruptAt(at, hook))
         pytest.fail("the fit ended before it was interrupted")
     except KeyboardInterrupt:
         pass
     log = HookLog()
     assert_same(_fit(digits, held_out, folder, log, resume=True), uninterrupted)
-    if what == "pass_end":
+    if hook == "pass_end":
         assert [r["pass"] for r in log.infos("pass_end")] == list(range(at + 2, 9))
         assert log.infos("fit_start")[0]["resumed_pass"] in (at + 1, None)
 
@@ -137,7 +137,7 @@ def test_a_resume_of_a_finished_fit_loads_it(
     log = HookLog()
     assert_same(_fit(digits, held_out, tmp_path, log, resume=True), uninterrupted)
     assert log.infos("pass_end") == []
-    # The rows are not projected again, because no pass is left.
+    # All passes are done, so the resumed fit does not project the rows again.
     assert [i["stage"] for i in log.infos("stage")] == []
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
 
@@ -198,16 +198,16 @@ def test_a_resume_keeps_the_drawn_seed(digits: Arrays, tmp_path: Path, seed: Any
 
 @pytest.mark.parametrize("algorithm", ["em", "stepwise"])
 def test_a_resume_keeps_the_warm_start(digits: Arrays, tmp_path: Path, algorithm: str) -> None:
-    """The run folder stores the initial weights and basis for any process that resumes the fit."""
+    """The run folder stores the initial weights and the projection, so any process can resume the fit."""
     options = {**OPTIONS, "projection": 12, "algorithm": algorithm, "n_epochs": 3, "warm_start": True}
     half = digits[0][:300], digits[1][:300]
 
-    def begun() -> CapsuleRegression:
+    def fit_half() -> CapsuleRegression:
         return CapsuleRegression(**options).fit(*half)
 
-    whole = begun().fit(*digits)
+    whole = fit_half().fit(*digits)
     with pytest.raises(KeyboardInterrupt):
-        begun().fit(*digits, run_dir=tmp_path / "a", callbacks=InterruptAt(1, "pass_end"))
+        fit_half().fit(*digits, run_dir=tmp_path / "a", callbacks=InterruptAt(1, "pass_end"))
     resumed = CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "a", resume=True)
     np.testing.assert_array_equal(resumed.projection_, whole.projection_)
     np.testing.assert_array_equal(resumed.W_, whole.W_)
@@ -215,7 +215,7 @@ def test_a_resume_keeps_the_warm_start(digits: Arrays, tmp_path: Path, algorithm
     cold = CapsuleRegression(**options).fit(*digits)
     with pytest.raises(KeyboardInterrupt):
         CapsuleRegression(**options).fit(*digits, run_dir=tmp_path / "b", callbacks=InterruptAt(1, "stage"))
-    np.testing.assert_array_equal(begun().fit(*digits, run_dir=tmp_path / "b", resume=True).W_, cold.W_)
+    np.testing.assert_array_equal(fit_half().fit(*digits, run_dir=tmp_path / "b", resume=True).W_, cold.W_)
 
 
 def test_temporary_rows_are_removed(digits: Arrays, held_out: Arrays, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_run_folder_that_cannot_be_created_is_refused(
         _fit(digits, held_out, tmp_path / "file" / "run")
 
 
-KILLED = """
+FIT_SCRIPT = """
 import sys, numpy as np
 from sklearn.datasets import load_digits
 from scalelatent import Callback, CapsuleRegression
@@ -302,7 +302,7 @@ def test_resume_after_a_kill_gives_the_same_bits(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FIT_SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -337,7 +337,7 @@ def make_crbm(x: Dataset, folder: Path | None, **more: Any) -> Any:
 
 
 def make_capsule(x: Dataset, folder: Path | None, **more: Any) -> Any:
-    engine = {**SMALL, "cache": 0}  # Each pass reads its rows again.
+    engine = {**SMALL, "cache": 0}  # Without a cache, each pass reads the dataset.
     return CapsuleRegression(projection=None, **OPTIONS).fit(x, run_dir=folder, engine=engine, **more)
 
 
@@ -369,7 +369,7 @@ def test_an_interrupted_fit_resumes_with_its_own_rows_after_an_append(
 
 
 def test_a_resume_on_a_mixture_of_two_datasets_is_refused(digits: Arrays, tmp_path: Path) -> None:
-    """After the interruption, a shard of x or y is replaced by one of another dataset of the same shape."""
+    """After the interruption, a shard of x is replaced by a shard of another dataset of the same shape."""
     import shutil
 
     from scalelatent.data import open_dataset

@@ -1,4 +1,4 @@
-"""Search: candidates that share each pass equal separate fits, bit by bit."""
+"""Search: candidates that share each pass over the rows get the same bits as in separate fits."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def assert_same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 
 
 @pytest.fixture
-def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Return every candidate's model after a search, by key."""
+def models_by_key(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
+    """Return a dict into which each search puts the models of its candidates, by candidate key."""
     from scalelatent.search import search
 
     kept: dict[str, CapsuleRegression] = {}
@@ -56,23 +56,23 @@ def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
 # -- candidates have the bits of separate fits ---------------------------------------------------------------
 
 
-def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models_of: Any) -> None:
+def test_candidates_equal_separate_fits(digits: Arrays, held_out: Arrays, models_by_key: Any) -> None:
     search = Search(BASE, CANDIDATES, n_jobs=2).fit(*digits, validation=held_out, engine=SMALL)
     scores = []
     for i, own in enumerate(CANDIDATES):
         alone = clone(BASE).set_params(**own).fit(*digits, validation=held_out, engine=SMALL)
-        assert_same(models_of[f"{i:03d}"], alone)
+        assert_same(models_by_key[f"{i:03d}"], alone)
         scores.append(alone.score(*held_out))
         assert search.results_["n_passes"][i] == alone.n_iter_
     assert search.results_["mean_test_score"].tolist() == scores
     assert search.best_index_ == int(np.argmax(scores))
-    assert search.best_estimator_ is models_of[f"{search.best_index_:03d}"]
-    assert len(set(search.results_["n_passes"].tolist())) > 1  # Each candidate stopped by its own schedule.
+    assert search.best_estimator_ is models_by_key[f"{search.best_index_:03d}"]
+    assert len(set(search.results_["n_passes"].tolist())) > 1  # Candidates stop after different passes.
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_fold_equals_a_fit_with_weight_zero_for_its_rows(
-    digits: Arrays, models_of: Any, weighted: bool
+    digits: Arrays, models_by_key: Any, weighted: bool
 ) -> None:
     x, y = digits
     own = np.random.Generator(np.random.Philox(5)).uniform(0.5, 2, len(x)) if weighted else None
@@ -83,7 +83,7 @@ def test_a_fold_equals_a_fit_with_weight_zero_for_its_rows(
             weight = np.ones(len(x)) if own is None else own.copy()
             weight[test] = 0
             alone = clone(BASE).set_params(**params).fit(x, y, sample_weight=weight, engine=SMALL)
-            assert_same(models_of[f"{i:03d}-f{k}"], alone)
+            assert_same(models_by_key[f"{i:03d}-f{k}"], alone)
             expected = alone.score(x[test], y[test], sample_weight=None if own is None else own[test])
             assert search.results_[f"split{k}_test_score"][i] == pytest.approx(expected, abs=1e-12)
     with pytest.raises(AttributeError, match="refit=True"):
@@ -94,8 +94,8 @@ def test_folds_agree_with_grid_search(digits: Arrays) -> None:
     grid = {"capsule_dim": [1, 2, 4], "momentum": [0.0, 0.5]}
     ours = Search(BASE, grid, cv=3).fit(*digits)
     theirs = GridSearchCV(BASE, grid, cv=KFold(3)).fit(*digits)
-    # GridSearchCV removes the rows of a fold from the data, so its blocks start at other rows. The rounding
-    # then differs, and one or two predicted classes may differ.
+    # GridSearchCV removes the rows of a fold from the data, so blocks (row ranges of one product) start at
+    # other rows. The rounding then differs, and one or two predicted classes may differ.
     np.testing.assert_allclose(
         ours.results_["mean_test_score"], theirs.cv_results_["mean_test_score"], atol=4 / 600
     )
@@ -143,7 +143,7 @@ def test_candidates_of_one_projection_share_its_rows(digits: Arrays, held_out: A
     assert len([s for s in log.stages if "moments" in s]) == 1
 
 
-def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, models_of: Any) -> None:
+def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, models_by_key: Any) -> None:
     from scalelatent.engine.plan import ALLOWED_SHARE, PROCESS_BYTES, Resources, process_bytes
 
     log = HookLog()
@@ -158,10 +158,10 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
     assert len(groups) in (2, 3)
     for i, d in enumerate(grid["capsule_dim"]):
         alone = clone(base).set_params(capsule_dim=d).fit(*digits, validation=held_out, engine=SMALL)
-        assert_same(models_of[f"{i:03d}"], alone)
-    # One pass measures the joint decision of the members of each candidate.
+        assert_same(models_by_key[f"{i:03d}"], alone)
+    # For all candidates, a single pass measures the joint decision of the 45 models of two classes.
     assert len([s for s in log.stages if "_decision" in s]) == 1
-    # One of the additional passes measures the temperatures of all candidates.
+    # Each group has 3 passes. Of the 5 other passes, one measures the temperatures of all candidates.
     assert search.n_passes_ == 3 * len(groups) + 3 + 2
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
@@ -171,7 +171,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
 
 
 @pytest.mark.parametrize("at", [0, 2, 4, 7, 12, 20, 31])
-def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models_of: Any, at: int) -> None:
+def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models_by_key: Any, at: int) -> None:
     search = Search(BASE, CANDIDATES[:4], cv=2, n_jobs=1)
     try:
         clone(search).fit(
@@ -183,11 +183,11 @@ def test_an_interrupted_search_resumes(digits: Arrays, tmp_path: Path, models_of
         pytest.fail("the search ended before it was interrupted")
     except KeyboardInterrupt:
         pass
-    models_of.clear()
+    models_by_key.clear()
     again = clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL, resume=True)
-    resumed = dict(models_of)
+    resumed = dict(models_by_key)
     whole = clone(search).fit(*digits, engine=SMALL)
-    for key, model in models_of.items():
+    for key, model in models_by_key.items():
         assert_same(resumed[key], model)
     assert again.results_["mean_test_score"].tolist() == whole.results_["mean_test_score"].tolist()
     assert_same(again.best_estimator_, whole.best_estimator_)
@@ -201,7 +201,7 @@ def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
     assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
     assert_same(first.best_estimator_, again.best_estimator_)
-    assert not list(tmp_path.rglob("state-*"))[3:]  # At most three state files are left, those of the refit.
+    assert not list(tmp_path.rglob("state-*"))[3:]  # The refit leaves at most three files.
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
     with pytest.raises(RunError, match="already holds a fit"):
         clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)
@@ -224,7 +224,7 @@ def test_a_callback_stops_the_search(digits: Arrays, held_out: Arrays) -> None:
 
 
 def test_halving_stops_the_worse_half(
-    digits: Arrays, held_out: Arrays, models_of: Any, tmp_path: Path
+    digits: Arrays, held_out: Arrays, models_by_key: Any, tmp_path: Path
 ) -> None:
     base = clone(BASE).set_params(nu_schedule=None, max_iter=30, momentum=0.0)
     grid = [{"capsule_dim": d} for d in (1, 2, 3, 4, 6)]
@@ -238,9 +238,9 @@ def test_halving_stops_the_worse_half(
     for i, own in enumerate(grid):
         alone = clone(base).set_params(**own, max_iter=passes[i])
         np.testing.assert_array_equal(
-            models_of[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
+            models_by_key[f"{i:03d}"].W_, alone.fit(*digits, validation=held_out, engine=SMALL).W_
         )
-    # The candidates that continued after the first rung are those with the better scores.
+    # The search stopped the two candidates with the lowest scores after 3 passes.
     first = [
         clone(base)
         .set_params(**own, max_iter=3)
@@ -251,7 +251,7 @@ def test_halving_stops_the_worse_half(
     assert {i for i, n in enumerate(passes) if n == 3} == set(
         np.argsort(np.negative(first), kind="stable")[3:]
     )
-    expected = dict(models_of)
+    expected = dict(models_by_key)
     for at in (5, 20, 40):
         folder = tmp_path / str(at)
         fresh = Search(base, grid, halving=True, min_passes=3, n_jobs=1)
@@ -265,7 +265,7 @@ def test_halving_stops_the_worse_half(
             )
         fresh.fit(*digits, validation=held_out, run_dir=folder, engine=SMALL, resume=True)
         for key, model in expected.items():
-            assert_same(models_of[key], model)
+            assert_same(models_by_key[key], model)
         assert fresh.results_["n_passes"].tolist() == passes
 
 
@@ -292,20 +292,20 @@ def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
     search = Search(BASE, {"capsule_dim": [3, 1, 2]}, scoring=small).fit(*digits, validation=held_out)
     assert search.best_params_ == {"capsule_dim": 1}
     assert search.results_["rank_test_score"].tolist() == [3, 1, 2]
-    # The scorer returns minus the number of rows of W: ten members with two capsules of one dimension.
+    # The best model has 20 rows of W: ten members (one against the rest) with two capsules of one dimension.
     assert search.score(*held_out) == -20
 
 
 def test_a_diverging_candidate_does_not_end_the_search(
-    digits: Arrays, held_out: Arrays, models_of: Any
+    digits: Arrays, held_out: Arrays, models_by_key: Any
 ) -> None:
-    # Weights that start near the limit of float32 exceed it after a step.
+    # Weights that start at 1e30 exceed the range of float32 (3e38) after a step.
     wild = {"init": "random", "init_scale": 1e30, "nu_schedule": None}
     with pytest.raises((FloatingPointError, ScalelatentError)):
         clone(BASE).set_params(**wild).fit(*digits)
     with pytest.warns(UserWarning, match=r"candidate 1 \(001\) ended after 0 passes: the log-loss"):
         search = Search(BASE, [{}, wild], n_jobs=1).fit(*digits, validation=held_out, engine=SMALL)
-    assert_same(models_of["000"], clone(BASE).fit(*digits, validation=held_out, engine=SMALL))
+    assert_same(models_by_key["000"], clone(BASE).fit(*digits, validation=held_out, engine=SMALL))
     assert np.isnan(search.results_["mean_test_score"][1])
     assert search.results_["rank_test_score"].tolist() == [1, 2]
     assert search.best_index_ == 0
@@ -383,7 +383,7 @@ def test_candidates_without_a_seed_use_the_seed_of_the_search(digits: Arrays, he
     assert_same(drawn.best_estimator_, again)
 
 
-def test_clone_and_parameter_names_of_a_search() -> None:
+def test_a_search_is_cloned_and_names_its_parameters() -> None:
     search = Search(BASE, {"capsule_dim": [1]}, cv=3)
     twin = clone(search)
     assert twin.estimator is not search.estimator
@@ -397,13 +397,13 @@ def test_clone_and_parameter_names_of_a_search() -> None:
         search.predict(np.zeros((2, 2)))
 
 
-def test_a_search_accepts_sparse_rows(digits: Arrays, models_of: Any) -> None:
+def test_a_search_accepts_sparse_rows(digits: Arrays, models_by_key: Any) -> None:
     import scipy.sparse
 
     x, y = digits
     rows = scipy.sparse.csr_array(x)
     Search(BASE, CANDIDATES[:3], cv=2, refit=False, n_jobs=1).fit(rows, y, engine=SMALL)
-    sparse = dict(models_of)
+    sparse = dict(models_by_key)
     Search(BASE, CANDIDATES[:3], cv=2, refit=False, n_jobs=1).fit(x, y, engine=SMALL)
-    for key, model in models_of.items():
+    for key, model in models_by_key.items():
         assert_same(sparse[key], model)

@@ -1,4 +1,4 @@
-"""Searches of every kind that job files know, with scikit-learn's scorers and splitters."""
+"""Searches over every kind of model that job files know, with scikit-learn's scorers and splitters."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
 
 
 @pytest.fixture
-def make_rows(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
-    """Return the rows of each kind, and the rows of its score."""
+def rows_by_kind(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
+    """Return rows and labels (for the kind "crbm" inputs and outputs) for a model of each kind."""
     few = digits[0][:200], digits[1][:200] % 4
     images = few[0].reshape(-1, 8, 8) > 7, None
     return {
@@ -62,7 +62,7 @@ def make_rows(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
     }
 
 
-def some(y: np.ndarray | None, rows: Any) -> np.ndarray | None:
+def select_labels(y: np.ndarray | None, rows: Any) -> np.ndarray | None:
     return None if y is None else y[rows]
 
 
@@ -71,22 +71,22 @@ def test_every_kind_of_job_files_is_tested() -> None:
 
 
 @pytest.mark.parametrize("kind", KIND_CASES)
-def test_a_search_equals_separate_fits_and_scores(kind: str, make_rows: dict[str, Arrays]) -> None:
+def test_a_search_equals_separate_fits_and_scores(kind: str, rows_by_kind: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES[kind]
     cv = KFold(2, shuffle=True, random_state=1)
-    search = Search(base, grid, cv=cv).fit(*make_rows[kind])
+    search = Search(base, grid, cv=cv).fit(*rows_by_kind[kind])
     found = search.cv_results_
-    (name, values), (x, y) = next(iter(grid.items())), make_rows[kind]
+    (name, values), (x, y) = next(iter(grid.items())), rows_by_kind[kind]
     for i, value in enumerate(values):
         for k, (train, test) in enumerate(cv.split(x)):
             train, test = np.sort(train), np.sort(test)
-            alone = clone(base).set_params(**{name: value}).fit(x[train], some(y, train))
+            alone = clone(base).set_params(**{name: value}).fit(x[train], select_labels(y, train))
             if kind == "mbn":
                 from scalelatent.evaluation.output_scores import score_clusters
 
                 expected = score_clusters(alone, Dataset.from_arrays(x[test], y[test]))["nmi"]
             else:
-                expected = alone.score(x[test], some(y, test))
+                expected = alone.score(x[test], select_labels(y, test))
             assert found[f"split{k}_test_score"][i] == pytest.approx(expected, abs=1e-12)
     mean = found["mean_test_score"]
     np.testing.assert_allclose(mean, (found["split0_test_score"] + found["split1_test_score"]) / 2)
@@ -104,22 +104,24 @@ def test_a_search_equals_separate_fits_and_scores(kind: str, make_rows: dict[str
     assert hasattr(search, "predict") == hasattr(base, "predict")
 
 
-def test_a_network_is_chosen_by_the_class_of_the_nearest_row(make_rows: dict[str, Arrays]) -> None:
+def test_a_network_is_chosen_by_the_class_of_the_nearest_row(rows_by_kind: dict[str, Arrays]) -> None:
     base, grid = KIND_CASES["mbn"]
-    search = Search(base, grid, cv=2, scoring="retrieval").fit(*make_rows["mbn"])
+    search = Search(base, grid, cv=2, scoring="retrieval").fit(*rows_by_kind["mbn"])
     assert 0 < search.best_score_ <= 1
 
 
 @pytest.mark.parametrize("kind", KIND_CASES)
-def test_validation_rows_make_the_best_candidate_the_result(kind: str, make_rows: dict[str, Arrays]) -> None:
+def test_validation_rows_make_the_best_candidate_the_result(
+    kind: str, rows_by_kind: dict[str, Arrays]
+) -> None:
     base, grid = KIND_CASES[kind]
-    x, y = make_rows[kind]
-    held = x[120:], some(y, slice(120, None))
-    search = Search(base, grid).fit(x[:120], some(y, slice(120)), validation=held)
+    x, y = rows_by_kind[kind]
+    held = x[120:], select_labels(y, slice(120, None))
+    search = Search(base, grid).fit(x[:120], select_labels(y, slice(120)), validation=held)
     assert search.n_splits_ == 1
     assert not hasattr(search, "refit_time_")
     alone = clone(base).set_params(**search.best_params_)
-    alone.fit(x[:120], some(y, slice(120)), **({"validation": held} if base._validates else {}))
+    alone.fit(x[:120], select_labels(y, slice(120)), **({"validation": held} if base._validates else {}))
     np.testing.assert_array_equal(search.best_estimator_.transform(x), alone.transform(x))
     assert search.score(*held) == pytest.approx(search.best_score_)
 
@@ -127,20 +129,20 @@ def test_validation_rows_make_the_best_candidate_the_result(kind: str, make_rows
 @pytest.mark.parametrize("kind", ["crbm", "mbn"])
 @pytest.mark.parametrize("at", [1, 6, 11])
 def test_an_interrupted_search_of_any_kind_resumes(
-    kind: str, at: int, make_rows: dict[str, Arrays], tmp_path: Path
+    kind: str, at: int, rows_by_kind: dict[str, Arrays], tmp_path: Path
 ) -> None:
     base, grid = KIND_CASES[kind]
     search, log = Search(base, grid, cv=2), HookLog()
     with pytest.raises(KeyboardInterrupt):
         interrupt = InterruptAt(at, "stage", "pass_end", "event")
-        clone(search).fit(*make_rows[kind], run_dir=tmp_path, callbacks=[log, interrupt])
-    again = clone(search).fit(*make_rows[kind], run_dir=tmp_path, resume=True, callbacks=log)
-    whole = clone(search).fit(*make_rows[kind])
+        clone(search).fit(*rows_by_kind[kind], run_dir=tmp_path, callbacks=[log, interrupt])
+    again = clone(search).fit(*rows_by_kind[kind], run_dir=tmp_path, resume=True, callbacks=log)
+    whole = clone(search).fit(*rows_by_kind[kind])
     assert again.cv_results_["mean_test_score"].tolist() == whole.cv_results_["mean_test_score"].tolist()
-    x = make_rows[kind][0]
+    x = rows_by_kind[kind][0]
     np.testing.assert_array_equal(again.transform(x), whole.transform(x))
     scored = [e for e in log.infos("event") if e["event"] == "candidate_scored"]
-    assert len(scored) == 4  # Finished candidates are not repeated.
+    assert len(scored) == 4  # Each of 2 candidates is scored once per fold.
     assert not (tmp_path / "candidates" / "000-f0").exists()
 
 
@@ -174,11 +176,13 @@ def test_splitters_and_scorers_of_scikit_learn_give_its_results(digits: Arrays, 
     cv_theirs = KFold(3) if cv == 3 else cv
     theirs = GridSearchCV(CAPSULE, grid, cv=cv_theirs, scoring=scoring).fit(x, y)
     ours = Search(CAPSULE, grid, cv=cv, scoring=scoring).fit(x, y)
-    # In the passes that candidates share, the held-out rows have weight 0 and stay in the blocks. Without
-    # these rows the blocks start elsewhere, so one or two predictions differ.
-    room = 0.03 if cv == 3 else 0
+    # If candidates share passes, held-out rows have weight 0. GridSearchCV removes these rows, so blocks (row
+    # ranges of one product) start at other rows, and one or two predictions differ by rounding.
+    tolerance = 0.03 if cv == 3 else 0
     for name in (n for n in theirs.cv_results_ if "test_score" in n and "rank" not in n):
-        np.testing.assert_allclose(ours.cv_results_[name], theirs.cv_results_[name], atol=room, err_msg=name)
+        np.testing.assert_allclose(
+            ours.cv_results_[name], theirs.cv_results_[name], atol=tolerance, err_msg=name
+        )
     assert ours.cv_results_["params"] == theirs.cv_results_["params"]
     assert ours.score(x, y) == pytest.approx(get_scorer(scoring)(ours.best_estimator_, x, y))
 
@@ -200,7 +204,7 @@ def test_groups_and_users_scorers_are_used(digits: Arrays, pair: Pair) -> None:
         seen.append(rows)
         return 1.0
 
-    # There are no labels, and none are needed.
+    # A scorer that is a function needs no labels, so the search accepts rows without labels.
     Search(NETWORK, {"n_clusterings": [50]}, cv=2, scoring=of_rows).fit(x)
     assert [len(one) for one in seen] == [100, 100]
 

@@ -22,8 +22,8 @@ GRID = {"algorithm": list(ALGORITHMS)}
 
 
 @pytest.fixture
-def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Return every candidate's model after a search, by key."""
+def models_by_key(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
+    """Return a dict into which each search puts the models of its candidates, by candidate key."""
     kept: dict[str, CapsuleRegression] = {}
     set_results = Search._set_results
 
@@ -36,22 +36,25 @@ def models_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
 
 
 def test_online_candidates_equal_separate_fits(
-    digits: Arrays, held_out: Arrays, models_of: dict[str, CapsuleRegression]
+    digits: Arrays, held_out: Arrays, models_by_key: dict[str, CapsuleRegression]
 ) -> None:
     log = HookLog()
     search = Search(BASE, GRID, n_jobs=1).fit(*digits, validation=held_out, engine=SMALL, callbacks=log)
     for number, algorithm in enumerate(ALGORITHMS):
         alone = CapsuleRegression(**{**BASE.get_params(), "algorithm": algorithm})
         alone.fit(*digits, validation=held_out, engine=SMALL)
-        np.testing.assert_array_equal(models_of[f"{number:03d}"].W_, alone.W_)
+        np.testing.assert_array_equal(models_by_key[f"{number:03d}"].W_, alone.W_)
         assert search.results_["n_passes"][number] == alone.n_iter_
-    # All candidates share one basis, one set of projected rows and one set of moments.
+    # All candidates share 4 stages: second moments before and after the projection, projected training rows,
+    # and projected validation rows.
     apart = ("search_score", "search_temper", "search_decision")
     made = [name for name in log.stages if not name.startswith(apart)]
     assert len(made) == 4 + len(ALGORITHMS), log.stages
 
 
-def test_online_candidates_exclude_the_fold(digits: Arrays, models_of: dict[str, CapsuleRegression]) -> None:
+def test_online_candidates_exclude_the_fold(
+    digits: Arrays, models_by_key: dict[str, CapsuleRegression]
+) -> None:
     x, y = digits
     Search(BASE, GRID, cv=2, refit=False, n_jobs=1).fit(x, y, engine=SMALL)
     weight = np.ones(len(x))
@@ -59,7 +62,7 @@ def test_online_candidates_exclude_the_fold(digits: Arrays, models_of: dict[str,
     for number, algorithm in enumerate(ALGORITHMS):
         alone = CapsuleRegression(**{**BASE.get_params(), "algorithm": algorithm})
         alone.fit(x, y, sample_weight=weight, engine=SMALL)
-        np.testing.assert_array_equal(models_of[f"{number:03d}-f0"].W_, alone.W_)
+        np.testing.assert_array_equal(models_by_key[f"{number:03d}-f0"].W_, alone.W_)
 
 
 def test_online_candidates_are_checked_before_work_starts(digits: Arrays, tmp_path: Path) -> None:
@@ -76,10 +79,10 @@ def test_divergence_ends_one_candidate_only(
 ) -> None:
     from scalelatent.models.capsule.model.online import CapsuleStepwise
 
-    def burst(self: Any, *given: Any) -> Any:
+    def raise_divergence(self: Any, *given: Any) -> Any:
         raise FloatingPointError("the log-loss of member(s) [0] is not finite in step 1")
 
-    monkeypatch.setattr(CapsuleStepwise, "step", burst)
+    monkeypatch.setattr(CapsuleStepwise, "step", raise_divergence)
     grid = [{"algorithm": "stepwise"}, {"algorithm": "em"}]
     with pytest.warns(UserWarning, match=r"candidate 0 .*not finite in step 1; its score is nan"):
         search = Search(BASE, grid, n_jobs=1).fit(*digits, validation=held_out, engine=SMALL)
@@ -90,16 +93,16 @@ def test_divergence_ends_one_candidate_only(
 
 
 def test_a_resumed_search_ends_with_the_same_candidates(
-    digits: Arrays, held_out: Arrays, tmp_path: Path, models_of: dict[str, CapsuleRegression]
+    digits: Arrays, held_out: Arrays, tmp_path: Path, models_by_key: dict[str, CapsuleRegression]
 ) -> None:
     call = {"validation": held_out, "engine": SMALL}
     Search(BASE, GRID, n_jobs=1).fit(*digits, **call)
-    whole = dict(models_of)
+    whole = dict(models_by_key)
 
     with pytest.raises(KeyboardInterrupt):
         Search(BASE, GRID, n_jobs=1).fit(
             *digits, **call, run_dir=tmp_path, callbacks=InterruptAt(2, "pass_end")
         )
     Search(BASE, GRID, n_jobs=1).fit(*digits, **call, run_dir=tmp_path, resume=True)
-    for key, model in models_of.items():
+    for key, model in models_by_key.items():
         np.testing.assert_array_equal(model.W_, whole[key].W_)

@@ -1,4 +1,4 @@
-"""The best estimator of a search: the folder of its refit, its threads and its score."""
+"""The refit of the best candidate of a search: its run folder, its threads and its score."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_the_refit_has_the_threads_of_the_search(digits: Arrays, monkeypatch: py
     asked: set[Any] = set()
     init = inprocess.InProcessExecutor.__init__
 
-    def spy(self: Any, n_jobs: Any = None, *more: Any, **options: Any) -> None:
+    def record_jobs(self: Any, n_jobs: Any = None, *more: Any, **options: Any) -> None:
         asked.add(n_jobs)
         init(self, n_jobs, *more, **options)
 
-    monkeypatch.setattr(inprocess.InProcessExecutor, "__init__", spy)
+    monkeypatch.setattr(inprocess.InProcessExecutor, "__init__", record_jobs)
     search = Search(clone(BASE).set_params(n_jobs=None), GRID, cv=2, n_jobs=2).fit(*digits, engine=SMALL)
     assert asked == {2}
     assert search.best_estimator_.n_jobs == 2

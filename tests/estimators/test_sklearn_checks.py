@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of an estimator."""
+"""All estimators pass the checks of scikit-learn, except for checks that are listed with a reason."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from scalelatent import (
 from scalelatent.errors import DataError
 from scalelatent.estimators.base import warn_reduced
 
-# Each entry names the reason why the check cannot hold; a check that a fix could satisfy is not listed.
+# Checks that cannot pass, by name, with the reason. Checks that better code could satisfy are not listed.
 _WEIGHTS = (
-    "repeated rows allow a larger default capsule_dim than rows that weigh more; of one capsule_dim it asks "
-    "for 1e-7, and passes are float32 (see test_inputs.py)"
+    "repeated rows allow a larger default capsule_dim than weighted rows; with the same capsule_dim the "
+    "check allows a difference of 1e-7, but passes are float32"
 )
 EXPECTED = {
     "check_sample_weight_equivalence_on_dense_data": _WEIGHTS,
@@ -35,7 +35,7 @@ EXPECTED = {
 }
 
 
-SORTED = "its rows are sorted by class; folds are runs of rows, and a class that a fold lacks is refused"
+SORTED = "its rows are sorted by class; folds are contiguous rows, and a fit without a class is refused"
 EXPECTED_OF_SEARCH = {
     "check_positive_only_tag_during_fit": SORTED,
     "check_estimators_nan_inf": SORTED,
@@ -51,12 +51,12 @@ EXPECTED_OF_RBM = {
     "check_transformer_data_not_an_array": _THREE_VALUES,
     "check_transformer_general": _THREE_VALUES,
     "check_fit2d_1feature": _THREE_VALUES,
-    "check_dtype_object": "asks for an error about labels; outputs are 0 or 1, as this one says",
+    "check_dtype_object": "expects an error about the type of labels; the outputs of this model are 0 or 1",
 }
 
 
 _BINARY = "gives real numbers; pixels of an HCN are 0 and 1, and without threshold others are refused"
-_LARGE = "its numbers are near 100, so that all pixels are 1; passed with threshold=100 below"
+_LARGE = "its numbers are near 100, above the threshold, so all pixels are 1; with threshold=100 it passes"
 _OF_LARGE = ("check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in")
 _OF_SMALL = (
     "check_fit_score_takes_y", "check_estimators_overwrite_params", "check_dont_overwrite_parameters",
@@ -67,7 +67,8 @@ _OF_SMALL = (
     "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_dict_unchanged",
     "check_fit2d_predict1d", "check_fit2d_1sample", "check_fit2d_1feature",
 )  # fmt: skip
-# These checks fail because of the threshold for pixels; with a larger one all of them pass.
+
+# Checks that fail, for each value of ``threshold``: a pixel above this value is 1. Another value passes.
 EXPECTED_OF_HCN = {
     None: dict.fromkeys((*_OF_LARGE, *_OF_SMALL), _BINARY),
     0.5: dict.fromkeys(_OF_LARGE, _LARGE),
@@ -127,7 +128,7 @@ def test_a_default_is_reduced_to_the_rows_with_one_warning(
         f"capsule_dim is {expected} instead of its default 8, because the training rows have " in text
         for text in reported
     )
-    # Only the default value is reduced. A requested value that is too large is an error.
+    # Only the default value is reduced. A value that the user sets is not: if it is too large, fit fails.
     with pytest.raises(ValueError, match="capsule_dim"):
         CapsuleRegression(capsule_dim=8).fit(x, y)
 
@@ -152,9 +153,8 @@ def test_a_default_equals_its_documented_value_for_enough_rows(digits: Any, tmp_
     x, y = digits
     ours, theirs = (CapsuleRegression(max_iter=2, random_state=0, **how) for how in ({}, {"capsule_dim": 8}))
     np.testing.assert_array_equal(ours.fit(x, y).W_, theirs.fit(x, y).W_)
-    assert (
-        ours._deciding_parameters() == theirs._deciding_parameters()
-    )  # A run with one form of the data resumes with the other form.
+    # A run that started with the default can be resumed with capsule_dim=8.
+    assert ours._deciding_parameters() == theirs._deciding_parameters()
     v = (x > 8).astype("u1")
     a, b = (ConditionalRBM(n_hidden=2, n_epochs=1, random_state=0, **how) for how in ({}, {"batch_size": 20}))
     np.testing.assert_array_equal(a.fit(x, v).W_, b.fit(x, v).W_)

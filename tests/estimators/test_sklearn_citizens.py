@@ -86,7 +86,7 @@ def test_transforms_return_frames_with_feature_names(digits: Arrays, tmp_path: A
     np.testing.assert_array_equal(frame.to_numpy(), clone(MODEL).fit(x, y).transform(x[:7]))
     assert frame.dtypes.unique().tolist() == [np.float32]
     assert isinstance(model.fit_transform(x, y), pandas.DataFrame)
-    # Results that are not arrays in memory, datasets and dask arrays, keep their types.
+    # Datasets and dask arrays are not in memory, so the results are not converted to data frames.
     stored = model.transform(x, out=tmp_path / "latents.zarr")
     assert isinstance(stored, Dataset)
     import dask.array as da
@@ -112,9 +112,9 @@ def test_feature_names_come_from_data_frames(digits: Arrays) -> None:
         model.predict(frame[frame.columns[::-1]])
     model.fit(x, y)
     assert not hasattr(model, "feature_names_in_")
-    for how in ({"cv": 2}, {}):
-        search = Search(MODEL, {"capsule_dim": [1, 2]}, **how)
-        search.fit(frame, labels, **({} if how else {"validation": (frame[:100], labels[:100])}))
+    for options in ({"cv": 2}, {}):
+        search = Search(MODEL, {"capsule_dim": [1, 2]}, **options)
+        search.fit(frame, labels, **({} if options else {"validation": (frame[:100], labels[:100])}))
         np.testing.assert_array_equal(search.best_estimator_.feature_names_in_, frame.columns)
         assert search.predict(frame).shape == (600,)
 

@@ -25,7 +25,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 def test_a_common_factor_of_all_weights_does_not_change_the_model(name: str, factor: float) -> None:
     plain = MODELS[name]().fit(X, Y)
     if name == "mixture" and factor > 1:
-        pytest.skip("a row of weight a counts as a rows here")
+        pytest.skip("in a mixture, a row of weight w counts as w rows")
     scaled = MODELS[name]().fit(X, Y, sample_weight=np.full(300, factor))
     np.testing.assert_allclose(scaled.predict_proba(X), plain.predict_proba(X), atol=2e-3)
 

@@ -4,8 +4,8 @@ Each model is fitted twice, before and after a change of the rows, and gives res
 rows. An entry of the table declares the relation of the two results:
 
 same    They have the same bits.
-close   They differ by float32 rounding: at most by ``Model.rounding``.
-score   They differ, and the score of the second fit is lower by at most ``Model.spread``.
+close   They differ by float32 rounding: at most by ``ModelColumn.rounding``.
+score   They differ, and the score of the second fit is lower by at most ``ModelColumn.spread``.
 error   The second fit is refused: images are dense, and their pixels are 0 or 1.
 letter  The change does not apply to the model. REASONS says why.
 """
@@ -55,13 +55,13 @@ REASONS = {
     "c": "Squared distances, from which k-means starts and noise is computed, need features in one unit.",
     "d": "The noise is, or starts as, a mean over all features, so that a constant one changes densities.",
     "e": "Gradients of all inputs share one learning rate, so that inputs are to be about 0 to 1.",
-    "f": "A column of ones is a line of pixels, which features have to make.",
-    "g": "The change leads to another network, and so small a network does not learn the classes.",
+    "f": "A column of ones is a line of pixels, which the features have to explain.",
+    "g": "The change leads to another network, and the network is too small to learn the classes.",
 }
 
 
 def draw_clouds(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw whole numbers of three classes of two clouds each, which float16 holds, and their classes."""
+    """Draw n rows of whole numbers, exact in float16, from two clouds per class; return rows and classes."""
     means = np.random.default_rng(1).normal(size=(6, 6)) * 50
     cloud = np.arange(n) % 6
     x = np.rint(means[cloud] + 12 * rng.normal(size=(n, 6)))
@@ -70,13 +70,13 @@ def draw_clouds(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
 
 
 def draw_patterns(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw noisy and clean rows of three patterns of 12 bits."""
+    """Draw n noisy rows and the n clean rows of three patterns of 12 bits; a tenth of the bits is flipped."""
     v = (np.random.default_rng(7).random((3, 12)) < 0.5)[np.arange(n) % 3]
     return (v ^ (rng.random(v.shape) < 0.1)).astype("f4"), v.astype("u1")
 
 
 def draw_images(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw images of 8 x 8 pixels with one of two shapes, at two places each, and which shape it is."""
+    """Draw n images of 8 x 8 pixels, each with one of two shapes at two places; return shape indices too."""
     shapes = np.array([[[1, 1, 1], [0, 0, 1], [0, 0, 1]], [[1, 0, 1], [0, 1, 0], [1, 0, 1]]], bool)
     x, y = np.zeros((n, 8, 8), bool), np.arange(n) % 2
     for i, _ in product(range(n), range(2)):
@@ -86,7 +86,7 @@ def draw_images(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
 
 
 def share_neighbours_of_class(fitted: Any, x: np.ndarray, y: np.ndarray) -> float:
-    """Return the share of rows whose nearest other row in the output has their class."""
+    """Return the share of rows whose class is the class of the nearest other row in the output."""
     made = fitted.transform(x)
     gaps = ((made[:, None] - made) ** 2).sum(axis=2)
     np.fill_diagonal(gaps, np.inf)
@@ -95,7 +95,7 @@ def share_neighbours_of_class(fitted: Any, x: np.ndarray, y: np.ndarray) -> floa
 
 @dataclass(frozen=True)
 class FitArguments:
-    """Arguments of a fit."""
+    """Arguments of ``fit``: rows, labels or outputs, row weights, and engine options."""
 
     x: Any
     y: Any
@@ -105,19 +105,19 @@ class FitArguments:
 
 @dataclass(frozen=True)
 class ModelColumn:
-    """Column of the table: a model and its tolerances."""
+    """Column of TABLE: a model, the rows that it learns, and the tolerances of comparisons."""
 
     make: Callable[..., Any]
     options: dict[str, Any]
     draw: Callable[[int, np.random.Generator], tuple[np.ndarray, np.ndarray]]
-    # The method whose output is the result.
+    # Name of the method whose outputs are compared.
     result: str
     # Largest difference of two results that were rounded in different places.
     rounding: float = 0.0
     # Largest loss of score: two standard deviations of the difference of two scores of 300 rows.
     spread: float = 0.0
     score: Callable[[Any, np.ndarray, np.ndarray], float] = lambda fitted, x, y: float(fitted.score(x, y))
-    # Whether ``fit`` receives the second array of ``draw``.
+    # A supervised model receives the second array that ``draw`` returns: labels or outputs.
     supervised: bool = True
 
     def given(self) -> FitArguments:
@@ -139,29 +139,29 @@ class ModelColumn:
 # * 6 * 2**-24 = 2e-6 of a sum. A probability changes by at most a quarter of the change of its log-odds,
 # which are at most 20.
 CAPSULES = {"draw": draw_clouds, "result": "predict_proba", "rounding": 20 / 4 * 6 * 6 * 2.0**-24}
-# Squared distances in units of the noise, 12, are differences of float32 sums of six squares, which are at
-# most 200 / 12. Half a distance is used, and each of two fits rounds it.
-OF_SQUARES = 6 * (200 / 12) ** 2 * 2.0**-24
-MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": OF_SQUARES}
-# The start of a mixture is drawn from rows by their indices, so rows in another order give another start. A
-# log density of six Gaussian features has a standard deviation of sqrt(6 / 2): 2 * sqrt(6 / 2 * 2 / 300).
-DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": OF_SQUARES, "spread": 0.28}
-# 5 % of the 300 rows are wrong: 2 * sqrt(2 * .05 * .95 / 300).
-FIVE_PERCENT = 0.036
+# A squared distance in units of the noise (12) is a sum of six squares of at most (200 / 12)**2, in float32.
+# A log density has half of the squared distance, and both fits round it, so the factors 1/2 and 2 cancel.
+SQUARES_ROUNDING = 6 * (200 / 12) ** 2 * 2.0**-24
+MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": SQUARES_ROUNDING}
+# A mixture starts from rows drawn by index, so rows in another order give another start. A log density of six
+# Gaussian features has the variance 6 / 2. Two standard deviations for 300 rows: 2 * sqrt(6 / 2 * 2 / 300).
+DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": SQUARES_ROUNDING, "spread": 0.28}
+# Two standard deviations of a difference of scores, if 5 % of rows are wrong: 2 * sqrt(2 * .05 * .95 / 300).
+SCORE_SPREAD = 0.036
 MODELS = {
     "em": ModelColumn(
-        sl.CapsuleRegression, {"capsule_dim": 2, "max_iter": 6}, spread=FIVE_PERCENT, **CAPSULES
+        sl.CapsuleRegression, {"capsule_dim": 2, "max_iter": 6}, spread=SCORE_SPREAD, **CAPSULES
     ),
     "steps": ModelColumn(
         sl.CapsuleRegression,
         {"capsule_dim": 2, "n_epochs": 6, "batch_rows": 64},
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
         **CAPSULES,
     ),
     "classes": ModelColumn(
         sl.LinearMixtureClassifier,
         {"n_components": 2, "n_dims": 2, "likelihood": "error", "max_iter": 6},
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
         **MIXTURES,
     ),
     "density": ModelColumn(
@@ -181,7 +181,7 @@ MODELS = {
         {"n_clusterings": 50, "k1": 30, "n_classes": 3},
         draw_clouds,
         "transform",
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
         score=share_neighbours_of_class,
         supervised=False,
     ),
@@ -190,15 +190,15 @@ MODELS = {
         {"n_hidden": 4, "n_epochs": 6, "learning_rate": 0.2},
         draw_patterns,
         "predict_marginals",
-        spread=FIVE_PERCENT,
+        spread=SCORE_SPREAD,
     ),
     "parts": ModelColumn(
         sl.HierarchicalCompositionalNetwork,
         {"layers": [(4, 3)], "online": False, "n_epochs": 10, "n_restarts": 3},
         draw_images,
         "transform",
-        # One start in ten ends in a worse optimum, therefore the fit has restarts. The share of bits that
-        # features save has a standard deviation of .052 between images: 2 * .052 * sqrt(2 / 300).
+        # One start in ten ends in a worse optimum, therefore the fit has restarts. The share of bits that the
+        # features save has a standard deviation of .052 between images, so spread = 2 * .052 * sqrt(2 / 300).
         spread=0.0085,
         score=lambda fitted, x, y: float(fitted.score(x)),
         supervised=False,
@@ -218,12 +218,12 @@ def keep_unchanged(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """Row of the table: a change of the rows of a fit."""
+    """Row of TABLE: the change of the rows between two fits, and how to compare the results."""
 
     after: Callable[[FitArguments, Path], FitArguments]
-    # Change of the rows of the fit with which the changed fit is compared; by default none.
+    # Change of the rows of the first fit, with which the changed fit is compared. By default there is none.
     before: Callable[[FitArguments], FitArguments] = keep_unchanged
-    # The same change for held-out rows, and for their labels.
+    # Changes of the held-out rows and of their labels, which correspond to ``after``.
     rows: Callable[[np.ndarray], Any] = keep_unchanged
     labels: Callable[[np.ndarray], np.ndarray] = keep_unchanged
     # Function that converts the results of the changed fit so that they can be compared with those of the
@@ -232,12 +232,12 @@ class ChangeRow:
 
 
 def change_all_rows(change: Callable[[np.ndarray], Any]) -> ChangeRow:
-    """Return the same change of training rows and of held-out rows."""
+    """Return a table row whose ``change`` applies to the training rows and to the held-out rows."""
     return ChangeRow(lambda given, _: replace(given, x=change(given.x)), rows=change)
 
 
 def change_training_rows(change: Callable[[np.ndarray, Path], Any]) -> ChangeRow:
-    """Return a change of the container of the training rows."""
+    """Return a table row whose ``change`` puts the training rows into another container."""
     return ChangeRow(lambda given, folder: replace(given, x=change(given.x, folder)))
 
 
@@ -246,7 +246,7 @@ def set_engine(**options: int) -> ChangeRow:
 
 
 def rename_classes(names: list[Any]) -> ChangeRow:
-    """Return a change of the names of classes, whose results come in the order of the new names."""
+    """Return a table row with new class names, by which the columns of the results are sorted."""
     own, order = np.array(names), np.argsort(np.argsort(names))
 
     def in_own_order(found: np.ndarray) -> np.ndarray:
@@ -258,7 +258,7 @@ def rename_classes(names: list[Any]) -> ChangeRow:
 
 
 def repeat_against_weights(times: Callable[[int], np.ndarray]) -> ChangeRow:
-    """Return the change from rows with weights to rows that are repeated."""
+    """Return a table row: ``before`` gives rows the weights ``times(n)``, ``after`` repeats the rows."""
 
     def repeated(given: FitArguments, _: Path) -> FitArguments:
         n = times(len(given.x))
@@ -318,7 +318,7 @@ def test_the_table_has_an_entry_for_each_change_and_model_and_needs_each_reason(
 
 @cache
 def fit_before(model: str, change: str | None) -> Any:
-    """Fit before a change; changes without a ``before`` of their own share one fit."""
+    """Return the fit with which a changed fit is compared; ``change`` is None if rows stay as drawn."""
     given = MODELS[model].given()
     return MODELS[model].fit(given if change is None else CHANGES[change].before(given))
 
@@ -335,19 +335,22 @@ def fit_before(model: str, change: str | None) -> Any:
 def test_a_change_of_the_rows_changes_the_result_as_the_table_declares(
     change: str, model: str, tmp_path: Path
 ) -> None:
-    how, column, entry = CHANGES[change], MODELS[model], ENTRIES[change, model]
-    changed = how.after(column.given(), tmp_path)
+    row, column, entry = CHANGES[change], MODELS[model], ENTRIES[change, model]
+    changed = row.after(column.given(), tmp_path)
     if entry == "error":
         with pytest.raises(DataError, match="images|pixels must be 0 or 1"):
             column.fit(changed)
         return
-    first, second = fit_before(model, None if how.before is keep_unchanged else change), column.fit(changed)
+    first, second = (
+        fit_before(model, None if row.before is keep_unchanged else change),
+        column.fit(changed),
+    )
     x, y = column.draw(300, np.random.default_rng(1))
-    after, labels = how.rows(x), how.labels(y)
+    after, labels = row.rows(x), row.labels(y)
     if entry == "score":
         assert column.score(second, after, labels) >= column.score(first, x, y) - column.spread
         return
-    expected, found = column.read_results(first, x), how.back(column.read_results(second, after))
+    expected, found = column.read_results(first, x), row.back(column.read_results(second, after))
     if entry == "same":
         np.testing.assert_array_equal(found, expected)
     else:

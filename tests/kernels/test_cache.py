@@ -20,8 +20,8 @@ from numba.core.codegen import CPUCodeLibrary, JitEngine
 
 from scalelatent.kernels import jit
 
-# The kernels of one function differ only in the variables that they enclose. Reading an index of the cache
-# takes some time here, so that other processes change the index in between.
+# Script that compiles 16 kernels of one function, which differ only in the enclosed ``number``. Reading the
+# index of the cache takes 0.1 s, so that other processes change the index in between.
 KERNELS = """
 import random
 import sys
@@ -71,14 +71,14 @@ def test_processes_that_compile_at_the_same_time_do_not_mix_up_kernels(tmp_path:
     script.write_text(KERNELS)
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
-    def begin(seed: int) -> subprocess.Popen[bytes]:
+    def start_process(seed: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, script, str(seed)]
         return subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE)
 
-    processes = [begin(seed) for seed in range(3)]
+    processes = [start_process(seed) for seed in range(3)]
     try:
         wrong = [process.communicate(timeout=120)[0] for process in processes]
-        processes.append(begin(3))
+        processes.append(start_process(3))
         wrong.append(processes[3].communicate(timeout=120)[0])
     finally:
         for process in processes:
@@ -90,11 +90,11 @@ def test_a_process_waits_only_once_for_a_lock_that_is_never_released(tmp_path, m
     monkeypatch.setattr(jit, "CACHE_FOLDER", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_save_timeout", [0.1])
     with jit._hold_lock() as first:
-        begin = time.monotonic()
+        start_time = time.monotonic()
         for _ in range(20):
             with jit._hold_lock() as second:
                 assert (first, second) == (True, False)
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - start_time < 1.0
     with jit._hold_lock() as held:
         assert held
 
@@ -104,7 +104,7 @@ def test_a_process_forked_while_a_kernel_is_saved_does_not_keep_the_lock(tmp_pat
     monkeypatch.setattr(jit, "_save_timeout", [0.1])
     files = []
     with jit._hold_lock():
-        # The child of a fork has the same open file.
+        # A forked child inherits the open lock file. Duplicate the file descriptor to imitate the child.
         lock = (tmp_path / "cache" / "lock").resolve()
         same = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == lock]
         files = [os.dup(int(fd.name)) for fd in same]
@@ -178,8 +178,8 @@ def test_the_garbage_collector_pauses_while_a_kernel_is_compiled(monkeypatch: py
     assert gc.isenabled()
 
 
-# Two kernels of one module: compiling is reported, loading is not.
-TELLING = """
+# Script with two kernels that prints which compilations were reported. Compiling takes one second longer.
+TWO_KERNELS = """
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -221,24 +221,24 @@ if __name__ == "__main__":
 """
 
 
-def send_line(tmp_path: Path) -> subprocess.Popen[str]:
-    script = tmp_path / "telling.py"
+def start_script(tmp_path: Path) -> subprocess.Popen[str]:
+    script = tmp_path / "two_kernels.py"
     if not script.exists():
-        script.write_text(TELLING)
+        script.write_text(TWO_KERNELS)
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     return subprocess.Popen([sys.executable, script], env=env, stdout=subprocess.PIPE, text=True)
 
 
 def test_compiled_kernels_are_reported_and_loaded_kernels_are_not(tmp_path: Path) -> None:
-    first, _ = send_line(tmp_path).communicate(timeout=120)
-    second, _ = send_line(tmp_path).communicate(timeout=120)
+    first, _ = start_script(tmp_path).communicate(timeout=120)
+    second, _ = start_script(tmp_path).communicate(timeout=120)
     assert first.splitlines() == ["2 0", "['__main__.minus', '__main__.plus'] 4"]
     assert second.splitlines() == ["2 0", "[] 0"]
 
 
 @pytest.mark.slow
 def test_one_process_compiles_a_kernel_and_the_others_wait_and_load_it(tmp_path: Path) -> None:
-    processes = [send_line(tmp_path) for _ in range(3)]
+    processes = [start_script(tmp_path) for _ in range(3)]
     out = [process.communicate(timeout=120)[0].splitlines()[0] for process in processes]
     assert out == ["2 0"] * 3
     assert len(list(tmp_path.glob("compiled-*"))) == 1
@@ -313,26 +313,26 @@ def test_kernels_that_were_not_loaded_for_a_month_are_removed(tmp_path, monkeypa
 def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread that finishes first must not reset the folder of the others to the working folder."""
+    """The thread that finishes first must not reset the cache folder of the other thread."""
     places, before = [], numba.config.CACHE_DIR
-    begun = threading.Barrier(2)
+    both_started = threading.Barrier(2)
 
-    def slowly(**options: Any) -> Any:
+    def define_slowly(**options: Any) -> Any:
         with suppress(threading.BrokenBarrierError):
-            begun.wait(0.2)
+            both_started.wait(0.2)
         if options.pop("later"):
             time.sleep(0.2)
         places.append(numba.config.CACHE_DIR)
         return lambda function: function
 
-    monkeypatch.setattr(jit.numba, "njit", slowly)
+    monkeypatch.setattr(jit.numba, "njit", define_slowly)
     monkeypatch.setattr(jit, "_save_one_at_a_time", lambda dispatcher: dispatcher)
     with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(jit.kernel, abs_of, later=later) for later in (False, True)]
+        made = [pool.submit(jit.kernel, compute_abs, later=later) for later in (False, True)]
     assert [future.result()(-2) for future in made] == [2, 2]
     assert places == [jit._find_kernel_folder("other")] * 2
     assert before == numba.config.CACHE_DIR
 
 
-def abs_of(x: int) -> int:
+def compute_abs(x: int) -> int:
     return abs(x)

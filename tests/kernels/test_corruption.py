@@ -15,7 +15,7 @@ from scalelatent.errors import DataError
 from scalelatent.kernels.corruption import check_corruption, corrupt
 
 FLIP: dict[str, Any] = {"kind": "flip", "rate": 0.2, "seed": 5, "stage": "test"}
-HIDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "seed": 5, "stage": "test"}
+OCCLUDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "seed": 5, "stage": "test"}
 
 
 @settings(max_examples=30, deadline=None)
@@ -25,13 +25,13 @@ HIDE: dict[str, Any] = {"kind": "occlude", "size": (2, 3), "shape": (4, 5), "see
 def test_the_corruption_of_a_row_does_not_depend_on_other_rows(
     rows: list[int], epoch: int, which: int
 ) -> None:
-    how, numbers = (FLIP, HIDE)[which], np.array(rows)
+    options, numbers = (FLIP, OCCLUDE)[which], np.array(rows)
     v = (np.arange(20)[None, :] % (2 + numbers[:, None] % 3) == 0).astype(np.uint8)
     before = v.copy()
-    x = corrupt(v, numbers, epoch, **how)
+    x = corrupt(v, numbers, epoch, **options)
     np.testing.assert_array_equal(v, before)
     for i in range(len(rows)):
-        np.testing.assert_array_equal(corrupt(v[i : i + 1], numbers[i : i + 1], epoch, **how)[0], x[i])
+        np.testing.assert_array_equal(corrupt(v[i : i + 1], numbers[i : i + 1], epoch, **options)[0], x[i])
     if which == 0:
         assert ((x != v).sum(axis=1) == 4).all()
     else:
@@ -47,7 +47,7 @@ def test_epochs_stages_and_seeds_give_different_corruptions() -> None:
         for epoch, other in ((0, {}), (1, {}), (0, {"seed": 6}), (0, {"stage": "other"}))
     ]
     for i, x in enumerate(made):
-        share = (x == 0).mean(axis=0)  # All bits have the same probability.
+        share = (x == 0).mean(axis=0)  # Each pixel is flipped with probability 0.2.
         assert np.abs(share - 0.2).max() < 0.06
         for other in made[:i]:
             assert (x == other).all(axis=1).mean() < 0.01
@@ -56,15 +56,15 @@ def test_epochs_stages_and_seeds_give_different_corruptions() -> None:
 @pytest.mark.parametrize("kind", ["noisy-digits", "occluded-digits"])
 def test_epoch_zero_gives_the_rows_of_a_generated_dataset(tmp_path: Path, kind: str) -> None:
     stored, clean = make_corrupted(tmp_path / "x", kind, seed=9, share=0.2, patch=(3, 4))
-    how: dict[str, Any] = {"kind": "flip", "rate": 0.2}
+    options: dict[str, Any] = {"kind": "flip", "rate": 0.2}
     if kind == "occluded-digits":
-        how = {"kind": "occlude", "size": (3, 4), "shape": (8, 8)}
-    x = corrupt(clean.read_x(100, 300), np.arange(100, 300), seed=9, stage=kind, **how)
+        options = {"kind": "occlude", "size": (3, 4), "shape": (8, 8)}
+    x = corrupt(clean.read_x(100, 300), np.arange(100, 300), seed=9, stage=kind, **options)
     np.testing.assert_array_equal(x, stored.read_x(100, 300))
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"kind": "blur"}, "no corruption 'blur': use one of flip, occlude"),
         ({"kind": "flip", "rate": -0.1}, "share of flipped pixels .rate. is -0.1: give a number"),
@@ -74,6 +74,6 @@ def test_epoch_zero_gives_the_rows_of_a_generated_dataset(tmp_path: Path, kind: 
         ({"kind": "occlude", "size": (2, 2), "shape": (4, 8), "value": 2}, "value is 2"),
     ],
 )
-def test_impossible_corruptions_are_refused(how: dict[str, Any], message: str) -> None:
+def test_impossible_corruptions_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        check_corruption(n_features=32, **how)
+        check_corruption(n_features=32, **options)

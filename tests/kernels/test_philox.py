@@ -1,4 +1,4 @@
-"""The compiled Philox gives numpy's bits, and the engine's streams."""
+"""Philox, a generator of random numbers, gives the bits of numpy when numba compiles it."""
 
 from __future__ import annotations
 

@@ -33,9 +33,8 @@ def compute_padded_latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
     out = np.full((tiles.padded_size(len(w)), columns), np.nan, dtype="f4")
     compute_latents(packed, x, out)
-    assert not np.nan_to_num(
-        out[len(w) :, : len(x)]
-    ).any()  # Padded dimensions are zeros; zero times NaN is NaN.
+    # Padded dimensions are zeros; zero times NaN is NaN.
+    assert not np.nan_to_num(out[len(w) :, : len(x)]).any()
     return out[: len(w), : len(x)]
 
 
@@ -46,7 +45,7 @@ def compute_moment(g: np.ndarray, n: int, x: np.ndarray, out: np.ndarray) -> np.
 
 
 def assert_close(got: np.ndarray, a: np.ndarray, b: np.ndarray, plus: float | np.ndarray = 0.0) -> None:
-    # A float32 sum in order of K terms: K roundings of 6e-8 of its terms' magnitudes at worst.
+    # A float32 sum of K terms rounds K times, each time by at most 6e-8 of the sum of absolute terms.
     exact = a.astype("f8") @ b.astype("f8") + plus
     bound = 6e-8 * (a.shape[1] + 2) * (np.abs(a).astype("f8") @ np.abs(b).astype("f8") + np.abs(plus))
     assert (np.abs(got - exact) <= bound + 1e-30).all()
@@ -72,7 +71,7 @@ def test_moments_equal_numpys_products(dims: int, p: int) -> None:
 def test_values_beyond_the_given_columns_do_not_matter(
     dims: int, p: int, n: int, more: int, seed: int
 ) -> None:
-    """The values of columns and rows beyond the first n do not matter."""
+    """Columns of g and rows of x beyond the first n are NaN or infinite; the kernel must not read them."""
     g, x = draw_rows(seed, dims, n + more), draw_rows(seed + 1, n + more, p)
     clean = compute_moment(
         np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4")

@@ -1,4 +1,4 @@
-"""Kernels of machines with wider or narrower vectors give the same bits."""
+"""Kernels give the same bits on processors with wider or narrower vectors."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def compute_tiles(dims: int, p: int, n: int) -> list[np.ndarray]:
 
 
 def compute_codes(k: int, p: int) -> list[np.ndarray]:
-    # Whole numbers make ties within a lane (position in a vector), between lanes, and between panels (groups
-    # of centroids).
+    # Small whole numbers make ties of centroids: within a lane (position in a vector), between lanes, and
+    # between panels (groups of centroids).
     rows = np.random.default_rng(k).integers(0, 3, (300, p)).astype("f4")
     columns, found = np.arange(p // 2, dtype=np.int32), []
     found.append(nearest(rows, columns, make_bank(rows[:k, : p // 2], "euclidean")))
@@ -80,7 +80,7 @@ def compute_network(v: int, h: int) -> list[np.ndarray]:
 
 
 def compute_digests() -> dict[str, str]:
-    """Return digests of the results of each kernel."""
+    """Return a hash of the results of each kernel and shape, by name."""
     found: dict[str, list[np.ndarray]] = {}
     for width in WIDTHS:
         found[f"tiles of {width} dimensions"] = compute_tiles(width, 196, 100)

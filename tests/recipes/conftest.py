@@ -1,4 +1,4 @@
-"""A cluster of `scalelatent cluster up` in a separate process, with TLS."""
+"""Fixtures that run `scalelatent cluster up` in a separate process, with TLS."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def cluster_up(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Start `scalelatent cluster up`; yield the process and its printed JSON."""
+def start_cluster(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Start `scalelatent cluster up`, yield the process and its printed JSON, and stop it by SIGTERM."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     process = subprocess.Popen(
         [sys.executable, "-m", "scalelatent", "cluster", "up", "--json", *options],
@@ -47,16 +47,16 @@ def cluster_up(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen
 
 @pytest.fixture(scope="session")
 def running_cluster() -> Callable[..., Any]:
-    return cluster_up
+    return start_cluster
 
 
 @pytest.fixture(scope="session")
 def tls_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Start one CPU worker and one worker with the resource GPU (without a real GPU), with TLS."""
+    """Start a cluster with TLS: one CPU worker, and one worker that declares a GPU which does not exist."""
     pytest.importorskip("cryptography")
     folder = tmp_path_factory.mktemp("tls")
     options = ("--workers", "1", "--gpus", "1", "--memory-limit", "1GB", "--tls", "--tls-folder", str(folder))
-    with cluster_up(*options, CUDA_VISIBLE_DEVICES="7,8") as (process, reported):
+    with start_cluster(*options, CUDA_VISIBLE_DEVICES="7,8") as (process, reported):
         yield reported | {"process": process}
 
 

@@ -1,4 +1,4 @@
-"""Real SLURM for tests: Debian's daemons with their own configuration, keys and ports."""
+"""A real SLURM for tests: the daemons of Debian, with a configuration, a key and ports of the test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SlurmdUser={user}
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
 CredType=cred/munge
-# A job that is queued again waits for so long: two minutes by default, and 5 s is the least.
+# A job that is queued again waits until its credential expires: by default 120 s, and at least 5 s.
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -52,7 +52,7 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def list_missing_programs() -> str:
-    """Return the programs of SLURM that are not installed; empty if all are."""
+    """Return the names of the SLURM programs that are not installed, joined by commas."""
     return ", ".join(name for name in (*DAEMONS, *TOOLS) if find_program(name) is None)
 
 
@@ -72,7 +72,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    """A controller and two virtual nodes of this user, with time limits for all waits."""
+    """A SLURM controller and two virtual nodes that run as this user; all waits have time limits."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ class SlurmCluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start the daemons, and wait for both nodes."""
+        """Start the daemons, and wait until both nodes are idle (at most 60 s)."""
         folder, host = self.folder, socket.gethostname().partition(".")[0]
         (folder / "state").mkdir()
         for node in NODES:
@@ -96,7 +96,7 @@ class SlurmCluster:
             ports=find_free_ports(3),
         )
         (folder / "slurm.conf").write_text(text)
-        # slurm.conf contains all settings.
+        # slurmd needs the file cgroup.conf, but all other settings are in slurm.conf.
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         self._start(
             "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
@@ -107,14 +107,14 @@ class SlurmCluster:
         self._start("slurmctld", "-D", "-i")
         for node in NODES:
             self.start_node(node)
-        wait_for(lambda: all(self.state_of(node).startswith("idle") for node in NODES), 60)
+        wait_for(lambda: all(self.read_node_state(node).startswith("idle") for node in NODES), 60)
 
     def start_node(self, node: str) -> None:
-        """Start the daemon of a node."""
+        """Start slurmd, the daemon of a virtual node."""
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def kill_node(self, node: str) -> None:
-        """Kill the daemon of a node and all its processes."""
+        """Kill the daemon of a node and all processes of its jobs, as if the machine failed."""
         import psutil
 
         daemon = self._daemons.pop(node)
@@ -128,12 +128,12 @@ class SlurmCluster:
                     process.kill()
         daemon.wait(20)
 
-    def state_of(self, node: str) -> str:
+    def read_node_state(self, node: str) -> str:
         """Return the state of a node: ``idle``, ``alloc``, ``down``, …"""
         return self.call("sinfo", "--noheader", "--nodes", node, "--format", "%t", check=False).strip()
 
     def call(self, *words: str, check: bool = True, **environ: str) -> str:
-        """Return the output of a tool of SLURM."""
+        """Run a program of SLURM with the test's configuration, and return its output."""
         ended = subprocess.run(
             words, env=self.environ | environ, capture_output=True, text=True, timeout=60, check=False
         )
@@ -141,20 +141,19 @@ class SlurmCluster:
         return ended.stdout
 
     def submit(self, *words: str, **environ: str) -> str:
-        """Run `sbatch`; return the number of the job."""
+        """Submit a job by `sbatch`, and return its number."""
         return self.call("sbatch", "--parsable", *words, **environ).strip()
 
-    def job(self, number: str) -> dict[str, str]:
-        """Return the controller's record of a job."""
+    def show_job(self, number: str) -> dict[str, str]:
+        """Return what the SLURM controller reports about a job: values by name."""
         words = self.call("scontrol", "show", "job", number, "--oneliner").split()
         return dict(word.partition("=")[::2] for word in words)
 
     def close(self) -> None:
-        """End all jobs, then the daemons."""
+        """Cancel all jobs of this user, wait at most 30 s for their end, and stop the daemons."""
         self.call("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name, check=False)
-        left = lambda: self.call("squeue", "--noheader", check=False).strip()  # noqa: E731
         try:
-            wait_for(lambda: not left(), 30)
+            wait_for(lambda: not self.call("squeue", "--noheader", check=False).strip(), 30)
         finally:
             for name in (*NODES, "slurmctld", "munged"):
                 if name in self._daemons:

@@ -1,4 +1,4 @@
-"""Processes, addresses, refusals and end of `scalelatent cluster up`."""
+"""`scalelatent cluster up`: its processes and addresses, refused options, and how it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_everything_listens_on_loopback(tls_cluster):
     listening = [
         c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN
     ]
-    assert len(listening) >= 7  # The scheduler, its page, two nannies, two workers and their pages listen.
+    assert len(listening) >= 7  # Scheduler, dashboard, 2 nannies, 2 workers, 2 pages.
     assert set(listening) == {"127.0.0.1"}
 
 
@@ -72,7 +72,7 @@ def test_the_scheduler_has_time_limits_for_missing_workers_and_failures(tls_clie
 
 
 def read_answer(address: str, context: ssl.SSLContext | None) -> bytes:
-    """Return the first byte that a server sends; raise, or return nothing, if it closes the connection."""
+    """Return the first byte of a server, or no byte if the server closes the connection; may raise."""
     host, port = address.split("://")[1].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
         if context is None:
@@ -91,9 +91,9 @@ def make_context(ca: str, cert: str | None = None, key: str | None = None) -> ss
     return context
 
 
-@pytest.mark.parametrize("who", ["scheduler", "worker"])
-def test_a_client_without_a_certificate_is_refused(tls_cluster, tmp_path, who):
-    address = tls_cluster["scheduler"] if who == "scheduler" else tls_cluster["workers"][0]["address"]
+@pytest.mark.parametrize("role", ["scheduler", "worker"])
+def test_a_client_without_a_certificate_is_refused(tls_cluster, tmp_path, role):
+    address = tls_cluster["scheduler"] if role == "scheduler" else tls_cluster["workers"][0]["address"]
     files = tls_cluster["tls"]
     assert read_answer(address, make_context(**files)) != b""  # With a certificate, the server answers.
     with pytest.raises(ssl.SSLError, match="(?i)certificate_required|certificate required"):
@@ -122,10 +122,10 @@ def test_ctrl_c_ends_all_processes_of_the_cluster(running_cluster, tmp_path):
         assert reported["scheduler_file"] == str(file)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
-        began = time.monotonic()
+        start_time = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)  # A terminal also sends the signal to the workers.
         _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - start_time < 15
     assert process.returncode == 0
     assert "all workers have ended" in errors
     assert "Traceback" not in errors

@@ -1,4 +1,4 @@
-"""Doctor of a cluster: answers of a live cluster, and the findings from each answer."""
+"""`scalelatent doctor` of a cluster: its findings for given answers of workers, and for a live cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKER = {
 }  # fmt: skip
 
 
-def cluster_answers(
+def make_view(
     *workers: dict[str, Any],
     address: str = "tls://head:8786",
     silent: Any = (),
@@ -49,7 +49,7 @@ def find_single_finding(name: str, status: str, view: checks.ClusterView) -> che
 
 
 def test_a_healthy_cluster_has_no_findings():
-    two = cluster_answers({}, {"host": "b", "offers_gpu": True, "gpus": 1, "cupy": ["cupy-cuda12x 13.6"]})
+    two = make_view({}, {"host": "b", "offers_gpu": True, "gpus": 1, "cupy": ["cupy-cuda12x 13.6"]})
     names = [check.name for check in checks.CHECKS if check.where == "cluster"]
     findings = [
         finding
@@ -63,20 +63,18 @@ def test_a_healthy_cluster_has_no_findings():
 
 
 def test_missing_and_incomplete_workers_are_reported():
-    assert "has no workers" in find_single_finding("workers", "fail", cluster_answers()).found
-    lacking = cluster_answers({}, silent={"tcp://x:1": "ModuleNotFoundError: No module named 'scalelatent'"})
+    assert "has no workers" in find_single_finding("workers", "fail", make_view()).found
+    lacking = make_view({}, silent={"tcp://x:1": "ModuleNotFoundError: No module named 'scalelatent'"})
     found = find_single_finding("workers", "fail", lacking)
     assert "tcp://x:1" in found.found
     assert "install scalelatent" in found.fix
-    assert (
-        "without a nanny" in find_single_finding("workers", "warn", cluster_answers({"nanny": False})).found
-    )
+    assert "without a nanny" in find_single_finding("workers", "warn", make_view({"nanny": False})).found
 
 
 def test_an_address_without_tls_is_reported_except_on_loopback():
-    found = find_single_finding("trust", "warn", cluster_answers({}, address="tcp://10.0.0.1:8786"))
+    found = find_single_finding("trust", "warn", make_view({}, address="tcp://10.0.0.1:8786"))
     assert "can run code" in found.found
-    assert judge_answers("trust", cluster_answers({}, address="tcp://127.0.0.1:8786"))[0].status == "ok"
+    assert judge_answers("trust", make_view({}, address="tcp://127.0.0.1:8786"))[0].status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -87,22 +85,22 @@ def test_an_address_without_tls_is_reported_except_on_loopback():
     ],
 )
 def test_a_missing_dashboard_is_reported(scheduler, fix):
-    assert fix in find_single_finding("dashboard", "warn", cluster_answers({}, **scheduler)).fix
+    assert fix in find_single_finding("dashboard", "warn", make_view({}, **scheduler)).fix
 
 
 def test_more_threads_than_cores_are_reported():
-    crowded = cluster_answers(*[{"threads": 2}] * 3, {"host": "b", "threads": 4})
+    crowded = make_view(*[{"threads": 2}] * 3, {"host": "b", "threads": 4})
     found = find_single_finding("threads", "warn", crowded)
     assert found.found == "a has 6 worker threads on 4 cores"
     pools = {"BLAS": 64, "numba": 64, "Blosc": 8, "zarr": 0}
-    found = find_single_finding("threads", "warn", cluster_answers({}, {"pools": pools}))
+    found = find_single_finding("threads", "warn", make_view({}, {"pools": pools}))
     assert found.found.startswith("BLAS has 64 threads in worker tls://10.0.0.1:40000")
     assert "OPENBLAS_NUM_THREADS=1" in found.fix
 
 
 def test_the_defaults_of_dask_are_accepted():
-    """`dask scheduler` does not add our page, and `dask worker` limits BLAS to one thread, but not numba."""
-    view = cluster_answers({"pools": {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}}, page=False)
+    """A cluster of `dask scheduler` has no page of scalelatent, and numba has several threads in workers."""
+    view = make_view({"pools": {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}}, page=False)
     findings = [finding for name in ("dashboard", "threads") for finding in judge_answers(name, view)]
     assert [finding.status for finding in findings] == ["ok", "ok"]
     assert "the first job adds the page" in findings[0].found
@@ -111,18 +109,18 @@ def test_the_defaults_of_dask_are_accepted():
 def test_workers_that_may_exceed_the_memory_are_reported():
     assert (
         "has 16.0 GiB and its workers may use 20.0 GiB"
-        in find_single_finding("memory", "warn", cluster_answers(*[{}] * 5)).found
+        in find_single_finding("memory", "warn", make_view(*[{}] * 5)).found
     )
     assert (
         "no memory limit for worker"
-        in find_single_finding("memory", "warn", cluster_answers({}, {"memory_limit": None})).found
+        in find_single_finding("memory", "warn", make_view({}, {"memory_limit": None})).found
     )
-    assert "MALLOC_TRIM" in find_single_finding("malloc", "warn", cluster_answers({"trim": None})).found
-    assert judge_answers("malloc", cluster_answers({"trim": None, "glibc": False}))[0].status == "ok"
+    assert "MALLOC_TRIM" in find_single_finding("malloc", "warn", make_view({"trim": None})).found
+    assert judge_answers("malloc", make_view({"trim": None, "glibc": False}))[0].status == "ok"
 
 
 def test_clocks_that_differ_are_reported():
-    found = find_single_finding("clock", "warn", cluster_answers({}, {}, {}, skews=(0.0, -7.25, 0.9)))
+    found = find_single_finding("clock", "warn", make_view({}, {}, {}, skews=(0.0, -7.25, 0.9)))
     assert found.found.startswith("clocks of worker tls://10.0.0.1:40000 differ by up to -7.2 s")
 
 
@@ -151,15 +149,13 @@ def test_clocks_that_differ_are_reported():
     ],
 )
 def test_gpus_that_cannot_compute_are_reported(worker, status, found):
-    assert found in find_single_finding("gpu", status, cluster_answers({}, worker)).found
+    assert found in find_single_finding("gpu", status, make_view({}, worker)).found
 
 
 def test_a_run_folder_that_workers_cannot_write_is_reported():
-    found = find_single_finding(
-        "folder", "fail", cluster_answers({}, {"folder_problem": "Permission denied"})
-    )
+    found = find_single_finding("folder", "fail", make_view({}, {"folder_problem": "Permission denied"}))
     assert found.found == "/runs: worker tls://10.0.0.1:40000 cannot use it (Permission denied)"
-    view = replace(cluster_answers({}), folder_problem="Read-only file system")
+    view = replace(make_view({}), folder_problem="Read-only file system")
     assert "on this machine" in find_single_finding("folder", "fail", view).found
 
 

@@ -1,4 +1,4 @@
-"""Clusters that end during jobs: jobs stop at a checkpoint, and resume on another cluster or here."""
+"""If a cluster ends, its jobs stop at a checkpoint, and resume on another cluster or in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def run_verb(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """Return a function that runs a verb and returns its output and errors."""
+    """Return a function that runs a `scalelatent` command, and returns its stdout and stderr."""
 
     def run(*words: str | Path, code: int = 0) -> tuple[str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -65,7 +65,7 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(
     assert (state["state"], state["scheduler"]) == ("cancelled", reported["scheduler"])
     assert "traceback" not in folder.records("events.jsonl")[-1]
 
-    # The next cluster has another port.
+    # A resume needs the address of another cluster, because the old cluster has ended.
     refused = run_verb("resume", run, code=2)[1]
     assert "no program listens there" in refused
     assert "--scheduler-file FILE" in refused
@@ -75,8 +75,8 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(
         for module in (control, job_cluster):
             patch.setattr(module, "open_client", lambda *_: pytest.fail("resume --here opened a client"))
         assert "done" in run_verb("resume", run, "--here")[0]
-    oracle = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'oracle'}"]))
-    assert read_model_files(folder) == read_model_files(oracle.folder)
+    whole = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'whole'}"]))
+    assert read_model_files(folder) == read_model_files(whole.folder)
 
 
 def test_an_idle_cluster_ends(running_cluster: Any) -> None:
@@ -92,9 +92,8 @@ def test_doctor_reads_the_scheduler_file(tls_cluster: Any, run_verb: Any, tmp_pa
     files = ("--tls-ca-file", tls["ca"], "--tls-cert", tls["cert"], "--tls-key", tls["key"])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        found, _ = run_verb(
-            "doctor", "--scheduler-file", file, *files, code=1
-        )  # The worker declares a GPU that does not exist.
+        # The worker declares a GPU that does not exist.
+        found, _ = run_verb("doctor", "--scheduler-file", file, *files, code=1)
     assert "workers: 2, hosts: 1" in found
     reported = run_verb("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
     assert "give either the address of the scheduler" in reported
@@ -113,10 +112,9 @@ def test_the_dashboard_line_of_another_host_has_a_port_forward(
 
 
 def test_a_repeated_signal_interrupts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch system and its script may both send the signal."""
-    monkeypatch.setattr(
-        serving, "_end_children", lambda seconds=5: None
-    )  # Clusters of other tests keep running.
+    """A batch system and the script of the job may both send SIGTERM."""
+    # The clusters of other tests must not end.
+    monkeypatch.setattr(serving, "_end_children", lambda seconds=5: None)
     interrupts = 0
     with serving.interrupt_on_signals():
         for _ in range(2):

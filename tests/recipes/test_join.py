@@ -1,4 +1,4 @@
-"""`scalelatent cluster join`: workers of another process join, compute and leave."""
+"""`scalelatent cluster join`: workers join a running scheduler, compute, and end with the scheduler."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_workers_join_and_end_with_the_scheduler(running_cluster, tmp_path):
 
 
 def test_missing_scheduler_is_reported_in_time():
-    began = time.monotonic()
+    start_time = time.monotonic()
     with pytest.raises(JobError, match=r"'tcp://127.0.0.1:1' did not accept these workers within 1 s"):
         asyncio.run(run_workers("tcp://127.0.0.1:1", workers=1, wait_seconds=1))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start_time < 20
 
 
 @pytest.mark.parametrize(

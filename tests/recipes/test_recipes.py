@@ -1,4 +1,4 @@
-"""Files of cluster/: they match their schemas and the code, and refuse unknown clients."""
+"""Files of cluster/ (Kubernetes, Docker Compose, SLURM, SSH) match their schemas and the code."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ KUBERNETES = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
 COMPOSE = CLUSTER / "compose"
 
 
-def documents(*files: Path) -> list[dict[str, Any]]:
+def read_documents(*files: Path) -> list[dict[str, Any]]:
     return [document for file in files for document in yaml.safe_load_all(file.read_text())]
 
 
 def find_pods(kind: str) -> list[dict[str, Any]]:
-    """Return the pods of the schedulers or of the workers in the manifests."""
-    specs = [d["spec"] for d in documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")]
+    """Return the pod specifications of a kind ("scheduler" or "worker") in the Kubernetes manifests."""
+    specs = [
+        d["spec"] for d in read_documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")
+    ]
     return [spec[kind]["spec"] for spec in specs if kind in spec]
 
 
 def find_containers(kind: str) -> list[dict[str, Any]]:
-    """Return the containers of the pods of the schedulers or of the workers."""
+    """Return the containers of all pods of a kind ("scheduler" or "worker")."""
     return [container for pod in find_pods(kind) for container in pod["containers"]]
 
 
-def compose() -> dict[str, Any]:
+def read_compose() -> dict[str, Any]:
     return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
 
 
@@ -72,16 +74,15 @@ def test_dask_configuration_gives_every_role_a_certificate(tmp_path):
 
 def list_dask_commands() -> list[list[str]]:
     found = [container["args"] for kind in ("scheduler", "worker") for container in find_containers(kind)]
-    services = compose()["services"]
+    services = read_compose()["services"]
     return found + [services[name]["command"].split() for name in ("scheduler", "worker", "gpu-worker")]
 
 
 @pytest.mark.parametrize("words", list_dask_commands(), ids=" ".join)
 def test_commands_use_options_of_the_installed_dask(words):
-    """Every option exists in the installed Dask."""
     verb = importlib.import_module(f"distributed.cli.dask_{words[1]}").main
     assert words[0] == "dask"
-    # click refuses unknown options; a context starts no process.
+    # To make a context, click parses the options and refuses unknown ones, but starts no process.
     values = verb.make_context(words[1], words[2:]).params
     if words[1] == "worker" and values["resources"]:
         assert (values["resources"], values["nthreads"], values["n_workers"]) == ("GPU=1", 1, "1")
@@ -89,13 +90,13 @@ def test_commands_use_options_of_the_installed_dask(words):
 
 @pytest.fixture(scope="module")
 def make_validators() -> dict[str, Any]:
-    """Return a validator for each kind of the operator."""
+    """Return a JSON schema validator for each Kubernetes kind of the Dask operator, by kind."""
     jsonschema = pytest.importorskip("jsonschema")
     found = importlib.util.find_spec("dask_kubernetes")
     if found is None or not found.submodule_search_locations:
         pytest.skip("needs dask-kubernetes")
     crds = Path(found.submodule_search_locations[0], "operator/deployment/helm/dask-kubernetes-operator/crds")
-    # The schemas have every field of a pod; the parser in Python needs half a minute for them.
+    # The schemas have all fields of a pod. A parser in Python would take half a minute, so use that in C.
     texts = [yaml.load(file.read_text(), yaml.CSafeLoader) for file in crds.glob("*.yaml")]
     return {
         crd["spec"]["names"]["kind"]: jsonschema.Draft202012Validator(
@@ -107,17 +108,17 @@ def make_validators() -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", KUBERNETES, ids=lambda file: file.name)
 def test_manifests_follow_the_operators_schemas(file, make_validators):
-    for document in documents(file):
+    for document in read_documents(file):
         if document["apiVersion"] != "kubernetes.dask.org/v1":
             continue
         validator = make_validators[document["kind"]]
         assert [error.message for error in validator.iter_errors({"spec": document["spec"]})] == []
-        slip = {"spec": document["spec"] | {"replica": 3}}  # The operator would ignore this field silently.
-        assert not validator.is_valid(slip)
+        misspelt = {"spec": document["spec"] | {"replica": 3}}  # The operator would ignore "replica".
+        assert not validator.is_valid(misspelt)
 
 
 def close_schema(schema: Any) -> Any:
-    """Return the schema with unknown names refused, because the operator ignores them."""
+    """Return a stricter schema that refuses unknown names, which the operator would ignore."""
     if isinstance(schema, list):
         return [close_schema(part) for part in schema]
     if not isinstance(schema, dict):
@@ -131,7 +132,7 @@ def close_schema(schema: Any) -> Any:
 def test_kubernetes_pools_match_their_resources():
     (scheduler,) = find_containers("scheduler")
     cpu, gpu = find_containers("worker")
-    names = {document["metadata"]["name"] for document in documents(*KUBERNETES)}
+    names = {document["metadata"]["name"] for document in read_documents(*KUBERNETES)}
     assert {"scalelatent", "scalelatent-gpu", "scalelatent-data"} <= names
     assert "--protocol=tls" in scheduler["args"]
     for worker in (cpu, gpu):
@@ -144,7 +145,7 @@ def test_kubernetes_pools_match_their_resources():
 
 def list_images() -> list[str]:
     ours = [container["image"] for kind in ("scheduler", "worker") for container in find_containers(kind)]
-    return ours + [service["image"] for service in compose()["services"].values()]
+    return ours + [service["image"] for service in read_compose()["services"].values()]
 
 
 @pytest.mark.parametrize("image", sorted(set(list_images())))
@@ -157,7 +158,7 @@ def test_images_have_exact_versions(image):
 
 @pytest.mark.parametrize("kind", ["scheduler", "worker"])
 def test_pods_follow_the_restricted_standard(kind):
-    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
+    """See https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
     for pod in find_pods(kind):
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -182,7 +183,7 @@ def test_containers_are_pulled_if_absent_and_probed_at_their_port(kind):
 
 
 def test_workers_without_a_scheduler_end_before_a_probe_kills_them():
-    """Without a scheduler, a nanny starts no worker that could answer the probe."""
+    """If there is no scheduler, no worker answers the probe; workers must end before the probe fails."""
     for worker in find_containers("worker"):
         probe = worker["livenessProbe"]
         (limit,) = (word for word in worker["args"] if word.startswith("--death-timeout="))
@@ -191,7 +192,7 @@ def test_workers_without_a_scheduler_end_before_a_probe_kills_them():
 
 
 def test_the_network_policy_admits_the_operator():
-    (policy,) = (document for document in documents(*KUBERNETES) if document["kind"] == "NetworkPolicy")
+    (policy,) = (document for document in read_documents(*KUBERNETES) if document["kind"] == "NetworkPolicy")
     labels = [source.get("namespaceSelector", {}).get("matchLabels", {})
               for rule in policy["spec"]["ingress"] for source in rule["from"]]  # fmt: skip
     installed = re.search(r"helm install .* -n (\S+)", (CLUSTER / "kubernetes/README.md").read_text())
@@ -200,13 +201,13 @@ def test_the_network_policy_admits_the_operator():
 
 
 def test_compose_publishes_on_loopback_only():
-    ports = [port for service in compose()["services"].values() for port in service.get("ports", ())]
+    ports = [port for service in read_compose()["services"].values() for port in service.get("ports", ())]
     assert len(ports) >= 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
 def test_compose_mounts_existing_files():
-    for service in compose()["services"].values():
+    for service in read_compose()["services"].values():
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
             if source.startswith("."):
@@ -235,10 +236,10 @@ def test_prometheus_keeps_the_names_of_jobs():
         for scrape in yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
         if scrape["job_name"] == "scheduler"
     )
-    assert scheduler["honor_labels"]  # Otherwise Prometheus renames the label job of a metric.
+    assert scheduler["honor_labels"]  # Without this, Prometheus renames the label "job".
 
 
-def list_queries() -> list[str]:
+def list_dashboard_queries() -> list[str]:
     board = json.loads((COMPOSE / "grafana/dashboards/scalelatent.json").read_text())
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
@@ -251,12 +252,14 @@ def test_the_board_uses_existing_metrics(tls_cluster, tls_client):
     pages = [tls_cluster["dashboard"].replace("/status", "/metrics"), f"http://127.0.0.1:{port}/metrics"]
     reported = "".join(urlopen(page, timeout=10).read().decode() for page in pages)
     probed = [urlopen(page.replace("/metrics", "/health"), timeout=10).status for page in pages]
-    assert probed == [200, 200]  # cluster/kubernetes probes this address.
+    assert probed == [200, 200]  # Kubernetes probes the address /health.
     there = set(re.findall(r"^# TYPE (\S+)", reported, re.MULTILINE))
-    asked = {name for query in list_queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)}
+    asked = {
+        name for query in list_dashboard_queries() for name in re.findall(r"(?:dask|process)_[a-z_]+", query)
+    }
     assert len(asked) >= 6
     assert asked <= there
-    ours = {name for query in list_queries() for name in re.findall(r"scalelatent_[a-z_]+", query)}
+    ours = {name for query in list_dashboard_queries() for name in re.findall(r"scalelatent_[a-z_]+", query)}
     source = importlib.util.find_spec("scalelatent.monitor.metrics")
     if source is not None:
         text = Path(str(source.origin)).read_text()
@@ -318,19 +321,19 @@ def test_jobs_on_other_nodes_refuse_loopback(jobqueue, tmp_path, monkeypatch, wo
 
 @pytest.fixture
 def run_script(tmp_path, monkeypatch):
-    """Return a function that runs a script with stand-ins for `scalelatent` and other programs.
+    """Return a function that runs a script of cluster/, and returns the exit status and the output.
 
-    Its result is the exit status and the output.
+    Small scripts replace the programs `scalelatent`, `squeue` and `srun`.
     """
-    stands = {
+    replacements = {
         "scalelatent": 'echo "scalelatent $*"; touch done',
         "squeue": "true",
         "srun": "until [ -e done ]; do sleep 0.05; done",
     }
     (tmp_path / "bin").mkdir()
-    for name, does in stands.items():
+    for name, text in replacements.items():
         command = tmp_path / "bin" / name
-        command.write_text(f"#!/bin/sh\n{does}\n")
+        command.write_text(f"#!/bin/sh\n{text}\n")
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 

@@ -1,4 +1,4 @@
-"""Certificates: creation, and refusals before a connection."""
+"""Certificates for TLS are created, and invalid files are refused before a connection."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from scalelatent.deploy.security import CERTIFICATE_FILES, make_certificates
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def certificates(tmp_path_factory):
     return make_certificates(tmp_path_factory.mktemp("certificates") / "new")
 
 
-def client(made):
-    return made["ca.pem"], made["client-cert.pem"], made["client-key.pem"]
+def list_client_files(certificates):
+    return certificates["ca.pem"], certificates["client-cert.pem"], certificates["client-key.pem"]
 
 
-def test_certificates_serve_every_role(made):
-    security = make_security(*client(made))
+def test_certificates_serve_every_role(certificates):
+    security = make_security(*list_client_files(certificates))
     assert security.require_encryption
     for role in ("client", "worker", "scheduler"):
         config = security.get_tls_config_for_role(role)
-        assert (config["ca_file"], config["cert"], config["key"]) == tuple(map(str, client(made)))
+        assert (config["ca_file"], config["cert"], config["key"]) == tuple(
+            map(str, list_client_files(certificates))
+        )
     assert tls_options(client_tls_files(security))[::2] == ["--tls-ca-file", "--tls-cert", "--tls-key"]
 
 
-def test_certificates_come_from_the_configuration_of_dask(made):
-    ca, cert, key = map(str, client(made))
+def test_certificates_come_from_the_configuration_of_dask(certificates):
+    ca, cert, key = map(str, list_client_files(certificates))
     with dask.config.set({
         "distributed.comm.tls.ca-file": ca,
         "distributed.comm.tls.client.cert": cert,
@@ -47,15 +49,15 @@ def test_certificates_come_from_the_configuration_of_dask(made):
         make_security()
 
 
-def test_a_missing_file_is_named(made):
+def test_a_missing_file_is_named(certificates):
     with pytest.raises(JobError, match=r"--tls-cert\) is missing"):
-        make_security(ca=made["ca.pem"])
+        make_security(ca=certificates["ca.pem"])
     with pytest.raises(JobError, match=r"--tls-ca-file\) is missing"):
-        make_security(cert=made["client-cert.pem"], key=made["client-key.pem"])
+        make_security(cert=certificates["client-cert.pem"], key=certificates["client-key.pem"])
 
 
-def test_unreadable_and_mismatched_files_are_refused(made, tmp_path):
-    ca, cert, key = client(made)
+def test_unreadable_and_mismatched_files_are_refused(certificates, tmp_path):
+    ca, cert, key = list_client_files(certificates)
     with pytest.raises(JobError, match=r"nothing.pem and .*client-key.pem are not .* \(No such file"):
         make_security(ca, tmp_path / "nothing.pem", key)
     other = make_certificates(tmp_path / "other")
@@ -67,23 +69,23 @@ def test_unreadable_and_mismatched_files_are_refused(made, tmp_path):
         make_security(text, cert, key)
 
 
-def test_an_encrypted_key_is_refused_and_asks_no_password(made, tmp_path):
+def test_an_encrypted_key_is_refused_and_asks_no_password(certificates, tmp_path):
     from cryptography.hazmat.primitives import serialization as s
 
-    key = s.load_pem_private_key(made["client-key.pem"].read_bytes(), None)
+    key = s.load_pem_private_key(certificates["client-key.pem"].read_bytes(), None)
     locked = tmp_path / "locked.pem"
     wrap = s.BestAvailableEncryption(b"secret")
     locked.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, wrap))
     with pytest.raises(JobError, match="not encrypted"):
-        make_security(made["ca.pem"], made["client-cert.pem"], locked)
+        make_security(certificates["ca.pem"], certificates["client-cert.pem"], locked)
 
 
-def test_only_the_owner_reads_keys(made):
-    for name, file in made.items():
+def test_only_the_owner_reads_keys(certificates):
+    for name, file in certificates.items():
         readable = stat.S_IMODE(file.stat().st_mode)
         assert readable == (0o600 if name.endswith("-key.pem") else 0o644)
-    assert stat.S_IMODE(made["ca.pem"].parent.stat().st_mode) == 0o700
-    assert b"PRIVATE" not in made["ca.pem"].read_bytes()
+    assert stat.S_IMODE(certificates["ca.pem"].parent.stat().st_mode) == 0o700
+    assert b"PRIVATE" not in certificates["ca.pem"].read_bytes()
 
 
 def test_an_existing_set_is_not_changed_and_an_incomplete_set_is_refused(tmp_path):

@@ -1,6 +1,6 @@
-"""Recipes of cluster/slurm on a real SLURM of two virtual nodes, which this module starts.
+"""Scripts of cluster/slurm on a real SLURM of two virtual nodes, which this module starts.
 
-`scancel --batch` imitates the warning before a walltime: it sends the same signal to the same process.
+SLURM sends SIGTERM to the batch script before a walltime. `scancel --batch` imitates this warning.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PASSES = 600
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    # The path of a socket has at most a hundred characters.
+    # The path of the socket of munge may have at most 107 characters, so the folder has a short name.
     folder = tmp_path_factory.mktemp("slurm")
     started = SlurmCluster(folder)
     words = folder / "bin" / "scalelatent"
@@ -68,10 +68,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(place: Path) -> dict[str, bytes]:
+def expected_files(place: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
-        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'oracle'}"]))
+        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'whole'}"]))
     return read_model_files(result.folder)
 
 
@@ -80,13 +80,13 @@ def read_logs(tmp_path: Path) -> tuple[str, ...]:
     return (f"--output={tmp_path}/%j.log",)
 
 
-def list_passes(run: Path) -> int:
+def count_passes(run: Path) -> int:
     return len(RunFolder(str(run)).records("metrics.jsonl")) if (run / "job.json").exists() else 0
 
 
 def wait_for_state(slurm: SlurmCluster, job: str, *wanted: str, seconds: float = 120) -> dict[str, str]:
-    """Return the facts of the controller about a job when the job has this state."""
-    return wait_for(lambda: (reported := slurm.job(job))["JobState"] in wanted and reported, seconds)
+    """Wait until a job has one of the wanted states, and return what the controller reports about it."""
+    return wait_for(lambda: (reported := slurm.show_job(job))["JobState"] in wanted and reported, seconds)
 
 
 def test_a_fit_resumes_after_its_walltime(
@@ -94,22 +94,22 @@ def test_a_fit_resumes_after_its_walltime(
     place: Path,
     tmp_path: Path,
     read_logs: tuple[str, ...],
-    undisturbed: dict[str, bytes],
+    expected_files: dict[str, bytes],
 ) -> None:
     run = tmp_path / "run"
     words = (RECIPES / "fit.sbatch", place / "job.toml", run)
     job = slurm.submit(*SMALL, *read_logs, *map(str, words), TMPDIR=str(tmp_path))
     after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *read_logs, "--wrap", "true")
-    wait_for(lambda: list_passes(run) > 5, 120)
+    wait_for(lambda: count_passes(run) > 5, 120)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    wait_for(lambda: slurm.job(job)["Restarts"] == "1", 60)
-    assert slurm.job(after)["JobState"] == "PENDING"
+    wait_for(lambda: slurm.show_job(job)["Restarts"] == "1", 60)
+    assert slurm.show_job(after)["JobState"] == "PENDING"
     assert wait_for_state(slurm, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
     assert wait_for_state(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
     folder = RunFolder(str(run))
     states = [event["state"] for event in folder.records("events.jsonl") if event["event"] == "state"]
     assert states == ["running", "cancelled", "running", "done"]
-    assert read_model_files(folder) == undisturbed
+    assert read_model_files(folder) == expected_files
     log = (tmp_path / f"{job}.log").read_text()
     assert "stopped; resume from the last checkpoint" in log  # The resumed job appends to this log.
     assert "done" in log
@@ -121,7 +121,7 @@ def test_each_job_of_an_array_has_its_own_setting(slurm: SlurmCluster, place: Pa
     words = (RECIPES / "fit.sbatch", place / "job.toml", run, limit, "model.max_iter=3")
     job = slurm.submit(*SMALL, "--array=0-2", f"--output={tmp_path}/%a.log", *map(str, words))
     wait_for(lambda: not slurm.call("squeue", "--noheader", "--jobs", job, check=False).strip(), 120)
-    assert [list_passes(tmp_path / f"run-{number}") for number in (0, 1)] == [2, 3]
+    assert [count_passes(tmp_path / f"run-{number}") for number in (0, 1)] == [2, 3]
     assert (
         "job 2 of the array has no setting: 2 are given, for --array=0-1" in (tmp_path / "2.log").read_text()
     )
@@ -154,7 +154,7 @@ def test_a_job_that_cannot_run_is_refused_before_the_fit(
 
 @pytest.fixture(scope="module")
 def address() -> str:
-    """Return the address of this machine for its virtual nodes, which is not loopback."""
+    """Return the address of this machine in the network; skip the test if it is a loopback address."""
     from distributed.utils import get_ip
 
     found = get_ip()
@@ -181,18 +181,18 @@ def test_a_job_survives_a_failed_node_and_ends_regularly(
         client.run(exec, WITHOUT_REPORT)
         long = load_job(place / "job.toml", settings=[f"job.out={run}", "model.max_iter=100000"])
         submit_job(long, client=client)
-        wait_for(lambda: list_passes(run) > 5, 120)
+        wait_for(lambda: count_passes(run) > 5, 120)
         slurm.kill_node(NODES[1])
-        wait_for(lambda: slurm.state_of(NODES[1]).startswith("down"), 120)
+        wait_for(lambda: slurm.read_node_state(NODES[1]).startswith("down"), 120)
         wait_for(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1, 60)
-        seen = list_passes(run)
-        wait_for(lambda: list_passes(run) > seen + 5, 120)
-    assert slurm.job(job)["JobState"] == "RUNNING"
+        seen = count_passes(run)
+        wait_for(lambda: count_passes(run) > seen + 5, 120)
+    assert slurm.show_job(job)["JobState"] == "RUNNING"
     slurm.call("scancel", "--batch", "--signal=TERM", job)
     assert wait_for_state(slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")["ExitCode"] == "0:0"
     slurm.start_node(NODES[1])
     assert wait_for_state(slurm, after, "COMPLETED", "CANCELLED")["JobState"] == "COMPLETED"
-    # Dask logs many lines about lost workers; the run logs one.
+    # The log also has many lines of Dask about lost workers, so only the line of the run is compared.
     assert "cancelled; resume with: scalelatent resume" in (tmp_path / f"{job}.log").read_text()
     ended = RunFolder(str(run)).records("events.jsonl")[-1]
     assert (ended["state"], "traceback" in ended) == ("cancelled", False)
@@ -216,19 +216,10 @@ def test_a_rejection_by_slurm_is_one_line(slurm: SlurmCluster, tmp_path: Path, a
 def test_workers_of_jobqueue_join_and_end_with_their_process(
     slurm: SlurmCluster, tmp_path: Path, address: str
 ) -> None:
-    """Workers join, are counted, and end with the process that requested them."""
+    """Two SLURM jobs run workers, and end after SIGTERM to the process that requested the workers."""
     words: list[Any] = [
-        "--host",
-        address,
-        "--cores",
-        "1",
-        "--memory",
-        "1GB",
-        "--jobs",
-        "2",
-        "--walltime",
-        "30",
-    ]
+        "--host", address, "--cores", "1", "--memory", "1GB", "--jobs", "2", "--walltime", "30",
+    ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, str(RECIPES / "jobqueue_cluster.py"), str(tmp_path), *words],
         env=slurm.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,

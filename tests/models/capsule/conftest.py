@@ -15,8 +15,8 @@ ARCHITECTURES = ["multiclass", "one_vs_all", "all_vs_all"]
 P, CLASSES = 6, 3
 
 
-def make(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0, **more: Any) -> Any:
-    """Return rows, the settings of their fit, and initial weights."""
+def make_case(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0, **more: Any) -> Any:
+    """Return rows x, labels y and weights, a learner em, initial weights w, and m, its number of models."""
     rng = np.random.Generator(np.random.Philox(5))
     members = build_members(architecture, CLASSES, 2)
     y = rng.integers(0, CLASSES, 90).astype(np.int32)
@@ -35,6 +35,6 @@ def make(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0,
     return SimpleNamespace(x=x, y=y, em=em, w=w, m=members.n_members, **sums)
 
 
-def block(data: Any, rows: Any = slice(None), epoch: int = 0) -> Block:
+def make_block(data: Any, rows: Any = slice(None), epoch: int = 0) -> Block:
     numbers = np.arange(len(data.x))[rows]
     return Block(data.x[rows], data.y[rows], data.weight[rows], int(numbers[0]), numbers, epoch)

@@ -75,10 +75,11 @@ CLASS_WEIGHT = {2: np.array([0.5, 3.0]), 3: np.array([0.5, 1.0, 3.0])}
 
 @pytest.mark.parametrize("weighted", ["plain", "sample", "class", "both"])
 @pytest.mark.parametrize("name", MEMBERS)
-def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
-    """The new weights equal the update (2.24) of Saul (2021), [sum w r h x^T] S^-1, computed in plain numpy.
+def test_the_update_from_residuals_equals_the_update_of_the_paper(name: str, weighted: str) -> None:
+    """Equation 2.24 of Saul (2021) gives the weights W = [sum w r h x^T] S^-1 from rows x of weight w.
 
-    The package computes the same update as W + Delta S^-1, with residuals in Delta.
+    Here h = W x, r is the ratio of the posterior mean of h to h, and S = sum w x x^T. The package computes
+    W + Delta S^-1, where Delta = sum w (r - 1) h x^T are the residuals.
     """
     members = MEMBERS[name]
     m = members.n_classes
@@ -108,7 +109,7 @@ def test_residual_form_is_the_papers_update(name: str, weighted: str) -> None:
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
         np.testing.assert_allclose(step, pulled, rtol=0, atol=1e-10 * np.abs(paper).max())
         np.testing.assert_allclose(step, paper, rtol=0, atol=1e-5 * np.abs(paper).max())
-        # The state after the step has the log-loss and the error of the pass.
+        # After the step, the state of the learner has the log-loss and the error rate of the pass.
         log_loss = -(ws * np.log(p[target, np.arange(len(target))])).sum() / ws.sum()
         new = learner.update(state, {"train": stats})
         assert new.objective[r] == pytest.approx(log_loss, rel=1e-12)
@@ -139,9 +140,7 @@ def test_ridge_is_the_penalised_update(name: str) -> None:
 
 
 def compute_objective(learner: CapsuleEM, state: CapsuleState, stats: Stats) -> np.ndarray:
-    """Return the log-likelihood of each member minus the penalty rho/2 |W|^2; EM never lowers this
-    difference.
-    """
+    """Return the log-likelihood of each member (a model of some classes) minus ridge / 2 * |W|^2."""
     members = learner.members
     parts = [state.w[members.offsets[r] : members.offsets[r + 1]] for r in range(members.n_members)]
     return stats["sums"][:, 0] - learner.ridge / 2 * np.array([(part**2).sum() for part in parts])
@@ -180,14 +179,15 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
     for _ in range(20):
         exact = learner.update(exact, {"train": run_pass(learner, exact, x, y, None)})
         fast = learner.update(fast, {"train": run_pass(learner, fast, x.astype("f4"), y, None, device="cpu")})
-        # float32 rounds each number by 6e-8
+        # Each float32 number is rounded by 6e-8.
         np.testing.assert_allclose(fast.objective, exact.objective, rtol=2e-6)
     np.testing.assert_allclose(fast.w, exact.w, rtol=0, atol=1e-4 * np.abs(exact.w).max())
 
 
 def test_momentum_adds_a_share_of_the_last_move() -> None:
-    """Equation 2.27 of Saul (2021) is W(t+1) = EM(W(t)) + gamma (W(t) - W(t-1)); the first step has no
-    gamma.
+    """Equation 2.27 of Saul (2021), with momentum g: W(t+1) = EM(W(t)) + g (W(t) - W(t-1)).
+
+    In the first step the second term is 0.
     """
     members = MEMBERS["multiclass"]
     x, y, _ = make_data(3, 200, 6)
@@ -234,7 +234,7 @@ def test_update_is_a_pure_function() -> None:
 
 
 def test_fewer_rows_than_features_stays_finite() -> None:
-    """The second moments S are singular, so a small number on their diagonal keeps the inverse finite."""
+    """The second moments of the rows are singular; a small number on their diagonal makes them invertible."""
     members = build_members("multiclass", 2, 1)
     x, y, _ = make_data(2, 4, 9)
     learner = make_learner(members, x, y, None)

@@ -20,8 +20,8 @@ from scalelatent.reductions.moments import SecondMoments
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
-# Some labels are wrong, so that members improve for several passes, and for different numbers of passes.
-NOISY = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
+# A seventh of the labels is wrong, so that the models of class pairs improve for different numbers of passes.
+NOISY_LABELS = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 
 def _fit(
@@ -50,7 +50,7 @@ def _fit(
 def assert_close_fits(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
     rows = members.stack_rows(np.array([r]))
     scale = np.abs(alone.best).max()
-    # The two fits add the rows in another order. The rounding of float64 grows in 20 passes with momentum.
+    # The two fits add rows in different orders. The rounding of float64 grows in 20 passes with momentum.
     np.testing.assert_allclose(state.best[rows], alone.best, rtol=0, atol=1e-7 * scale)
     assert state.best_error[r] == pytest.approx(alone.best_error[0], abs=1e-12)
     assert (state.round[r], state.best_pass[r]) == (alone.round[0], alone.best_pass[0])
@@ -59,22 +59,22 @@ def assert_close_fits(members: Members, state: CapsuleState, r: int, alone: Caps
 
 def test_all_vs_all_equals_its_45_binary_fits() -> None:
     members = build_members("all_vs_all", 10, 2)
-    state = _fit(members, X, NOISY, SCHEDULE, "reference", 20)
+    state = _fit(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
     binary = build_members("multiclass", 2, 2)
     assert members.n_members == 45
     for r, labels in enumerate(members.labels):
-        own = labels[NOISY] >= 0
-        alone = _fit(binary, X[own], labels[NOISY[own]].astype(np.int32), SCHEDULE, "reference", 20)
+        own = labels[NOISY_LABELS] >= 0
+        alone = _fit(binary, X[own], labels[NOISY_LABELS[own]].astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, r, alone)
-    assert len(set(state.best_pass.tolist())) > 3  # The members have different best passes.
+    assert len(set(state.best_pass.tolist())) > 3  # Different passes are best.
 
 
 def test_one_vs_all_equals_its_binary_fits() -> None:
     members = build_members("one_vs_all", 10, 2)
-    state = _fit(members, X, NOISY, SCHEDULE, "reference", 20)
+    state = _fit(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
     binary = build_members("multiclass", 2, 2)
     for c in range(10):
-        alone = _fit(binary, X, (c != NOISY).astype(np.int32), SCHEDULE, "reference", 20)
+        alone = _fit(binary, X, (c != NOISY_LABELS).astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, c, alone)
 
 
@@ -108,7 +108,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     members = build_members(architecture, 10, 2)
     if weights == "fitted":
         w = _fit(members, X, Y, None, "reference", 2).w
-    else:  # The members are uncertain: many votes are close.
+    else:  # Binary models with random weights are uncertain, so their votes are often close.
         w = np.random.Generator(np.random.Philox(1)).normal(size=(members.total_dim, 64)) * 0.02
     p = compute_scores(members, w, "probabilities")
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-12)
@@ -120,9 +120,9 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     ]
     if architecture == "multiclass":
         winner = each[0].argmax(axis=0)
-    elif architecture == "one_vs_all":  # The member with the largest probability wins.
+    elif architecture == "one_vs_all":  # The largest probability of "own class" wins.
         winner = np.array([q[0] for q in each]).argmax(axis=0)
-    else:  # Each member votes for one of its two classes; the larger sum of probabilities decides ties.
+    else:  # Each binary model votes for one of two classes; the larger sum of probabilities decides ties.
         votes, sums = np.zeros((10, len(X))), np.zeros((10, len(X)))
         for labels, q in zip(members.labels, each, strict=True):
             a, b = np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]

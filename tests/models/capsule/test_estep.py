@@ -1,4 +1,4 @@
-"""The E-step of a block: the fused kernel and the two matrix products equal the reference."""
+"""The E-step of a block of rows, by one fused kernel or by two products, equals the reference in numpy."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def assert_close_sums(members: Members, n: int, p: int, nu: float, train: bool, 
     fast, fast_sums = _run("cpu", members, w, x, y, weight, thresholds, train)
     assert fast_sums.shape == (members.n_members, 3)
     flips = np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0)
-    # The ratio of a row may equal the threshold nu up to float32 rounding.
+    # The ratio of one row may equal the threshold nu up to rounding, so the row is active in one result only.
     assert flips <= (1 if nu > 0 else 0)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=2e-6, atol=1e-5)
-    # The errors may differ by a row in which the two best classes are equal up to float32 rounding.
+    # The errors may differ by one row (of weight up to 3) whose two best classes are equal up to rounding.
     assert np.abs(fast_sums[:, 1] - sums[:, 1]).max(initial=0) <= 3.0
     if not train:
         assert fast is None
@@ -68,7 +68,7 @@ def assert_close_sums(members: Members, n: int, p: int, nu: float, train: bool, 
         zeros = np.zeros((members.total_dim, p))
         exact, fast = zeros if exact is None else exact, zeros if fast is None else fast
         # The tolerance is for float32 sums over rows and features. A residual times its weight (up to 3) is
-        # at most about 15, so the sum of n of them grows with the root of n.
+        # at most about 15, and the rounding error of a sum of n residuals grows with the root of n.
         assert np.abs(fast - exact).max(initial=0) <= 2e-6 * 15 * max(n, 10) ** 0.5 * 3
 
 
@@ -136,7 +136,7 @@ def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
 def test_buffers_do_not_leak_rows_of_the_previous_block(case: str, nu: float) -> None:
     """The backend reads only the part of its buffers that the current block has written.
 
-    The blocks have decreasing numbers of rows.
+    Most blocks have fewer rows than the block before, so the buffers contain rows of that block.
     """
     members = CASES[case]
     backend, table = make_backend("cpu"), squash_table(int(members.dims.sum()))

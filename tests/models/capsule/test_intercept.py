@@ -1,4 +1,4 @@
-"""The intercept of capsules: centred rows with a constant column."""
+"""The intercept of capsule regression: rows are centred and get a constant column."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = ("u1", "i1", "u2", "i4", "i8", "f2", "f4", "f8", ">f4", "?")
 
 
 def make_two_sides(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return classes on opposite sides of the origin, which need a constant to be separated."""
+    """Return n rows of two classes on opposite sides of 0, which only an intercept can distinguish."""
     x = np.random.default_rng(seed).normal(size=(n, 3))
     return x, (x[:, 0] > 0).astype(int)
 
@@ -84,7 +84,7 @@ def test_moments_about_any_point_give_the_moments_about_the_mean() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_classes_on_opposite_sides_are_distinguished(algorithm: str) -> None:
-    """Predictions row by row and in batches are right. Without an intercept half of the rows are wrong."""
+    """Without an intercept, predictions are hardly better than chance: classes differ in the sign of x."""
     (x, y), (other, right) = make_two_sides(), make_two_sides(400, 1)
     options: dict[str, Any] = {"algorithm": algorithm, "random_state": 0, "n_jobs": 1, "n_epochs": 30}
     assert sl.CapsuleRegression(**options).fit(x, y).score(other, right) > 0.93
@@ -101,7 +101,7 @@ def test_a_shift_of_the_rows_changes_nothing(algorithm: str, projection: int | N
         sl.CapsuleRegression(projection=projection, max_iter=8, n_epochs=4, **options).fit(rows, y)
         for rows in (x.astype("f8"), x + shift)
     )
-    # The means are float32. For features of 1e5, two methods differ by up to 4e-3 of a standard deviation.
+    # Means are float32 numbers. A mean of 1e5 is rounded by up to 4e-3, and standard deviations are near 1.
     np.testing.assert_allclose(here.predict_proba(x), there.predict_proba(x + shift), atol=0.02)
     assert (here.predict(x) == there.predict(x + shift)).mean() > 0.99
 
@@ -163,7 +163,7 @@ def test_partial_fit_distinguishes_classes_on_opposite_sides(rows: int) -> None:
     for a in range(0, len(x), rows):
         model.partial_fit(x[a : a + rows], y[a : a + rows], classes=[0, 1])
     assert model.score(other, right) > 0.85
-    assert (model.mean_ == 0).all() == (rows == 1)  # A single row has no mean.
+    assert (model.mean_ == 0).all() == (rows == 1)  # A first call of one row sets no mean.
 
 
 def test_rows_that_do_not_vary_are_refused() -> None:
@@ -172,7 +172,7 @@ def test_rows_that_do_not_vary_are_refused() -> None:
 
 
 def test_a_class_of_zeros_is_learned() -> None:
-    """All features of a class are 0, and the constant spans its capsule."""
+    """If all features of a class are 0, its capsule has only the direction of the constant column."""
     x, y = make_three_groups()
     x[y == 2] = 0.0
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1).fit(x, y)
@@ -204,10 +204,7 @@ def test_the_units_of_features_do_not_change_the_result(scale: float) -> None:
 
 @pytest.mark.parametrize("value", [0.1, 7.0, -1e6])
 def test_a_constant_feature_gives_no_direction(value: float) -> None:
-    """Rounding the mean of a constant feature to float32 leaves a small constant.
-
-    It must not count as variance.
-    """
+    """Rounding the mean of a constant feature leaves a small constant, which must not count as variance."""
     x, y = make_three_groups()
     rows = np.column_stack([x, np.full(len(x), value)]).astype("f8")
     weight = np.ones(len(x))

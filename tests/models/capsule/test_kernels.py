@@ -1,4 +1,4 @@
-"""All kernels equal the reference for many shapes, architectures, thresholds and unusual values."""
+"""Kernels equal the reference kernels (numpy, float64) for many shapes, architectures and thresholds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ CASES = {
 
 
 def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tuple[Any, ...]:
-    """Return latents h and labels; for all_vs_all, only members that distinguish class 1, and rows of class
-    1.
+    """Return latents h, labels and weights of rows, and the arguments of kernels that describe the models.
+
+    In all_vs_all, all rows have class 1, so the arguments describe only the models that distinguish class 1.
     """
     rng = np.random.Generator(np.random.Philox(seed))
     live = np.arange(members.n_members)
@@ -41,7 +42,7 @@ def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tupl
 
 
 def spread_residuals(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
-    """Return the residuals of all rows; rows that are not in ``active`` have zeros."""
+    """Return the residuals of all rows, given those of ``active`` rows; other rows have zeros."""
     if active is None:
         return h
     out = np.zeros(h.shape)
@@ -66,17 +67,16 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     )
     if nu > 0:
         assert fast_rows.dtype == np.int32
-        # No ratio of these draws is within 1e-6 of the threshold nu, so rounding changes no active row.
+        # No ratio of probabilities is within 1e-6 of the threshold nu, so rounding changes no active row.
         np.testing.assert_array_equal(fast_rows, rows)
     else:
         assert fast_rows is None
         assert rows is None
-    # float32 lengths and factors: about 4 roundings of 6e-8 each, times weights up to 3 and |h| up to 15.
+    # The tolerance is about 4 float32 roundings of 6e-8, times weights up to 3 and latents |h| up to 15.
     np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(
-        fast_sums[:, 1], sums[:, 1], rtol=1e-12
-    )  # These sums are float64 sums of the same rows.
+    # Both kernels sum the same rows in float64.
+    np.testing.assert_allclose(fast_sums[:, 1], sums[:, 1], rtol=1e-12)
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
 
 
@@ -106,9 +106,9 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
 
 
 def test_members_may_have_different_thresholds() -> None:
-    """Members in different rounds of the schedule have different thresholds nu.
+    """Models of different classes may have different thresholds nu, because they finish rounds separately.
 
-    A row has residuals (is active) if it passes the threshold of any member.
+    A row has residuals (is active) if the row passes the threshold of any model.
     """
     h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
@@ -149,9 +149,7 @@ def test_inactive_rows_change_nothing(body: str, case: str) -> None:
 @pytest.mark.parametrize("body", ["reference", "numba"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
-    """If two capsules are equally long, the first class is predicted, which is wrong only for rows of the
-    second.
-    """
+    """Capsules 1 and 2 are equally long. Class 1 is predicted, so rows of other classes are errors."""
     run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
     dtype = {"reference": np.float64, "numba": np.float32}[body]
     rng = np.random.Generator(np.random.Philox(seed))
@@ -195,7 +193,7 @@ def test_a_bad_row_is_visible_and_changes_no_other_row(body: str, nu: float, bad
         clean = _run(run, h, dtype, *args)[0]
         h[3, 301] = bad
         dense, _, sums = _run(run, h, dtype, *args)
-    if abs(bad) != 1e38 or body == "numba":  # 1e38 squared is finite in float64 only
+    if abs(bad) != 1e38 or body == "numba":  # 1e38**2 is finite only in float64.
         assert not np.isfinite(sums[0, 0])
     rest = np.arange(600) != 301
     np.testing.assert_array_equal(dense[:, rest], clean[:, rest])

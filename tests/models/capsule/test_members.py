@@ -1,4 +1,4 @@
-"""The table of members: the classes that each member distinguishes, and its rows of W."""
+"""Members are the models of some classes in a capsule regression: their classes and their rows of W."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARCHITECTURE = st.sampled_from(["multiclass", "one_vs_all", "all_vs_all"])
 
 
 @given(ARCHITECTURE, st.integers(2, 12), st.integers(1, 9))
-def test_shapes_labels_and_rows_of_members(architecture: str, m: int, d: int) -> None:
+def test_members_have_the_documented_shapes_labels_and_rows(architecture: str, m: int, d: int) -> None:
     members = build_members(architecture, m, d)
     n, k = {"multiclass": (1, m), "one_vs_all": (m, 2), "all_vs_all": (m * (m - 1) // 2, 2)}[architecture]
     assert members.dims.shape == (n, k)
@@ -25,10 +25,10 @@ def test_shapes_labels_and_rows_of_members(architecture: str, m: int, d: int) ->
     assert members.n_classes == m
     assert members.total_dim == n * k * d == members.offsets[-1]
     assert members.dims.dtype == members.labels.dtype == members.offsets.dtype == np.int64
-    # Each capsule of each member is the right one for some class, and each label is the index of a capsule.
+    # Labels are indices of capsules (-1: the member ignores the class), and each capsule has a class.
     for labels in members.labels:
         assert set(labels.tolist()) - {-1} == set(range(k))
-    # Each row of W belongs to exactly one member, in the order of the members.
+    # Each row of W belongs to exactly one member (model of some classes), in the order of the members.
     rows = [members.stack_rows(np.array([r])) for r in range(n)]
     np.testing.assert_array_equal(np.concatenate(rows), np.arange(members.total_dim))
     np.testing.assert_array_equal(members.stack_rows(np.arange(n)[::-1]), np.concatenate(rows[::-1]))
@@ -57,7 +57,7 @@ def test_two_classes_are_one_binary_model_in_all_vs_all() -> None:
     a, b = build_members("all_vs_all", 2, 3), build_members("multiclass", 2, 3)
     np.testing.assert_array_equal(a.dims, b.dims)
     np.testing.assert_array_equal(a.labels, b.labels)
-    assert a.groups[0][0] is None  # The members see both classes, so the rows need not be sorted by class.
+    assert a.groups[0][0] is None  # The one model uses rows of all classes.
 
 
 def test_each_class_may_have_its_own_dimension() -> None:

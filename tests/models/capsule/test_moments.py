@@ -1,4 +1,4 @@
-"""Second moments, their eigenvectors, and the initial weights made of them, compared with plain numpy."""
+"""Second moments of rows, their eigenvectors, and initial weights from eigenvectors equal those of numpy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_moments_equal_numpy_per_class(
         assert stats["count"][c] == (y == c).sum()
 
 
-def test_without_classes_it_is_one_matrix_and_labels_are_not_needed() -> None:
+def test_without_classes_moments_are_one_matrix_and_need_no_labels() -> None:
     x, _, weight = make_rows(50, 4, 2, "f4", 1)
     stats = compute_moments(SecondMoments(4), [Block(x, None, weight, 0)])
     assert stats["moment"].shape == (1, 4, 4)
@@ -72,7 +72,7 @@ def test_without_classes_it_is_one_matrix_and_labels_are_not_needed() -> None:
 
 
 def test_float32_rows_are_summed_in_float64() -> None:
-    """A float32 sum of 1 and 1e-10 would lose the small term."""
+    """A float32 sum of 1,000 squares would have a relative error near 1e-7, and the test allows 1e-12."""
     x = np.full((1000, 2), [1.0, 1e-5], dtype="f4")
     moment = compute_moments(SecondMoments(2), [Block(x, None, None, 0)])["moment"][0]
     assert moment[1, 1] == pytest.approx(1000 * float(np.float32(1e-5)) ** 2, rel=1e-12)
@@ -165,7 +165,7 @@ def test_random_start_has_the_requested_scale_and_repeats() -> None:
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
     # The standard deviation of all latents is 0.25, with a relative error of 1/sqrt(2 * 100 latents * 20
-    # directions) = 1.6 %. The limit is four times that.
+    # directions) = 1.6 %. The tolerance is four times this error.
     assert np.sqrt(((x @ first.T) ** 2).mean()) == pytest.approx(0.25, rel=0.07)
 
 

@@ -14,7 +14,7 @@ from scalelatent.models.capsule.kernels.reference import posterior_ratios, proba
 from scalelatent.models.capsule.kernels.squash import squash_table
 
 DRAWS = 200_000
-SIGMAS = 4.5  # None of about 150 comparisons with fixed draws should be larger by chance.
+SIGMAS = 4.5  # Allowed error in standard errors: by chance, none of about 150 comparisons exceeds it.
 SHAPES = {
     "equal": [2, 2, 2],
     "odd D": [1, 1, 1],
@@ -65,9 +65,8 @@ def test_probabilities_are_a_distribution(dims: np.ndarray, seed: int, scale: fl
         p = probabilities(h, dims, table)
         assert p.shape == (len(dims), 7)
         assert (p >= 0).all()
-        np.testing.assert_allclose(
-            p.sum(axis=0), 1, rtol=0, atol=1e-12
-        )  # Fractions and interpolating functions have a few rounding errors.
+        # Divisions and the interpolated table round a few times.
+        np.testing.assert_allclose(p.sum(axis=0), 1, rtol=0, atol=1e-12)
 
 
 @given(DIMS, st.integers(0, 2**32))

@@ -15,7 +15,7 @@ from scalelatent.models.capsule.kernels import reference
 from scalelatent.models.capsule.model.members import build_members
 from scalelatent.models.capsule.model.running import RunningCapsule, StreamOptions
 
-from .conftest import ARCHITECTURES, CLASSES, P, make
+from .conftest import ARCHITECTURES, CLASSES, P, make_case
 
 OPTIONS = StreamOptions(nu=0.0, kappa=0.6, t0=1000.0, batch_rows=1024, ridge=0.0)
 
@@ -29,7 +29,7 @@ def start_stream(data: Any, rows: slice, init: str = "random") -> RunningCapsule
 @pytest.mark.parametrize("ridge", [0.0, 5.0])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: str) -> None:
-    data = make(architecture)
+    data = make_case(architecture)
     running, part = start_stream(data, slice(rows)), slice(rows)
     w, s0 = running.w, np.mean(data.x[part].astype(float) ** 2)
     running.learn(data.x[part], data.y[part], None, replace(OPTIONS, ridge=ridge), make_backend("cpu"))
@@ -44,14 +44,14 @@ def test_a_stream_steps_by_its_formula(rows: int, ridge: float, architecture: st
             delta = ((np.repeat(ratios, members.dims[r], axis=0) - 1) * (expected @ x.T)) @ x / len(x)
             mean = (x.T @ x + (ridge + P * s0) * np.eye(P)) / (len(x) + P)
             move = (delta - ridge / len(x) * expected) @ np.linalg.inv(mean)
-            # A step from fewer rows than features (P) is shortened in proportion to the rows. A member that
-            # distinguishes two classes counts only rows of these classes.
+            # A step from fewer rows than features (P) is shortened in proportion to the rows. A model of two
+            # classes counts only the rows of these classes.
             expected = expected + min(1, len(x) / P) * move
         np.testing.assert_allclose(running.w[at], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_stream_gives_the_same_result_in_one_call_and_in_batches() -> None:
-    data, backend = make(), make_backend("cpu")
+    data, backend = make_case(), make_backend("cpu")
     one, two = start_stream(data, slice(30)), start_stream(data, slice(30))
     small = replace(OPTIONS, batch_rows=30)
     one.learn(data.x, data.y, data.weight, small, backend)
@@ -83,7 +83,7 @@ def test_a_stream_learns(architecture: str) -> None:
 
 
 def test_a_stream_starts_from_subspaces_if_it_has_enough_rows() -> None:
-    data = make()
+    data = make_case()
     from scalelatent.models.capsule.model.start import subspace_start
 
     counts = np.bincount(data.y).astype(float)
@@ -97,7 +97,7 @@ def test_a_stream_starts_from_subspaces_if_it_has_enough_rows() -> None:
 
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
 def test_one_row_moves_by_its_weight(architecture: str) -> None:
-    data, backend = make(architecture), make_backend("cpu")
+    data, backend = make_case(architecture), make_backend("cpu")
     moved = {}
     for weight in (1e-6, 1.0, 2.0):
         running = start_stream(data, slice(30))
@@ -106,13 +106,13 @@ def test_one_row_moves_by_its_weight(architecture: str) -> None:
         running.learn(data.x[30:31], data.y[30:31], np.array([weight]), OPTIONS, backend)
         moved[weight] = np.abs(running.w - w).max()
     assert 0 < moved[1e-6] < 1e-5 * moved[1.0]
-    # The move is nearly proportional to the weight of the row. It is not exactly so, because the mean weight
-    # also grows with this weight.
+    # The move is nearly proportional to the weight of the row, but not exactly, because the weight of the row
+    # also raises the mean weight.
     np.testing.assert_allclose(moved[2.0], 2 * moved[1.0], rtol=0.2)
 
 
 def test_rows_of_zeros_change_nothing() -> None:
-    data = make()
+    data = make_case()
     running = start_stream(data, slice(30))
     before = running.w
     running.learn(np.zeros((1, P), np.float32), np.zeros(1, np.int32), None, OPTIONS, make_backend("cpu"))
@@ -122,7 +122,7 @@ def test_rows_of_zeros_change_nothing() -> None:
 @pytest.mark.parametrize("value", [1e38, np.inf, np.nan])
 @pytest.mark.parametrize("architecture", ["multiclass", "all_vs_all"])
 def test_a_stream_continues_after_rows_that_were_refused(architecture: str, value: float) -> None:
-    data, backend = make(architecture), make_backend("cpu")
+    data, backend = make_case(architecture), make_backend("cpu")
     running = start_stream(data, slice(30))
     running.learn(data.x[:30], data.y[:30], data.weight[:30], OPTIONS, backend)
     twin = copy.deepcopy(running)

@@ -1,6 +1,6 @@
 """The schedule of thresholds nu: rounds (passes with one nu), the best weights, and when a fit stops.
 
-The tests give the error rates that passes would measure.
+No rows are read: each test supplies the error rates that passes would measure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_stats(
 def _run_passes(
     learner: CapsuleEM, errors: Sequence[Any], losses: Sequence[Any] | None = None
 ) -> list[CapsuleState]:
-    """Return the states before and after each pass."""
+    """Return the states of a fit: the initial one, and one after each pass with its given error and loss."""
     n = learner.members.n_members
     w = np.random.Generator(np.random.Philox(99)).normal(size=(learner.members.total_dim, 3))
     states = [initial_state(w, n)]
@@ -64,9 +64,9 @@ def _run_passes(
     return states
 
 
-def test_rounds_patience_and_restart_from_the_best() -> None:
+def test_rounds_end_by_patience_and_restart_from_the_best() -> None:
     learner = make_learner([(0.5, 2), (0.0, 1)])
-    # Pass 5 measures the error of the best weights again, and pass 6 has no smaller error.
+    # Round 2 starts with pass 5, which measures the best weights again. Pass 6 has no smaller error.
     states = _run_passes(learner, [0.5, 0.4, 0.4, 0.45, 0.4, 0.4])
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
     assert [int(s.stale[0]) for s in states] == [0, 0, 0, 1, -1, 0, -1]
@@ -108,14 +108,12 @@ def test_momentum_restarts_with_each_round() -> None:
         np.testing.assert_array_equal(after.previous, before.w)
 
 
-def test_tol_ends_a_round_only_after_a_step_of_it() -> None:
-    """``tol`` ignores the first pass of a round (passes with one nu), which measures the best weights
-    again.
-    """
+def test_tol_ends_a_round_only_after_a_step_of_this_round() -> None:
+    """``tol`` ignores the first pass of a round (one threshold), which measures the best weights again."""
     learner = make_learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
     losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]
     states = _run_passes(learner, [0.5] * len(losses), losses)
-    #  passes   1  2: flat | 3: as 1 or 2, 4: fell by more, 5: flat | 6: as before, 7: flat
+    # In passes 2, 5 and 7 the loss falls by less than tol, so these passes end the three rounds.
     assert [int(s.round[0]) for s in states[1:]] == [0, 1, 1, 1, 2, 2, 3]
     for i, s in enumerate(states[1:]):
         started = int(s.round[0]) > int(states[i].round[0])
@@ -153,12 +151,12 @@ def test_the_schedule_uses_the_validation_error_if_there_is_one() -> None:
 def test_max_iter_ends_in_any_round(max_iter: int) -> None:
     states = _run_passes(make_learner([(0.5, 10)], max_iter=max_iter), [0.5, 0.3, 0.4][:max_iter])
     assert [bool(s.finished.all()) for s in states] == [False] * max_iter + [True]
-    np.testing.assert_array_equal(
-        states[-1].w, states[min(max_iter - 1, 1)].w
-    )  # These are the best weights, not the latest.
+    # The best weights are kept, not the latest.
+    np.testing.assert_array_equal(states[-1].w, states[min(max_iter - 1, 1)].w)
 
 
 def test_tol_ends_a_round_and_zero_never_does() -> None:
+    # Pass 5 measures the initial weights of the second round (threshold 0.0).
     losses = [
         1.0,
         0.5,
@@ -166,7 +164,7 @@ def test_tol_ends_a_round_and_zero_never_does() -> None:
         0.449,
         0.448,
         0.447,
-    ]  # Pass 5 measures the weights with which the second round starts.
+    ]
     errors = [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]
     states = _run_passes(make_learner([(0.5, 9), (0.0, 9)], tol=0.01), errors, losses)
     assert [int(s.round[0]) for s in states] == [0, 0, 0, 0, 1, 1, 2]
@@ -207,7 +205,8 @@ def test_each_member_stops_on_its_own_schedule() -> None:
     learner = make_learner([(0.5, 1), (0.0, 1)], m=3, architecture="one_vs_all")
     states = _run_passes(
         learner,
-        # Member 0 never improves, member 1 improves once more, member 2 always improves.
+        # Errors of three members (models of one class against the rest) in each pass. Member 0 never
+        # improves, member 1 improves once, and member 2 always improves.
         [
             [0.5, 0.5, 0.5],
             [0.5, 0.4, 0.4],
@@ -221,7 +220,7 @@ def test_each_member_stops_on_its_own_schedule() -> None:
     assert finished[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert finished[:, 1].tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert not finished[:, 2].any()
-    for r in (0, 1):  # Stopped members keep weights, errors and counters for any statistics.
+    for r in (0, 1):  # After a model has stopped, passes do not change its weights, errors and counters.
         stop = int(np.flatnonzero(finished[:, r])[0])
         rows = learner.members.stack_rows(np.array([r]))
         for later in states[stop + 1 :]:
@@ -261,7 +260,7 @@ def test_stopped_members_cost_nothing(architecture: str, device: str) -> None:
         if finished[r]:
             assert not stats["sums"][r].any()
             assert not stats["delta"][rows].any()
-        else:  # The other members get the same results as without the stopped one.
+        else:  # Models that have not stopped get the same sums as if no model had stopped.
             np.testing.assert_allclose(stats["delta"][rows], full["delta"][rows], rtol=1e-5, atol=1e-6)
     none, empty = run(replace(state, finished=np.ones_like(finished)))
     assert not none.groups
@@ -296,7 +295,7 @@ def test_the_summary_has_only_scalars() -> None:
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1
     assert summary["objective"] == pytest.approx(2.0)
-    assert summary["train_error"] is None  # The joint decision of the members was not measured.
+    assert summary["train_error"] is None  # The joint decision was not measured.
     assert summary["mean_member_train_error"] == pytest.approx(0.25)
     assert summary["validation_error"] is None
     assert summary["nu"] == pytest.approx(0.8)

@@ -1,5 +1,4 @@
-"""The functions I_s(b) of capsule regression (equation A.1 of Saul 2021), and the table that interpolates
-them.
+"""The functions I_s(b) of capsule regression (equation A.1 of Saul 2021), and their interpolating table.
 
 lambda0 is I_s for s = D/2 and lambda1 for s = D/2 + 1, with D the sum of all capsule dimensions.
 """
@@ -42,9 +41,9 @@ def test_functions_equal_quadrature(s: float) -> None:
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_functions_equal_kummers_function(s: float) -> None:
-    # The expected value contains Kummer's function M(1, s+2, -b), which loses digits for large b. By Kummer's
-    # transformation it equals e^-b M(s+1, s+2, b), whose terms are all positive. scipy computes the latter
-    # accurately as long as e^b does not overflow.
+    # I_s(b) = b/(s+1) M(1, s+2, -b) with Kummer's function M, whose series loses digits for large b. By
+    # Kummer's transformation M(1, s+2, -b) = e^-b M(s+1, s+2, b), whose terms are all positive. scipy
+    # computes M(s+1, s+2, b) accurately as long as e^b does not overflow.
     b = np.concatenate([np.linspace(1e-3, 20, 41), np.linspace(25, 600, 24)])
     expected = b / (s + 1) * np.exp(-b) * hyp1f1(s + 1, s + 2, b)
     good = np.isfinite(expected)
@@ -52,7 +51,7 @@ def test_functions_equal_kummers_function(s: float) -> None:
     np.testing.assert_allclose(squash_integral(s, b)[good], expected[good], rtol=1e-10)
     small = b < 15
     plain = b[small] / (s + 1) * hyp1f1(1, s + 2, -b[small])
-    # The alternating series loses about e^b of 1e-16 at worst: e^15 * 1e-16 = 3e-10.
+    # The series of M(1, s+2, -b) alternates: its relative error is at most about e^15 * 1e-16 = 3e-10.
     np.testing.assert_allclose(squash_integral(s, b[small]), plain, rtol=1e-9)
 
 
@@ -63,8 +62,8 @@ def test_functions_have_known_values() -> None:
 
 
 @given(st.integers(0, 4000), st.floats(0, 1e4))
-def test_bounds_of_the_paper(twice_s: int, b: float) -> None:
-    """Equation A.4 of Saul (2021): b/(b+s+1) <= I_s(b) <= b/(b+s)."""
+def test_functions_stay_within_the_bounds_of_the_paper(twice_s: int, b: float) -> None:
+    """The bounds are b/(b+s+1) <= I_s(b) <= b/(b+s) (equation A.4 of Saul 2021)."""
     s = twice_s / 2
     value = float(squash_integral(s, b))
     slack = 4e-16  # Each side of the inequality is rounded once.
@@ -84,9 +83,7 @@ def test_functions_increase_with_b_and_decrease_with_s(twice_s: int) -> None:
 
 @pytest.mark.parametrize("s", EXPONENTS)
 def test_the_two_recursions_meet(s: float) -> None:
-    """The forward and the backward recursion agree at b = s, where the implementation changes from one
-    recursion to the other.
-    """
+    """The code uses one recursion below b = s and another above, so both must agree at b = s."""
     if s == 0:
         return
     b = np.array([s, np.nextafter(s, np.inf)])
@@ -133,12 +130,12 @@ def test_table_cannot_be_changed() -> None:
 def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsules(dimension: int) -> None:
     """1 - lambda0(|h|^2 / 2) keeps the 24 bits of float32 latents h up to |h|^2 = 1e8 D.
 
-    D is the number of latents. The probability of a class that does not win depends on this difference, which
-    is small for long rows.
+    D is the number of latents. The probability of a class that is not the longest capsule depends on the
+    difference 1 - lambda0, which is small for long rows.
     """
     s, rng = dimension / 2, np.random.default_rng(dimension)
     b = s * 10 ** rng.uniform(-3, 8, 2000)
-    # Equation A.3 of Saul (2021): 1 - I_s = s/b I_{s-1}, a product without a difference.
+    # By equation A.3 of Saul (2021), 1 - I_s = s/b I_{s-1}. The right side has no difference of near numbers.
     exact = s / b * squash_integral(s - 1, b)
     for found in (squash_table(dimension)(b)[0], squash_integral(s, b)):
         assert np.abs((1 - found) / exact - 1).max() < 2.0**-24
@@ -158,10 +155,9 @@ def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: in
     h[:size] *= 4
     h *= np.sqrt(10 * size * 10 ** rng.uniform(-6, 8, n) / (h * h).sum(axis=0)).astype("f4")
     first, second = h[:size].copy(), h[size : 2 * size]
-    second[:] = np.nextafter(
-        first, np.float32(np.inf) * np.sign(first)
-    )  # Capsule 1 is longer than capsule 0 by the last bits of its latent means.
+    # Capsule 1 is longer than capsule 0 by the last bit of each latent.
+    second[:] = np.nextafter(first, np.float32(np.inf) * np.sign(first))
     q = (h.astype("f8") ** 2).reshape(10, size, n).sum(axis=1)
     p = probabilities(h, np.full(10, size), squash_table(10 * size) if tabled else None)
     np.testing.assert_array_equal(p.argmax(axis=0), q.argmax(axis=0))
-    assert (q.argmax(axis=0) == 1).mean() > 0.5  # The last bits of the lengths decide in these rows.
+    assert (q.argmax(axis=0) == 1).mean() > 0.5  # The last bits decide in most rows.

@@ -20,8 +20,8 @@ from scalelatent.models.hcn.model.evidence_learner import EvidenceState, OnlineF
 def enumerate_messages(allowed: Callable[..., float], incoming: np.ndarray) -> np.ndarray:
     """Return the max-product messages of a factor to its binary variables, by trying all configurations.
 
-    A message is the largest score with the variable equal to 1 minus the largest score with it equal to 0,
-    where the variable's own incoming message does not count. ``allowed`` returns the log of the factor for a
+    A message to a variable is the largest score if the variable is 1 minus the largest score if it is 0. The
+    message from this variable is not part of the score. ``allowed`` returns the log of the factor for a
     configuration.
     """
     n = len(incoming)
@@ -57,8 +57,8 @@ def draw_sweep(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return random evidence with missing pixels, update orders, and beliefs of S and W, in 1/256 nat.
 
-    S says which feature is at which position, with mean belief ``place``; W says which pixels are on in a
-    feature.
+    S are bits: a feature is at a position; the mean of their beliefs is ``place``. W are bits: a pixel of a
+    feature is on.
     """
     rng = np.random.default_rng(seed)
     n_channels, height, width = image
@@ -75,11 +75,11 @@ def draw_sweep(
 
 
 def make_zero_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
-    """Return arrays of messages that are zero, as the hcn kernels store them.
+    """Return arrays of zero messages between pixels and bits S and W, as the kernels of HCN store them.
 
-    The first array has the messages to S (positions of features), the second those to W (pixels of features):
-    one number for each pair of a position and a feature's pixel that meet in a pixel of the image. The third
-    array marks the rows of pixels of features that have a message to W.
+    The first array has the messages to S (positions of features), the second the messages to W (pixels of
+    features): one number for each pair of a position and a feature's pixel that meet in a pixel of the image.
+    The third array marks the rows of features that have a message to W.
     """
     images, channels, sides = evidence.shape[:2], evidence.shape[2], evidence.shape[3:]
     size = message_room(sides, w.shape[2:4], w.shape[4])
@@ -88,17 +88,15 @@ def make_zero_messages(evidence: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
 
 
 class Kernels(HostBackend):
-    """The CPU backend, which loads the kernels of hcn by name."""
+    """CPU backend that finds only the kernels of compositional networks, by name."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
         module, function = KERNELS[name][self.name].split(":")
         return getattr(importlib.import_module(module), function)
 
 
-def largest_overlap(features: np.ndarray, truth: np.ndarray) -> float:
-    """Return the largest intersection over union of ``truth`` with any feature at any translation, from 0 to
-    1.
-    """
+def compute_overlap(features: np.ndarray, truth: np.ndarray) -> float:
+    """Return the largest intersection over union (0 to 1) of ``truth`` and any feature, moved anywhere."""
     best, (h, w) = 0.0, truth.shape
     for feature in features:
         rows, cols = np.nonzero(feature)
@@ -122,7 +120,7 @@ def learn_online(
     chains: int = 1,
     minibatches: int = 1,
 ) -> EvidenceState:
-    """Return the state after some epochs over the rows x in random order."""
+    """Return the learner's state after ``epochs`` epochs over the rows x in random order."""
     state, rng = learner.start(), np.random.default_rng(learner.seed)
     size = chains * minibatches * learner.batch_rows
     for epoch in range(epochs):
@@ -142,7 +140,7 @@ def run_one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """Return the state after one step over the given rows, which are divided into chains (parallel parts)."""
+    """Return the learner's state after one step; ``chains`` parts of the rows are learned in parallel."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):

@@ -1,6 +1,4 @@
-"""Description lengths equal those computed by hand; features that cost more bits than they save are
-removed.
-"""
+"""Description lengths equal computations by hand; features that cost more bits than they save are removed."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def entropy(p: float) -> float:
     return -p * log2(p) - (1 - p) * log2(1 - p)
 
 
-def counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarray, Stats]:
+def compute_counts(features: list[np.ndarray], x: np.ndarray = IMAGE) -> tuple[np.ndarray, Stats]:
     weights = from_features(np.stack(features))
     reduction = DescriptionLength(Decoder(LAYER, weights))
     stats = Stats.zeros(reduction.layout())
@@ -46,9 +44,9 @@ def test_the_description_length_of_bits_is_their_entropy() -> None:
 
 
 def test_description_lengths_equal_those_by_hand() -> None:
-    weights, stats = counts([SQUARE, BAR])
+    weights, stats = compute_counts([SQUARE, BAR])
     # The image has two squares, and one of its nine active pixels is not explained. Only the feature of the
-    # square is used: its window has 15 positions and 4 weights, all of them 1.
+    # square is used: it has 15 possible positions and 4 weights, which are all 1.
     assert [int(stats[name]) for name in ("rows", "known", "ones", "errors")] == [1, 24, 9, 1]
     assert stats["placed"].tolist() == [2, 0]
     assert stats["explained"].tolist() == [8, 0]
@@ -61,17 +59,17 @@ def test_description_lengths_equal_those_by_hand() -> None:
 def test_a_feature_that_costs_more_than_it_saves_is_removed() -> None:
     once = np.zeros((4, 6), int)
     once[1:3, 2:4] = [[1, 0], [1, 1]]
-    weights, stats = counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
+    weights, stats = compute_counts([np.array([[[1, 0], [1, 1]]], bool), BAR], once)
     assert stats["placed"].tolist() == [1, 0]
     # H(q) is the entropy in bits of a binary variable with probability q. The image needs 24 H(3 / 24) = 13.0
     # bits without a feature, and 15 H(1 / 15) + 4 H(3 / 4) = 8.5 bits with one feature.
     assert count_total_bits(LAYER, weights, stats) == pytest.approx(15 * entropy(1 / 15) + 4 * entropy(3 / 4))
     assert find_paying_features(LAYER, weights, stats).tolist() == [True, False]
-    # An image with one active pixel takes 24 H(1 / 24) = 6.0 bits without a feature.
+    # An image with one active pixel takes only 24 H(1 / 24) = 6.0 bits without a feature, so none pays.
     weights = from_features(np.array([[[[1, 0], [0, 0]]], [[[1, 1], [0, 0]]]], bool))
     stats["ones"][...] = stats["explained"][0] = 1
     assert not find_paying_features(LAYER, weights, stats).any()
 
 
 def test_images_of_one_value_have_no_compression() -> None:
-    assert isnan(compression(LAYER, *counts([SQUARE, BAR], np.zeros((4, 6), int))))
+    assert isnan(compression(LAYER, *compute_counts([SQUARE, BAR], np.zeros((4, 6), int))))

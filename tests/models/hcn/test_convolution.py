@@ -17,10 +17,10 @@ BELOW = FeatureLayer((1, 10, 12), 5, (4, 3), 1e-3, 1e-2, 0.25, 1e-3)
 CLASSES = (0, 0, 1, 1, 2, 2)
 
 
-def network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarray]:
-    """Return a network of two layers and its templates.
+def make_network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarray]:
+    """Return a network of two layers of features and six class templates, and log odds of its weights.
 
-    All features have equally many weights, so that none has a larger score because of its size.
+    All features have four weights, so that no feature has a larger score because of its size.
     """
     high, wide, channels = first.places
     second = FeatureLayer((channels, high, wide), 4, (3, 5), 1e-3, 1e-2, 0.25, 1e-3)
@@ -40,7 +40,7 @@ def test_torch_gives_the_same_scores(side: int, noise: tuple[float, float]) -> N
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     first = replace(BELOW, p01=noise[0], p10=noise[1])
-    net, beliefs = network(side, first)
+    net, beliefs = make_network(side, first)
     pools = [pool.astype(np.float32) for pool in MultiLayer(net, None, 2).pools]
     features = [to_features(part > 0).astype(np.float32) for part in net.split(beliefs)]
     off, on = from_units(first.evidence_values)

@@ -1,4 +1,4 @@
-"""Decoding: which known features are at which positions of an image."""
+"""Decoding finds the positions of known features in images, reconstructs images, and fills in pixels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decoder() -> Decoder:
     return Decoder(layer, from_features(features))
 
 
-def block(x: np.ndarray) -> Block:
+def make_block(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 0)
 
 
@@ -43,14 +43,14 @@ def test_the_true_places_of_features_are_found(decoder) -> None:
     for n in range(N):
         for f, r, c in truth[n]:
             want[n, r, c, f] = 1
-    found = PlaceMap(decoder).apply(BACKEND, block(x))
+    found = PlaceMap(decoder).apply(BACKEND, make_block(x))
     assert (found & want).sum() >= 0.97 * want.sum()
     assert (found & ~want & 1).sum() <= 0.03 * want.sum()
 
 
 def test_reconstructions_have_less_noise(decoder) -> None:
     x, clean = LETTERS.rows(0, N)[0], LETTERS.clean(0, N)
-    found = ReconstructionMap(decoder).apply(BACKEND, block(x))[:, 0]
+    found = ReconstructionMap(decoder).apply(BACKEND, make_block(x))[:, 0]
     assert (found != clean).mean() < 0.1 * (x != clean).mean()
 
 
@@ -59,10 +59,10 @@ def test_unknown_pixels_are_filled_in_and_known_ones_stay(decoder) -> None:
     hidden = np.random.default_rng(0).random(x.shape) < 0.3
     x[hidden] = 9
     unsure = replace(decoder, layer=replace(decoder.layer, missing=9))
-    found = ReconstructionMap(unsure, fills=True).apply(BACKEND, block(x))[:, 0]
+    found = ReconstructionMap(unsure, fills=True).apply(BACKEND, make_block(x))[:, 0]
     assert_array_equal(found[~hidden], x[~hidden])
     assert (found[hidden] != clean[hidden]).mean() < 0.01
-    evidence = decoder.layer.compute_evidence(block(x * (x != 9)).x)
+    evidence = decoder.layer.compute_evidence(make_block(x * (x != 9)).x)
     evidence[hidden.reshape(evidence.shape)] = 0
     again = reconstruct(decoder, evidence, np.arange(N), BACKEND, fills=True)[:, 0]
     assert_array_equal(again, found)
@@ -70,11 +70,11 @@ def test_unknown_pixels_are_filled_in_and_known_ones_stay(decoder) -> None:
 
 def test_a_belief_map_has_beliefs_and_the_share_of_explained_pixels(decoder) -> None:
     x = LETTERS.rows(0, N)[0]
-    found = BeliefMap(decoder).apply(BACKEND, block(x))
+    found = BeliefMap(decoder).apply(BACKEND, make_block(x))
     assert found.shape == (N, *BeliefMap(decoder).output()[0])
     assert ((found[:, -1] >= 0.8) & (found[:, -1] <= 1)).all()
     assert (found[:, -1] == 1).mean() > 0.5
-    placed = PlaceMap(decoder).apply(BACKEND, block(x)).reshape(N, -1)
+    placed = PlaceMap(decoder).apply(BACKEND, make_block(x)).reshape(N, -1)
     assert ((found[:, :-1] > 0) == placed).mean() > 0.999
 
 

@@ -1,4 +1,4 @@
-"""Classifiers of labelled binary images with default parameters."""
+"""Compositional networks with default parameters classify binary images, with or without pixel shifts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scalelatent.models.hcn.model.templates import TemplateEvidence
 N_TRAIN, N_LINES = 600, 60
 
 
-def binary_digits() -> tuple[np.ndarray, np.ndarray]:
+def load_binary_digits() -> tuple[np.ndarray, np.ndarray]:
     pixels, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     return (pixels[order] > 7).astype(np.uint8).reshape(-1, 8, 8), y[order]
 
 
-def lines_at_three_places() -> tuple[np.ndarray, np.ndarray]:
-    """Return images of one line, and True for those whose line is vertical.
+def draw_lines() -> tuple[np.ndarray, np.ndarray]:
+    """Return images of one line, and labels: 1 if the line is vertical, else 0.
 
-    A line is at one of three offsets. The two templates of a class cannot fit three offsets unless pixels may
-    be shifted.
+    A line is at one of three offsets. The two templates (patterns) of a class cannot fit three offsets
+    unless pixels may be shifted.
     """
     rng = np.random.default_rng(7)
     x, y = np.zeros((400, 9, 10), np.uint8), np.arange(400) % 2
@@ -35,22 +35,22 @@ def lines_at_three_places() -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def default_network(**params: Any) -> sl.HierarchicalCompositionalNetwork:
+def make_network(**params: Any) -> sl.HierarchicalCompositionalNetwork:
     return sl.HierarchicalCompositionalNetwork(**{"templates": 20, "random_state": 0, "n_jobs": 1} | params)
 
 
 @pytest.fixture(scope="module")
 def digits() -> sl.HierarchicalCompositionalNetwork:
-    x, y = binary_digits()
-    return default_network().fit(x[:N_TRAIN], y[:N_TRAIN])
+    x, y = load_binary_digits()
+    return make_network().fit(x[:N_TRAIN], y[:N_TRAIN])
 
 
 def test_digits_are_classified_almost_as_well_as_by_neighbours(digits: Any) -> None:
-    """The fit chooses pools of 1 x 1 pixels, which allow no shifts.
+    """The fit chooses pools (ranges of pixel shifts) of 1 x 1 pixels, which allow no shifts.
 
     With shifts of one pixel, digits of 8 x 8 pixels would be too similar.
     """
-    x, y = binary_digits()
+    x, y = load_binary_digits()
     flat = x.reshape(len(x), -1)
     neighbours = KNeighborsClassifier(3).fit(flat[:N_TRAIN], y[:N_TRAIN])
     assert digits.score(x[N_TRAIN:], y[N_TRAIN:]) > neighbours.score(flat[N_TRAIN:], y[N_TRAIN:]) - 0.06
@@ -58,21 +58,21 @@ def test_digits_are_classified_almost_as_well_as_by_neighbours(digits: Any) -> N
 
 
 def test_lines_are_classified_by_shifts(tmp_path: Any) -> None:
-    x, y = lines_at_three_places()
-    m = default_network(templates=2).fit(x[:N_LINES], y[:N_LINES])
+    x, y = draw_lines()
+    m = make_network(templates=2).fit(x[:N_LINES], y[:N_LINES])
     assert m.score(x[N_LINES:], y[N_LINES:]) > 0.98
     assert m.pools_[0].shape == (9, 9, 10)
 
 
 def test_given_pools_are_not_chosen(digits: Any) -> None:
-    x, y = binary_digits()
-    m = default_network(pool=1, templates=2).fit(x[:100], y[:100])
+    x, y = load_binary_digits()
+    m = make_network(pool=1, templates=2).fit(x[:100], y[:100])
     assert {record["restart"] for record in m.history_} == {0}
     assert m.pools_[0].shape == (1, 8, 8)
 
 
 def test_chosen_pools_are_saved_and_kept(digits: Any, tmp_path: Any) -> None:
-    x, y = binary_digits()
+    x, y = load_binary_digits()
     digits.save(tmp_path / "m")
     again = sl.load_model(tmp_path / "m")
     assert_array_equal(again.transform(x[:50]), digits.transform(x[:50]))
@@ -81,18 +81,18 @@ def test_chosen_pools_are_saved_and_kept(digits: Any, tmp_path: Any) -> None:
 
 
 def test_validation_rows_choose_the_pools() -> None:
-    x, y = binary_digits()
-    m = default_network().fit(x[:300], y[:300], validation=(x[300:400], y[300:400]))
+    x, y = load_binary_digits()
+    m = make_network().fit(x[:300], y[:300], validation=(x[300:400], y[300:400]))
     assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(x[300:400], y[300:400]))
 
 
 def test_templates_never_lose_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The images of the one template per class have their lines at three offsets, and shifts are not allowed.
+    """The lines of a class are at three offsets, but the class has one template (pattern) without shifts.
 
-    Then no pixel is on in most images of the template, but the template must still have weights.
+    So no pixel is on in most images of the template. The template must still have weights.
     """
-    x, y = lines_at_three_places()
-    m = default_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES])
+    x, y = draw_lines()
+    m = make_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES])
     assert m.used_[-1].all()
     whole = TemplateEvidence.update_beliefs
 
@@ -101,12 +101,12 @@ def test_templates_never_lose_all_weights(monkeypatch: pytest.MonkeyPatch) -> No
         return whole(off, first, stats)
 
     monkeypatch.setattr(TemplateEvidence, "update_beliefs", mutant)
-    assert not default_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES]).used_[-1].all()
+    assert not make_network(templates=1, pool=1).fit(x[:N_LINES], y[:N_LINES]).used_[-1].all()
 
 
 def test_partial_fit_needs_labels() -> None:
-    x, y = binary_digits()
-    m = default_network(templates=2).partial_fit(x[:50], y[:50]).partial_fit(x[50:100], y[50:100])
+    x, y = load_binary_digits()
+    m = make_network(templates=2).partial_fit(x[:50], y[:50]).partial_fit(x[50:100], y[50:100])
     assert m.pools_[0].shape == (9, 8, 8)
     with pytest.raises(sl.errors.DataError, match="learns templates from labels alone: give y"):
-        default_network(templates=2).partial_fit(x[:50])
+        make_network(templates=2).partial_fit(x[:50])

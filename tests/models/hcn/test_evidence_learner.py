@@ -1,4 +1,4 @@
-"""Online learning of features: how old evidence fades, how chains are summed, which features are found."""
+"""Online learning of features: old evidence (log odds of pixels) fades, parallel minibatches are summed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from scalelatent.models.hcn.model.evidence_learner import (
     forget,
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, from_features, to_features
-from tests.models.hcn.cases import Kernels, largest_overlap, learn_online, run_one_step
+from tests.models.hcn.cases import Kernels, compute_overlap, learn_online, run_one_step
 
 BACKEND = Kernels()
 SMALL = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
 
 
-def small(forgetting: float = 0.9, layer: FeatureLayer = SMALL) -> tuple[OnlineFeatureLearner, np.ndarray]:
+def make_learner(
+    forgetting: float = 0.9, layer: FeatureLayer = SMALL
+) -> tuple[OnlineFeatureLearner, np.ndarray]:
     x = (np.random.default_rng(0).random((24, layer.n_pixels)) < 0.3).astype(np.uint8)
     return OnlineFeatureLearner(layer, forgetting, 2, 5), x
 
 
 def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
-    learner, x = small()
+    learner, x = make_learner()
     state = learner.start()
     prior = state.first
     for first in range(0, 24, 2):
@@ -52,8 +54,8 @@ def test_one_chain_of_one_minibatch_follows_the_papers_rule() -> None:
 
 
 def check_forgetting(step: Callable[..., EvidenceState]) -> None:
-    """Check that learned evidence fades by 0.9 per minibatch if all pixels are unknown."""
-    learner, x = small(layer=replace(SMALL, missing=9))
+    """Check that learned evidence is multiplied by 0.9 per minibatch if all pixels are unknown."""
+    learner, x = make_learner(layer=replace(SMALL, missing=9))
     first = learner.start().first
     state = EvidenceState(first + 10.0, first)
     prepared, total = learner.prepare(state, BACKEND), Stats.zeros(learner.layout())
@@ -77,19 +79,17 @@ def test_steps_forget_for_each_minibatch() -> None:
 
 
 def check_weight(step: Callable[..., EvidenceState]) -> None:
-    """Check that identical minibatches in parallel chains change beliefs as if they came one after
-    another.
-    """
-    learner, _ = small(0.9)
-    state, said = learner.start(), 3.0
+    """Check that parallel minibatches change beliefs (log odds) like the same minibatches one by one."""
+    learner, _ = make_learner(0.9)
+    state, evidence = learner.start(), 3.0
     stats = Stats.zeros(learner.layout())
     for m in (4, 4, 2):
-        stats["evidence"][...] += said * sum(0.9**j for j in range(1, m + 1))
+        stats["evidence"][...] += evidence * sum(0.9**j for j in range(1, m + 1))
         stats["minibatches"][...] += m
         stats["weight"][...] += 1 - 0.9**m
     serial = state.beliefs
     for _ in range(10):
-        serial = forget(serial + said, state.first, 0.9)
+        serial = forget(serial + evidence, state.first, 0.9)
     assert_allclose(step(learner, state, stats, 20).beliefs, serial, rtol=1e-12)
 
 
@@ -107,7 +107,7 @@ def test_parallel_chains_have_the_weight_of_serial_minibatches() -> None:
 
 
 def test_without_forgetting_evidence_adds_up() -> None:
-    learner, x = small(1.0)
+    learner, x = make_learner(1.0)
     state, rows = learner.start(), np.arange(24)
     apart = [run_one_step(learner, state, x, rows[a : a + 8], 0, BACKEND) for a in (0, 8, 16)]
     together = run_one_step(learner, state, x, rows, 0, BACKEND, chains=3)
@@ -115,7 +115,7 @@ def test_without_forgetting_evidence_adds_up() -> None:
 
 
 def test_parallel_chains_equal_serial_chains() -> None:
-    learner, x = small()
+    learner, x = make_learner()
     state = run_one_step(learner, learner.start(), x, np.arange(24), 0, BACKEND)
     prepared = learner.prepare(state, BACKEND)
     parts = [np.arange(0, 6), np.arange(6, 13), np.arange(13, 24)]
@@ -129,14 +129,14 @@ def test_parallel_chains_equal_serial_chains() -> None:
 
 
 def test_the_reference_kernels_learn_the_same() -> None:
-    learner, x = small()
+    learner, x = make_learner()
     found, want = (learn_online(learner, x, 2, backend) for backend in (BACKEND, Kernels("reference")))
     assert_array_equal(found.beliefs, want.beliefs)
     assert found.last_changed == want.last_changed > 0
 
 
 def test_beliefs_beyond_exact_sums_are_refused() -> None:
-    learner, x = small(1.0)
+    learner, x = make_learner(1.0)
     state = replace(learner.start(), beliefs=np.full(SMALL.weights_shape, 2_000_000.0))
     with pytest.raises(DivergenceError, match=r"layer 1: .*feature 0 have reached 2,000,0.*lower forgetting"):
         run_one_step(learner, state, x, np.arange(4), 0, BACKEND)
@@ -148,7 +148,7 @@ def test_a_chain_stays_within_its_requested_memory() -> None:
     x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
     block = Block(x, None, None, 0, np.arange(20))
     stats = Stats.zeros(learner.layout())
-    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # The first call compiles.
+    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # Compiles the kernels.
     prepared = learner.prepare(learner.start(), Kernels())
     tracemalloc.start()
     try:
@@ -166,8 +166,7 @@ def test_features_are_converted_between_kernels_and_users() -> None:
     assert_array_equal(from_features(to_features(w)), w)
 
 
-# The dataset and settings of Figure 6 of Lázaro-Gredilla et al. (2016): minibatches of 5 images, forgetting
-# .95.
+# Data and parameters are those of Figure 6 of Lázaro-Gredilla et al. (2016), with minibatches of 5 images.
 @pytest.mark.parametrize(("n_rows", "epochs"), [(30, 100), (3000, 1)])
 def test_online_learning_finds_letters(n_rows, epochs) -> None:
     letters = image_set("letters", alphabet="AKSTX", noise=0.03, seed=1)
@@ -175,15 +174,15 @@ def test_online_learning_finds_letters(n_rows, epochs) -> None:
     x = letters.rows(0, n_rows)[0].reshape(n_rows, -1)
     state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, epochs, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [compute_overlap(features, truth.astype(bool)) for truth in letters.features]
     assert min(found) >= 0.9
 
 
 def make_uncentred_beliefs(first: np.ndarray) -> np.ndarray:
-    """Return beliefs of three features of 7 x 6 pixels.
+    """Return beliefs (log odds that a pixel is on) of three features of 7 x 6 pixels.
 
-    The first feature has its weights at the lower left, the second has weights from top to bottom, and the
-    third keeps the initial beliefs ``first``, which are all off.
+    The weights of the first feature are at the lower left, those of the second reach from top to bottom. The
+    third feature has the initial beliefs ``first`` and no weights.
     """
     beliefs = first.copy()
     beliefs[:, 3:7, 0:2, 0] = 5.0
@@ -197,7 +196,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     beliefs = make_uncentred_beliefs(first)
     found, want = move(beliefs, first), first.copy()
     want[:, 2:6, 2:4, 0] = 5.0
-    # The beliefs around the weights move with them; positions that become free get their initial belief.
+    # Log odds around the weights move together with the weights. Free pixels get their initial log odds.
     want[:, :2, 2:, 0] = first[:, 1:3, :4, 0]
     want[:, 2:6, 4:, 0] = first[:, 3:, 2:4, 0]
     want[:, 6:, :, 0] = first[:, 6:, :, 0]
@@ -208,9 +207,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
 
 
 def roll_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Move features as a wrong ``center_features`` would: pixels that leave on one side enter on the
-    other.
-    """
+    """Move features wrongly: pixels that leave the window on one side enter it on the other side."""
     out = beliefs.copy()
     out[..., 0] = np.roll(beliefs[..., 0], (-1, 2), axis=(1, 2))
     return out
@@ -226,7 +223,7 @@ def test_features_move_to_the_middle_of_their_windows() -> None:
     ("minibatches", "steps"), [(1, CENTER_EVERY), (8, CENTER_EVERY // 8), (3 * CENTER_EVERY, 1)]
 )
 def test_features_are_moved_every_20_minibatches(minibatches, steps) -> None:
-    learner, _ = small(1.0, replace(SMALL, window=(5, 3)))
+    learner, _ = make_learner(1.0, replace(SMALL, window=(5, 3)))
     first = learner.start().first
     state = EvidenceState(first.copy(), first)
     state.beliefs[:, 4, 1, 0] = 5.0
@@ -247,7 +244,7 @@ def test_unknown_pixels_are_skipped() -> None:
     x[np.random.default_rng(0).random(x.shape) < 0.2] = 7
     state = learn_online(OnlineFeatureLearner(layer, 0.95, 5, 1), x, 1, BACKEND)
     features = to_features(state.beliefs > 0)[:, 0]
-    found = [largest_overlap(features, truth.astype(bool)) for truth in letters.features]
+    found = [compute_overlap(features, truth.astype(bool)) for truth in letters.features]
     assert sum(o >= 0.9 for o in found) >= 4
 
 

@@ -1,6 +1,4 @@
-"""Oriented filters: numba equals the reference, edges have the right direction, non-grey images are
-refused.
-"""
+"""Filters that find edges of grey images: numba equals numpy, and edges have the right direction."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, shape).astype(np.uint8)
-    images[0] = 255 * (images[0] > 100)  # Some pixels are equal.
+    images[0] = 255 * (images[0] > 100)  # Many pixels are equal, as in flat areas.
     weights = OrientedFilters(n, size).weights
     for least in (0, MIN_STEP * STEP_RESPONSE, 255 * STEP_RESPONSE):
         want, found = (np.full((shape[0], n, *shape[1:]), 7, np.uint8) for _ in range(2))
@@ -52,40 +50,38 @@ def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
     found = OrientedFilters(16, 3, *how).find_edges(images)
-    # The edge is found in both columns beside the step from dark to bright.
+    # Both columns beside the step from dark to bright are edges.
     assert_array_equal(np.argwhere(found[0, :, 4, :7]), [[0, 4], [0, 5]])
-    assert not found[1, :, 1:-1, :7].any()  # The border does not add edges either.
+    assert not found[1, :, 1:-1, :7].any()  # A smaller step is no edge.
 
 
-def grey_layer() -> FeatureLayer:
-    """Return a layer of images of 5 x 6 grey levels."""
+def make_grey_layer() -> FeatureLayer:
+    """Return a layer whose filters find edges in grey images of 5 x 6 pixels."""
     return FeatureLayer((16, 5, 6), 3, (2, 2), 1e-3, 1e-3, 0.25, 1e-3, filters=OrientedFilters(16, 3))
 
 
-def block_of(x: np.ndarray) -> Block:
+def make_block(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 7)
 
 
 def test_a_flipped_pixel_is_an_edge_only_for_small_filters() -> None:
     images = np.zeros((1, 9, 9), np.uint8)
     images[0, 4, 4] = 255
-    assert (
-        OrientedFilters(16, 3).find_edges(images).sum() == 8
-    )  # All pixels around the flipped one are edges.
+    # The eight neighbours of the flipped pixel are edges.
+    assert OrientedFilters(16, 3).find_edges(images).sum() == 8
     assert not OrientedFilters(16, 5).find_edges(images).any()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_filter_channels_are_the_evidence_of_grey_images(dtype: type) -> None:
-    layer, images = grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
+    layer, images = make_grey_layer(), np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
     assert layer.input_shape == (1, 5, 6)
     off, on = layer.evidence_values
     edges = OrientedFilters(16, 3).find_edges(images)
     assert 0 < edges.mean() <= 1 / 16
-    assert_array_equal(layer.read_evidence(block_of(images.astype(dtype))), np.where(edges, on, off))
-    assert (
-        layer.read_evidence(block_of(np.zeros((2, 5, 6), dtype))) == off
-    ).all()  # Empty images are grey, too.
+    assert_array_equal(layer.read_evidence(make_block(images.astype(dtype))), np.where(edges, on, off))
+    # Images of zeros are accepted, and have no edge.
+    assert (layer.read_evidence(make_block(np.zeros((2, 5, 6), dtype))) == off).all()
 
 
 @pytest.mark.parametrize(
@@ -102,4 +98,4 @@ def test_images_that_are_not_grey_are_refused(value: float, message: str) -> Non
     x = np.zeros((3, 30), np.float32)
     x[1, 2] = value
     with pytest.raises(DataError, match=message):
-        grey_layer().read_evidence(block_of(x))
+        make_grey_layer().read_evidence(make_block(x))

@@ -1,6 +1,4 @@
-"""Templates that start from images: their evidence, the choice of these images, and the assignment of
-rows.
-"""
+"""Templates (patterns of classes) that start from images: choice of images, weights, assigned rows."""
 
 from __future__ import annotations
 
@@ -18,42 +16,52 @@ from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from scalelatent.models.hcn.model.hierarchy import Hierarchy
 from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner
 from scalelatent.models.hcn.model.templates import RowCodes, TemplateEvidence, choose_first_images
-from tests.models.hcn.test_multi_layer_learning import block_of, error, true_weights, two_layers
+from tests.models.hcn.test_multi_layer_learning import (
+    make_block,
+    make_true_weights,
+    make_two_layers,
+    measure_error,
+)
 
 
-def collected(reduction: Any, *blocks: Block) -> Stats:
+def collect_stats(reduction: Any, *blocks: Block) -> Stats:
     stats, prepared = Stats.zeros(reduction.layout()), reduction.prepare(None, make_backend("cpu"))
     for block in blocks:
         reduction.accumulate(prepared, block, stats)
     return stats
 
 
-def from_images(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
-    """Return beliefs after passes over forty images; they start from the true features and no templates."""
+def learn_beliefs(net: Hierarchy, images: Any, numbers: list[int], passes: int = 1) -> np.ndarray:
+    """Return the beliefs (log odds of weights) after passes over forty images, given the true features.
+
+    ``numbers`` are the indices of the images from which the templates (patterns of classes) start.
+    """
     first = net.first_beliefs()
-    beliefs = np.where(np.arange(len(first)) < net.split(first)[0].size, true_weights(net, images), first)
-    begins = choose_first_images(net, np.array(numbers), block_of(images, 0, 40).y[numbers])
+    beliefs = np.where(
+        np.arange(len(first)) < net.split(first)[0].size, make_true_weights(net, images), first
+    )
+    begins = choose_first_images(net, np.array(numbers), make_block(images, 0, 40).y[numbers])
     for number in range(passes):
-        said = TemplateEvidence(net, beliefs, *(begins if number == 0 else ()))
-        beliefs = said.update_beliefs(
-            first, collected(said, block_of(images, 0, 25), block_of(images, 25, 40))
+        evidence = TemplateEvidence(net, beliefs, *(begins if number == 0 else ()))
+        beliefs = evidence.update_beliefs(
+            first, collect_stats(evidence, make_block(images, 0, 25), make_block(images, 25, 40))
         )
     return beliefs
 
 
 def test_a_template_is_the_evidence_of_its_image() -> None:
-    """A template that starts from an image has the weights that the image's pixels support.
+    """A template (pattern of a class) that starts from an image has the weights that its pixels support.
 
     No other template has a higher score for that image.
     """
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     numbers = list(range(7, 40))
-    beliefs, y = from_images(net, images, numbers), block_of(images, 0, 40).y
+    beliefs, y = learn_beliefs(net, images, numbers), make_block(images, 0, 40).y
     weights = [part > 0 for part in net.split(beliefs)]
     prior = net.split(net.first_beliefs())[-1]
     for template in range(4):
         row = next(number for number in numbers if y[number] == template)
-        pixels = net.layers[0].read_evidence(block_of(images, row, row + 1))
+        pixels = net.layers[0].read_evidence(make_block(images, row, row + 1))
         made, scores = net.forward(weights, pixels, make_backend("cpu"))[-1]
         speaks = made[0] + UNITS_PER_NAT * prior[:, ::-1, ::-1, template] > 0
         assert 0 < weights[-1][..., template].sum() == speaks.sum()
@@ -61,12 +69,12 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
 
 
 def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong start of templates, which does not flip the windows of features, fails the test above."""
+    """A start of templates that does not flip the windows of features gives other weights."""
 
-    def mutant(said: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
-        below, priors = said.net.split(first)
+    def mutant(evidence: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
+        below, priors = evidence.net.split(first)
         beliefs = priors + np.moveaxis(stats["evidence"], 0, -1)
-        return np.concatenate([said.beliefs[: below.size], beliefs.ravel()])
+        return np.concatenate([evidence.beliefs[: below.size], beliefs.ravel()])
 
     monkeypatch.setattr(TemplateEvidence, "update_beliefs", mutant)
     with pytest.raises(AssertionError):
@@ -74,21 +82,21 @@ def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_templates_of_few_images_classify() -> None:
-    net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
+    net, images = make_two_layers(13, 2, classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_classes=4)
     state = learner.start()
-    found = type(state)(from_images(net, images, list(range(40)), 3), state.first)
-    assert error(learner, found, images) < 0.05
+    found = type(state)(learn_beliefs(net, images, list(range(40)), 3), state.first)
+    assert measure_error(learner, found, images) < 0.05
 
 
 def test_rows_go_to_used_templates_of_their_class() -> None:
-    net, images = two_layers(classes=(0, 0, 1, 1))
-    beliefs = true_weights(net, images)
-    net.split(beliefs)[-1][..., 0] = -1.0  # ``split`` returns views, so this makes the first template empty.
+    net, images = make_two_layers(classes=(0, 0, 1, 1))
+    beliefs = make_true_weights(net, images)
+    net.split(beliefs)[-1][..., 0] = -1.0  # ``split`` returns views: empty the first template.
     x, y = images.rows(0, 40)
     of_class = np.array([0, 0, 1, 1])
     for codes in (y % 2, np.full(40, -1)):
-        said = TemplateEvidence(net, beliefs)
+        evidence = TemplateEvidence(net, beliefs)
         block = Block(x.reshape(40, -1), codes.astype(np.int32), None, 0)
         weights = [part > 0 for part in net.split(beliefs)]
         pixels = net.layers[0].read_evidence(block)
@@ -98,16 +106,16 @@ def test_rows_go_to_used_templates_of_their_class() -> None:
         best = np.where(allowed, scores[..., 0, 0], -np.inf).argmax(axis=1)
         wanted = np.zeros((4, *made.shape[1:]))
         np.add.at(wanted, best, made / UNITS_PER_NAT)
-        assert_array_equal(collected(said, block)["evidence"], wanted)
+        assert_array_equal(collect_stats(evidence, block)["evidence"], wanted)
         assert not wanted[0].any()
 
 
 def test_ignoring_labels_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong assignment of rows, to the best template of any class, fails the test above."""
+    """The test of assigned rows detects an assignment to the best template of any class."""
     whole = TemplateEvidence.accumulate
 
-    def mutant(said: TemplateEvidence, prepared: Any, block: Block, stats: Stats) -> None:
-        whole(said, prepared, replace(block, y=np.full(len(block.x), -1, np.int32)), stats)
+    def mutant(evidence: TemplateEvidence, prepared: Any, block: Block, stats: Stats) -> None:
+        whole(evidence, prepared, replace(block, y=np.full(len(block.x), -1, np.int32)), stats)
 
     monkeypatch.setattr(TemplateEvidence, "accumulate", mutant)
     with pytest.raises(AssertionError):
@@ -115,14 +123,14 @@ def test_ignoring_labels_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_first_images_are_chosen_from_each_class() -> None:
-    net, _ = two_layers(classes=(0, 0, 1, 1))
+    net, _ = make_two_layers(classes=(0, 0, 1, 1))
     numbers, codes = np.array([9, 4, 7, 1, 3]), np.array([1, -1, 0, 0, 0])
     taken, templates = choose_first_images(net, numbers, codes)
     assert taken.tolist() == [1, 7, 9]
     assert templates.tolist() == [1, 0, 2]
-    clusters, _ = two_layers()
+    clusters, _ = make_two_layers()
     taken, templates = choose_first_images(clusters, numbers, codes)
     assert taken.tolist() == [1, 4, 7, 9]
     assert templates.tolist() == [3, 1, 2, 0]
     block = Block(np.zeros((6, 1)), np.array([2, -1, 0, 1, 1, 1], np.int32), None, 3)
-    assert collected(RowCodes(np.array([1, 3, 4, 5, 99])), block)["codes"].tolist() == [0, 3, 0, 1, 0]
+    assert collect_stats(RowCodes(np.array([1, 3, 4, 5, 99])), block)["codes"].tolist() == [0, 3, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""Images as users have them (arrays, dask arrays, NaN, masks), and outputs as large as the data."""
+"""Images of all types that users have (arrays, dask arrays, NaN, masks), and outputs in datasets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from scalelatent.models.hcn.estimator import HierarchicalCompositionalNetwork
 
 pytestmark = pytest.mark.filterwarnings("ignore:messages of")
 
-HOW = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_state": 3}
+OPTIONS = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_state": 3}
 
 
-def drawn(n: int) -> np.ndarray:
-    """Return n images of two of three features at random positions, with 2 % flipped pixels."""
+def draw_images(n: int) -> np.ndarray:
+    """Return n images, each with two of three features at random positions and 2 % flipped pixels."""
     rng = np.random.default_rng(0)
     features = np.array([[[1, 1], [1, 0], [1, 0]], [[0, 1], [1, 1], [0, 1]], [[1, 0], [0, 1], [1, 1]]])
     x = rng.random((n, 7, 6)) < 0.02
@@ -33,25 +33,25 @@ def drawn(n: int) -> np.ndarray:
     return x.astype(np.uint8)
 
 
-X = drawn(60)
+X = draw_images(60)
 
 
-def network(**params: Any) -> HierarchicalCompositionalNetwork:
-    return HierarchicalCompositionalNetwork(**{"layers": [(3, (3, 2))], **HOW, **params})
+def make_network(**params: Any) -> HierarchicalCompositionalNetwork:
+    return HierarchicalCompositionalNetwork(**{"layers": [(3, (3, 2))], **OPTIONS, **params})
 
 
 @cache
-def fitted() -> HierarchicalCompositionalNetwork:
-    m = network().fit(X)
+def get_fitted() -> HierarchicalCompositionalNetwork:
+    m = make_network().fit(X)
     assert m.transform(X).sum() > 60
     return m
 
 
-def same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
+def assert_same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompositionalNetwork) -> None:
     assert_array_equal(one.beliefs_[0], other.beliefs_[0])
 
 
-def counted(computed: list[int]) -> Any:
+def make_counted_array(computed: list[int]) -> Any:
     def count(block: np.ndarray) -> np.ndarray:
         computed.append(len(block))
         return block
@@ -61,34 +61,34 @@ def counted(computed: list[int]) -> Any:
 
 @pytest.mark.parametrize("given", [X[:, None], X.tolist(), list(X), X.astype(bool), np.asfortranarray(X)])
 def test_images_of_any_dtype_and_container_give_the_same_bits(given: Any) -> None:
-    same(network().fit(given), fitted())
-    assert_array_equal(fitted().transform(given), fitted().transform(X))
+    assert_same(make_network().fit(given), get_fitted())
+    assert_array_equal(get_fitted().transform(given), get_fitted().transform(X))
 
 
 def test_flat_rows_and_memmaps_are_images(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", X)
-    same(network().fit(np.load(tmp_path / "x.npy", mmap_mode="r")), fitted())
-    m = network(image_shape=(7, 6)).fit(X.reshape(60, -1))
-    same(m, fitted())
-    assert_array_equal(m.transform(X.reshape(60, -1)), fitted().transform(X))
+    assert_same(make_network().fit(np.load(tmp_path / "x.npy", mmap_mode="r")), get_fitted())
+    m = make_network(image_shape=(7, 6)).fit(X.reshape(60, -1))
+    assert_same(m, get_fitted())
+    assert_array_equal(m.transform(X.reshape(60, -1)), get_fitted().transform(X))
 
 
 def test_validation_is_an_array_or_a_pair() -> None:
-    m = network().fit(X[:40], validation=X[40:])
+    m = make_network().fit(X[:40], validation=X[40:])
     for validation in ((X[40:], None), sl.Dataset.from_arrays(X[40:]), da.from_array(X[40:])):
-        other = network().fit(X[:40], validation=validation)
+        other = make_network().fit(X[:40], validation=validation)
         assert m.history_[-1]["compression"] == other.history_[-1]["compression"]
 
 
 def test_lazy_images_are_learned_and_stay_lazy() -> None:
     computed: list[int] = []
-    x, m = counted(computed), fitted()
-    same(network().fit(x), m)
+    x, m = make_counted_array(computed), get_fitted()
+    assert_same(make_network().fit(x), m)
     computed.clear()
     lazy = m.transform(x), m.reconstruct(x), m.inpaint(x, np.ones(X.shape, bool))
     assert not computed
     assert [a.shape for a in lazy] == [(60, 5, 5, 3), (60, 1, 7, 6), (60, 1, 7, 6)]
-    # Pixels are shuffled by the index of their row in the whole array, not in the block.
+    # The order of pixel updates depends on the index of the row in the whole array, not in the dask chunk.
     for found, want in zip(lazy, (m.transform(X), m.reconstruct(X), X[:, None]), strict=True):
         assert found.dtype == np.uint8
         assert_array_equal(found.compute(scheduler="single-threaded"), want)
@@ -104,13 +104,13 @@ def test_nan_marks_a_pixel_as_unknown(threshold: float | None, tmp_path: Any) ->
     unknown = np.random.default_rng(1).random(X.shape) < 0.1
     levels = X * (1.0 if threshold is None else 200.0)
     holes, marked = np.where(unknown, np.nan, levels), np.where(unknown, -7.0, levels)
-    other = network(missing=-7, threshold=threshold).fit(marked)
-    m = network(missing=float("nan"), threshold=threshold).fit(holes)
-    same(m, other)
+    other = make_network(missing=-7, threshold=threshold).fit(marked)
+    m = make_network(missing=float("nan"), threshold=threshold).fit(holes)
+    assert_same(m, other)
     np.save(tmp_path / "x.npy", holes)
     lazy = da.from_array(holes, chunks=(20, 7, 6))
     for given in (lazy, np.load(tmp_path / "x.npy", mmap_mode="r")):
-        same(network(missing=np.nan, threshold=threshold).fit(given), m)
+        assert_same(make_network(missing=np.nan, threshold=threshold).fit(given), m)
     filled = m.inpaint(holes)[:, 0]
     assert filled[unknown].any()
     assert_array_equal(filled, other.inpaint(marked)[:, 0])
@@ -119,9 +119,9 @@ def test_nan_marks_a_pixel_as_unknown(threshold: float | None, tmp_path: Any) ->
     m.save(tmp_path / "m.zarr")
     assert_array_equal(sl.load_model(tmp_path / "m.zarr").transform(holes), m.transform(holes))
     with pytest.raises(DataError, match=r"contains NaN: row \d+, feature \d+"):
-        network().fit(holes)
+        make_network().fit(holes)
     with pytest.raises(DataError, match="infinite"):
-        network(missing=np.nan, threshold=1).fit(np.where(unknown, np.inf, levels))
+        make_network(missing=np.nan, threshold=1).fit(np.where(unknown, np.inf, levels))
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,9 @@ def test_default_features_are_reduced_and_logged_once(
         m = HierarchicalCompositionalNetwork(n_epochs=1, random_state=0).fit(x)
         assert (m.layers, m.layers_, m.batch_size_) == (None, [(32, features)], 5)
     asked = HierarchicalCompositionalNetwork([(32, features)], n_epochs=1, batch_size=5, random_state=0)
-    same(m, asked.fit(x))
-    assert m._deciding_parameters()["layers"] == (
-        (32, (8, 6)),
-    )  # Folders of both image sizes belong to one fit.
+    assert_same(m, asked.fit(x))
+    # A run folder belongs to a fit by the default, not by the reduced size.
+    assert m._deciding_parameters()["layers"] == ((32, (8, 6)),)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (features != (8, 6))
     assert all(
@@ -157,7 +156,7 @@ def test_given_layers_are_not_reduced() -> None:
 
 @pytest.mark.parametrize("width", [16, 48])
 def test_small_flat_rows_are_images_of_one_row(width: int) -> None:
-    """Flat rows are images of height 1: the default features have the width of the rows, and no shifts.
+    """Flat rows are images of height 1, and default features have the width of the rows.
 
     Each row joins some of five patterns by OR.
     """
@@ -176,7 +175,7 @@ def test_long_flat_rows_need_a_shape() -> None:
         HierarchicalCompositionalNetwork(n_epochs=1).fit(flat)
     m = HierarchicalCompositionalNetwork(n_epochs=1, image_shape=(8, 8)).fit(flat)
     assert m.layers_ == [(32, (8, 6))]
-    assert network(layers=[(3, (1, 4))], n_epochs=1).fit(flat).layers_ == [(3, (1, 4))]
+    assert make_network(layers=[(3, (1, 4))], n_epochs=1).fit(flat).layers_ == [(3, (1, 4))]
 
 
 def test_a_single_image_is_fitted(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -196,13 +195,13 @@ def test_a_single_image_is_fitted(tmp_path: Any, caplog: pytest.LogCaptureFixtur
 
 
 REFUSED = [
-    (lambda m: network().fit(np.zeros((5, 1, 1, 7, 6))), "has 5 dimensions: give images"),
-    (lambda m: network().fit(X[:0]), r"0 sample\(s\)"),
-    (lambda m: network().fit(np.ma.masked_equal(X, 1)), "row 0, feature 3"),
-    (lambda m: network().fit(X[:40], validation=X[40:] * 3), "pixel [0-9]+ is 3: pixels must be 0 or 1"),
-    (lambda m: network().fit(X[:40], validation=X[40:, :5]), "validation has 30 features"),
+    (lambda m: make_network().fit(np.zeros((5, 1, 1, 7, 6))), "has 5 dimensions: give images"),
+    (lambda m: make_network().fit(X[:0]), r"0 sample\(s\)"),
+    (lambda m: make_network().fit(np.ma.masked_equal(X, 1)), "row 0, feature 3"),
+    (lambda m: make_network().fit(X[:40], validation=X[40:] * 3), "pixel [0-9]+ is 3: pixels must be 0 or 1"),
+    (lambda m: make_network().fit(X[:40], validation=X[40:, :5]), "validation has 30 features"),
     (
-        lambda m: network().fit(X[:40], validation=X[40:].transpose(0, 2, 1)),
+        lambda m: make_network().fit(X[:40], validation=X[40:].transpose(0, 2, 1)),
         "but the training images have",
     ),
     (lambda m: m.transform(X[0]), r"X is one image, 7 x 6: give X\[None\]"),
@@ -212,24 +211,24 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("use", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_images_of_the_wrong_kind_are_refused(use: Any, says: str) -> None:
-    with pytest.raises((DataError, ValueError), match=says):
-        use(fitted())
+@pytest.mark.parametrize(("use", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_images_of_the_wrong_kind_are_refused(use: Any, message: str) -> None:
+    with pytest.raises((DataError, ValueError), match=message):
+        use(get_fitted())
 
 
 def test_a_stream_may_start_with_one_image() -> None:
-    m = network().partial_fit(X[:1]).partial_fit(X[1:5])
+    m = make_network().partial_fit(X[:1]).partial_fit(X[1:5])
     assert m.transform(X).shape == (60, 5, 5, 3)
 
 
 def test_images_without_known_pixels_are_refused() -> None:
     with pytest.raises(DataError, match="all pixels are unknown"):
-        network(missing=0).fit(np.zeros_like(X))
+        make_network(missing=0).fit(np.zeros_like(X))
 
 
 def test_outputs_are_datasets(tmp_path: Any) -> None:
-    m = fitted()
+    m = get_fitted()
     stored = sl.Dataset.from_arrays(X).save(tmp_path / "x.zarr", chunk_rows=16)
     known = np.random.default_rng(2).random(X.shape) < 0.6
     mask = sl.Dataset.from_arrays(known).save(tmp_path / "known.zarr")
@@ -252,11 +251,11 @@ def test_outputs_are_datasets(tmp_path: Any) -> None:
 
 def test_output_frames_have_a_column_for_each_place() -> None:
     pandas = pytest.importorskip("pandas")
-    m = network().fit(X)
+    m = make_network().fit(X)
     names = m.get_feature_names_out()
     assert len(names) == m._n_features_out == 75
     assert m.transform(X).shape == (60, 5, 5, 3)
     frame = m.set_output(transform="pandas").transform(X)
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == list(names)
-    assert_array_equal(frame.to_numpy(), fitted().transform(X).reshape(60, -1))
+    assert_array_equal(frame.to_numpy(), get_fitted().transform(X).reshape(60, -1))

@@ -1,4 +1,4 @@
-"""The numba kernels of compositional networks give the bits of the reference."""
+"""The numba kernels of compositional networks give the bits of the reference kernels in numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import count_pairs, message_starts
 from tests.models.hcn.cases import draw_sweep, make_zero_messages
 
-# Each case is chains, images, (channels, height, width), window, features.
+# Each case: number of chains, images per chain, (channels, height, width), (height, width) of features,
+# number of features. A chain is a sequence of images that a kernel processes independently.
 SHAPES = [
     (1, 1, (1, 5, 5), (2, 3), 1),
     (2, 2, (1, 7, 6), (3, 2), 5),
@@ -27,8 +28,8 @@ SHAPES = [
 ]
 
 
-# Mean beliefs of S, the window positions of features. A pair is a window position and a weight that make a
-# pixel. With these three values, the kernels examine all ranges of pairs, some of them, or hardly any.
+# Mean beliefs of S (a feature is at a position). A kernel skips ranges of pairs (a position and a pixel of a
+# feature) with low beliefs: none with the first value, some with the second, and most with the third.
 PLACES = [-300, -900, -2000]
 
 
@@ -61,15 +62,15 @@ def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, p
     check_messages(sweeps.sweep_messages, shape, damping, place)
 
 
-def forgetting_messages(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
-    """Wrong sweep: the beliefs keep the messages of the sweep before, which nothing sends any more."""
+def sweep_wrongly(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
+    """Update wrongly: the log odds of bits keep the contributions (messages) of the previous update."""
     held[...] = 0
     return sweeps.sweep_messages(evidence, order, s, w, to_s, to_w, held, damping)
 
 
 def test_old_messages_to_weights_are_subtracted() -> None:
     with pytest.raises(AssertionError):
-        check_messages(forgetting_messages, SHAPES[1], 1.0, -900)
+        check_messages(sweep_wrongly, SHAPES[1], 1.0, -900)
 
 
 @pytest.mark.parametrize(("n_sweeps", "place"), [*zip([1, 10, 10], PLACES, strict=True)])
@@ -148,7 +149,7 @@ def test_pairs_of_a_pixel_equal_the_reference() -> None:
     assert np.diff(counts).max() == 1536
 
 
-def keyed_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+def shuffle_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     return shuffled(seed + get_ident(), purpose, epoch, rows, n)
 
 
@@ -163,7 +164,7 @@ def check_order(order) -> None:
 def test_orders_depend_on_seed_epoch_and_row_alone() -> None:
     check_order(shuffled)
     with pytest.raises(AssertionError):
-        check_order(keyed_by_thread)
+        check_order(shuffle_by_thread)
     found = shuffled(7, "sweep", 2, np.array([5, 11]), 300)
     assert_array_equal(np.sort(found, axis=1), np.tile(np.arange(300), (2, 1)))
     for other in ((8, "sweep", 2), (7, "decode", 2), (7, "sweep", 3)):

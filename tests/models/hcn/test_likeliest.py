@@ -25,18 +25,18 @@ from scalelatent.models.hcn.model.hierarchy import (
 )
 from scalelatent.models.hcn.model.layer import FeatureLayer, log_odds, to_features
 from scalelatent.models.hcn.model.multi_layer_learning import BatchNetworkLearner, to_dense, unpack_messages
-from tests.models.hcn.test_multi_layer_learning import block_of, learn_batch, two_layers
+from tests.models.hcn.test_multi_layer_learning import learn_batch, make_block, make_two_layers
 
 BELOW = FeatureLayer((1, 1, 4), 2, (1, 2), 0.05, 0.02, 0.3, 0.5)
-"""On images of four pixels two features of two: three places each, 4 bits of W."""
+"""Layer of two features of two pixels each (4 bits) for images of four pixels: three positions each."""
 TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
-"""Two templates of 6 bits; with those of two images 18 bits are all that there is."""
+"""Layer of two templates of 6 bits each, so that the network has 16 bits of weights."""
 
 
-def log_posterior(x: np.ndarray) -> np.ndarray:
+def compute_log_posterior(x: np.ndarray) -> np.ndarray:
     """Return the log posterior of all 2 ** 16 weights for images x (2, 4).
 
-    Each image is explained by the better of its templates.
+    Each image is explained by the better of the two templates (whole images made of features).
     """
     codes = np.arange(2**16)[:, None]
     features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
@@ -52,8 +52,8 @@ def log_posterior(x: np.ndarray) -> np.ndarray:
     return prior + seen.max(axis=2).sum(axis=1)
 
 
-def found(x: np.ndarray, seed: int) -> int:
-    """Return the weights that message passing finds, as an index into ``log_posterior``."""
+def find_weights(x: np.ndarray, seed: int) -> int:
+    """Return the weights that message passing finds for images x, as an index of the log posterior."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
     learner = BatchNetworkLearner(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)
@@ -62,21 +62,20 @@ def found(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Check that message passing finds the most probable weights for at least ``LEAST`` of eight pairs of
-    images.
+    """Check that message passing finds the most probable weights for ``MIN_HITS`` of eight pairs of images.
 
     For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
     """
     rng, hits = np.random.default_rng(0), 0
     for _ in range(8):
         x = rng.random((2, 4)) < 0.4
-        posterior = log_posterior(x)
-        best = max(posterior[found(x, seed)] for seed in range(12))
+        posterior = compute_log_posterior(x)
+        best = max(posterior[find_weights(x, seed)] for seed in range(12))
         hits += bool(best > posterior.max() - 1e-9)
-    assert hits >= LEAST
+    assert hits >= MIN_HITS
 
 
-LEAST = 4
+MIN_HITS = 4
 
 
 def test_the_likeliest_of_all_weights_are_found() -> None:
@@ -86,7 +85,10 @@ def test_the_likeliest_of_all_weights_are_found() -> None:
 def test_wrong_class_messages_find_parts_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Messages of classes whose maximum includes the template's own score make check_likeliest fail."""
+    """A template (a whole image made of features) must be compared with the best score of the others.
+
+    If its own score is included, fewer of the most probable weights are found.
+    """
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape).astype(np.int32)
@@ -97,9 +99,9 @@ def test_wrong_class_messages_find_parts_less_often(
 
 
 def check_above() -> None:
-    """Check that the messages from the upper layer replace those of the pass before, without damping."""
-    net, images = two_layers(5, 1)
-    backend, block = make_backend("cpu"), block_of(images, 0, 6)
+    """Check that new messages (log odds) from the upper layer replace the old ones, without averaging."""
+    net, images = make_two_layers(5, 1)
+    backend, block = make_backend("cpu"), make_block(images, 0, 6)
     learner = BatchNetworkLearner(net, n_rows=6, single_leaf_passes=3)
     state = learner.start()
     new = learner.visit((state, backend), block, None)
@@ -120,7 +122,7 @@ def test_messages_from_above_are_not_damped() -> None:
 
 
 def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If messages from the upper layer change by only a fifth per pass, ``check_above`` fails."""
+    """The check detects messages (log odds) from the upper layer that change by only a fifth per pass."""
     lower = LayerMessages.with_above
 
     def mutant(kept: LayerMessages, above: np.ndarray) -> LayerMessages:
@@ -142,12 +144,12 @@ def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:
     made[0, 0, 1] = True
     share = np.mean([shift_pixels_randomly(made, prior, rng)[0, 0] for _ in range(n)], axis=0)
 
-    def chance(pixel: int) -> np.ndarray:
+    def compute_shares(pixel: int) -> np.ndarray:
         """Return the probabilities that a pixel is shifted by -1, 0 or 1 column."""
         units = prior[3:6, 0, pixel]
         return np.exp(units / 256.0) / np.exp(units / 256.0).sum()
 
-    off = np.abs(share[:3] - chance(1)) / np.sqrt(chance(1) * (1 - chance(1)) / n)
+    off = np.abs(share[:3] - compute_shares(1)) / np.sqrt(compute_shares(1) * (1 - compute_shares(1)) / n)
     assert off.max() < 5
     assert share[3] == 0
     # The shares differ from 1/3, so a draw with equal probabilities would fail this test.

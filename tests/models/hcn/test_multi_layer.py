@@ -24,21 +24,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weights still changed")
 TRAITS = image_set("traits", size=5, gap=1)
 X, Y = TRAITS.rows(0, 40)
 Y = Y.astype(int)
-WAYS: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "kept": {"n_epochs": 24},
     "online": {"online": True, "n_epochs": 2, "batch_size": 4, "inner_iterations": 3, "n_chains": 2},
 }
-WAYS["from images"] = {**WAYS["online"], "p_weight": (0.5, 0.1), "template_passes": 3}
-WAYS["from images"] |= {"read_noise": (0.1, 1e-4), "pool": 3}
-WAYS["defaults"] = {"online": None, "n_epochs": 1}
+MODES["from images"] = {**MODES["online"], "p_weight": (0.5, 0.1), "template_passes": 3}
+MODES["from images"] |= {"read_noise": (0.1, 1e-4), "pool": 3}
+MODES["defaults"] = {"online": None, "n_epochs": 1}
 
 
-def network(**params: Any) -> HierarchicalCompositionalNetwork:
-    how: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "online": False}
-    return HierarchicalCompositionalNetwork(**how | {"n_epochs": 4, "random_state": 3} | params)
+def make_network(**params: Any) -> HierarchicalCompositionalNetwork:
+    options: dict[str, Any] = {"layers": [(4, 5)], "templates": 2, "online": False}
+    return HierarchicalCompositionalNetwork(**options | {"n_epochs": 4, "random_state": 3} | params)
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     for one, other in zip(a.beliefs_, b.beliefs_, strict=True):
         assert_array_equal(one, other)
     assert_array_equal(a.template_classes_, b.template_classes_)
@@ -46,7 +46,7 @@ def same(a: Any, b: Any) -> None:
 
 @pytest.fixture(scope="module")
 def fitted() -> HierarchicalCompositionalNetwork:
-    return network(n_epochs=30).fit(X, Y)
+    return make_network(n_epochs=30).fit(X, Y)
 
 
 def test_a_fit_has_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) -> None:
@@ -73,10 +73,10 @@ def test_a_fit_has_learned_attributes_and_outputs(fitted: Any, tmp_path: Any) ->
 
 def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_path: Any) -> None:
     names = np.array(["left", "right"])[Y]
-    for m in (fitted, network().fit(X, names), network(templates=3).fit(X)):
+    for m in (fitted, make_network().fit(X, names), make_network(templates=3).fit(X)):
         m.save(tmp_path / "m.zarr", overwrite=True)
         again = sl.load_model(tmp_path / "m.zarr")
-        same(m, again)
+        assert_same(m, again)
         assert_array_equal(again.classes_, m.classes_)
         assert_array_equal(again.pools_[0], m.pools_[0])
         assert_array_equal(again.predict(X), m.predict(X))
@@ -84,11 +84,9 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
 
 
 def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
-    """The parameter read_noise changes no feature, because learning does not use it; a saved network keeps
-    it.
-    """
-    how: dict[str, Any] = WAYS["from images"] | {"n_epochs": 1}
-    m, other = network(**how).fit(X, Y), network(**how | {"read_noise": None}).fit(X, Y)
+    """The parameter read_noise does not change the features, and a saved network keeps the parameter."""
+    options: dict[str, Any] = MODES["from images"] | {"n_epochs": 1}
+    m, other = make_network(**options).fit(X, Y), make_network(**options | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])
     assert (m.beliefs_[1] != other.beliefs_[1]).any()
     assert (m._network.layer.p01, m._network.layer.p10) == (0.1, 1e-4)
@@ -104,33 +102,33 @@ def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
 
 
 def test_validation_error_is_that_of_templates_from_images() -> None:
-    how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1}
-    m = network(**how).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
+    options = MODES["from images"] | {"n_epochs": 1, "n_chains": 1}
+    m = make_network(**options).fit(X[:32], Y[:32], validation=(X[32:], Y[32:]))
     assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(X[32:], Y[32:]))
     with pytest.warns(UserWarning, match=r"templates have no weights.*of templates now 1e-20"):
-        network(**how | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
+        make_network(**options | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
 
 
 def test_read_noise_does_not_affect_learning() -> None:
-    how = WAYS["from images"] | {"n_epochs": 1, "n_chains": 1, "template_passes": 0}
-    m = network(**how | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
-    other = network(**how | {"read_noise": None}).fit(X, Y)
+    options = MODES["from images"] | {"n_epochs": 1, "n_chains": 1, "template_passes": 0}
+    m = make_network(**options | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
+    other = make_network(**options | {"read_noise": None}).fit(X, Y)
     assert_array_equal(
         m.set_params(read_noise=None).partial_fit(X[:8], Y[:8]).beliefs_[0],
         other.partial_fit(X[:8], Y[:8]).beliefs_[0],
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None:
-    how = WAYS[way]
-    engine: dict[str, Any] = {"report_steps": 1} | ({"leaf_rows": 8} if way == "kept" else {})
+@pytest.mark.parametrize("mode", MODES)
+def test_threads_and_resumes_give_the_same_bits(mode: str, tmp_path: Any) -> None:
+    options = MODES[mode]
+    engine: dict[str, Any] = {"report_steps": 1} | ({"leaf_rows": 8} if mode == "kept" else {})
     fit: dict[str, Any] = {"validation": (X[32:], Y[32:]), "engine": engine}
-    if way == "kept":
-        how = how | {"n_epochs": 4, "n_chains": 2}
-    whole = network(n_jobs=1, **how).fit(X[:32], Y[:32], **fit)
+    if mode == "kept":
+        options = options | {"n_epochs": 4, "n_chains": 2}
+    whole = make_network(n_jobs=1, **options).fit(X[:32], Y[:32], **fit)
     for n_jobs in (2, 4):
-        same(whole, network(n_jobs=n_jobs, **how).fit(X[:32], Y[:32], **fit))
+        assert_same(whole, make_network(n_jobs=n_jobs, **options).fit(X[:32], Y[:32], **fit))
 
     class Stop(sl.Callback):
         def on_report(self, record: dict[str, Any]) -> None:
@@ -138,11 +136,11 @@ def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None
 
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        network(**how).fit(X[:32], Y[:32], run_dir=run, callbacks=Stop(), **fit)
+        make_network(**options).fit(X[:32], Y[:32], run_dir=run, callbacks=Stop(), **fit)
     with pytest.raises(RunError):
-        network(**how | {"pool": 1}).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
-    resumed = network(**how).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
-    same(whole, resumed)
+        make_network(**options | {"pool": 1}).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
+    resumed = make_network(**options).fit(X[:32], Y[:32], run_dir=run, resume=True, **fit)
+    assert_same(whole, resumed)
     keys = ("pass", "weights_on", "validation_error")
     histories = [[[record[key] for key in keys] for record in m.history_] for m in (whole, resumed)]
     assert histories[0] == histories[1]
@@ -151,38 +149,38 @@ def test_threads_and_resumes_give_the_same_bits(way: str, tmp_path: Any) -> None
 def test_a_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     visit, visits = BatchNetworkLearner.visit, []
 
-    def stopping(*args: Any) -> Any:
+    def visit_and_stop(*args: Any) -> Any:
         visits.append(visit(*args))
         if len(visits) == 6:
             raise KeyboardInterrupt
         return visits[-1]
 
-    how: dict[str, Any] = {"engine": {"leaf_rows": 10}}
-    monkeypatch.setattr(BatchNetworkLearner, "visit", stopping)
+    options: dict[str, Any] = {"engine": {"leaf_rows": 10}}
+    monkeypatch.setattr(BatchNetworkLearner, "visit", visit_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", **how)
-    resumed = network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **how)
+        make_network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", **options)
+    resumed = make_network(n_jobs=1).fit(X, Y, run_dir=tmp_path / "run", resume=True, **options)
     assert len(visits) < 6 + 16
-    same(resumed, network().fit(X, Y, **how))
+    assert_same(resumed, make_network().fit(X, Y, **options))
 
 
 LABELS = {"all": Y, "some": np.where(np.arange(40) % 4 == 0, -1, Y), "none": None}
 
 
-def keep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store the messages of all templates without compression, as an earlier version did."""
+def store_dense_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store messages (log odds) of templates of all classes as dense arrays, as an earlier version did."""
     start = Hierarchy.start
     monkeypatch.setattr(Hierarchy, "start", lambda net, n_rows, own_class_only=False: start(net, n_rows))
     monkeypatch.setattr(multi_layer_learning, "to_sparse", np.copy)
 
 
 def check_messages_of_all_templates(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    how: dict[str, Any] = {"n_epochs": 10, "n_chains": 2, "damping": 0.1}
+    options: dict[str, Any] = {"n_epochs": 10, "n_chains": 2, "damping": 0.1}
     y, engine = LABELS[labels], {"leaf_rows": 10}
-    found = network(**how).fit(X, y, engine=engine)
+    found = make_network(**options).fit(X, y, engine=engine)
     with monkeypatch.context() as patch:
-        keep_as_before(patch)
-        same(found, network(**how).fit(X, y, engine=engine))
+        store_dense_messages(patch)
+        assert_same(found, make_network(**options).fit(X, y, engine=engine))
     assert found.history_[-1]["weights_on"] > 100
 
 
@@ -192,16 +190,14 @@ def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch:
 
 
 def test_another_order_of_trees_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If pixels were updated in an order that ignores the sorting of images by class, the bits would
-    differ.
-    """
+    """If the order of pixel updates ignored that images are sorted by class, the bits would differ."""
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
         check_messages_of_all_templates("all", monkeypatch)
 
 
 def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If stored messages below 9 units became 0, the bits would differ."""
+    """If stored messages below 9/256 nat became 0, the weights would differ."""
     monkeypatch.setattr(
         multi_layer_learning, "to_sparse", lambda values: to_sparse(np.where(np.abs(values) < 9, 0, values))
     )
@@ -211,10 +207,10 @@ def test_dropping_small_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """A run that an earlier version left within a pass, with messages of all templates, is resumed."""
+    """An interrupted run of an earlier version, which stored messages as dense arrays, is resumed."""
     visit, visits = BatchNetworkLearner.visit, 0
 
-    def stopping(*args: Any) -> Any:
+    def visit_and_stop(*args: Any) -> Any:
         nonlocal visits
         visits += 1
         if visits == 7:
@@ -223,34 +219,33 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
 
     y, engine = LABELS[labels], {"leaf_rows": 10}
     with monkeypatch.context() as patch:
-        keep_as_before(patch)
-        patch.setattr(BatchNetworkLearner, "visit", stopping)
+        store_dense_messages(patch)
+        patch.setattr(BatchNetworkLearner, "visit", visit_and_stop)
         with pytest.raises(KeyboardInterrupt):
-            network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", engine=engine)
+            make_network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", engine=engine)
     whole = read_record(tmp_path / "run" / "engine", "leaf-hcn_learn-000001-10.rec")["layers"]["1"]["to_w"]
     assert isinstance(whole, np.ndarray)
-    resumed = network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", resume=True, engine=engine)
-    same(resumed, network().fit(X, y, engine=engine))
+    resumed = make_network(n_jobs=1).fit(X, y, run_dir=tmp_path / "run", resume=True, engine=engine)
+    assert_same(resumed, make_network().fit(X, y, engine=engine))
 
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
-    """The plan is an upper bound of the files of messages; a file belongs to a leaf (a fixed range of
-    images).
+    """The plan gives an upper bound of the files of stored messages, one per leaf (fixed range of images).
 
     Each pass writes new files. Files that no checkpoint needs are deleted in the next pass.
     """
     sizes: list[list[int]] = []
     run = tmp_path / "run"
 
-    class Look(sl.Callback):
+    class SizeLog(sl.Callback):
         def on_checkpoint(self, info: dict[str, Any]) -> None:
             sizes.append([file.stat().st_size for file in run.rglob("leaf-*")])
 
     engine: dict[str, Any] = {"leaf_rows": 10}
-    m = network(n_epochs=9, n_chains=1)
+    m = make_network(n_epochs=9, n_chains=1)
     forecast = m.plan(X, LABELS[labels], engine=engine)
-    m.fit(X, LABELS[labels], run_dir=run, engine=engine, callbacks=Look())
+    m.fit(X, LABELS[labels], run_dir=run, engine=engine, callbacks=SizeLog())
     assert max(map(len, sizes)) == 5 * 4
     assert max(map(sum, sizes)) < forecast["disk_bytes"]
     assert 5 * 40 * forecast["bytes_per_image"] < forecast["disk_bytes"]
@@ -259,46 +254,44 @@ def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
 
 
 def test_rows_without_labels_are_learned_without_a_class() -> None:
-    whole = network().fit(X, Y)
-    # There is no class -1, and missing labels change the fit.
+    whole = make_network().fit(X, Y)
+    # The label -1 (missing) is not a class, but rows without labels change the fit.
     some = np.where(np.arange(40) % 4 == 0, -1, Y)
-    partly = network().fit(X, some)
+    partly = make_network().fit(X, some)
     assert partly.classes_.tolist() == [0, 1]
     assert any((a != b).any() for a, b in zip(whole.beliefs_, partly.beliefs_, strict=True))
     assert partly.score(X, some) == np.mean((partly.predict(X) == Y)[some >= 0])
-    # If only a few rows have labels, templates are learned without labels, and then receive the classes of
-    # these rows.
+    # If only a few rows have labels, templates are learned without labels. Then the labelled rows give the
+    # templates their classes.
     few = np.full(40, -1)
     few[:6] = Y[:6]
-    m = network().fit(X, few)
+    m = make_network().fit(X, few)
     assert sorted(m.template_classes_.tolist()) == [0, 0, 1, 1]
     stored = sl.Dataset.from_arrays(X, few)
-    same(m, network().fit(stored))
-    # In labels of which none is missing, -1 is a class like any other.
+    assert_same(m, make_network().fit(stored))
+    # For models that need all labels, -1 is a class like any other.
     binary = sl.CapsuleRegression(capsule_dim=2, max_iter=2).fit(X.reshape(40, -1), np.where(Y == 0, -1, 1))
     assert binary.classes_.tolist() == [-1, 1]
 
 
 def test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels() -> None:
-    """A subset of labelled rows is learned with labels although other rows of the dataset have the label
-    -1.
-    """
+    """A slice of labelled rows is learned with labels, even if other rows of the dataset have label -1."""
     stored = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 32, Y, -1))[:32]
     assert -1 in stored.classes
-    m = network().fit(stored)
-    same(m, network().fit(X[:32], Y[:32]))
+    m = make_network().fit(stored)
+    assert_same(m, make_network().fit(X[:32], Y[:32]))
     assert m.classes_.tolist() == [0, 1]
 
 
 def test_a_class_for_unlabelled_rows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If unlabelled rows (-1) were learned as a class of their own, the tests above would fail."""
+    """If -1 (unlabelled) were a class, a fit on labelled rows would fail, because this class has no rows."""
     monkeypatch.setattr("scalelatent.models.hcn.multi_layer.known_classes", lambda ds: ds.classes)
     with pytest.raises(DataError, match="class -1 has no rows"):
         test_labelled_rows_of_a_partly_labelled_dataset_are_learned_with_labels()
 
 
 def test_templates_without_labels_are_clusters() -> None:
-    m = network(templates=4).fit(X, validation=(X, Y))
+    m = make_network(templates=4).fit(X, validation=(X, Y))
     assert m.classes_.tolist() == [0, 1, 2, 3]
     counts = np.zeros((2, 4))
     np.add.at(counts, (Y, m.predict(X)), 1)
@@ -347,29 +340,29 @@ def test_hidden_pixels_are_completed_and_images_drawn(fitted: Any) -> None:
         fitted.sample(2, y=[1])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_weights_that_are_all_off_give_a_warning(way: str) -> None:
-    how = {**WAYS[way], "n_epochs": 1, "p_weight": [1e-9, 1e-20], "n_chains": 1}
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_that_are_all_off_give_a_warning(mode: str) -> None:
+    options = {**MODES[mode], "n_epochs": 1, "p_weight": [1e-9, 1e-20], "n_chains": 1}
     with pytest.warns(
         UserWarning, match=r"all weights are off .*raise p_weight \(now 1e-09, of the first layer\)$"
     ):
-        m = network(**how).fit(X, Y)
+        m = make_network(**options).fit(X, Y)
     assert m.history_[-1]["share_on"] == 0
 
 
 def test_a_stream_and_a_warm_start_continue_a_fit() -> None:
-    how = {**WAYS["online"], "n_epochs": 1, "n_chains": 1}
-    m = network(**how).partial_fit(X[:20], Y[:20])
+    options = {**MODES["online"], "n_epochs": 1, "n_chains": 1}
+    m = make_network(**options).partial_fit(X[:20], Y[:20])
     before = m.beliefs_[0]
     assert (m.partial_fit(X[20:], Y[20:]).beliefs_[0] != before).any()
-    warm = network(warm_start=True).fit(X, Y)
+    warm = make_network(warm_start=True).fit(X, Y)
     before, pools = warm.beliefs_[0], warm.pools_[0]
     warm.set_params(random_state=9).fit(X, Y)
     assert (warm.beliefs_[0] != before).any()
     assert_array_equal(warm.pools_[0], pools)
     for other in ({"templates": 3}, {"layers": [(5, 5)]}, {"templates": None}):
         with pytest.raises(ValueError, match="the last fit was of 4 features of 1 x 5 x 5 under 4 templates"):
-            network(warm_start=True).fit(X, Y).set_params(**other).fit(X)
+            make_network(warm_start=True).fit(X, Y).set_params(**other).fit(X)
 
 
 REFUSED = [
@@ -386,28 +379,28 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("params", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_inconsistent_parameters_are_refused(params: dict[str, Any], says: str) -> None:
-    with pytest.raises((ValueError, DataError), match=says):
-        network(**params).fit(X, Y)
+@pytest.mark.parametrize(("params", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_inconsistent_parameters_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, DataError), match=message):
+        make_network(**params).fit(X, Y)
 
 
 def test_invalid_labels_are_refused() -> None:
     whole = sl.Dataset.from_arrays(X, np.where(np.arange(40) < 30, Y, 5))
-    for given, says in (
+    for given, message in (
         ((X, np.full(40, -1)), "all labels are -1"),
         ((whole[:30],), "class 5 has no rows here"),
         ((X, Y + 0.5), "unknown label type: continuous"),
         ((sl.Dataset.from_arrays(X, X.reshape(40, -1)),), "outputs for the rows"),
     ):
-        with pytest.raises(DataError, match=says):
-            network().fit(*given)
+        with pytest.raises(DataError, match=message):
+            make_network().fit(*given)
     with pytest.raises(DataError, match="online=True learns templates from labels alone"):
-        network(online=True).fit(X)
+        make_network(online=True).fit(X)
     with pytest.raises(DataError, match="validation has no labels"):
-        network().fit(X, Y, validation=X)
+        make_network().fit(X, Y, validation=X)
     with pytest.raises(DataError, match="not one of the 2 classes"):
-        network().fit(X, Y, validation=(X, Y + 1))
+        make_network().fit(X, Y, validation=(X, Y + 1))
 
 
 def test_runs_are_scored_by_classes(fitted: Any) -> None:
@@ -419,16 +412,16 @@ def test_runs_are_scored_by_classes(fitted: Any) -> None:
 
 
 def test_a_network_of_several_layers_is_planned_and_searched() -> None:
-    forecast = network().plan(X, Y)
+    forecast = make_network().plan(X, Y)
     assert set(forecast["stages"]) == {"learn", "templates"}
     assert forecast["disk_bytes"] > 40 * forecast["bytes_per_image"]
-    search = sl.Search(network(n_epochs=2), {"templates": [1, 2]}).fit(X, Y, validation=(X, Y))
+    search = sl.Search(make_network(n_epochs=2), {"templates": [1, 2]}).fit(X, Y, validation=(X, Y))
     assert search.best_score_ == search.best_estimator_.score(X, Y)
 
 
 @pytest.mark.slow
 def test_the_two_trait_set_is_learned_with_four_labels() -> None:
-    """The two-trait images are learned without labels; then four labels name the templates.
+    """Four templates (patterns) are learned without labels; then four labelled images name their classes.
 
     At most 1 of 1,000 images may get a wrong label.
     """
@@ -457,7 +450,7 @@ def test_the_forward_pass_equals_a_convolutional_network(fitted: Any) -> None:
 @pytest.fixture(scope="module")
 def grey() -> Any:
     images = image_set("traits", size=5, gap=1, blur=1).rows(0, 40)[0]
-    return network(filters=8, n_epochs=2).fit(images, Y), images
+    return make_network(filters=8, n_epochs=2).fit(images, Y), images
 
 
 def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
@@ -477,15 +470,15 @@ def test_filters_make_channels_of_grey_images(grey: Any, tmp_path: Any) -> None:
 
 def test_the_threshold_of_filters_applies_to_their_steps(grey: Any) -> None:
     m, images = grey
-    same(m, network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
-    less = network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
+    assert_same(m, make_network(filters=8, n_epochs=2, threshold=64).fit(images, Y))
+    less = make_network(filters=8, n_epochs=2, threshold=16).fit(images, Y)
     on = [one._network.layer.compute_evidence(images) > 0 for one in (m, less)]
     assert on[0].sum() < on[1].sum()
     assert not (on[0] & ~on[1]).any()
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"filters": 3}, "give an even number of directions"),
         ({"filters": 8, "filter_size": 2}, "give an odd number: a filter has a middle"),
@@ -497,6 +490,6 @@ def test_the_threshold_of_filters_applies_to_their_steps(grey: Any) -> None:
         ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 need larger grey images"),
     ],
 )
-def test_filters_refuse_images_that_are_not_grey(how: Any, message: str) -> None:
+def test_filters_refuse_images_that_are_not_grey(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        network(**how).fit(X, Y)
+        make_network(**options).fit(X, Y)

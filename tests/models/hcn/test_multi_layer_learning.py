@@ -38,10 +38,10 @@ from scalelatent.models.hcn.model.multi_layer_learning import (
 from scalelatent.models.hcn.model.templates import TemplateCounts
 from scalelatent.storage.record import dumps, loads
 
-CATEGORY = (0, 1, 1, 0)  # category of each of the four patterns
+CATEGORY = (0, 1, 1, 0)  # Class of each of the four patterns (a shape with a diagonal).
 
 
-def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
+def make_two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, Any]:
     """Return a network of two layers for the two-trait images, and these images."""
     images = image_set("traits", size=size, gap=gap, labels="pattern")
     height, width = images.image_shape
@@ -51,8 +51,8 @@ def two_layers(size: int = 7, gap: int = 1, **options: Any) -> tuple[Hierarchy, 
     return Hierarchy((below, above), **options), images
 
 
-def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
-    """Return beliefs whose weights are those that generate the two-trait images."""
+def make_true_weights(net: Hierarchy, images: Any) -> np.ndarray:
+    """Return log odds of weights, positive for the weights that generate the two-trait images."""
     size = images.features.shape[1]
     left = size + images.parameters["gap"] + 1
     above = np.zeros((4, *net.layers[1].image), bool)
@@ -62,7 +62,7 @@ def true_weights(net: Hierarchy, images: Any) -> np.ndarray:
     return np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in parts])
 
 
-def block_of(images: Any, start: int, stop: int, known: bool = True) -> Block:
+def make_block(images: Any, start: int, stop: int, known: bool = True) -> Block:
     x, y = images.rows(start, stop)
     y = np.where(known, y.astype(np.int32), -1)
     return Block(x.reshape(len(x), -1), y, None, start)
@@ -78,24 +78,24 @@ def learn_batch(learner: BatchNetworkLearner, block: Block, visits: int) -> Any:
     return state
 
 
-def error(learner: OnlineNetworkLearner, state: Any, images: Any) -> float:
+def measure_error(learner: OnlineNetworkLearner, state: Any, images: Any) -> float:
     found, backend = learner.validation(), make_backend("cpu")
     stats = Stats.zeros(found.layout())
-    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
+    found.accumulate(found.prepare(state, backend), make_block(images, 5000, 6000), stats)
     return learner.validated(state, stats).error
 
 
 def test_true_weights_classify_their_images() -> None:
-    net, images = two_layers(13, 2, classes=(0, 1, 2, 3))
+    net, images = make_two_layers(13, 2, classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_classes=4)
     state = learner.start()
-    state = type(state)(true_weights(net, images), state.first)
-    assert error(learner, state, images) < 0.005
-    # The features are found for each assumed noise.
+    state = type(state)(make_true_weights(net, images), state.first)
+    assert measure_error(learner, state, images) < 0.005
+    # Images are classified also if the network assumes more noise than the images have.
     other = [replace(layer, p01=0.2, p10=0.05) for layer in net.layers]
     found = TemplateCounts(Hierarchy(tuple(other), (0, 1, 2, 3)), 4)
     stats, backend = Stats.zeros(found.layout()), make_backend("cpu")
-    found.accumulate(found.prepare(state, backend), block_of(images, 5000, 6000), stats)
+    found.accumulate(found.prepare(state, backend), make_block(images, 5000, 6000), stats)
     assert stats["templates"].trace() > 995
 
 
@@ -103,16 +103,16 @@ def test_true_weights_classify_their_images() -> None:
 @pytest.mark.parametrize("labelled", [True, False])
 def test_parts_and_templates_are_found(labelled: bool) -> None:
     classes = (0, 1, 2, 3) if labelled else None
-    net, images = two_layers(13, 2, classes=classes, seed=0)
+    net, images = make_two_layers(13, 2, classes=classes, seed=0)
     learner = BatchNetworkLearner(net, n_rows=100, single_leaf_passes=25, n_classes=4)
-    state = learn_batch(learner, block_of(images, 0, 100), 4 if labelled else 16)
-    assert error(learner, state, images) <= 0.006
+    state = learn_batch(learner, make_block(images, 0, 100), 4 if labelled else 16)
+    assert measure_error(learner, state, images) <= 0.006
 
 
 def test_hidden_parts_are_completed_in_place() -> None:
-    """Half of each shape is hidden. 95 % of the completed pixels are within one pixel of a true pixel."""
-    net, images = two_layers(13, 2, classes=CATEGORY)
-    weights = [w > 0 for w in net.split(true_weights(net, images))]
+    """The lower part of each image is hidden; 95 % of completed pixels are next to, or on, a true pixel."""
+    net, images = make_two_layers(13, 2, classes=CATEGORY)
+    weights = [w > 0 for w in net.split(make_true_weights(net, images))]
     x, _ = images.rows(0, 40)
     clean = images.clean(0, 40).reshape(40, *net.layers[0].image)
     known = np.ones(clean.shape, bool)
@@ -135,11 +135,9 @@ def test_hidden_parts_are_completed_in_place() -> None:
 
 
 def test_drawn_images_follow_the_set() -> None:
-    """Drawn templates and shifts have their prior probabilities, and a forward pass classifies the drawn
-    images.
-    """
-    net, images = two_layers(13, 2, classes=CATEGORY)
-    weights = [w > 0 for w in net.split(true_weights(net, images))]
+    """Drawn images show each template (pattern) equally often, and the network classifies the images."""
+    net, images = make_two_layers(13, 2, classes=CATEGORY)
+    weights = [w > 0 for w in net.split(make_true_weights(net, images))]
     labels = np.arange(300) % 2
     drawn = net.draw(weights, 300, labels, 5)
     pixels = net.layers[0].compute_evidence(drawn.reshape(300, -1))
@@ -151,27 +149,27 @@ def test_drawn_images_follow_the_set() -> None:
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
-    net, images = two_layers(13, 2, classes=CATEGORY)
-    weights = [w > 0 for w in net.split(true_weights(net, images))]
+    net, images = make_two_layers(13, 2, classes=CATEGORY)
+    weights = [w > 0 for w in net.split(make_true_weights(net, images))]
     codes = np.array(CATEGORY)
     whole = net.draw(weights, 40, codes[np.arange(40) % 4], 5)
     assert whole.any(axis=(1, 2, 3)).all()
     weights[-1][..., np.flatnonzero(codes == 1)[0]] = False
     labels = np.ones(40, int) if labelled else None
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all()
-    weights[-1][..., codes == 1] = False  # Now no template of the drawn class has a weight.
+    weights[-1][..., codes == 1] = False  # No template of class 1 has a weight.
     assert net.draw(weights, 40, labels, 5).any(axis=(1, 2, 3)).all() == (not labelled)
     weights[-1][...] = False
     assert not net.draw(weights, 4, None, 5).any()
 
 
 def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
-    """Six passes over a leaf (a fixed range of images) are equal if its messages are stored after each pass.
+    """Six passes over a leaf (a fixed range of images) in one call of ``visit`` equal six calls of one pass.
 
-    A pass does not change the stored messages that it receives.
+    Messages are stored between calls, and a call does not change the stored messages that it receives.
     """
-    net, images = two_layers(classes=(0, 1, 2, 3))
-    block = block_of(images, 0, 12)
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
+    block = make_block(images, 0, 12)
     several = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=1), block, 6)
     at_once = learn_batch(BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6), block, 1)
     np.testing.assert_array_equal(several.beliefs, at_once.beliefs)
@@ -185,27 +183,27 @@ def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_stored_bytes_are_bounded(known: bool) -> None:
-    """Messages need at most the planned bytes: in memory, on disk, and on disk if no message is 0."""
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    """Messages (log odds) take the planned bytes in memory, and fewer on disk if many messages are 0."""
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=6)
-    block = block_of(images, 0, 12, known)
+    block = make_block(images, 0, 12, known)
     kept = learner.visit((learner.start(), make_backend("cpu")), block, None)
     messages = unpack_messages(kept)
     assert messages[-1].s.shape[-1] == (1 if known else 4)
     parts = [part for m in messages for part in vars(m).values()]
     assert sum(part.nbytes for part in parts) == 12 * row_bytes(net, known)
-    assert leaf_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
+    assert count_bytes(kept) < 0.8 * 12 * row_bytes(net, known)
     full = [replace(m, **{k: np.full_like(v, 7) for k, v in vars(m).items()}) for m in messages]
     of_full = {"layers": {str(level): pack_messages(m) for level, m in enumerate(full)}}
-    assert 12 * row_bytes(net, known) < leaf_bytes(of_full) <= 12 * stored_bytes(net, known) + 1000
+    assert 12 * row_bytes(net, known) < count_bytes(of_full) <= 12 * stored_bytes(net, known) + 1000
 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
     """The upper bound of memory includes reading and writing the stored messages, even if no message is 0."""
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=60, single_leaf_passes=2, all_labelled=True)
-    block, prepared = block_of(images, 0, 60), (learner.start(), make_backend("cpu"))
+    block, prepared = make_block(images, 0, 60), (learner.start(), make_backend("cpu"))
     kept = learner.visit(prepared, block, None)
     if full:
         parts = [{k: np.full_like(v, 7) for k, v in vars(m).items()} for m in unpack_messages(kept)]
@@ -220,12 +218,12 @@ def test_a_visit_stays_within_its_requested_memory(full: bool) -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    assert leaf_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
+    assert count_bytes(kept) + 60 * row_bytes(net, True) < peak < fixed + 60 * each
 
 
-def leaf_bytes(kept: Any) -> int:
-    """Return the bytes of the arrays in a tree of dicts."""
-    return sum(map(leaf_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
+def count_bytes(kept: Any) -> int:
+    """Return the bytes of all arrays in nested dicts."""
+    return sum(map(count_bytes, kept.values())) if isinstance(kept, dict) else getattr(kept, "nbytes", 0)
 
 
 ARRAYS = [
@@ -257,7 +255,7 @@ MUTANTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several wrong implementations of sparse arrays fail the test above."""
+    """Sparse arrays that lose signs, large values or the order of bits do not restore the dense arrays."""
     whole = to_sparse
     monkeypatch.setattr(
         "tests.models.hcn.test_multi_layer_learning.to_sparse",
@@ -269,12 +267,12 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 
 
 def test_beliefs_equal_priors_plus_messages() -> None:
-    """Beliefs of weights W are the initial beliefs plus all messages to W.
+    """The log odds of weights W are the initial log odds plus all messages (log odds from pixels) to W.
 
-    Beliefs of positions S are the messages from pixels plus those from the upper layer.
+    The log odds of positions S of features are messages from pixels plus messages from the upper layer.
     """
-    net, images = two_layers()
-    learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), block_of(images, 0, 8)
+    net, images = make_two_layers()
+    learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), make_block(images, 0, 8)
     state = learner.start()
     new = learner.visit((state, make_backend("cpu")), block, None)
     changes, messages = net.split(to_dense(new["change"])), unpack_messages(new)
@@ -286,7 +284,7 @@ def test_beliefs_equal_priors_plus_messages() -> None:
 
 
 def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the backward pass changed the weights of a layer too, the test above would fail."""
+    """If the pass down changed weights too, the log odds would not be sums of messages."""
     pass_down = Hierarchy.pass_down
 
     def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
@@ -299,13 +297,13 @@ def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.Mo
 
 
 def test_supervised_learning_equals_semi_supervised_learning_with_all_labels() -> None:
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=3)
-    labelled = learn_batch(learner, block_of(images, 0, 12), 1)
-    unlabelled = learn_batch(learner, block_of(images, 0, 12, known=False), 1)
+    labelled = learn_batch(learner, make_block(images, 0, 12), 1)
+    unlabelled = learn_batch(learner, make_block(images, 0, 12, known=False), 1)
     clusters = learn_batch(
         BatchNetworkLearner(Hierarchy(net.layers), n_rows=12, single_leaf_passes=3),
-        block_of(images, 0, 12),
+        make_block(images, 0, 12),
         1,
     )
     np.testing.assert_array_equal(unlabelled.beliefs, clusters.beliefs)
@@ -313,7 +311,7 @@ def test_supervised_learning_equals_semi_supervised_learning_with_all_labels() -
 
 
 def test_class_messages_are_minus_the_best_other_score() -> None:
-    net, _ = two_layers(classes=(0, 0, 1, 1))
+    net, _ = make_two_layers(classes=(0, 0, 1, 1))
     scores = np.array([[5, 3, 9, 9], [1, 2, 3, 4]], np.int32)
     np.testing.assert_array_equal(net.class_messages(scores, None), [[-9, -9, -9, -9], [-4, -4, -4, -3]])
     found = net.class_messages(scores, np.array([0, -1]))
@@ -321,9 +319,7 @@ def test_class_messages_are_minus_the_best_other_score() -> None:
 
 
 def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the maximum over other templates included an unlabelled template's own score, the test above would
-    fail.
-    """
+    """A maximum that includes the template's own score is not minus the best score of the others."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape)
@@ -344,30 +340,28 @@ def test_priors_of_shifts_sum_to_one_and_peak_at_the_centre() -> None:
 
 
 def test_online_minibatches_keep_no_messages() -> None:
-    net, images = two_layers(classes=(0, 1, 2, 3))
+    net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner, backend = OnlineNetworkLearner(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
     state, stats = learner.start(), Stats.zeros(OnlineNetworkLearner(net).layout())
-    learner.run_chain((state, backend), block_of(images, 0, 10), stats)
+    learner.run_chain((state, backend), make_block(images, 0, 10), stats)
     assert stats["minibatches"] == 3
     after = learner.step(state, stats, 10)
     assert (after.beliefs != state.beliefs).any()
     assert learner.summary(after)["weights_on"] == (after.beliefs > 0).sum()
 
 
-def in_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
+def keep_order(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> np.ndarray:
     return np.arange(n, dtype=np.int32)[None]
 
 
 def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the label of an image is known, only messages of templates of its class are stored; no bit
-    changes.
-    """
-    net, images = two_layers(classes=(0, 1, 1, 0))
+    """For labelled images, the messages of templates (patterns) of other classes need not be stored."""
+    net, images = make_two_layers(classes=(0, 1, 1, 0))
     x, y = images.rows(0, 10)
     y = np.array(net.classes)[y]
     by_class = np.argsort(y, kind="stable")
     pixels, labels = net.layers[0].compute_evidence(x[by_class]), y[by_class]
-    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", in_order)
+    monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.shuffled", keep_order)
     found = []
     for of_class in (True, False):
         kept, units = net.start(len(x), of_class), to_units(net.first_beliefs())
@@ -380,7 +374,7 @@ def test_templates_of_other_classes_need_no_messages(monkeypatch: pytest.MonkeyP
 
 
 def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() -> None:
-    net, images = two_layers(classes=(0, 1, 1, 0))
+    net, images = make_two_layers(classes=(0, 1, 1, 0))
     x, _ = images.rows(0, 10)
     learner = BatchNetworkLearner(net, n_rows=10, single_leaf_passes=6)
     block = Block(x.reshape(10, -1), np.zeros(10, np.int32), None, 0)
@@ -396,18 +390,14 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
 
 
 def test_templates_of_another_class_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the stored messages were those of the first templates, whatever the class, the test above would
-    fail.
-    """
+    """If the messages of the first templates were stored for images of any class, weights would differ."""
     monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)
 
 
 def test_small_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If messages from the class were as small as those of pools, below the pixels' evidence, labels would
-    fail.
-    """
+    """If log odds of wrong classes were limited more, below those of pixels, wrong templates would learn."""
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)

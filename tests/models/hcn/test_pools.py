@@ -1,4 +1,7 @@
-"""Messages between layers equal those by enumeration, and the numba kernels equal the reference."""
+"""Messages (log odds) of pools equal an enumeration of all bits; numba equals the reference in numpy.
+
+A pool is the square of pixels to which a pixel may be shifted.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,27 @@ from scalelatent.models.hcn.kernels.units import OFF_IMAGE, UNITS_PER_NAT
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, message_starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
 
-# Each case is images, (channels, height, width), side of a pool.
+# Each case: number of images, (channels, height, width), side of a pool in pixels.
 SHAPES = [(1, (1, 1, 1), 3), (2, (3, 4, 5), 3), (1, (1, 7, 33), 5), (3, (2, 3, 2), 1), (1, (16, 6, 17), 3)]
 
 
-def draw(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Return random arrays below, prior, above, down and evidence with small, large and equal messages."""
+def draw_messages(shape, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Return arguments of the kernels of pools: random messages (small, large and equal) and the prior."""
     n, image, side = shape
     rng = np.random.default_rng(seed)
 
-    def some(*size: int) -> np.ndarray:
+    def draw_array(*size: int) -> np.ndarray:
         wide = rng.choice([3, 30, 3000, 20_000], size)
         return np.rint(np.clip(rng.normal(size=size) * wide, -1e4, 1e4) * UNITS_PER_NAT).astype(np.int32)
 
     prior = shift_priors(image[1:], side, 0.9, seed)
-    down = some(n, image[0], side**2, *image[1:])
-    return some(n, *image), prior, some(n, *image), down, some(n, *image)
+    down = draw_array(n, image[0], side**2, *image[1:])
+    return draw_array(n, *image), prior, draw_array(n, *image), down, draw_array(n, *image)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pools_equal_the_reference(shape) -> None:
-    below, prior, above, down, evidence = draw(shape)
+    below, prior, above, down, evidence = draw_messages(shape)
     for damping in (1.0, 0.2):
         want, found = evidence.copy(), evidence.copy()
         reference.pass_pools_up(below, prior, down, want, damping)
@@ -74,8 +77,8 @@ def test_trees_equal_the_reference(shape) -> None:
         evidence = rng.permutation(evidence.ravel()).reshape(evidence.shape)
 
 
-def best(score, n: int, at: int) -> tuple[float, float]:
-    """Return the largest score over all values of n bits: with bit ``at`` equal to 0, and equal to 1."""
+def find_best(score, n: int, at: int) -> tuple[float, float]:
+    """Return two maxima of the score over all values of n bits: one with bit ``at`` = 0, one with 1."""
     found = [-np.inf, -np.inf]
     for bits in itertools.product((0, 1), repeat=n):
         found[bits[at]] = max(found[bits[at]], score(bits))
@@ -84,9 +87,9 @@ def best(score, n: int, at: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("side", [1, 3])
 def test_pool_messages_are_max_marginals(side) -> None:
-    """Messages of a pool are differences of max-marginals by enumeration.
+    """A message is the largest score with a bit equal to 1, minus the largest score with the bit equal to 0.
 
-    A pool joins a pixel of the upper image R and the pixels to which it may be shifted.
+    The bits of a pool are a pixel of the upper image R and the pixels to which it may be shifted.
     """
     rng, n = np.random.default_rng(side), side**2
     shape = (2 * (side // 2) + 1,) * 2
@@ -96,8 +99,8 @@ def test_pool_messages_are_max_marginals(side) -> None:
     for _ in range(20):
         sent, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
 
-        def pool(bits, sent=sent, top=top) -> float:
-            """Return the score of the bits of all shifts, followed by the bit of the pixel in R."""
+        def score_pool(bits, sent=sent, top=top) -> float:
+            """Return the score of a configuration: the bits of all shifts, then the bit of the pixel in R."""
             on, r = np.array(bits[:-1]), bits[-1]
             if on.sum() != r:
                 return -np.inf
@@ -109,23 +112,23 @@ def test_pool_messages_are_max_marginals(side) -> None:
             below[0, 0, at[0] + dy, at[1] + dx] = round(sent[d] * UNITS_PER_NAT)
         evidence = np.zeros((1, 1, *shape), np.int32)
         reference.pass_pools_up(below, prior, down, evidence, 1.0)
-        off, on = best(lambda bits, top=top: pool(bits) - bits[-1] * top, n + 1, n)
+        off, on = find_best(lambda bits, top=top: score_pool(bits) - bits[-1] * top, n + 1, n)
         assert evidence[0, 0][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
         above = np.full((1, 1, *shape), -10_000 * UNITS_PER_NAT, np.int32)
         above[0, 0][at] = round(top * UNITS_PER_NAT)
         reference.pass_pools_down(below, prior, above, down, 0)
         for d in range(n):
-            off, on = best(lambda bits, d=d, sent=sent: pool(bits) - bits[d] * sent[d], n + 1, d)
+            off, on = find_best(lambda bits, d=d, sent=sent: score_pool(bits) - bits[d] * sent[d], n + 1, d)
             assert down[0, 0, d][at] / UNITS_PER_NAT == pytest.approx(on - off, abs=0.02)
 
 
 def test_pools_without_prior_would_fail(monkeypatch) -> None:
-    """If all shifts within a pool were equally probable, the test above would fail."""
+    """If all shifts in a pool had equal priors, messages would not be max-marginals (largest scores)."""
     whole = reference.pass_pools_up
 
-    def without(below, prior, down, evidence, damping) -> None:
+    def pass_up_without_prior(below, prior, down, evidence, damping) -> None:
         whole(below, np.where(prior == OFF_IMAGE, OFF_IMAGE, 0), down, evidence, damping)
 
-    monkeypatch.setattr(reference, "pass_pools_up", without)
+    monkeypatch.setattr(reference, "pass_pools_up", pass_up_without_prior)
     with pytest.raises(AssertionError):
         test_pool_messages_are_max_marginals(3)

@@ -25,15 +25,18 @@ from scalelatent.models.hcn.multi_layer import MultiLayer, build_multi_layer
 
 TRAITS = image_set("traits")
 HEIGHT, WIDTH = TRAITS.image_shape
-FEW = image_set("traits", size=5, gap=1)
+SMALL_TRAITS = image_set("traits", size=5, gap=1)
 
 
 def frames_overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
     return abs(one[0] - other[0]) < frame[0] and abs(one[1] - other[1]) < frame[1]
 
 
-def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
-    """Return all sets of at most ``most`` positions whose frames (the size of an object) do not overlap."""
+def list_disjoint_sets(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
+    """Yield all sets of at most ``most`` places where frames (of the size of an object) do not overlap.
+
+    ``where`` returns the row and the column of a place.
+    """
     where = where or (lambda place: place)
     for n in range(most + 1):
         for some in itertools.combinations(places, n):
@@ -41,13 +44,13 @@ def sets_apart(places: list[Any], frame: tuple[int, int], most: int, where: Any 
                 yield some
 
 
-def fitted_by_hand(names: Any) -> Any:
+def make_true_model(names: Any) -> Any:
     """Return a model of the two-trait images with the weights that generate them, without a fit."""
     m = HierarchicalCompositionalNetwork([(4, 13)], templates=2, online=False, random_state=0)
     below = FeatureLayer((1, HEIGHT, WIDTH), 4, (13, 13), 1e-3, 1e-3, 0.25, 0.5)
     network = build_multi_layer(m, (below,), np.array(names), 2)
     above = np.zeros((4, *network.net.layers[1].image), bool)
-    # The templates of a class follow each other: first the two with equal traits, then the two others.
+    # Templates are sorted by class: the two with equal traits are class 0, the two others are class 1.
     for places, (shape, diagonal) in zip(above, [(0, 0), (1, 1), (0, 1), (1, 0)], strict=True):
         places[shape, 2, 2] = places[2 + diagonal, 2, 2 + 15] = True
     parts = from_features(TRAITS.features[:, None].astype(bool)), from_features(above)
@@ -58,9 +61,7 @@ def fitted_by_hand(names: Any) -> Any:
 
 @pytest.mark.parametrize("names", [[0, 1], ["same", "other"]])
 def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> None:
-    """Most images have two objects at random offsets; one image has a single object, and one image has
-    none.
-    """
+    """40 images have two objects at random offsets, one image has one object, and one has none."""
     n, room, rng = 40, (HEIGHT + 6, 2 * WIDTH + 12), np.random.default_rng(0)
     images, labels = TRAITS.rows(0, 2 * n)
     wide, truth = np.zeros((n + 2, *room), np.uint8), np.full((n + 2, 2, 2), -1)
@@ -69,7 +70,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
         for j, column in enumerate((left, left + WIDTH + rng.integers(6))[: 2 if i < n else 1]):
             truth[i, j] = row, _ = rng.integers(7), column
             wide[i, row : row + HEIGHT, column : column + WIDTH] = images[2 * i + j if i < n else 0]
-    several = fitted_by_hand(names).with_classes(room)
+    several = make_true_model(names).with_classes(room)
     found = several.predict(wide)
     none = "" if isinstance(names[0], str) else -1
     expected = np.array(names)[labels.astype(int)].reshape(n, 2)
@@ -87,7 +88,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
 
 
 def test_images_of_the_fit_are_classified_as_before() -> None:
-    m, (x, _) = fitted_by_hand([0, 1]), TRAITS.rows(0, 50)
+    m, (x, _) = make_true_model([0, 1]), TRAITS.rows(0, 50)
     one = m.with_classes((HEIGHT, WIDTH), n_objects=3)
     assert_array_equal(one.decision_function(x)[:, 0, 0], m.decision_function(x))
     found = one.predict(sl.Dataset.from_arrays(x))
@@ -100,7 +101,7 @@ def test_images_of_the_fit_are_classified_as_before() -> None:
 )
 def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -> None:
     rng, places = np.random.default_rng(3), list(np.ndindex(*shape))
-    choices = list(sets_apart(places, frame, most))
+    choices = list(list_disjoint_sets(places, frame, most))
     greedy = 0
     for trial in range(30):
         gains = rng.normal(0.5, 1, shape) if trial else -rng.random(shape)
@@ -110,15 +111,14 @@ def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -
         assert set(chosen) == set(choices[int(np.argmax(totals))])
         assert chosen == sorted(chosen, key=lambda place: place[::-1])
         greedy += bool(chosen) and np.unravel_index(gains.argmax(), shape) not in chosen
-    # In some cases the template with the largest gain is not in the best choice, so a greedy search would
-    # fail.
+    # In some trials the place with the largest gain is not in the best choice, so a greedy search fails.
     assert greedy
 
 
 def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
-    """If many choices have nearly equal scores, the search ends early.
+    """If many choices have nearly equal scores, the search ends early and does not report an optimum.
 
-    Its result is as good as the greedy choice, and is not reported as optimal.
+    The result is at least as good as the greedy choice.
     """
     gains = 100 + np.random.default_rng(0).random((30, 30))
     chosen, exact = choose_places(gains, (8, 8), 9)
@@ -133,9 +133,9 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
 
 
 def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
-    """The found objects are the most probable among all sets of templates and positions.
+    """The found objects are the most probable of all sets of templates (patterns) and positions.
 
-    The network has no shifts, and its images have noise.
+    The network allows no shifts, and 5 % of the pixels are flipped.
     """
     below = FeatureLayer((1, 3, 3), 2, (2, 2), 0.1, 0.05, 0.25, 0.5)
     features = np.array([[[[1, 1], [0, 1]]], [[[0, 1], [1, 0]]]], bool)
@@ -150,7 +150,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
     m._network, m._stream = network, LayeredState(beliefs, beliefs)
     several = m.with_classes((4, 7))
     places = [(t, r, c) for t in range(3) for r in range(2) for c in range(5)]
-    choices = list(sets_apart(places, (3, 3), 2, lambda place: place[1:]))
+    choices = list(list_disjoint_sets(places, (3, 3), 2, lambda place: place[1:]))
     made = np.zeros((len(choices), 4, 7), bool)
     for image, some in zip(made, choices, strict=True):
         for template, row, column in some:
@@ -159,7 +159,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
             image[row : row + 3, column : column + 3] |= place_features(
                 place_features(at, weights[1]), weights[0]
             )[0]
-    # Log probabilities that a pixel is on or off, if the generated pixel is off and if it is on.
+    # Log probabilities that a pixel is on (off), for a generated pixel that is off and for one that is on.
     log_on, log_off = np.log([0.05, 0.9]), np.log([0.95, 0.1])
     noise, matches = np.random.default_rng(1), []
     x = (made[noise.integers(len(choices), size=40)] ^ (noise.random((40, 4, 7)) < 0.05)).astype(np.uint8)
@@ -170,7 +170,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
         some = choices[int(likely.argmax())]
         best = {(min(t, 1), r, c) for t, r, c in some}
         mine = {(label, *place) for label, place in zip(labels, positions, strict=True) if label >= 0}
-        # Other sets may give the same pixels, or equally likely ones, so scores are compared.
+        # Other sets of objects may give the same or equally probable pixels, so the test compares scores.
         chosen = [i for i, s in enumerate(choices) if {(min(t, 1), r, c) for t, r, c in s} == mine]
         assert likely[chosen].max() >= likely.max() - 0.05
         matches.append(mine == best)
@@ -180,7 +180,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
 
 
 def test_weights_stay_and_pools_cover_the_larger_image() -> None:
-    m = fitted_by_hand([0, 1])
+    m = make_true_model([0, 1])
     net, wide = m._network.net, enlarge(m._network.net, HEIGHT + 3, 2 * WIDTH)
     assert [layer.weights_shape for layer in wide.layers] == [layer.weights_shape for layer in net.layers]
     for own, more in zip(net.priors, wide.priors, strict=True):
@@ -191,7 +191,7 @@ def test_weights_stay_and_pools_cover_the_larger_image() -> None:
 
 
 def test_wrong_images_are_refused() -> None:
-    m = fitted_by_hand([0, 1])
+    m = make_true_model([0, 1])
     for shape in [(HEIGHT - 1, WIDTH), (HEIGHT, WIDTH, 1), (HEIGHT,)]:
         with pytest.raises(DataError, match=f"at least {HEIGHT} x {WIDTH}"):
             m.with_classes(shape)
@@ -208,7 +208,7 @@ def test_wrong_images_are_refused() -> None:
 
 
 def test_networks_without_classes_return_cluster_indices() -> None:
-    x, _ = FEW.rows(0, 20)
+    x, _ = SMALL_TRAITS.rows(0, 20)
     m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
         m.fit(sl.Dataset.from_arrays(x, np.zeros(20)).without_labels())
@@ -218,8 +218,8 @@ def test_networks_without_classes_return_cluster_indices() -> None:
 
 
 def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
-    """A loaded network computes its arrays for larger images again, with the results of the saved network."""
-    x, y = FEW.rows(0, 20)
+    """Arrays for larger images are not saved: a loaded network computes them again, with equal results."""
+    x, y = SMALL_TRAITS.rows(0, 20)
     m = HierarchicalCompositionalNetwork([(4, 5)], templates=2, online=False, n_epochs=2, random_state=0)
     with pytest.warns(UserWarning, match="weights still changed"):
         m.fit(x, y.astype(int))
@@ -231,10 +231,10 @@ def test_a_loaded_network_and_lazy_images_give_the_same(tmp_path: Any) -> None:
     assert (found.labels >= 0).any()
     again = sl.load_model(tmp_path / "m.zarr").with_classes(shape)
     for given in (wide, stored, da.from_array(wide, chunks=(7, -1, -1))):
-        same(again.predict(given), found)
-    same(pickle.loads(pickle.dumps(again.predict))(wide), found)  # A worker has the model in this form.
+        assert_same(again.predict(given), found)
+    assert_same(pickle.loads(pickle.dumps(again.predict))(wide), found)  # Workers receive the method pickled.
 
 
-def same(one: Any, other: Any) -> None:
+def assert_same(one: Any, other: Any) -> None:
     for name in ("labels", "positions", "scores"):
         assert_array_equal(getattr(one, name), getattr(other, name))

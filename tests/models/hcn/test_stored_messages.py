@@ -1,4 +1,4 @@
-"""Learning with stored messages of leaves (fixed ranges of images); results are compared with enumeration."""
+"""Learning with stored messages of leaves (fixed ranges of images) finds bars, letters and the optimum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalelatent.models.hcn.model.stored_messages import (
     start_leaf,
     visit_leaves,
 )
-from tests.models.hcn.cases import Kernels, largest_overlap
+from tests.models.hcn.cases import Kernels, compute_overlap
 
 BACKEND = Kernels()
 
@@ -29,7 +29,7 @@ BACKEND = Kernels()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Learn images as one leaf (range); return the beliefs of weights in nats, and the stored messages."""
+    """Learn all images as one leaf (range of images); return log odds of weights, and stored messages."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -55,20 +55,20 @@ def test_one_long_visit_equals_several_short_visits() -> None:
     assert leaf_bytes(layer, 4) == sum(a.nbytes for a in (leaf.s, leaf.to_s, leaf.to_w, leaf.held))
 
 
-# The first sizes are those of the paper's letters (Lazaro-Gredilla et al. 2016).
+# The first case has the sizes of the letters of the paper (Lazaro-Gredilla et al. 2016).
 @pytest.mark.parametrize(("side", "n_features", "window"), [(24, 32, (8, 6)), (14, 5, (6, 6))])
 def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
     layer = FeatureLayer((1, side, side), n_features, window, 1e-3, 1e-3, 0.3, 1e-4)
     assert leaf_bytes(layer, 7) <= 4.4 * 7 * layer.pairs
 
 
-def learner_of(n_rows: int, layer: FeatureLayer) -> BatchFeatureLearner:
+def make_learner(n_rows: int, layer: FeatureLayer) -> BatchFeatureLearner:
     return BatchFeatureLearner(layer, 0.95, 5, 0, damping=0.8, n_rows=n_rows, single_leaf_sweeps=2)
 
 
 def test_a_visit_stays_within_its_requested_memory() -> None:
     layer = FeatureLayer((1, 14, 14), 5, (6, 6), 1e-3, 1e-3, 0.3, 1e-4)
-    learner = learner_of(40, layer)
+    learner = make_learner(40, layer)
     x = (np.random.default_rng(0).random((40, layer.n_pixels)) < 0.2).astype(np.uint8)
     prepared = learner.prepare(learner.start(), BACKEND)
     block = Block(x, None, None, 0, np.arange(40), 1)
@@ -80,13 +80,13 @@ def test_a_visit_stays_within_its_requested_memory() -> None:
     finally:
         tracemalloc.stop()
     fixed, each = learner.requirements.scratch or (0, 0)
-    # ``peak`` does not include the stored messages of before, which the second call replaces.
+    # The messages from the first call were allocated before the trace, so ``peak`` does not include them.
     assert leaf_bytes(layer, 40) <= peak <= fixed + 40 * each - leaf_bytes(layer, 40)
 
 
 def test_beliefs_beyond_exact_sums_are_refused() -> None:
     layer = FeatureLayer((1, 7, 6), 3, (3, 2), 1e-2, 1e-2, 0.3, 1e-3)
-    learner, stats = learner_of(4, layer), Stats.zeros(learner_of(4, layer).layout())
+    learner, stats = make_learner(4, layer), Stats.zeros(make_learner(4, layer).layout())
     stats["evidence"][0, 1, 1, 2] = 1_048_500.0
     state = learner.step(learner.start(), stats, 4)
     with pytest.raises(DivergenceError, match=r"layer 1: .*feature 2 have reached 2,09.*lower damping"):
@@ -101,7 +101,7 @@ def test_bars_are_found_in_one_image() -> None:
     for restart in range(3):
         beliefs, _ = learn_leaf(layer, evidence, 0, 60, 1.0, restart)
         features = to_features(beliefs > 0)[:, 0]
-        found.append(min(largest_overlap(features, truth.astype(bool)) for truth in bars.features))
+        found.append(min(compute_overlap(features, truth.astype(bool)) for truth in bars.features))
     assert max(found) >= 0.9
 
 
@@ -117,7 +117,7 @@ def test_leaves_of_several_images_find_letters_together() -> None:
         leaves = [leaf for leaf, _ in visits]
         beliefs = beliefs + sum(change for _, change in visits)
     features = to_features(beliefs > 0)[:, 0]
-    assert min(largest_overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
+    assert min(compute_overlap(features, truth.astype(bool)) for truth in letters.features) >= 0.9
 
 
 def test_features_as_large_as_the_image_are_boolean_factors() -> None:
@@ -135,11 +135,11 @@ def test_features_as_large_as_the_image_are_boolean_factors() -> None:
     assert best >= 0.9
 
 
-def all_bits(n: int) -> np.ndarray:
+def list_bits(n: int) -> np.ndarray:
     return (np.arange(2**n)[:, None] >> np.arange(n)) & 1
 
 
-def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
+def compute_scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return log joint probabilities (len(s), len(w)) of positions S and weights W, up to a constant."""
     high, wide, _ = layer.places
     h, width = layer.window
@@ -157,7 +157,7 @@ def scores(layer: FeatureLayer, evidence: np.ndarray, s: np.ndarray, w: np.ndarr
     ("image", "window", "n_features"), [((3, 3), (2, 2), 2), ((2, 5), (1, 3), 1), ((1, 9), (1, 3), 1)]
 )
 def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_features) -> None:
-    """The best of ten restarts is the most probable configuration in at least 95 of 100 small networks.
+    """In at least 95 % of small networks, the best of ten restarts is the most probable configuration.
 
     The networks have at most 18 bits, so that all configurations can be enumerated.
     """
@@ -165,8 +165,8 @@ def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_fea
     layer = FeatureLayer((1, *image), n_features, window, 0.05, 0.05, 0.4, 0.2)
     n_s, n_w = int(np.prod(layer.places)), int(np.prod(layer.weights_shape))
     assert n_s + n_w <= 18
-    every_s = all_bits(n_s).reshape(-1, *layer.places)
-    every_w = all_bits(n_w).reshape(-1, *layer.weights_shape)
+    every_s = list_bits(n_s).reshape(-1, *layer.places)
+    every_w = list_bits(n_w).reshape(-1, *layer.weights_shape)
     for seed in range(40):
         rng = np.random.default_rng(seed)
         s, w = rng.random((1, *layer.places)) < 0.25, rng.random((1, *layer.weights_shape)) < 0.5
@@ -174,11 +174,11 @@ def test_the_best_of_ten_restarts_is_the_map_by_enumeration(image, window, n_fea
         for r, c, f in np.argwhere(s[0]):
             clean[r : r + window[0], c : c + window[1]] |= w[0, 0, ::-1, ::-1, f]
         evidence = layer.compute_evidence((clean ^ (rng.random(image) < 0.02)).reshape(1, -1))
-        best = scores(layer, evidence, every_s, every_w).max()
+        best = compute_scores(layer, evidence, every_s, every_w).max()
         found = []
         for restart in range(10):
             beliefs, leaf = learn_leaf(layer, evidence, seed, 60, 0.8, restart)
-            found.append(scores(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
-        # The evidence is rounded to multiples of 1/256 nat, so equal scores differ a little.
+            found.append(compute_scores(layer, evidence, leaf.s > 0, (beliefs > 0)[None])[0, 0])
+        # The evidence is rounded to multiples of 1/256 nat, so the score of the optimum may be lower by 0.1.
         hits += max(found) >= best - 0.1
     assert hits >= 0.95 * 40

@@ -1,6 +1,6 @@
-"""Messages of factors and of trees equal max-marginals by enumeration.
+"""Messages of AND, of OR and of trees equal max-marginals (largest scores) by enumeration.
 
-A wrong implementation must fail each of these checks.
+Wrong implementations must fail the same checks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def check_or(up: Function, down: Function) -> None:
     for m in range(1, 9):
         for _ in range(40):
             t, below = rng.normal(0, 2, size=m), rng.normal(0, 4)
-            t[rng.random(m) < 0.3] = t[0]  # Some evidence is equal, so that maxima have ties.
+            t[rng.random(m) < 0.3] = t[0]  # Some messages are equal to the first: maxima have ties.
             want = enumerate_messages(log_or_factor, np.array([*t, below]))
             assert_allclose(up(t, below), want[:-1], atol=1e-12)
             assert_allclose(down(t), want[-1], atol=1e-12)
 
 
 def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
-    """Check the messages of the tree of a pixel: an OR of m ANDs with evidence below."""
+    """Check messages to the bits s and w of a pixel that is the OR of m pairs (s AND w), given evidence."""
     rng = np.random.default_rng(3)
     for m in range(1, 5):
         for _ in range(10):
@@ -50,7 +50,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def check_windows(windows: Callable[..., tuple]) -> None:
-    """Check that the position of a feature and the offset of its weight add up to the pixel of their pair."""
+    """Check that the position of a feature and the offset of its weight add up to the right pixel."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
         n, a, y, x = np.unravel_index(index, evidence[0].shape)
@@ -64,12 +64,12 @@ def check_windows(windows: Callable[..., tuple]) -> None:
         assert_array_equal(np.stack([of_s.ravel(), of_w.ravel()], axis=1), want)
 
 
-def largest_for_second(t: np.ndarray, below: float) -> np.ndarray:
+def pass_or_up_wrongly(t: np.ndarray, below: float) -> np.ndarray:
     positive = np.maximum(t, 0)
     return np.minimum(below + positive.sum() - positive, np.maximum(0, -t.max()))
 
 
-def flipped_once(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
+def flip_windows_wrongly(index: int, evidence: np.ndarray, s: np.ndarray, w: np.ndarray) -> tuple:
     below, of_s, of_w = reference.find_pairs(index, evidence, s, w)
     return below, of_s, of_w[:, ::-1]
 
@@ -93,8 +93,8 @@ def test_the_window_of_a_pixel_has_its_pairs() -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        lambda: check_or(largest_for_second, reference.pass_or_down),
-        lambda: check_windows(flipped_once),
+        lambda: check_or(pass_or_up_wrongly, reference.pass_or_down),
+        lambda: check_windows(flip_windows_wrongly),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

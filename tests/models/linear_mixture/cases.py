@@ -1,4 +1,4 @@
-"""Rows drawn from a few components, and fits without an engine."""
+"""Rows near a few linear components, and passes of EM in plain loops, without the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 
 def make_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3) -> np.ndarray:
-    """Return rows near k components of h dimensions, in float32."""
+    """Return n float32 rows of p features, near k components (a mean and h directions each)."""
     rng = np.random.Generator(np.random.Philox(seed))
     which = rng.integers(k, size=n)
     means, bases = 2.0 * rng.normal(size=(k, p)), rng.normal(size=(k, p, h))
@@ -30,7 +30,10 @@ def make_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3)
 
 
 def draw_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int = 0) -> Components:
-    """Return components at some of the rows, from which a fit with any likelihood can start."""
+    """Return k components whose means are rows of x, from which a fit with the given likelihood starts.
+
+    A component has q directions, of which h are used.
+    """
     rng = np.random.Generator(np.random.Philox(seed))
     p, variance = x.shape[1], float(x.var(axis=0, dtype=np.float64).mean())
     means = x[rng.choice(len(x), k, replace=False)].astype(np.float64)
@@ -45,7 +48,7 @@ def draw_start(x: np.ndarray, k: int, h: int, q: int, likelihood: str, seed: int
 def run_pass(
     em: MixtureEM, state: MixtureState, x: np.ndarray, y=None, backend: str = "reference", rows: int = 0
 ) -> Stats:
-    """Return the statistic of a pass, in blocks of ``rows`` rows."""
+    """Return the sums of one pass over x, which reads ``rows`` rows at a time (0: all rows at once)."""
     device, work = make_backend("cpu" if backend == "numba" else backend), em.reductions()["train"]
     prepared, stats = work.prepare(state, device), Stats.zeros(work.layout())
     for a in range(0, len(x), rows or max(len(x), 1)):
@@ -55,7 +58,7 @@ def run_pass(
 
 
 def run_passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> list[MixtureState]:
-    """Return the states after each of n passes, or until the fit is done."""
+    """Return the state of EM after each pass; stop after n passes, or earlier if the fit is done."""
     states = []
     while len(states) < n and not em.is_done(state):
         state = em.update(state, {"train": run_pass(em, state, x, y, backend)})
@@ -64,7 +67,7 @@ def run_passes(em, state, x, y=None, n: int = 10, backend: str = "reference") ->
 
 
 def make_main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **options):
-    """Return an EM of one class in its main phase and its state; it never stops or replaces components."""
+    """Return an EM of one class and its initial state; the EM never stops and never replaces components."""
     p = x.shape[1]
     q = min(p, q or h)
     mixture = MixtureSettings(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)
@@ -74,10 +77,10 @@ def make_main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None
 
 
 def score_rows(scores: Scores, x: np.ndarray) -> np.ndarray:
-    """Return the scores of rows under all components."""
+    """Return the scores (n, k) of n rows under all k components; the smallest score is the best."""
     return reference.all_scores(reference.make_scorer(scores, np.array([0, len(scores.c)])), x, 0, 1)
 
 
 def find_nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """Return the best component of each row among [first, stop)."""
+    """Return for each row the component with the smallest score, of the components first to stop - 1."""
     return reference.nearest(reference.make_scorer(scores, np.array([first, stop])), x, 0, 1)[1][:, 0]

@@ -1,4 +1,4 @@
-"""Fits by the engine in one process: the same bits for any spans and threads, and errors on real digits."""
+"""Fits by the engine in one process: the same bits for any number of threads, and errors on real digits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.models.linear_mixture.cases import make_main_em, make_rows, run_passe
 def fit(
     em: MixtureEM, x: np.ndarray, y: np.ndarray, k: int, jobs: int = 1, seed: int = 0, **grid
 ) -> MixtureState:
-    """Return a fit of k components per class, started from a sample of all rows."""
+    """Return the final state of a fit of k components per class that starts from a sample of all rows."""
     classes = np.arange(em.settings.n_classes)
     rng = stream(seed, "centres")
     centres = np.concatenate([seed_centres(x[y == c], k, rng) for c in classes])
@@ -47,7 +47,7 @@ def fit(
 
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
 def test_threads_and_delayed_blocks_change_no_bit(monkeypatch, likelihood, assignment):
-    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # M-steps work on two components at a time.
+    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # An M-step computes two components at a time.
     x, y = make_rows(2000, 36, 6, 3), np.arange(2000) % 2
     spec = TangentSpec(("shift-x", "thickness"), (6, 6), 0.6)
     mixture = MixtureSettings(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, spec, 0.3, 0.1)
@@ -104,7 +104,7 @@ def test_the_projected_scatter_needs_no_matrix_of_all_features(likelihood, backe
     x = make_rows(60, p, 2, 3)
     soft = "hard" if likelihood == "error" else "soft"
     em, state = make_main_em(x, 2, 3, likelihood, soft, q=8)
-    run_passes(em, state, x, n=1, backend=backend)  # Compiled kernels and imported modules stay in memory.
+    run_passes(em, state, x, n=1, backend=backend)  # The first pass compiles and imports.
     tracemalloc.start()
     state = run_passes(em, state, x, n=2, backend=backend)[-1]
     peak = tracemalloc.get_traced_memory()[1]
@@ -113,7 +113,7 @@ def test_the_projected_scatter_needs_no_matrix_of_all_features(likelihood, backe
     assert peak < 4 * p * p
 
 
-FIT = """
+FIT_SCRIPT = """
 import json, sys
 import scalelatent as sl
 from scalelatent.deploy.probes import peak_bytes
@@ -131,13 +131,13 @@ def test_the_planned_peak_is_a_near_upper_bound(tmp_path):
     rng = np.random.default_rng(0)
     rows = rng.random((40_000, 400), dtype=np.float32)
     Dataset.from_arrays(rows, np.arange(40_000) % 10).save(tmp_path / "rows.zarr")
-    command = [sys.executable, "-c", FIT, str(tmp_path / "rows.zarr")]
+    command = [sys.executable, "-c", FIT_SCRIPT, str(tmp_path / "rows.zarr")]
     out = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     reported = json.loads(out.stdout.splitlines()[-1])
     assert reported["peak"] <= reported["plan"] <= 1.5 * reported["peak"], reported
 
 
-def usps(root: Path) -> tuple[np.ndarray, ...]:
+def load_usps(root: Path) -> tuple[np.ndarray, ...]:
     h5py = pytest.importorskip("h5py")
     with h5py.File(root / "usps" / "usps.h5") as file:
         parts = [(file[f"{name}/data"][:], file[f"{name}/target"][:]) for name in ("train", "test")]
@@ -152,11 +152,11 @@ def compute_error_rate(rows: Recogniser, x: np.ndarray, y: np.ndarray) -> float:
 
 @pytest.mark.realdata
 def test_errors_on_usps_are_those_of_the_benchmark(data_root):
-    """The errors are 4.3 - 4.7 %, and 2.9 - 3.1 % by tangent distance.
+    """The benchmark has errors of 4.3 - 4.7 %, and of 2.9 - 3.1 % by tangent distance.
 
     Classes have 20 components of 10 directions, and rows are smoothed.
     """
-    x, y, x_test, y_test = usps(data_root)
+    x, y, x_test, y_test = load_usps(data_root)
     x, x_test = (
         ndimage.gaussian_filter(a.reshape(-1, 16, 16), (0, 0.5, 0.5), mode="constant") for a in (x, x_test)
     )

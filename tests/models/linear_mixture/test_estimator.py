@@ -1,8 +1,4 @@
-"""Estimators of linear mixtures.
-
-The tests cover equal bits, saving, resuming, scikit-learn's conventions, invalid input, and errors on real
-digits.
-"""
+"""Estimators of linear mixtures: bits, saving, resuming, conventions of scikit-learn, invalid input."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ from scalelatent.kernels.streams import stream
 from scalelatent.models.linear_mixture.estimator import LinearMixture, LinearMixtureClassifier
 from scalelatent.models.linear_mixture.model.choose_dims import count_wrong
 from tests.models.linear_mixture.cases import make_rows
-from tests.models.linear_mixture.test_engine import usps
+from tests.models.linear_mixture.test_engine import load_usps
 
 ENGINE = {"block_rows": 128, "leaf_rows": 256}
 SMALL: dict[str, Any] = {"n_dims": 4, "max_iter": 4, "random_state": 0, "n_jobs": 1}
@@ -163,7 +159,7 @@ def test_stepwise_em_with_tangents_follows_its_plan(digits):
     assert reported["stages"]["stepwise"]["rows"] == 1000
     with pytest.raises(ValueError, match="stepwise EM clusters without tangents"):
         m.set_params(tangent_weight=1.0).fit(digits.x, digits.y)
-    # The rows per step are rounded up from 101 to 104, because a step has four equal parts (chains).
+    # A step has four chains (parallel parts) of equal size, so 101 rows per step are rounded up to 104.
     m.set_params(tangent_weight=0.0, batch_rows=101)
     assert m.plan(digits.x, digits.y)["stages"]["stepwise"]["steps_per_pass"] == 10
 
@@ -175,11 +171,12 @@ def test_a_density_without_directions_is_k_means(digits):
 
 
 def test_a_constant_column_changes_no_probability(digits):
-    """The column changes no score, and temperatures are multiples of the mean score."""
+    """A column of zeros adds 0 to each score, and probabilities depend only on scores."""
     x, test_x = digits.x[:, 26:32], digits.test_x[:, 26:32]
     m = make_classifier(n_dims=2, likelihood="error").fit(x, digits.y)
     wider = make_classifier(n_dims=2, likelihood="error").fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
-    # A score of some ten temperatures is a sum of six squares in float32: 10 * 6 * 2**-24 = 4e-6.
+    # A score, divided by the temperature, is about 10, and is a float32 sum of six squares, each of which
+    # rounds by 2**-24: 10 * 6 * 2**-24 = 4e-6.
     found = wider.predict_proba(np.pad(test_x, ((0, 0), (0, 1))))
     np.testing.assert_allclose(found, m.predict_proba(test_x), rtol=0, atol=4e-6)
 
@@ -358,7 +355,7 @@ def test_scikit_learns_checks_pass(estimator, check):
 
 @pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e-9, 1e9])
 def test_units_of_the_rows_do_not_change_the_classes(digits, factor):
-    """The classes are the same, or the fit is refused with advice."""
+    """Rows in other units get the same classes, or the fit refuses rows that vanish in float32."""
     x = digits.x[:300].astype("f8") * factor
     if factor < 1e-15:
         with pytest.raises(DataError, match="vanish in float32: multiply the rows by about"):
@@ -370,7 +367,7 @@ def test_units_of_the_rows_do_not_change_the_classes(digits, factor):
 
 
 def test_default_sizes_depend_on_rows_and_features(digits, caplog):
-    """A class of few rows has few components, which is logged once; round classes need no dimensions."""
+    """A class of 30 rows gets 6 components, which is logged once; spherical classes need no dimensions."""
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [200, 30])
     x = rng.normal(size=(230, 40)) + 2.0 * y[:, None]
@@ -391,7 +388,7 @@ def test_default_sizes_depend_on_rows_and_features(digits, caplog):
 
 
 def make_planes(n: int, p: int, dims: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return noisy rows of three classes: each has its own plane through 0, of ``dims`` directions."""
+    """Return n noisy rows of three classes; each class has its own plane through 0 of ``dims`` directions."""
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 3
     bases = rng.normal(size=(3, dims, p))
@@ -411,9 +408,9 @@ def test_a_classifier_by_default_is_as_good_as_with_the_true_dimensions(p, dims)
 
 
 def test_the_chosen_dimensions_are_those_of_separate_principal_components():
-    """The numbers of wrong rows by dimension equal those of scikit-learn's PCA of each class, by fold."""
+    """The fit counts wrong rows for 0 to 8 dimensions; PCA of each class and fold gives the same counts."""
     x, y = make_planes(100, 60, 3, 1)
-    x, y = x[y != 2], y[y != 2]  # 67 rows, and classes 0 and 1 of three
+    x, y = x[y != 2], y[y != 2]  # Two classes remain, with 67 rows.
     rng = stream(5, "linear-mixture-folds")
     order = [rng.permutation(np.flatnonzero(y == c)) for c in range(2)]
     expected = np.zeros(9, dtype=int)
@@ -435,7 +432,7 @@ def test_dimensions_are_chosen_from_constant_single_and_equal_rows(most):
     x = np.zeros((9, 4), dtype="f4")
     x[3:8] = 1.0
     wrong = count_wrong(x, np.array([0, 0, 0, 1, 1, 1, 1, 1, 2]), most, 0)
-    np.testing.assert_array_equal(wrong, np.ones(most + 1))  # The only row of class 2 cannot be learned.
+    np.testing.assert_array_equal(wrong, np.ones(most + 1))  # The only row of class 2 is always wrong.
 
 
 def test_more_components_leave_fewer_dimensions_to_choose():
@@ -580,7 +577,7 @@ def test_equal_rows_and_constant_pixels_are_learned(likelihood):
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_noise_is_never_below_its_floor(likelihood):
-    """A fixed floor of 1e-6 would fail this test."""
+    """The floor is a share of the mean variance of the features, not a fixed number such as 1e-6."""
     x = make_rows(300, 36, 3, 4).copy()
     x[:, 5] = 1.0  # This feature is constant, so its noise is the floor.
     m = make_density(likelihood=likelihood, n_dims=8 if likelihood == "ppca" else 2, noise_floor=0.5).fit(x)
@@ -592,8 +589,8 @@ def test_noise_is_never_below_its_floor(likelihood):
 
 @pytest.mark.realdata
 def test_a_classifier_of_usps_has_the_documented_error(data_root):
-    """The settings were chosen on a fifth of the training rows."""
-    x, y, test_x, test_y = usps(data_root)
+    """The parameters of the model were chosen on a fifth of the training rows, not on the test rows."""
+    x, y, test_x, test_y = load_usps(data_root)
     m = LinearMixtureClassifier(
         n_components=20,
         n_dims=10,

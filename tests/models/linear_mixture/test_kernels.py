@@ -1,4 +1,4 @@
-"""The numba kernels equal the reference for odd shapes, and a row has the same bits in any block."""
+"""The numba kernels equal the reference in numpy for unusual shapes, and rows do not affect each other."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_dropped_components_are_never_chosen_and_ties_go_to_the_first():
 @pytest.mark.parametrize(("n", "p", "h", "k", "classes"), SHAPES)
 def test_rows_are_scored_under_the_components_of_their_class(n, p, h, k, classes, kind):
     scores, starts = make_scores(p, h, k, kind), np.linspace(0, k, classes + 1).astype(int)
-    scores.c[: starts[1]] = np.inf  # All components of the first class are dropped.
+    scores.c[: starts[1]] = np.inf  # A score of infinity drops a component.
     x = (0.7 * draw(9, n, p)).astype("f4")
     codes = np.random.default_rng(5).integers(0, classes, n)
     rows, edges = sort_by_code(codes, classes)
@@ -91,7 +91,7 @@ def test_rows_are_scored_under_the_components_of_their_class(n, p, h, k, classes
         scorer = body.make_scorer(scores, starts)
         best, index = body.nearest_own(scorer, x, rows, edges)
         all_best, all_index = body.nearest(scorer, x, 0, classes)
-        # BLAS may sum fewer rows in another order.
+        # The reference uses BLAS, which may sum in another order if there are fewer rows.
         rtol = 0.0 if body is cpu else 1e-10
         np.testing.assert_allclose(best, all_best[np.arange(n), codes], rtol=rtol)
         np.testing.assert_array_equal(index, all_index[np.arange(n), codes])
@@ -113,7 +113,7 @@ def test_a_row_has_the_same_bits_in_any_block(kind):
 
 @pytest.mark.parametrize(("n", "k", "few"), [(0, 5, 2), (3, 1, 10), (7, 10, 10), (40, 33, 1), (60, 300, 10)])
 def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
-    scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # Some numbers are equal.
+    scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # Some are equal.
     scores[:, k // 2 :: 3] = np.inf
     found = cpu.select_best(scores, few)
     assert found.dtype == np.int32
@@ -217,13 +217,13 @@ def test_any_columns_become_orthonormal_in_order():
     columns[2, :, 3] = 0.0
     columns[3] = 0.0
     columns[4] = columns[4] @ np.diag(10.0 ** -np.arange(0, 4 * q, 4))  # Columns have very different lengths.
-    # This column nearly depends on another one.
+    # Column 7 is nearly a multiple of column 1.
     columns[5, :, 7] = columns[5, :, 1] + 1e-7 * columns[5, :, 7]
     columns[6] *= 1e-180
     found = orthonormalise(columns.copy(), otherwise)
     np.testing.assert_allclose(np.swapaxes(found, 1, 2) @ found, np.tile(np.eye(q), (7, 1, 1)), atol=1e-13)
     np.testing.assert_allclose(found[3], otherwise[3], atol=1e-13)
-    for k in (0, 2, 4, 5, 6):  # Each column is in the span of the columns up to it.
+    for k in (0, 2, 4, 5, 6):  # Column j is a sum of multiples of the results 0 to j.
         for j in range(q if k != 2 else 3):
             basis, some = found[k][:, : j + 1], columns[k, :, j] / np.abs(columns[k, :, j]).max()
             np.testing.assert_allclose(basis @ (basis.T @ some), some, atol=1e-12)

@@ -1,6 +1,7 @@
 """Laws of EM for mixtures of linear models.
 
-No pass lowers the objective. Special cases are k-means, PCA, Gaussian mixtures and factor analysis.
+The objective, which EM minimises, never gets worse. Special cases equal k-means, PCA, Gaussian mixtures and
+factor analysis.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def test_without_dimensions_labels_equal_those_of_lloyds_k_means():
 
 
 def fit_gaussian_mixture(kind, x, state, k, n):
-    """Return the log-likelihoods of scikit-learn's passes from the same start."""
+    """Return the log-likelihoods of n EM passes of scikit-learn, from the components in ``state``."""
     now, p = state.components, x.shape[1]
     variance = now.noise[:, 0] if now.noise.ndim == 2 else now.noise
     precision = {
@@ -147,8 +148,8 @@ def test_bases_converge_in_a_whole_fit():
     identity = np.swapaxes(now.bases, 1, 2) @ now.bases
     np.testing.assert_allclose(identity, np.broadcast_to(np.eye(8), identity.shape), atol=1e-10)
     assert (np.diff(now.values, axis=1) <= 1e-12).all()
-    # ``values`` are the variances of the rows along the bases, if rows are assigned to components as the
-    # clustering assigned them.
+    # ``values`` are the variances of the rows of a component along its basis. The main phase (3) keeps the
+    # assignment of rows to components from the clustering, ``assigned_by``.
     main = next(s for s in states if s.phase == 3).assigned_by
     for c in range(3):
         rows = x[y == c]
@@ -229,7 +230,7 @@ def test_the_compiled_kernels_keep_the_laws(likelihood, assignment):
     em, state = make_main_em(x, 4, 3, likelihood, assignment, q=8)
     states = {backend: run_passes(em, state, x, n=20, backend=backend) for backend in ("numba", "reference")}
     reported = np.array([s.objective for s in states["numba"]])
-    rounding = 1e-7 * (x * x).sum(axis=1).mean()  # A score in float32 is a difference of squares.
+    rounding = 1e-7 * (x * x).sum(axis=1).mean()  # float32 scores are differences of squares.
     assert (np.diff(reported) <= 1e-6 * np.abs(reported[:-1]) + rounding).all()
     wanted = [s.objective for s in states["reference"]]
     np.testing.assert_allclose(reported, wanted, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The reference kernels equal written-out sums, and tangents equal differences of moved images."""
+"""The reference kernels equal written-out sums; tangents equal the change of images by small moves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_code_cost_adds_the_cost_of_codes():
     for q in range(3):
         r = x - means[q]
         codes = r @ bases[q]
-        # A code (coordinate in the component) within the noise costs its squared value, like an error.
+        # A code (coordinate in the component) of a variance below the noise costs its square, like an error.
         cost = noise * codes**2 / np.maximum(values[q], noise)
         expected = (r * r).sum(axis=1) - (codes**2).sum(axis=1) + cost.sum(axis=1)
         np.testing.assert_allclose(found[:, q], expected, atol=1e-12)
@@ -55,7 +55,7 @@ def test_factor_scores_are_gaussian_densities():
         np.testing.assert_allclose(found[:, q], expected)
 
 
-def test_the_nearest_component_of_each_class_and_ties():
+def test_the_first_nearest_component_of_each_class_is_found():
     means, bases = make_components(5, 4, 1)
     means[3], bases[3] = means[2], bases[2]
     scorer = reference.error_scores(means, bases, np.zeros(4))
@@ -88,13 +88,13 @@ def test_statistics_equal_written_out_sums(per_feature):
 
 
 def draw_blob(shape=SHAPE) -> np.ndarray:
-    """Return a smooth image of one stroke, far from the border."""
+    """Return a smooth image of one slanted stroke in the middle of the image."""
     v, u = np.meshgrid(*(np.arange(size) - (size - 1) / 2 for size in shape), indexing="ij")
     return np.exp(-0.5 * ((u - 0.5 * v) / 1.5) ** 2 - 0.5 * (v / 2.0) ** 2)
 
 
 def move_image(image: np.ndarray, by_u, by_v) -> np.ndarray:
-    """Return the image whose value at (v, u) is that at (v + by_v, u + by_u)."""
+    """Return an image whose value at row v and column u is image[v + by_v, u + by_u], interpolated."""
     v, u = np.meshgrid(*(np.arange(size, dtype=float) for size in image.shape), indexing="ij")
     return ndimage.map_coordinates(image, [v + by_v, u + by_u], order=5, mode="nearest")
 
@@ -108,7 +108,7 @@ def test_tangents_are_derivatives_of_moved_images(name):
     )
     found = reference.tangent_rows(image.reshape(1, -1), SHAPE, (name,), 0.0)[0, 0].reshape(SHAPE)
     error = np.linalg.norm(found - change) / np.linalg.norm(change)
-    assert error < 0.15, error  # These are central differences of a blob 1.5 pixels wide.
+    assert error < 0.15, error  # Tangents are differences of pixels, and the stroke is narrow.
 
 
 def test_velocity_fields_move_images_as_their_names_say():
@@ -119,7 +119,7 @@ def test_velocity_fields_move_images_as_their_names_say():
         for field, want in zip(reference.velocity("scaling", SHAPE), (u, v), strict=True)
     )
     by_x, by_y = reference.velocity("rotation", SHAPE)
-    # The field is perpendicular to the radius.
+    # A rotation moves each pixel at right angles to its radius.
     assert np.abs(by_x * u.ravel() + by_y * v.ravel()).max() < 1e-12
 
 
@@ -189,7 +189,7 @@ def test_tangents_that_are_equal_or_zero_leave_the_distance_finite():
     means, bases = make_components(1, 6, 2)
     scorer = reference.error_scores(means, bases, np.zeros(6))
     t = draw(3, 1, 1, 6)
-    # The last tangent is in the component.
+    # The last tangent is a direction of the component.
     tangents = np.concatenate([t, t, 0 * t, bases[0].T[None, :1]], axis=1)
     x, candidates = draw(4, 1, 6), np.zeros((1, 1), dtype=np.int32)
     found = reference.tangent_distance(scorer, x, tangents, candidates)[0, 0]

@@ -1,4 +1,4 @@
-"""Mixtures beyond fit and predict: scores, pages, searches, bad shards, run folders."""
+"""Mixtures of linear models: scores, report pages, searches, bad shards and run folders."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_classifier_has_a_report_page(digits, fitted, tmp_path):
     assert seen.confusion is not None
     assert seen.confusion.error == pytest.approx(1 - m.score(digits.test))
     np.testing.assert_array_equal(seen.codes, np.arange(10))
-    # Column c has the reconstruction by the components of class c, even if another class fits the row better.
+    # Column c shows the reconstruction by the components of class c, also if another class fits better.
     for c in range(10):
         np.testing.assert_allclose(seen.reconstructed[:, c], m.reconstruct(seen.examples, label=c), atol=1e-4)
     bare = m.report(tmp_path / "bare", data=Dataset.from_arrays(digits.test.read_x(0, 100)))
@@ -182,7 +182,7 @@ def test_candidates_of_a_search_read_the_rows_once_per_pass(digits, tmp_path):
     assert once > 0
     assert passes[0]["candidates"] == 16
     assert {record["bytes_read"] for record in passes} == {once}
-    # One pass each for the samples, the temperatures and the scores of all candidates.
+    # There are three more passes: for the sample of rows, the temperatures, and the scores of all candidates.
     assert search.n_passes_ == len(passes) + 3
     best = search.best_estimator_
     np.testing.assert_array_equal(best.bases_, alone.bases_)
@@ -242,15 +242,15 @@ def test_rows_of_a_bad_shard_are_excluded(digits, tmp_path):
 @pytest.mark.parametrize("after", [0, 3])
 def test_the_sample_is_deleted_after_the_fit_and_kept_for_a_resume(digits, tmp_path, after):
     m = LinearMixture(n_components=4, **SMALL)
-    how: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "engine": {"checkpoint_passes": 1}}
     with pytest.raises(KeyboardInterrupt):
-        clone(m).fit(digits.x, callbacks=InterruptAt(after, "pass_end"), **how)
+        clone(m).fit(digits.x, callbacks=InterruptAt(after, "pass_end"), **options)
     sets = tmp_path / "run" / "engine" / "sets"
     assert list(sets.glob("*"))
-    resumed = clone(m).fit(digits.x, resume=True, **how)
+    resumed = clone(m).fit(digits.x, resume=True, **options)
     assert not list(sets.glob("*"))
     np.testing.assert_array_equal(resumed.bases_, clone(m).fit(digits.x).bases_)
-    again = clone(m).fit(digits.x, resume=True, **how)  # The run had ended, so nothing is computed.
+    again = clone(m).fit(digits.x, resume=True, **options)  # The finished fit is loaded.
     np.testing.assert_array_equal(again.bases_, resumed.bases_)
 
 
@@ -258,9 +258,9 @@ def test_the_sample_is_deleted_after_the_fit_and_kept_for_a_resume(digits, tmp_p
 
 
 def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
-    """If the basis has all directions, removing a row from the fit is exact.
+    """If the basis has all directions, the leave-one-out score of a row is exact.
 
-    The result then equals the principal components and the mean of the other rows.
+    The score equals the error of the row from the mean and the principal components of the other rows.
     """
     x = np.random.default_rng(0).normal(size=(12, 5)) * [4.0, 3.0, 2.0, 1.0, 0.5]
     h, mean = 2, x.mean(axis=0)
@@ -277,8 +277,7 @@ def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
         ways = np.linalg.svd(others - others.mean(axis=0))[2][:h]
         assert found[i] == pytest.approx(z @ z - ((ways @ z) ** 2).sum())
     assert (found > errors).all()
-    # As the error of a row under its own component has grown, the second component of the class may now be
-    # the best.
+    # Without the row, its component has a larger error, so the second component of the class is the best.
     both = np.stack([errors, errors + 1e-3], axis=1)
     np.testing.assert_allclose(rows.best_scores(x, np.zeros(12, int), errors, both, 0, False), errors + 1e-3)
 
@@ -297,7 +296,7 @@ def test_a_temperature_from_training_rows_gives_calibrated_probabilities(likelih
 
 
 def test_components_of_few_rows_have_fewer_directions(caplog):
-    """Three rows span two directions. Removed directions are counted and reported once."""
+    """Three rows span two directions, so two of four are removed, which the fit counts and logs once."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(63, 9)), np.repeat([0, 1], [60, 3])
     for likelihood in ("error", "ppca"):
@@ -312,8 +311,8 @@ def test_components_of_few_rows_have_fewer_directions(caplog):
         assert len(reported) == 1
         assert "1 of 2 components" in reported[0]
         assert np.isfinite(m.predict_proba(x)).all()
-        # ``far`` is orthogonal to the two directions that the three rows of class 1 span. So the mean of the
-        # class is the reconstruction of the mean plus ``far``.
+        # ``far`` is orthogonal to the two directions of class 1. So the reconstruction of the mean of the
+        # class plus ``far`` is the mean.
         span = x[60:] - x[60:].mean(axis=0)
         far = rng.normal(size=(1, 9)) @ (np.eye(9) - np.linalg.pinv(span) @ span)
         row = far + x[60:].mean(axis=0)

@@ -1,4 +1,4 @@
-"""Stepwise EM equals batch EM if a batch has all rows, and comes near it in few epochs; rows one by one."""
+"""Stepwise EM with batches of all rows equals batch EM; with small batches, its error is nearly as low."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from scalelatent.models.linear_mixture.model.stepwise import StepwiseMixture, in
 from tests.models.linear_mixture.cases import make_main_em, make_rows, run_passes, score_rows
 
 
-def run(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
+def fit_stepwise(learner: StepwiseMixture, state, x: np.ndarray, batch: int):
     backend = make_backend("cpu")
     while not learner.is_done(state):
         order = np.random.default_rng(state.epoch).permutation(len(x))
         for a in range(0, len(x), batch):
             rows = order[a : a + batch]
             stats, prepared = Stats.zeros(learner.layout()), learner.prepare(state, backend)
-            for part in np.array_split(rows, 2):  # The rows are divided into two chains (parts).
+            for part in np.array_split(rows, 2):  # Two chains (parallel parts of a step).
                 learner.run_chain(prepared, Block(x[part], None, None, 0, part), stats)
             state = learner.step(state, stats, len(rows))
         state = learner.end_epoch(state)
@@ -38,7 +38,7 @@ def test_a_first_step_with_all_rows_equals_a_pass_of_batch_em(likelihood, assign
     em, state = make_main_em(x, 4, 3, likelihood, assignment, q=8)
     wanted = run_passes(em, state, x, n=1, backend="numba")[0].components
     learner = StepwiseMixture(em.settings, 8, t0=1.0, n_epochs=1)
-    found = run(
+    found = fit_stepwise(
         learner, initial_stepwise_state(em.settings, state.components, np.full(4, 100.0)), x, len(x)
     ).mixture.components
     for name in ("means", "values", "noise", "weights"):
@@ -56,7 +56,7 @@ def test_a_few_epochs_come_near_batch_em(likelihood, assignment):
     batch = run_passes(em, state, x, n=12, backend="numba")
     learner = StepwiseMixture(em.settings, 8, n_epochs=3)
     start = initial_stepwise_state(em.settings, state.components, state.counts)
-    found = run(learner, start, x, 250)
+    found = fit_stepwise(learner, start, x, 250)
     last = run_passes(em, replace(state, components=found.mixture.components), x, n=1, backend="numba")[
         0
     ].objective

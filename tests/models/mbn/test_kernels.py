@@ -1,4 +1,4 @@
-"""Nearest centroids: numba equals the reference, and both equal brute force."""
+"""Nearest centroids of rows: numba and the reference in numpy equal a search by brute force."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_equal_centroids_go_to_the_lowest_index() -> None:
 
 
 def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
-    """All centroids have the same numbers in another order, so they are equally far from a constant row."""
+    """All centroids have the same numbers in different orders, so all are equally far from a constant row."""
     rng = np.random.default_rng(0)
     w = np.stack([rng.permutation(np.arange(200, 230, dtype="u1")) for _ in range(50)])
     x, columns = np.full((3, 30), 250, dtype="u1"), np.arange(30)
@@ -69,13 +69,13 @@ def test_equally_far_centroids_of_integers_go_to_the_lowest_index() -> None:
 
 
 def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -> None:
-    """Rounding in float64 chooses one of equally far centroids, the same for dense and sparse rows."""
+    """Rounding in float64 chooses one of several equally far centroids, for dense and sparse rows alike."""
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=30).astype("f4")
     w, columns = np.stack([rng.permutation(numbers) for _ in range(50)]), np.arange(30)
     x = np.repeat(rng.normal(size=(40, 1)).astype("f4"), 30, axis=1)
     got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
-    assert len(np.unique(got)) > 1, "exact sums would have given 0 everywhere: this test shows nothing"
+    assert len(np.unique(got)) > 1, "the scores are exact, so index 0 always wins, and the test shows nothing"
     sparsely = sparse.nearest_sparse(
         to_csr_rows(x), sparse.make_sparse_bank(to_csr_rows(w), columns, "euclidean")
     )
@@ -83,7 +83,7 @@ def test_equally_far_centroids_of_floats_go_to_the_same_one_dense_and_sparse() -
 
 
 def test_ties_within_rounding_are_decided_in_float64() -> None:
-    """The scores of these centroids differ in the eighth digit, which float32 cannot represent."""
+    """The scores of the centroids differ in the eighth digit, which float32 cannot represent."""
     rng = np.random.default_rng(0)
     base = rng.normal(size=200) * 100
     w = (base + rng.normal(size=(64, 200)) * 1e-2).astype("f4")
@@ -91,13 +91,13 @@ def test_ties_within_rounding_are_decided_in_float64() -> None:
     columns = np.arange(200)
     want = find_by_brute_force(x, w, "euclidean")
     plain = (x @ w.T - 0.5 * np.einsum("jc,jc->j", w, w)).argmax(axis=1)
-    assert (plain != want).mean() > 0.2, "float32 alone would do: this test shows nothing"
+    assert (plain != want).mean() > 0.2, "float32 alone is exact, so the test shows nothing"
     got = dense.nearest(x, columns, dense.make_bank(w, "euclidean"))
     np.testing.assert_array_equal(got[:, 0], want)
 
 
 def test_few_rows_need_float64() -> None:
-    """Float64 is slow, so the bound on rounding errors must select few rows for the second search."""
+    """A second search in float64 is slow, so the bound of rounding errors must select few rows for it."""
     x, w = _draw(0, 500, 392, "f4"), _draw(1, 1000, 392, "f4")
     bank = dense.make_bank(w, "euclidean")
     scores = x.astype("f8") @ w.T.astype("f8") + bank.exact[1]
@@ -178,7 +178,7 @@ def test_codes_without_a_shared_unit_are_0() -> None:
 
 @pytest.mark.parametrize("clusterings", [20, 90])
 def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings: int) -> None:
-    """All centroids agree with half of the rows in all codes, so these rows have too many candidates."""
+    """Half of the rows share most codes (clusters) with all centroids, so they have too many candidates."""
     centroids = np.zeros((2, 300, clusterings), dtype="u2")
     centroids[:, 7:, 3] = 1
     centroids[1] = centroids[1, ::-1]
@@ -191,9 +191,9 @@ def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings
 
 
 def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> None:
-    """No list of candidates of this row is too long, but all of its lists together exceed the space.
+    """A clustering has only sixteen candidate centroids for a row, but all clusterings exceed the space.
 
-    Each clustering has sixteen centroids per code.
+    The candidates are the centroids with the code (cluster index) of the row in the clustering.
     """
     centroids = np.repeat(np.arange(100), 16)[:, None].repeat(70, axis=1).astype("u2")[None]
     units = np.ones((1, 70, 4000), dtype=bool)
@@ -206,7 +206,7 @@ def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> Non
 def test_every_kernel_has_three_bodies(name: str) -> None:
     """Each kernel has functions for the reference, numba and CuPy.
 
-    CuPy's names are found in the source text.
+    The test finds the functions in the source text, because CuPy may not be installed.
     """
     assert set(KERNELS[name]) == {"reference", "numba", "cupy"}
     for backend, place in KERNELS[name].items():
@@ -230,10 +230,10 @@ def test_more_centroids_than_short_codes_can_name() -> None:
 
 @pytest.mark.parametrize("columns", [203, 204, 407, 812, 41_615, 41_616, 41_617])
 def test_panels_of_very_wide_rows_are_divided(columns: int) -> None:
-    """Panels (column ranges of wide rows) are never empty. Equal ones may be fewer than requested."""
+    """Rows are divided into panels (ranges of columns) of equal width, and no panel may be empty."""
     rng = np.random.default_rng(columns)
-    # The rows differ mostly in their large first column, so a kernel that reads beyond a row gives other
-    # codes.
+    # The rows differ mostly in their first column, whose values are large. So a kernel that reads beyond the
+    # end of a row finds other centroids.
     x = (rng.random((80, columns)) < 3 / columns).astype(np.uint8)
     x[:, 0] = rng.integers(0, 255, 80)
     which = np.arange(columns, dtype=np.int32)
@@ -262,7 +262,7 @@ def test_bytes_have_the_same_codes_with_integer_sums(
 
 
 def test_the_largest_sums_of_bytes_do_not_overflow() -> None:
-    """Rows of 255 have the largest products, and each row has its own nearest centroid."""
+    """Rows of 255 have the largest products. The rows are the centroids: row i is nearest to centroid i."""
     columns = dense._MAX_BYTES
     w = np.full((40, columns), 255, dtype="u1")
     w[np.arange(40), np.arange(40)] = 0
@@ -278,7 +278,7 @@ def test_rows_of_floats_have_codes_by_centroids_of_bytes() -> None:
 
 
 def _draw_clusterings(rng: np.random.Generator, clusterings: int, rows: int, k: int) -> np.ndarray:
-    """Return which rows each clustering may take as centroids, bool (clusterings, rows)."""
+    """Return bool (clusterings, rows): whether a row is one of the k centroids of a clustering."""
     draws = np.zeros((clusterings, rows), dtype=bool)
     for own in draws:
         own[rng.permutation(rows)[:k]] = True
@@ -302,7 +302,10 @@ KINDS = {
 def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
     n: int, q: int, rows: int, k: int, clusterings: int, kind: str, metric: str
 ) -> None:
-    """If a clustering has few of the centroids, a row's list of candidates may hold none of them."""
+    """A pool is a set of centroids, of which each clustering uses some.
+
+    The list of the nearest centroids of a row may contain no centroid of a clustering.
+    """
     rng = np.random.default_rng(n)
     x, w = (KINDS[kind](rng, m, q).astype("u1" if kind[0] == "b" else "f4") + 1 for m in (n, rows))
     draws, columns = _draw_clusterings(rng, clusterings, rows, k), np.arange(q)
@@ -312,7 +315,7 @@ def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
     want = reference.nearest(x, columns, reference.make_bank(w, metric, draws))
     bank = sparse.make_sparse_bank(to_csr_rows(w), columns, metric, draws)
     np.testing.assert_array_equal(sparse.nearest_sparse(to_csr_rows(x), bank), got)
-    # Float64 may order scores of equal distances in different ways.
+    # Equal distances are rounded differently in float64, so compare distances, not indices of centroids.
     near = np.abs(
         compute_distances(x, w, metric, draws, got) - compute_distances(x, w, metric, draws, np.stack(own, 1))
     )
@@ -324,7 +327,7 @@ def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
 def compute_distances(
     x: np.ndarray, w: np.ndarray, metric: str, draws: np.ndarray, codes: np.ndarray
 ) -> np.ndarray:
-    """Return the distance of each row to the centroid of its code, divided by the length of the row."""
+    """Return the squared distance of each row to its centroid, divided by the squared length of the row."""
     x, w = x.astype("f8"), w.astype("f8")
     if metric == "cosine":
         x, w = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, w))
@@ -339,6 +342,10 @@ def test_lists_are_so_long_that_a_clustering_seldom_misses() -> None:
     assert dense.make_bank(w, "euclidean", half).length == 24
     assert dense.make_bank(w, "euclidean", few).length == 121
     assert dense.make_bank(w, "euclidean").length == 4
-    assert len(dense.make_bank(np.repeat(w, 2, axis=0), "euclidean").codes) == 2000, "equal floats are merged"
+    assert len(dense.make_bank(np.repeat(w, 2, axis=0), "euclidean").codes) == 2000, (
+        "equal centroids of floats are merged"
+    )
     whole = np.repeat(_draw(1, 200, 30, "u1"), 2, axis=0)
-    assert len(dense.make_bank(whole, "euclidean").codes) == 400, "ties of whole numbers need no float64"
+    assert len(dense.make_bank(whole, "euclidean").codes) == 400, (
+        "equal centroids of whole numbers are not merged, because their scores are exact"
+    )

@@ -1,4 +1,4 @@
-"""Layers: schedules, clusterings, and codes compared with one-hot products."""
+"""Layers of bootstrap networks: sizes, drawn features, and codes (indices of the nearest centroids)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_shares_are_rounded_down_without_rounding_errors() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_codes_equal_those_of_one_hot_products(device: str) -> None:
-    """Compute distances on drawn columns, then products of one-hot rows on drawn units."""
+    """Layer 1 finds the nearest centroid on drawn columns, and upper layers on drawn one-hot columns."""
     x, options = make_rows(120, 11), OPTIONS
     layers = make_layers([40, 20, 7], **options)
     below, k_below = x, 0
@@ -219,12 +219,11 @@ def test_squared_lengths_of_the_largest_values_are_finite(width: int) -> None:
 
 
 def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
-    """Theorem 1 of the paper (Zhang 2018): the error of a mean over V nearest centroids.
+    """By theorem 1 of Zhang (2018), a mean over V nearest centroids has the squared error e(V).
 
-    The error is s^2 (1 / V + (1 - 1 / V) rho), with s^2 the variance of one nearest centroid and rho the
-    correlation of two. s^2 and rho come from pairs of clusterings over some sets of rows, and the errors of
-    larger ensembles from other sets. Clusterings that share fewer rows have a lower rho, and profit more
-    from an ensemble.
+    e(V) = s^2 (1 / V + (1 - 1 / V) rho), with s^2 the squared error of one nearest centroid and rho the
+    correlation of two. Half of the sets of rows estimate s^2 and rho from pairs of clusterings; the other
+    half measure the errors. Clusterings that share fewer rows have a lower rho, so their mean is better.
     """
     largest, repeats, rhos = 32, 60, []
     # The points are far apart, so their errors are independent.
@@ -253,7 +252,7 @@ def test_the_error_of_an_ensemble_follows_theorem_1() -> None:
 
 
 class RowRecorder(HostBackend):
-    """Backend that records the rows that kernels receive."""
+    """CPU backend that records the rows that the kernels of nearest centroids receive."""
 
     def __init__(self) -> None:
         super().__init__()

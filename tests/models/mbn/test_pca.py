@@ -1,4 +1,4 @@
-"""Principal components of codes: both algorithms equal the SVD of one-hot rows."""
+"""Principal components of one-hot codes, by EM and by inner products: both equal the SVD of numpy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V, K, N = 12, 7, 150
 
 @pytest.fixture(scope="module")
 def draw_codes() -> np.ndarray:
-    """Return rows of five kinds whose codes are mostly those of their kind."""
+    """Return cluster indices (N, V) of five groups of rows; 60 % of those of a row are those of its group."""
     rng = np.random.default_rng(0)
     kinds, own = rng.integers(0, 5, N), rng.integers(0, K, (5, V))
     return np.where(rng.random((N, V)) < 0.6, own[kinds], rng.integers(0, K, (N, V))).astype(np.uint16)
@@ -35,7 +35,7 @@ def draw_codes() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def compute_svd(draw_codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return centred one-hot rows, components and variances by numpy."""
+    """Return the centred one-hot rows of the codes, and their components and variances by numpy."""
     h = np.eye(K)[draw_codes].reshape(N, -1)
     h -= h.mean(axis=0)
     _, s, vt = np.linalg.svd(h, full_matrices=False)
@@ -84,7 +84,7 @@ def test_components_of_many_rows_come_from_em(draw_codes: np.ndarray, compute_sv
     _check(learner.components(state), draw_codes, compute_svd, 5, 1e-6)
     reported = learner.summary(state)
     assert reported["objective"] == pytest.approx(1 - compute_svd[2][:5].sum() / compute_svd[2].sum())
-    # With tol=0 the largest number of passes ends the iteration.
+    # With tol=0 the fit ends after ``max_iter`` passes.
     assert compute_streamed(draw_codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
 
 
@@ -121,7 +121,7 @@ def test_coordinates_of_many_rows_need_no_full_decomposition(
     kernel = partial(find_kernel, backend="numba")
     n = LANCZOS_ROWS + 50
     codes = np.random.default_rng(0).integers(0, K, (n, V)).astype(np.uint16)
-    codes[: n // 2, : V // 2] = 0  # With equal codes in half of the rows, the first direction dominates.
+    codes[: n // 2, : V // 2] = 0  # The first direction distinguishes two halves of the rows.
     if kind != "random":
         codes = codes[[0, n - 1] if kind == "two rows" else [0, 0]][np.arange(n) % 2]
     hot = np.eye(K)[codes].reshape(n, -1)

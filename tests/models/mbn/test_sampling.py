@@ -1,4 +1,4 @@
-"""Draws without replacement: exact sizes, equal probabilities, separate streams."""
+"""Random draws without replacement: exact sizes, equal probabilities, independent random streams."""
 
 from __future__ import annotations
 
@@ -45,21 +45,18 @@ def _draw_in_numpy(seed: int, purpose: str, layer: int, which: int, n: int, m: i
 
 @pytest.mark.parametrize(("n", "m"), [(40, 2), (40, 13), (40, 20), (40, 39), (200, 3)])
 def test_each_number_and_each_pair_is_equally_probable(n: int, m: int) -> None:
-    """All numbers, and all pairs of numbers, are drawn equally often.
-
-    Both algorithms are tested: random numbers without duplicates for few draws, and random masks for many.
-    """
+    """Small m tests the algorithm that draws numbers without duplicates, large m the algorithm with masks."""
     draws = 6000
     member = np.zeros((draws, n))
     for i in range(draws):
         member[i, choose_numbers(11, "rows", 1, i, n=n, m=m)] = 1
     p, pair = m / n, m * (m - 1) / (n * (n - 1))
-    # The limit for a number is five standard deviations of its share. It covers the most extreme of n shares,
-    # or of n^2 / 2 shares of pairs.
+    # The limit is five standard deviations of the share of a number (5.5 for a pair), because the test takes
+    # the most extreme of n shares (of n^2 / 2 shares of pairs).
     assert np.abs(member.mean(axis=0) - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
     together = (member.T @ member / draws)[np.triu_indices(n, 1)]
     assert np.abs(together - pair).max() < 5.5 * np.sqrt(pair * (1 - pair) / draws)
-    # The sum of squared deviations over all numbers has the expected size, too.
+    # The sum of squared deviations of all numbers has a chi-squared distribution of n - 1 degrees of freedom.
     chi2 = ((member.sum(axis=0) - draws * p) ** 2 / (draws * p * (1 - p))).sum() * (n - 1) / n
     assert abs(chi2 - (n - 1)) < 5 * np.sqrt(2 * (n - 1))
 

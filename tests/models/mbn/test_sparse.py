@@ -1,4 +1,4 @@
-"""Nearest centroids of CSR rows: numba equals the reference and dense rows, for counts and other numbers."""
+"""Nearest centroids of CSR rows: numba equals the reference in numpy, and dense rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_sparse_rows_have_the_centroids_of_dense_rows(n: int, p: int, k: int, q:
     rng = np.random.default_rng(n)
     x, w = (rng.poisson(0.4, (m, p)).astype("f4") for m in (n, k))
     columns = np.sort(rng.permutation(p)[:q])
-    # Each centroid gets an entry other than 0, because the cosine of a centroid of zeros is undefined.
+    # Each centroid needs an entry other than 0, because the cosine of a centroid of zeros is undefined.
     w[:, columns[0]] += 1.0
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
     for module in (reference, sparse):
@@ -30,9 +30,9 @@ def test_sparse_rows_have_the_centroids_of_dense_rows(n: int, p: int, k: int, q:
 
 @pytest.mark.parametrize("metric", reference.METRICS)
 def test_columns_of_uneven_density_give_the_same_centroids(metric: str) -> None:
-    """The rows have dense columns, and sparse columns that the kernel reads by lists of their entries.
+    """The kernel reads dense columns as arrays, and sparse columns as lists of their entries.
 
-    Rounding matters for inexact sums and for nearly equal centroids.
+    Sums of fractions are rounded, and many centroids are nearly equal, so rounding decides many rows.
     """
     rng = np.random.default_rng(1)
     n, p, k = 300, 400, 150
@@ -59,10 +59,10 @@ def test_columns_of_uneven_density_give_the_same_centroids(metric: str) -> None:
 
 @pytest.mark.parametrize("apart", [8, 16, 64, 1])
 def test_nearly_equal_centroids_are_decided_in_float64(apart: int) -> None:
-    """Float32 cannot distinguish two centroids, which are ``apart`` positions apart.
+    """Float32 cannot distinguish two centroids with indices j and j + ``apart``; float64 can.
 
-    They are in one panel (group of centroids) or two, in one lane of a vector register or in neighbouring
-    lanes. The first of two equal centroids wins.
+    The two centroids are in one or two panels (groups of 64 centroids), and in one or two lanes (positions
+    in a vector register). If the centroids are equal, the first wins.
     """
     rng, p, k, n = np.random.default_rng(apart), 40, 150, 200
     wrong = 0
@@ -85,21 +85,19 @@ def test_nearly_equal_centroids_are_decided_in_float64(apart: int) -> None:
 
 
 def draw_documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
-    """Return counts, most of which are in few columns."""
+    """Return random word counts (n, p) in float32; the first columns have most of the counts."""
     return rng.poisson(np.minimum(3.0, 9.0 / np.arange(1, p + 1)), (n, p)).astype("f4")
 
 
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("k", [5, 128, 300])
 def test_counts_give_the_centroids_of_the_reference(k: int, metric: str) -> None:
-    """Counts are summed in int16. The case has several panels of columns, both kinds of columns, negative
-    counts and ties.
-    """
+    """Counts are summed in int16. Dense and sparse columns, negative counts and ties occur."""
     rng = np.random.default_rng(k)
     n, p = 400, 500
     x, w = draw_documents(rng, n, p), draw_documents(rng, k, p)
     x[:50], w[: k // 5] = -x[:50], -w[: k // 5]
-    w[k // 2 :] = 3 * w[k - k // 2 - 1 :: -1][: k - k // 2]  # The cosines are equal except for rounding.
+    w[k // 2 :] = 3 * w[k - k // 2 - 1 :: -1][: k - k // 2]  # Multiples have equal cosines.
     w[-2:] = w[1]
     columns = np.sort(rng.permutation(p)[:400])
     w[:, columns[0]] += w.any(axis=1) == 0
@@ -121,7 +119,7 @@ def test_counts_give_the_centroids_of_the_reference(k: int, metric: str) -> None
 
 @pytest.mark.parametrize("metric", reference.METRICS)
 def test_rows_that_are_not_counts_are_decided_among_counts(metric: str) -> None:
-    """Use fractions, values beyond int16 and int32, and counts whose sums exceed int16."""
+    """The rows have fractions, values beyond int16 and int32, and counts whose sums exceed int16."""
     rng = np.random.default_rng(3)
     x, w = draw_documents(rng, 64, 80), draw_documents(rng, 200, 80)
     x[::7] *= 0.5
@@ -146,7 +144,7 @@ def test_rows_that_are_not_counts_are_decided_among_counts(metric: str) -> None:
 def test_counts_at_the_limits_of_int16_do_not_overflow(many: int) -> None:
     """An overflow of int16 would change the nearest centroid.
 
-    With many centroids, columns have lists of entries.
+    If there are many centroids, the kernel reads columns as lists of entries.
     """
     w = np.zeros((many + 1, 4), dtype="f4")
     w[0, :2] = 1.0
@@ -182,7 +180,11 @@ def split_entries(data, indices, slot, most, size, i, places, values, thin, weig
 
 
 def test_columns_that_a_clustering_does_not_use_may_have_any_value() -> None:
-    """Rows that are not counts in the other columns are decided one by one."""
+    """A value that is no count makes a row a slow case only in columns that the clustering uses.
+
+    ``split_entries`` returns the numbers of entries in dense and sparse columns, and a length below 0 for
+    slow cases.
+    """
     x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")
     bank = sparse.make_sparse_bank(
         to_csr_rows(np.array([[0, 4.0, 0], [0, 0, 2.0]])), np.arange(1, 3), "euclidean"
@@ -211,7 +213,7 @@ def test_centroids_may_be_other_numbers_than_counts(value: float) -> None:
 
 
 def test_a_very_large_centroid_among_counts_is_decided() -> None:
-    """One of many centroids may have sums beyond int16. Half of its square need not be a float32 number."""
+    """Among many centroids of small counts, one may have sums beyond int16 and inexact float32 squares."""
     rng = np.random.default_rng(5)
     x, w = draw_documents(rng, 200, 80), draw_documents(rng, 1200, 80)
     w[7, 70:] = 3000 + np.arange(10)
@@ -225,7 +227,7 @@ def test_a_very_large_centroid_among_counts_is_decided() -> None:
     np.testing.assert_array_equal(sparse.nearest_sparse(to_csr_rows(x), bank), want)
 
 
-def test_sparse_rows_and_centroids_without_entries() -> None:
+def test_rows_and_centroids_without_entries_are_zeros() -> None:
     x = to_csr_rows(np.array([[0.0, 0, 0], [0, 3, 0], [0, 0, 0]]))
     w = to_csr_rows(np.array([[0.0, 2, 0], [0, 0, 0]]))
     for module in (reference, sparse):

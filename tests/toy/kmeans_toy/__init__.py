@@ -1,4 +1,4 @@
-"""K-means by streamed EM, as a plug-in: scalelatent does not know this package."""
+"""K-means by streamed EM: a plug-in that scalelatent finds only by its entry point."""
 
 from scalelatent.contract.kinds import Kind
 from scalelatent.contract.parameters import (

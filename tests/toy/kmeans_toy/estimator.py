@@ -1,4 +1,4 @@
-"""Estimator of the toy model."""
+"""StreamedKMeans, the estimator of the plug-in, with the methods that scalelatent calls."""
 
 import numpy as np
 

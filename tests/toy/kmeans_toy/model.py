@@ -1,4 +1,4 @@
-"""The mathematics: statistics of rows by their nearest centroid, and the step that moves the centroids."""
+"""K-means: sums of rows by their nearest centroid, and the step that moves centroids to the means."""
 
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,7 @@ class State:
 
 @dataclass(frozen=True)
 class AssignmentSums:
-    """Reduction: sums and counts of the rows of each centroid."""
+    """Reduction of blocks of rows to the sum and the number of the rows nearest to each centroid."""
 
     k: int
     p: int
@@ -76,7 +76,7 @@ class KMeansEM:
 
 @dataclass(frozen=True)
 class NearnessMap:
-    """Row map: minus the squared distance to each centroid."""
+    """Map from rows to outputs: minus the squared distance of a row to each centroid."""
 
     centroids: np.ndarray
     output_name: str = "nearness"
