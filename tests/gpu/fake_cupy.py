@@ -283,12 +283,12 @@ class ndarray:
         return int(self._read_value())
 
     def reshape(self, *shape: Any) -> ndarray:
-        _finish_queue(self)
+        if not np.may_share_memory(self._a.reshape(*shape), self._a):
+            _finish_queue(self)  # only a copy reads the array; a view does not
         return self._view(self._a.reshape(*shape))
 
     def ravel(self) -> ndarray:
-        _finish_queue(self)
-        return self._view(self._a.ravel())
+        return self.reshape(-1)
 
     def astype(self, dtype: Any, copy: bool = True) -> ndarray:
         _finish_queue(self)
