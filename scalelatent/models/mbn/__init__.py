@@ -25,7 +25,7 @@ KINDS = (
         estimator="scalelatent.models.mbn.compressive:CompressiveMBN",
         parameters="scalelatent.models.mbn.parameters:COMPRESSIVE",
         scorer="scalelatent.evaluation.scoring:OutputScorer",
-        # A job cannot fit this model, because a job file cannot name the fitted network that it replaces.
+        # A job cannot fit this model: it imitates a fitted network, which a job file has no way to name.
         python_only=(
             "scalelatent.CompressiveMBN().fit(X, network.transform(X)) learns the output of a network that a "
             'job of kind = "mbn" has fitted'

@@ -193,7 +193,7 @@ def test_columns_that_a_clustering_does_not_use_may_have_any_value() -> None:
     reported = []
     for row in x:
         one = to_csr_rows(row[None])
-        *counts, length = split_entries(one.data, one.indices, bank.slot, bank.maxima, 256, 0, *room)
+        *counts, length = split_entries(one.data, one.indices, bank.slot, bank.column_maxima, 256, 0, *room)
         reported.append((*map(int, counts), bool(length >= 0)))
     assert reported == [(2, 0, True), (1, 0, False), (1, 0, False)]
     assert sparse.nearest_sparse(to_csr_rows(x), bank).ravel().tolist() == [1, 0, 0]

@@ -155,7 +155,7 @@ class Layer:
     csr: bool  # True if the input is CSR, which is possible only in the first layer
     dtype: str  # type of the input
     share: int = 1  # number of clusterings of the first layer that share one draw of rows and columns
-    pool_rows: int | None = None  # rows of a shared draw, of which each clustering takes k; None if it has k
+    pool_rows: int | None = None  # number of rows of a shared draw, of which a clustering takes k; None: k
 
     @property
     def n_columns(self) -> int:

@@ -115,7 +115,7 @@ def convert_rows(layer: Layer, backend: Backend, x: HostRows) -> Array | CsrRows
 
 
 def _copy_to_device(backend: Backend, x: np.ndarray, dtype: npt.DTypeLike) -> Array:
-    """Copy rows to the device and convert them to ``dtype`` there, because their own type has fewer bytes."""
+    """Copy rows to the device and convert them to ``dtype`` there; their own type often has fewer bytes."""
     return backend.asarray(backend.asarray(x, x.dtype), dtype)
 
 

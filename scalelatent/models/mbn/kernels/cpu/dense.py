@@ -105,10 +105,10 @@ def make_bank(w: np.ndarray, metric: str, draws: np.ndarray | None = None) -> Pa
 
 
 def merge_rows(w: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct centroids, and the number of each within each clustering, int32 (k, clusterings).
+    """Return centroids without duplicates, and the number of each within each clustering, int32 (k, sets).
 
-    Equal centroids are only merged if some value is not whole: scores of whole numbers are exact, so the
-    lowest number wins anyway.
+    Of equal centroids, the one with the lowest number must win. Rounding could break this rule, so duplicates
+    are merged. Whole numbers have exact scores, so all centroids of whole numbers are returned.
     """
     codes = number_centroids(draws, len(w))
     if is_whole(w):
@@ -406,8 +406,8 @@ def _make_search(
     @subkernel
     def search(
         x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
-        exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
-        out: np.ndarray, strip: np.ndarray, partial: np.ndarray,
+        exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, error_slope: float,
+        error_offset: float, out: np.ndarray, strip: np.ndarray, partial: np.ndarray,
     ) -> None:  # fmt: skip
         """Write the number of each row's nearest centroid in each clustering to ``out``, (rows, clusterings).
 
@@ -421,7 +421,7 @@ def _make_search(
         before, tops = empty(out.shape[1], np.int32), empty(out.shape[1], np.float64)
         for first in range(0, n, STRIP):
             rows = min(STRIP, n - first)
-            gather(x, first, rows, columns, exact_length, (slope, floor), strip, starts, gaps)
+            gather(x, first, rows, columns, exact_length, (error_slope, error_offset), strip, starts, gaps)
             padded = -(-rows // ROWS) * ROWS
             for i in range(padded):
                 for t in range(length):
@@ -468,23 +468,23 @@ def _arguments(rows: str, packed: str) -> tuple[types.Type, ...]:
 
 def _compute_codes(
     x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
-    exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
-    out: np.ndarray,
+    exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, error_slope: float,
+    error_offset: float, out: np.ndarray,
 ) -> None:  # fmt: skip
     _code_floats(
-        x, columns, packed, scale, bias, exact, codes, length, exact_length, slope, floor, out,
+        x, columns, packed, scale, bias, exact, codes, length, exact_length, error_slope, error_offset, out,
         empty((STRIP, len(columns)), np.float32), empty((STRIP, PANEL), np.float32),
     )  # fmt: skip
 
 
 def _compute_byte_codes(
     x: np.ndarray, columns: np.ndarray, packed: np.ndarray, scale: np.ndarray, bias: np.ndarray,
-    exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, slope: float, floor: float,
-    out: np.ndarray,
+    exact: np.ndarray, codes: np.ndarray, length: int, exact_length: float, error_slope: float,
+    error_offset: float, out: np.ndarray,
 ) -> None:  # fmt: skip
     groups = (len(columns) + 3) // 4
     _code_bytes(
-        x, columns, packed, scale, bias, exact, codes, length, exact_length, slope, floor, out,
+        x, columns, packed, scale, bias, exact, codes, length, exact_length, error_slope, error_offset, out,
         zeros((STRIP, 4 * groups), np.uint8), empty((STRIP, PANEL), np.int32),
     )  # fmt: skip
 

@@ -249,9 +249,9 @@ def _count_shared_units(
     n, clusterings = x.shape
     sets, below = out.shape[1], start.shape[1] - 1
     capacity = sets * min(2 * clusterings * k // below, _MAX_MEMBERS * clusterings) + 64
-    # A buffer has room for ``capacity`` centroids, twice the number that equally frequent codes give, and for
-    # sixteen centroids for each of 32 codes, which are copied before the end is checked. Buffers have an odd
-    # number of cache lines, so that their ends use all sets of the cache.
+    # A buffer has room for twice as many centroids as equally frequent codes give (up to a limit). Its end is
+    # checked only after _TRANSPOSED_TOGETHER codes, so it has room for the centroids that these copy. Its
+    # length is an odd number of cache lines (| 1), or the ends of buffers would compete for cache sets.
     line = 64 // members.itemsize
     width = (capacity + _COPIED_MEMBERS * (_TRANSPOSED_TOGETHER + 1) + line - 1) // line | 1
     strip = _STRIP_ROWS if sets * k > _FEW_CENTROIDS else _STRIP_ROWS // 2

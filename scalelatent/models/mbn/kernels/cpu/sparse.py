@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _LANES, _SUM_VECTORS = 8, 8
 # Bytes of one column of a panel, which has 64 centroids with float32 values, or 128 with int16 values.
 _PANEL_BYTES = _SUM_VECTORS * _LANES * BYTES
-# A column is stored dense if at least 1/16 (float32) or 1/32 (int16) of the centroids have an entry in it. An
+# A column is dense if more than 1/16 (float32) or 1/32 (int16) of the centroids have an entry in it. An
 # entry of a row in a dense column takes about k / 10 steps for k centroids (k / 30 for counts). In another
 # column, it takes about two steps per centroid with an entry in the column.
 _DENSE_SHARE = {"float32": 16, "int16": 32}
@@ -86,7 +86,7 @@ class PackedSparseCentroids:
     start: np.ndarray  # int64 (thin columns + 1,): index of the first entry of each thin column
     centroid: np.ndarray  # int32 (entries in thin columns,): number of the centroid of each entry
     value: np.ndarray  # float32 or int16 (entries in thin columns,): value of each entry
-    maxima: np.ndarray  # int32 (columns,): largest absolute value of a column for int16; empty for float32
+    column_maxima: np.ndarray  # int32 (columns,): largest absolute values for int16; empty for float32
     # float32, k rounded up to whole panels: a row x and a centroid w have the score scale (w . x) + bias; the
     # bias of the additional centroids is -inf
     scale: np.ndarray
@@ -120,8 +120,8 @@ def make_sparse_bank(
     centroid = np.repeat(np.arange(k, dtype=np.int32), np.diff(w.indptr))
     squares = np.bincount(centroid, weights=value.astype(np.float64) ** 2, minlength=k)
     exact = np.stack(score_terms(squares, metric))
-    maxima = _largest_counts(column, value, centroid, k, p)
-    dtype = np.dtype(np.int16 if len(maxima) else np.float32)
+    column_maxima = _largest_counts(column, value, centroid, k, p)
+    dtype = np.dtype(np.int16 if len(column_maxima) else np.float32)
     width = _PANEL_BYTES // dtype.itemsize
     full = -(-k // width) * width
     scale, bias = np.zeros(full, dtype=np.float32), np.full(full, -np.inf, dtype=np.float32)
@@ -143,11 +143,11 @@ def make_sparse_bank(
     # Sums of counts are computed exactly in int16. A Euclidean score of counts is a multiple of a half, which
     # float32 represents exactly up to 2^23. So scores are rounded only for other values than counts, for the
     # cosine, and if the largest |bias| is near 2^23 or above.
-    rounds = not len(maxima) or metric == "cosine" or largest > 2**23 - 2**16
+    rounds = not len(column_maxima) or metric == "cosine" or largest > 2**23 - 2**16
     error = (slope, 4 * 2.0**-24 * largest) if rounds else (0.0, 0.0)
     postings = (start, centroid[order], typed[order])
     return PackedSparseCentroids(
-        slot, panels.reshape(-1), *postings, maxima, scale, bias, exact, codes, list_length(codes),
+        slot, panels.reshape(-1), *postings, column_maxima, scale, bias, exact, codes, list_length(codes),
         (value, column, w.indptr), error,
     )  # fmt: skip
 
@@ -164,11 +164,11 @@ def _largest_counts(
     sizes = np.abs(value)
     if len(value) and (sizes.max() > _COUNT_MAX or (value != np.rint(value)).any()):
         return none
-    maxima = np.zeros(p, dtype=np.int32)
-    np.maximum.at(maxima, column, sizes.astype(np.int32))
+    column_maxima = np.zeros(p, dtype=np.int32)
+    np.maximum.at(column_maxima, column, sizes.astype(np.int32))
     # The rows are not known here, so this estimate takes the centroids, which are a sample of the rows.
-    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * maxima[column], minlength=k)
-    return maxima if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
+    sums = np.bincount(centroid, weights=sizes.astype(np.float64) * column_maxima[column], minlength=k)
+    return column_maxima if np.count_nonzero(sums > _COUNT_MAX) * _OVERFLOW_SHARE <= k else none
 
 
 def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
@@ -179,9 +179,9 @@ def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
     indptr = np.ascontiguousarray(x.indptr, dtype=np.int64)
     postings = (centroids.start, centroids.centroid, centroids.value)
     terms = (centroids.scale, centroids.bias, centroids.exact, centroids.codes, centroids.length)
-    nearest = _nearest_counts if len(centroids.maxima) else _nearest_floats
+    nearest = _nearest_counts if len(centroids.column_maxima) else _nearest_floats
     nearest(
-        *(data, indices, indptr, centroids.slot, centroids.panels, *postings, centroids.maxima),
+        *(data, indices, indptr, centroids.slot, centroids.panels, *postings, centroids.column_maxima),
         *(*terms, *centroids.rows, *centroids.error, out),
     )
     return out
@@ -189,8 +189,8 @@ def nearest_sparse(x: CsrRows, centroids: PackedSparseCentroids) -> np.ndarray:
 
 @subkernel
 def _split_entries(
-    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, maxima: np.ndarray, size: int, i: np.uint64,
-    places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
+    data: np.ndarray, indices: np.ndarray, slot: np.ndarray, column_maxima: np.ndarray, size: int,
+    i: np.uint64, places: np.ndarray, values: np.ndarray, thin: np.ndarray, weights: np.ndarray,
 ) -> tuple[np.uint64, np.uint64, float]:  # fmt: skip
     """Split the entries of row i into entries in dense columns and entries in columns with few centroids.
 
@@ -207,11 +207,11 @@ def _split_entries(
         # Take sign bits as 0 or 1, because comparisons would become branches that are often mispredicted.
         seen = one - (np.uint64(place) >> sign)
         low = np.uint64(place - _ABSENT) >> sign
-        if len(maxima):
+        if len(column_maxima):
             count = np.int32(min(max(value, -beyond), beyond))
             # Ignore fractions in columns in which no centroid has an entry, because they do not change sums.
             fractions |= ((seen | low) != 0) & (np.float32(count) != value)
-            bound += abs(np.int64(count)) * maxima[column]
+            bound += abs(np.int64(count)) * column_maxima[column]
             values[i, dense], weights[posted] = count, count
         else:
             values[i, dense], weights[posted] = value, value
@@ -347,7 +347,7 @@ def _exact_score(
     data: np.ndarray, indices: np.ndarray, exact: np.ndarray, values: np.ndarray, columns: np.ndarray,
     pointers: np.ndarray, j: int,
 ) -> float:  # fmt: skip
-    """Return the score of a CSR row and the CSR centroid j in float64; ``exact`` is its scale and bias."""
+    """Return the score of a CSR row and the CSR centroid j; ``exact`` (2, k) has all scales and biases."""
     a, b = pointers[j], pointers[j + 1]
     return _multiply_rows(data, indices, values[a:b], columns[a:b]) * exact[0, j] + exact[1, j]
 
@@ -382,7 +382,7 @@ def _exact_scores(
 
 def _nearest(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, slot: np.ndarray, panels: np.ndarray,
-    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, maxima: np.ndarray, scale: np.ndarray,
+    start: np.ndarray, centroid: np.ndarray, value: np.ndarray, column_maxima: np.ndarray, scale: np.ndarray,
     bias: np.ndarray, exact: np.ndarray, codes: np.ndarray, length: int, values_w: np.ndarray,
     columns_w: np.ndarray, pointers_w: np.ndarray, slope: float, floor: float, out: np.ndarray,
 ) -> None:  # fmt: skip
@@ -405,11 +405,11 @@ def _nearest(
             a, b = indptr[first + i], indptr[first + i + 1]
             at = np.uint64(i)
             count, posted, norm = _split_entries(
-                data[a:b], indices[a:b], slot, maxima, _PANEL_BYTES, at, places, values, thin, weights
+                data[a:b], indices[a:b], slot, column_maxima, _PANEL_BYTES, at, places, values, thin, weights
             )
             dense[i], gaps[i] = count, -1.0
             if norm >= 0.0:
-                roundings = 4 if len(maxima) else b - a + 4
+                roundings = 4 if len(column_maxima) else b - a + 4
                 gaps[i] = 2.0 * (roundings * 2.0**-24 * slope * norm + floor)
                 _add_postings(thin, weights, posted, start, centroid, value, at, sums)
         _find_best_scores(rows, places, values, dense, panels, sums, scale, bias, hits, best, index)
