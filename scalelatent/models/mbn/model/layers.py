@@ -192,7 +192,7 @@ class Layer:
 
     @property
     def reads_codes_below(self) -> bool:
-        """Whether centroids are read from the codes of the layer below, because a copy of them is larger.
+        """True if centroids are read from the codes of the layer below, because a copy of them is larger.
 
         A process keeps the codes of one layer in memory, so there is an upper bound on their size.
         """
