@@ -79,8 +79,8 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Arguments of `inpaint`: a mask with one bit per pixel, 1 if the pixel is known (None: there is no mask), and
-# the index of the class of each row, below 0 if unknown (None: all classes are unknown).
+# Arguments of the output of `inpaint`: a mask with one bit per pixel, 1 if the pixel is known (or None), and
+# the index of the class of each row, below 0 if unknown (or None, if all classes are unknown).
 InpaintArguments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -521,8 +521,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             size = choose_batch_size(self)  # not smaller in a call with few images, because more calls follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else find_last_state(self, network)
-            chains: OnlineLearner = learner  # a type that accepts both types of states
-            state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
+            # For the type checker only: `learner` is a union of the learners of one and of several layers,
+            # and `learn_stream` needs one type for both.
+            any_learner: OnlineLearner = learner
+            state = learn_stream(any_learner, state, ds, self.device, size, state.rows, network.classes)
             self._keep(network, state, [] if first else None)
             self.batch_size_ = size
         return self

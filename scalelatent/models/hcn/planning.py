@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
 # Share of the pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of sweeps with which a plan measures the speed of batch learning. A sweep updates the
-# belief-propagation messages of all pixels once.
+# Number of updates of all belief-propagation messages with which a plan measures the speed of batch learning.
 PROBE_SWEEPS = 4
 # Bytes of the names and shapes of arrays in the file with the stored belief-propagation messages of a range
 # of images (leaf).
@@ -86,7 +85,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         )
     row = _row_seconds(network, forecast, learner, order, online)
     # Seconds of one sweep, which updates the belief-propagation messages of all pixels of an image once.
-    # Decoding an image (inference of feature positions) runs the kernels of online learning.
+    # Decoding an image (inference of feature positions) is as fast per sweep as online learning.
     sweep = net.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
     decoding = decoding_sweeps * sweep
     decoding *= 1 if online else STORED_PAIR_RATE / ONLINE_PAIR_RATE
@@ -125,7 +124,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
 def _row_seconds(
     network: Network, forecast: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
 ) -> float:
-    """Return the seconds of one thread per image: for one epoch, or for one update of stored messages."""
+    """Return the seconds of one thread per image: for one epoch, or one update of all stored messages."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBE_SWEEPS
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
@@ -136,8 +135,8 @@ def _row_seconds(
         # A labelled image has no belief-propagation messages for templates (top features) of other classes.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        # The type of the state differs between networks of one and of several layers. `OnlineLearner` and
-        # `StoredRangeLearner` without type arguments accept the states of both kinds of networks.
+        # For the type checker: the state has another type for one layer than for several. `OnlineLearner`
+        # and `StoredRangeLearner` without type arguments accept both.
         chains: OnlineLearner = learner
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:

@@ -156,7 +156,7 @@ def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
 def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute log odds of feature positions for fixed weights by belief propagation, until nothing changes.
+    """Add the messages of all pixels to the log odds of feature positions, for fixed weights.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def decode_images(
     w : ndarray of bool, shape (channels, h, w, F)
         Weights of F features of h x w pixels; the axes h and w are reversed.
     n_sweeps : int
-        Upper bound of the number of sweeps; a sweep updates the messages of all pixels once.
+        Upper bound of the number of sweeps, which each update all messages once and end if none changes.
 
     Returns
     -------
@@ -214,8 +214,8 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
     """Add or remove the feature with the largest gain until no gain is positive; return the positions.
 
     The gain of adding a feature is the sum of the log odds of the pixels that only this feature covers, minus
-    the cost. The gain of a removal is minus this number. Among equal gains, removals come before
-    additions, and then the first position of the array comes first.
+    the cost. The gain of a removal is minus this number. Among equal gains, removals come before additions,
+    and then the first position of the array comes first.
 
     Parameters
     ----------

@@ -290,7 +290,7 @@ PassEmitter: TypeAlias = Callable[[_VectorCode, _Tree, Values, ir.Value], "ir.Va
 Passes: TypeAlias = tuple[
     Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
 ]
-"""Functions that :func:`make_passes` returns."""
+"""First passes for log odds of a pixel of 0 or less and above 0, and second passes for the same two cases."""
 
 
 def _make_function(
