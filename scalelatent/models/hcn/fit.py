@@ -425,8 +425,7 @@ def choose_first_state(
     given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
     if not is_online(model, network.has_labels):
-        # Batch learning adds changes that are multiples of 1/256 nat. Round the log odds to such multiples,
-        # so that sums are exact.
+        # Batch learning adds multiples of 1/256 nat. Round the log odds to such multiples for exact sums.
         beliefs = from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])
 

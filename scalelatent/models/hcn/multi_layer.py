@@ -87,8 +87,7 @@ def make_multi_layer(
 ) -> MultiLayer:
     """Return the untrained network that the parameters of the model describe.
 
-    ``image`` is the shape (channels, height, width) of the images. The classes are those of the training
-    rows.
+    ``image`` is the (channels, height, width) of images. The classes are those of the training rows.
     """
     assert model.templates is not None
     per_class, classes = int(model.templates), None

@@ -114,14 +114,12 @@ class ObjectFinder:
         Returns
         -------
         ndarray of float64, shape (n, rows, columns, classes)
-            Log probability ratio, in nats, of a template at the position and no template there. The array is
-            in memory.
+            Log probability ratio, in nats, of a template at the position and no template there; in memory.
 
         Raises
         ------
         DataError
-            If images do not have the shape ``image_shape``, or if pixels have values that the fit does not
-            accept.
+            If images do not have the shape ``image_shape``, or if the fit does not accept their pixels.
         """
         return np.concatenate(list(self._iterate_scores(X)))
 

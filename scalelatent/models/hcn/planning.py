@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 PROBE_SHARE_OF_ONES = 0.15
 # Number of updates of all belief-propagation messages with which a plan measures the speed of batch learning.
 PROBE_SWEEPS = 4
-# Bytes of the names and shapes of arrays in the file with the stored belief-propagation messages of a range
-# of images (leaf).
+# Bytes of the names and shapes of arrays in the file with the stored messages of a range of images (leaf).
 LEAF_HEADER_BYTES = 2**14
 # Speed of online learning that a plan assumes before it measures the speed, in pairs (feature position,
 # weight) per second and thread. A pixel updates two belief-propagation messages per pair.

@@ -158,8 +158,7 @@ def make_learning_pictures(run: RunFiles) -> list[Picture]:
 def make_completion_picture(filled: FilledImages, rows: str, by: str) -> Picture:
     """Return the figure of images, their given pixels, and the completed images.
 
-    ``rows`` names the data split, such as "test", and ``by`` names the part of the model that fills in
-    pixels.
+    ``rows`` names the data split, such as "test"; ``by`` names the part of the model that fills in pixels.
     """
     wrong, base = filled.error_shares
     n = len(filled.images)

@@ -46,8 +46,7 @@ def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray
     """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
     Messages are those of belief propagation. A pair is a feature position and a weight that together turn on
-    the pixel. ``s`` and ``w`` (M,) are the log odds of these positions and weights, and ``below`` is the log
-    odds of the pixel.
+    the pixel. ``s`` and ``w`` (M,) are the log odds of these positions and weights, ``below`` is the pixel's.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
@@ -222,8 +221,7 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in whole units of 1/256 nat.
     s, w
-        Positions at the start, and weights, both described in :func:`cover`. The result is a changed copy of
-        ``s``.
+        Positions at the start, and weights, both described in :func:`cover`; ``s`` itself does not change.
     cost : float
         Cost of a feature at a position in units of 1/256 nat: minus the prior log odds.
     """

@@ -290,8 +290,7 @@ def make_evidence_layout(weights_shape: tuple[int, ...]) -> Layout:
     """Return the fields of the statistic of a step of online learning, for weights of this shape.
 
     The fields are the evidence (change of the log odds in nats) for each weight, the number of minibatches,
-    and the sum over all chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task
-    learns.
+    and the sum over chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
     """
     return Layout((("evidence", weights_shape), ("minibatches", ()), ("weight", ())))
 
@@ -310,8 +309,7 @@ def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]
     # Move a feature by half of the difference between its two opposite margins. A margin is the rows or
-    # columns at one side of the window in which all weights are off. A feature whose weights are all off does
-    # not move.
+    # columns at one side of the window in which all weights are off. A feature without weights does not move.
     down, right = (((a[::-1].argmax(axis=0) - a.argmax(axis=0)) / 2).astype(int) for a in lines)
     if not (down.any() or right.any()):
         return beliefs

@@ -275,9 +275,8 @@ class Hierarchy:
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
         """Yield (class, messages, log odds of weights) of one layer for each group of images.
 
-        In the top layer, the images of a class are a group if images have belief-propagation messages only
-        for the templates (features of this layer) of their class. Otherwise all images are one group, and the
-        class is None.
+        In the top layer, the images of a class are a group if images have messages only for the templates
+        (features of this layer) of their class. Otherwise all images are one group, and the class is None.
         """
         if level < len(self.layers) - 1 or not self.is_own_class_only(m):
             yield None, m, w

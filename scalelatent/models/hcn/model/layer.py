@@ -127,8 +127,7 @@ class FeatureLayer:
     def compute_evidence(self, x: np.ndarray) -> np.ndarray:
         """Return the log odds that a feature covers each pixel; 0 for unknown pixels.
 
-        ``x`` are rows of a dataset. The result is int32 (rows, channels, height, width), in units of 1/256
-        nat.
+        ``x`` are rows of a dataset. The result is int32 (rows, channels, height, width), in 1/256 nat.
         """
         off, on = self.evidence_values
         if self.filters is not None:

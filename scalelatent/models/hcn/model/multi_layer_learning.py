@@ -71,8 +71,7 @@ class StoredLeaf(TypedDict):
     ``layers`` has the belief-propagation messages of each layer, by the number of the layer. ``passes`` and
     ``visited`` are the numbers of passes of all visits and of the last visit. ``templates`` has the best
     template (top feature) of each image, and ``moved`` is the number of images whose best template changed in
-    the last visit. ``change`` is the change of the log odds of weights by the last visit, in units of 1/256
-    nat.
+    the last visit. ``change`` is the change of the log odds of weights by the last visit, in 1/256 nat.
     """
 
     layers: dict[str, StoredLayer]
@@ -250,8 +249,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     def visit(self, prepared: PreparedLayers, block: Block, kept: StoredLeaf | None) -> StoredLeaf:
         """Update the belief-propagation messages of one leaf (range of images); return the data to store.
 
-        ``block`` has the images, and ``kept`` is the data that the last visit stored; None in the first
-        visit.
+        ``block`` has the images. ``kept`` is the data that the last visit stored; None in the first visit.
         """
         (state, backend), n = prepared, len(block.x)
         pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)

@@ -92,8 +92,7 @@ def visit_leaves(
     """Return updated messages of several leaves (ranges of images), after at most ``n_sweeps`` sweeps.
 
     A sweep updates the belief-propagation messages of all pixels once; the sweeps end early if no message
-    changes. The leaves share the kernel calls, and each leaf gets the same result as in a call for this leaf
-    alone.
+    changes. The leaves share kernel calls; each leaf gets the same result as in a call for it alone.
 
     Parameters
     ----------

@@ -199,9 +199,8 @@ class TemplateEvidence(ForwardReduction):
     def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
         """Return the log odds of the weights of all layers in nats, with new values for the top layer.
 
-        The new log odds of a template are its initial log odds in ``first`` plus its sums in ``stats``,
-        limited to 2**19 nats. A template without any positive log odds would be unused, so it keeps its
-        earlier log odds.
+        The new log odds of a template are its initial log odds in ``first`` plus its sums in ``stats``, at
+        most 2**19 nats in size. If none were positive, the template keeps its earlier log odds.
         """
         priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]

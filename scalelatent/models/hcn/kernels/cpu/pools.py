@@ -32,8 +32,7 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
     """Return the positions of the pools whose shift number ``d`` moves a pixel into row ``y`` of an image.
 
     The result has four numbers: the row of these pools, the column of the first pool, the column into which
-    shift ``d`` of the first pool moves, and the number of pools, which is 0 if their row is outside of
-    the image.
+    shift ``d`` of the first pool moves, and the number of pools, 0 if their row is outside of the image.
     """
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0

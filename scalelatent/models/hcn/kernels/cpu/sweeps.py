@@ -101,8 +101,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
-                # An unknown pixel (log odds b of 0) sends belief-propagation messages of 0, which replace its
-                # stored messages.
+                # An unknown pixel (log odds b of 0) sends messages of 0, which replace its stored messages.
                 if b <= _0:
                     total = summarize_off(tree, (-b,), _NO_DAMPING)
                     change = send_off(tree, (-b - total, -b, _0), damping)

@@ -195,8 +195,7 @@ class _Pairs:
                 moved = b.or_(moved, self._find_nonzero(change))
             return [moved, find_held()]
 
-        # After some updates of all pixels few belief-propagation messages change, so most vectors need no
-        # writes to memory.
+        # After some updates of all pixels few messages change, so most vectors need no writes to memory.
         bits = functools.reduce(b.or_, (self._find_nonzero(change) for change in changes.values()))
         return code.branch(code.any(bits), write_changes, before=[_BITS(0), find_held()])
 
