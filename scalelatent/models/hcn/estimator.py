@@ -427,7 +427,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_rows(self, self._make_network(train, validation), train, validation)
 
     def _deciding_parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide the result, with None replaced by the default value."""
+        """Return the parameters that decide the result; defaults replace None if they depend on no rows."""
         found: dict[str, Any] = {"damping": choose_damping(self), "batch_size": choose_batch_size(self)}
         if not has_templates(self):  # with templates, the defaults of these parameters depend on labels
             found["online"] = is_online(self)
@@ -476,7 +476,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network, with noise probabilities from the present value of the parameter ``read_noise``."""
+        """Fitted network with the present noise probabilities ``read_noise``, or if None with the fitted."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers

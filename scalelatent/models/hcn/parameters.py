@@ -33,8 +33,7 @@ BATCH_SIZE = 5
 # By default, an online fit of at least this number of training images learns several chains in parallel. A
 # chain is a sequence of minibatches that one task learns.
 MANY_ROWS = 10_000
-# Default number of chains (sequences of minibatches) that a step learns in parallel, for MANY_ROWS or more
-# images.
+# Default number of chains (sequences of minibatches) that a step learns in parallel, from MANY_ROWS images.
 CHAINS = 8
 # Default number of minibatches that one task learns in sequence (a chain), for MANY_ROWS or more images.
 CHAIN_BATCHES = 10

@@ -67,7 +67,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         n_classes = 1 if network.classes is None else len(network.classes)
         name, reduction = "templates", cast("Reduction", TemplateCounts(network.net, n_classes))
         image_bytes = network.image_bytes if online else stored_bytes(network.net, network.all_labelled)
-        decoding_sweeps = 1  # scores need one pass up to the classes, as long as one update of all messages
+        decoding_sweeps = 1  # scores need one pass up, which takes as long as one update of all messages
     else:
         net, nothing = network.layer, np.zeros(network.layer.weights_shape, bool)
         name, reduction = "compression", DescriptionLength(Decoder(network.layer, nothing))
@@ -112,8 +112,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     # of an old checkpoint are deleted one epoch later, when the next checkpoint is written.
     leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEADER_BYTES)
     leaves *= min(epochs, KEEP_STATES + 2)
-    # Networks of several layers do not store belief-propagation messages of 0. A plan does not know how many
-    # messages are 0, so the bytes on disk are an upper bound.
+    # Networks of several layers do not store messages of pixels to features if they are 0. A plan does not
+    # know how many are 0, so the bytes on disk are an upper bound.
     bound = isinstance(network, MultiLayer)
     return forecast.finish_plan(
         shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding

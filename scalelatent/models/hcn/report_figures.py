@@ -253,8 +253,8 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
     """Plot grey images, their edges in the colours of their directions, and reconstructed edges.
 
     ``images`` are uint8 (n, height, width); the first image is the key to the colours. ``edges`` are bool
-    (n, filters, height, width), True for the filter that is on at a pixel. ``made`` are the reconstructed
-    edges of all images but the first.
+    (n, filters, height, width), True for the filter that is on at a pixel. ``made`` (n - 1, filters, height,
+    width) are the reconstructed edges of all images but the first.
     """
     colors = make_direction_colors(edges.shape[1])
     figure, axes = _plot_image_rows(

@@ -110,7 +110,7 @@ def sweep_messages(
 def decode_images(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Add the messages of pixels to ``s``, the prior log odds of feature positions, in up to ``n_sweeps``.
+    """Add the messages of pixels to the prior log odds ``s`` of feature positions, in up to n_sweeps sweeps.
 
     Return for each image the number of pixels whose belief-propagation messages changed in the last sweep.
     ``w`` is on the host, and the other arrays are on the device; `reference.decode_images` describes them.

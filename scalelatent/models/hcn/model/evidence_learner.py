@@ -190,14 +190,14 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return EvidenceState(first, first)
 
     def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
-        """Learn the minibatches of a block in sequence; add their evidence (see `add_chain`) to ``stats``."""
+        """Learn a block's minibatches in sequence; add the change of log odds beyond forgetting to stats."""
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Learn several chains in parallel; add the evidence of each chain (see `add_chain`) to its stats.
+        """Learn several chains in parallel; add the evidence of each chain to its element of ``stats``.
 
-        A chain is the sequence of the minibatches of a block. One kernel call updates the belief-propagation
-        messages of one minibatch of each block.
+        A chain is the sequence of the minibatches of a block. Its evidence is the change of log odds beyond
+        forgetting. One kernel call updates the messages of one minibatch of each block.
 
         Raises
         ------
@@ -256,7 +256,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return out
 
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
-        """Return the state after a step; about every 20 minibatches, move features to their middle."""
+        """Return the state after a step; about every 20 minibatches, center features in their windows."""
         state = super().step(state, stats, n_rows)
         if state.steps % max(1, CENTER_EVERY // max(1, int(stats["minibatches"]))) == 0:
             state = replace(state, beliefs=center_features(state.beliefs, state.first))

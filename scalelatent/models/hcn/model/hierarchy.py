@@ -169,7 +169,7 @@ class Hierarchy:
         return sum(layer.pairs for layer in self.layers)
 
     def split(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return the weights of each layer as views of one vector of the weights of all layers."""
+        """Return each layer's part of ``flat``, a vector of the weights of all layers, as a shaped view."""
         parts = np.split(flat, np.cumsum([layer.n_weights for layer in self.layers[:-1]]))
         return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
 

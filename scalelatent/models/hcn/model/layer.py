@@ -230,13 +230,13 @@ def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarr
 def to_features(w: np.ndarray) -> np.ndarray:
     """Convert weights of the shape (channels, h, w, F) to features (F, channels, h, w).
 
-    F is the number of features of h x w pixels. The axes h and w are reversed, as kernels need.
+    F is the number of features of h x w pixels. Kernels need weights with reversed axes h and w.
     """
     return np.ascontiguousarray(np.moveaxis(w[:, ::-1, ::-1], -1, 0))
 
 
 def from_features(features: np.ndarray) -> np.ndarray:
-    """Convert F features (F, channels, h, w) of h x w pixels to weights; the inverse of `to_features`."""
+    """Convert F features (F, channels, h, w) to weights (channels, h, w, F), the inverse of `to_features`."""
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
 
 

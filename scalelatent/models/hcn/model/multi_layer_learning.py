@@ -133,7 +133,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return LayeredState(first, first)
 
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
-        """Learn the minibatches of a block in sequence; add their evidence (see `add_chain`) to ``stats``."""
+        """Learn a block's minibatches in sequence; add the change of log odds beyond forgetting to stats."""
         state, backend = prepared
         beliefs, rows = state.beliefs, row_numbers(block)
         pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
@@ -203,8 +203,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
        odds.
 
     A step visits several leaves in parallel, and adds their changes to the log odds. Learning ends when no
-    weight changed the sign of its log odds in ``SETTLED_PASSES`` passes, after ``max_passes``, or by
-    ``patience``.
+    weight changed the sign of its log odds in `SETTLED_PASSES` passes, after ``max_passes``, or by patience.
 
     Attributes
     ----------

@@ -192,7 +192,7 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Update ``evidence``, messages up from pools to the pixels that they shift, as in the reference."""
+    """Update ``evidence``, messages of pools up to pixels of features; see `reference.pass_pools_up`."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 

@@ -5,7 +5,7 @@ The pairs of a pixel are in a few contiguous rows of equal length. In belief pro
 message, its value, to the OR, and the OR sends a message g back to the pair. The sign of the log odds b of
 the pixel decides which of two simple formulas gives g:
 
-- b < 0: g = min(0, b + sum of the positive values of the other pairs). A value adds at most |b| to the sum,
+- b <= 0: g = min(0, b + sum of the positive values of the other pairs). A value adds at most |b| to the sum,
   so the int32 sum is exact for trees of any size.
 - b > 0: g = min(b, max(0, -largest value of the other pairs)).
 
