@@ -192,7 +192,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         features with at least one weight that is on.
     compression_ : float
         Bits of the features, their positions and the wrong pixels, divided by the bits of the images
-        (section 4.1 of the reference), for the validation images or for about 1,000 training images. NaN
+        (section 4.1 of the reference), for the validation images or for up to 2,000 training images. NaN
         after ``partial_fit``, and with templates.
     pools_ : list of ndarray of float64, shape (shifts, height, width)
         With templates: log priors, in nats, of the shifts of each pixel of each layer, drawn from the seed;

@@ -205,7 +205,7 @@ class MultiLayer:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of memory of the belief-propagation messages of one image."""
+        """Bytes of memory of the belief-propagation messages of one image, for templates of all classes."""
         return row_bytes(self.net)
 
     @property

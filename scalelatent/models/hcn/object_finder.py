@@ -78,12 +78,12 @@ class ObjectFinder:
         n_objects: int,
         device: str,
     ) -> ObjectFinder:
-        """Return the finder for a fitted network and images of ``image_shape``.
+        """Return the finder for a network with fitted log odds of weights, and images of ``image_shape``.
 
         Raises
         ------
         DataError
-            If ``image_shape`` is smaller than the images of the fit.
+            If ``image_shape`` is not two numbers, or is smaller than the images of the fit.
         ValueError
             If ``n_objects`` is below 1.
         """

@@ -243,7 +243,7 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if online:
-        # A dataset smaller than one minibatch gets as many epochs as a dataset of one minibatch.
+        # A dataset smaller than 5 images (BATCH_SIZE) gets as many epochs as a dataset of 5 images.
         seen = MIN_LAYERED_ROWS_SEEN if has_templates(model) else MIN_ROWS_SEEN
         return -(-seen // max(n_rows, BATCH_SIZE))
     return MAX_PASSES if has_templates(model) else MAX_SWEEPS

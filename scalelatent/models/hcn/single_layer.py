@@ -29,7 +29,8 @@ MAX_MOVED_SHARE = 0.9
 # At its end, a fit decodes images (infers the positions of their features) to measure compression. It warns
 # that no image converged only if it decoded at least this number of images.
 MIN_ROWS_TO_WARN = 20
-# A fit without validation images measures compression on this number to twice this number of training images.
+# A fit without validation images measures compression on evenly spaced training images: on all if there are
+# fewer than twice this number, otherwise on at least this number.
 MEASURED_ROWS = 1_000
 
 

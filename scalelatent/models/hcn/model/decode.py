@@ -84,7 +84,7 @@ class Decoder:
             part = slice(a, a + self.block_rows)
             beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
             s[part] = beliefs > 0
-        # This kernel always runs on the CPU, even if the other kernels run on a GPU.
+        # The kernel hcn_improve always runs on the CPU, even if the other kernels run on a GPU.
         improve = backend.kernel("hcn_improve")
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 

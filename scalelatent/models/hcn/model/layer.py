@@ -145,8 +145,8 @@ class FeatureLayer:
         Raises
         ------
         DataError
-            If a pixel is neither 0 nor 1 nor unknown; with ``filters``, if a pixel is not a whole number from
-            0 to 255, or if all pixels are 0 and 1.
+            Without ``threshold``, if a pixel is neither 0 nor 1 nor unknown. With ``filters``, if a pixel is
+            not a whole number from 0 to 255, or if the largest pixel is 1.
         """
         x = block.x
         if self.filters is not None:
