@@ -18,7 +18,7 @@ from .report_figures import make_direction_colors, plot_features, plot_filled, p
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Largest number of images in which a report hides some pixels, so that the model completes the images.
+# Approximate number of images in which a report hides some pixels, so that the model completes the images.
 N_COMPLETED = 100
 # Largest number of evenly spaced ranges of the dataset from which the images of a report are read.
 N_RANGES = 50

@@ -46,7 +46,8 @@ def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray
     """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
     Messages are those of belief propagation. A pair is a feature position and a weight that together turn on
-    the pixel. ``s`` and ``w`` (M,) are the log odds of these positions and weights, ``below`` is the pixel's.
+    the pixel. ``s`` (M,), ``w`` (M,) and ``below`` are the log odds of these positions, of these weights, and
+    of the pixel.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
@@ -169,7 +170,7 @@ def decode_images(
     w : ndarray of bool, shape (channels, h, w, F)
         Weights of F features of h x w pixels; the axes h and w are reversed.
     n_sweeps : int
-        Upper bound of the number of sweeps, which each update all messages once and end if none changes.
+        Upper bound of the number of sweeps (updates of all messages); they end if no message changes.
 
     Returns
     -------

@@ -128,7 +128,7 @@ class EvidenceLearner(Generic[State]):
         return replace(state, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def is_done(self, state: State) -> bool:
-        """Return True after ``patience`` epochs without a better validation result; never if it is 0."""
+        """Return True after ``patience`` > 0 epochs without a better validation result, otherwise False."""
         return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
 
 

@@ -173,7 +173,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return replace(state, best=error, stale=-1) if error < state.best else state
 
     def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
-        """Return the record of an epoch; its objective is the validation error, or None before the first."""
+        """Return the record of an epoch; its objective is the validation error, or None if not measured."""
         known = None if np.isnan(state.error) else state.error
         on = [int((beliefs > 0).sum()) for beliefs in self.net.split(state.beliefs)]
         return {
