@@ -79,8 +79,8 @@ if TYPE_CHECKING:
 
     from scalelatent.typing import ClientLike, LabelsLike, RandomState, RowsLike, ValidationLike, WeightsLike
 
-# Arguments of `inpaint`: a mask with one bit per pixel, 1 if the pixel is known (None: there is no mask), and
-# the index of the class of each row, below 0 if unknown (None: all classes are unknown).
+# Arguments of the output of `inpaint`: a mask with one bit per pixel, 1 if the pixel is known (or None), and
+# the index of the class of each row, below 0 if unknown (or None, if all classes are unknown).
 InpaintArguments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 
@@ -192,7 +192,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         features with at least one weight that is on.
     compression_ : float
         Bits of the features, their positions and the wrong pixels, divided by the bits of the images
-        (section 4.1 of the reference), for the validation images or for about 1,000 training images. NaN
+        (section 4.1 of the reference), for the validation images or for up to 2,000 training images. NaN
         after ``partial_fit``, and with templates.
     pools_ : list of ndarray of float64, shape (shifts, height, width)
         With templates: log priors, in nats, of the shifts of each pixel of each layer, drawn from the seed;
@@ -427,7 +427,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
         check_rows(self, self._make_network(train, validation), train, validation)
 
     def _deciding_parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide the result, with None replaced by the default value."""
+        """Return the parameters that decide the result; defaults replace None if they depend on no rows."""
         found: dict[str, Any] = {"damping": choose_damping(self), "batch_size": choose_batch_size(self)}
         if not has_templates(self):  # with templates, the defaults of these parameters depend on labels
             found["online"] = is_online(self)
@@ -476,7 +476,7 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
 
     @property
     def _network_for_reading(self) -> MultiLayer:
-        """Fitted network, with noise probabilities from the present value of the parameter ``read_noise``."""
+        """Fitted network with the present noise probabilities ``read_noise``, or if None with the fitted."""
         network = self._multi_layer("net")
         PARAMETERS["read_noise"].check(self.read_noise)
         low, *above = network.net.layers
@@ -521,8 +521,10 @@ class HierarchicalCompositionalNetwork(StreamedEstimator):
             size = choose_batch_size(self)  # not smaller in a call with few images, because more calls follow
             learner = replace(network.learner(self, len(ds), self.seed_), batch_rows=size)
             state = learner.start() if first else find_last_state(self, network)
-            chains: OnlineLearner = learner  # a type that accepts both types of states
-            state = learn_stream(chains, state, ds, self.device, size, state.rows, network.classes)
+            # For the type checker only: `learner` is a union of the learners of one and of several layers,
+            # and `learn_stream` needs one type for both.
+            any_learner: OnlineLearner = learner
+            state = learn_stream(any_learner, state, ds, self.device, size, state.rows, network.classes)
             self._keep(network, state, [] if first else None)
             self.batch_size_ = size
         return self

@@ -95,8 +95,8 @@ def choose_image_shape(
 ) -> tuple[int, int, int]:
     """Return the shape (channels, height, width) of the images of a dataset.
 
-    For flat rows the shape is the parameter ``image_shape``. Raise a DataError if the parameter does not fit
-    the rows, or if rows have more than three axes.
+    The parameter ``image_shape`` gives the shape of flat rows; without it, they are images of height 1. Raise
+    a DataError if the parameter does not fit the rows, or if rows have more than three axes.
     """
     where, own, given = ds.url or name, tuple(ds.feature_shape), model.image_shape
     if given is None:
@@ -211,7 +211,7 @@ def check_feature_sizes(
 def warn_small_features(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int], train: Dataset
 ) -> None:
-    """Notify the user once if the default features are smaller because the images are small."""
+    """Warn the user if the default features have another size because the images are small."""
     [(n, window)] = default_layers(model, image)
     whole = LAYERED_FEATURE_SIZE if has_templates(model) else FEATURE_SIZE
     if model.layers is None and window != whole:
@@ -222,7 +222,7 @@ def warn_small_features(
 def make_feature_layers(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> tuple[FeatureLayer, ...]:
-    """Return the layers of features that the parameters of the model describe, from the image up."""
+    """Return the layers of features that the parameters describe, from the image up, without templates."""
     found = []
     threshold, missing = (None if v is None else float(v) for v in (model.threshold, model.missing))
     filters = None
@@ -284,7 +284,7 @@ def check_counts(network: Network, train: Dataset, counts: Stats) -> None:
 
 
 def replace_nan(x: Any) -> Any:
-    """Replace NaN in rows by the finite number `UNKNOWN`; return a lazy array if ``x`` is not in memory."""
+    """Replace NaN in dense float rows by the number `UNKNOWN`, lazily if ``x`` is not in memory."""
     if np.dtype(x.dtype).kind != "f" or hasattr(x, "tocsr"):
         return x
     if is_in_memory(x):
@@ -332,9 +332,9 @@ def make_leaf_order(
 ) -> RowOrder:
     """Return the ranges of images (leaves) that the steps of batch learning update, as a `RowOrder`.
 
-    ``image_bytes`` are the bytes of the belief-propagation messages of one image. If the messages of all
-    images need at most ``LEAF_BYTES``, there is one range. Otherwise a step updates up to ``n_chains`` ranges
-    in parallel.
+    ``image_bytes`` are the bytes of the belief-propagation messages of one image. ``leaf_rows`` in
+    ``options`` is the number of images of a range; by default a range needs at most about ``LEAF_BYTES``. A
+    step updates up to ``n_chains`` ranges in parallel.
     """
     given = options.get("leaf_rows")
     if given is None:
@@ -425,8 +425,7 @@ def choose_first_state(
     given = yield StoreArrays("start", {"beliefs": before.beliefs, "first": before.first})
     beliefs = given["beliefs"]
     if not is_online(model, network.has_labels):
-        # Batch learning adds changes that are multiples of 1/256 nat. Round the log odds to such multiples,
-        # so that sums are exact.
+        # Batch learning adds multiples of 1/256 nat. Round the log odds to such multiples for exact sums.
         beliefs = from_units(to_units(beliefs))
     return replace(state, beliefs=beliefs, first=given["first"])
 
@@ -442,8 +441,8 @@ def learn_epochs(
 ) -> Generator[Step, Any, LoopResult]:
     """Yield the steps of the warm-up and of the epochs of a fit; return the result.
 
-    The warm-up learns ``choose_warmup_rows`` images, one minibatch per step. ``seed`` decides the order of
-    the images. ``name`` is the name of the epochs in the records of the run: "learn", perhaps with a suffix.
+    The warm-up learns the first images (see `choose_warmup_rows`), one minibatch per step. ``seed`` decides
+    the order of the images. ``name`` is the name of the epochs in the records of the run, such as "learn-1".
     """
     online = is_online(model, network.has_labels)
     n, end = len(rows["train"].dataset), name.removeprefix("learn")
@@ -465,7 +464,8 @@ def learn_epochs(
 class UniformWeightsWarning(Callback):
     """Callback that warns once in a fit if all weights are off, or if all weights are on.
 
-    The callback checks the weights after each epoch of online learning, or at the end of batch learning.
+    The callback checks the weights after each epoch if ``online`` is True, or None without ``templates``.
+    Otherwise it checks them only at the end of the fit.
     """
 
     def __init__(self, model: HierarchicalCompositionalNetwork) -> None:

@@ -75,7 +75,7 @@ MAX_PASSES_PER_WRITE = 10
 
 
 def known_classes(ds: Dataset) -> np.ndarray:
-    """Return the labels of the classes of a dataset, without -1, which marks rows without a class."""
+    """Return the labels of a dataset without -1 (no label); raise a DataError if there are too many."""
     classes = ds.classes
     if classes is None:
         raise DataError(f"{ds.url or 'y'} has too many different labels for classes: give fewer classes")
@@ -87,8 +87,7 @@ def make_multi_layer(
 ) -> MultiLayer:
     """Return the untrained network that the parameters of the model describe.
 
-    ``image`` is the shape (channels, height, width) of the images. The classes are those of the training
-    rows.
+    ``image`` is the (channels, height, width) of images. The classes are those of the training rows.
     """
     assert model.templates is not None
     per_class, classes = int(model.templates), None
@@ -122,8 +121,9 @@ def build_multi_layer(
 ) -> MultiLayer:
     """Return a network that has the layers ``below``, and on top of them a layer of templates.
 
-    A template is a feature that represents a class, or one of ``per_class`` clusters if ``classes``, the
-    labels, are None. The lowest layer has the noise probabilities of images after learning (``read_noise``).
+    Each of the labels ``classes`` has ``per_class`` templates. If ``classes`` is None, there are
+    ``per_class`` templates, and each is a cluster. The lowest layer has the noise probabilities for
+    predictions, which are ``read_noise``.
     """
     online = is_online(model, classes is not None)
     below = with_read_noise(below[0], model), *below[1:]
@@ -142,7 +142,7 @@ def build_multi_layer(
 
 
 def with_read_noise(low: FeatureLayer, model: HierarchicalCompositionalNetwork) -> FeatureLayer:
-    """Return the lowest layer with the noise probabilities after learning: ``read_noise``, or p01 and p10."""
+    """Return the lowest layer with the noise probabilities ``read_noise`` if set, otherwise unchanged."""
     if model.read_noise is None:
         return low
     p01, p10 = map(float, model.read_noise)
@@ -175,7 +175,7 @@ class MultiLayer:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Sorted labels of the training rows; without labels, those of the validation rows."""
+        """Sorted labels of the training rows, else of the validation rows; None if there are no labels."""
         return self.validation_classes if self.labels is None else self.labels
 
     @property
@@ -205,12 +205,12 @@ class MultiLayer:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of memory of the belief-propagation messages of one image."""
+        """Bytes of memory of the belief-propagation messages of one image, for templates of all classes."""
         return row_bytes(self.net)
 
     @property
     def pools(self) -> list[np.ndarray]:
-        """Log priors of the shifts of each pixel of each layer, (shifts, height, width), in nats."""
+        """Log priors, in nats, of the shifts of pixels: for each layer an array (shifts, height, width)."""
         return [np.where(prior == OFF_IMAGE, -np.inf, from_units(prior)) for prior in self.net.priors]
 
     def learner(
@@ -218,7 +218,8 @@ class MultiLayer:
     ) -> OnlineNetworkLearner:
         """Return the learner for ``n_rows`` training images; ``seed`` decides all its random numbers."""
         low, *above = self.net.layers
-        # The network has the noise probabilities after learning (`read_noise`). Learning uses p01 and p10.
+        # The lowest layer of this network has the noise probabilities for predictions (`read_noise`).
+        # Learning uses the noise probabilities p01 and p10 instead.
         low = replace(low, p01=float(model.p01), p10=float(model.p10))
         net = replace(self.net, layers=(low, *above), seed=seed)
         n_classes = 0 if self.classes is None else len(self.classes)
@@ -250,14 +251,14 @@ class MultiLayer:
         return " under ".join(parts) + of
 
     def features(self, values: np.ndarray) -> list[np.ndarray]:
-        """Return the weights, or their log odds, of each layer: (features, channels, height, width)."""
+        """Return for each layer its part of the vector ``values``: (features, channels, height, width)."""
         return [to_features(part) for part in self.net.split(values)]
 
     def codes(self, y: Any, n_rows: int) -> np.ndarray | None:
         """Return for each label ``y`` its index into ``prediction_labels``, or -1 for the label -1.
 
-        One label stands for ``n_rows`` equal labels. Raise a DataError for labels that the network does not
-        know, and for a wrong number of labels.
+        One label stands for ``n_rows`` equal labels, and None gives None. Raise a DataError for labels that
+        the network does not know, and for a wrong number of labels.
         """
         if y is None:
             return None
@@ -327,8 +328,8 @@ class MultiLayer:
     ) -> Generator[Step, Any, LayeredFit]:
         """Yield the steps of a fit whose pools (which shift pixels) have one size; return the result.
 
-        ``fit_number`` counts these fits. If ``measures_error``, the result has the share of rows in a wrong
-        class.
+        ``fit_number`` counts these fits. The result has the share of rows in a wrong class. The share is NaN
+        unless ``measures_error``, or templates are learned again and there are validation rows.
         """
         online, suffix = is_online(model, self.has_labels), f"-{fit_number}" if fit_number else ""
         # If fewer than half of the rows have labels, first learn templates (features of the top layer) as
@@ -391,10 +392,10 @@ class MultiLayer:
     def _fit_until_settled(
         self, model: HierarchicalCompositionalNetwork, rows: Mapping[str, MappedRows], number: int
     ) -> Generator[Step, Any, tuple[MultiLayer, LoopResult, list[dict[str, Any]]]]:
-        """Yield the steps of fits from different seeds until a fit converges.
+        """Yield the steps of fits from different seeds until a fit converges, or until the last allowed fit.
 
-        The first seed is ``seed_`` plus ``number``. Return the network and the result of the last fit, and
-        the history of all fits.
+        The first seed is ``seed_`` plus ``number``. A warm start is one fit, with the seed of the earlier
+        fit. Return the network and the result of the last fit, and the history of all fits.
         """
         n, history = len(rows["train"].dataset), list[dict[str, Any]]()
         is_warm = continues_last_fit(model)

@@ -40,7 +40,7 @@ class ObjectFinder:
     n_objects : int
         Largest number of objects per image.
     image_shape : (int, int)
-        Height and width of the images.
+        Height and width of the images in which the finder looks for objects.
     frame : (int, int)
         Height and width of the frame of an object, equal to the size of the images of the fit.
     network : FixedNetwork
@@ -71,14 +71,19 @@ class ObjectFinder:
 
     @classmethod
     def from_network(
-        cls, network: MultiLayer, beliefs: np.ndarray, image_shape: Sequence[int], n_objects: int, device: str
+        cls,
+        network: MultiLayer,
+        weight_log_odds: np.ndarray,
+        image_shape: Sequence[int],
+        n_objects: int,
+        device: str,
     ) -> ObjectFinder:
-        """Return the finder for a fitted network and images of ``image_shape``.
+        """Return the finder for a network with fitted log odds of weights, and images of ``image_shape``.
 
         Raises
         ------
         DataError
-            If ``image_shape`` is smaller than the images of the fit.
+            If ``image_shape`` is not two numbers, or is smaller than the images of the fit.
         ValueError
             If ``n_objects`` is below 1.
         """
@@ -91,7 +96,7 @@ class ObjectFinder:
             )
         if n_objects < 1:
             raise ValueError(f"n_objects={n_objects}: give a whole number of at least 1")
-        fixed = FixedNetwork(enlarge(network.labelled_net, *sides), beliefs)
+        fixed = FixedNetwork(enlarge(network.labelled_net, *sides), weight_log_odds)
         return cls(network.prediction_labels, int(n_objects), (sides[0], sides[1]), own, fixed, device)
 
     @property
@@ -100,7 +105,7 @@ class ObjectFinder:
         return self.network.net.layers[-1].places[:2]
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return the score of each class at each position: the best of its templates (top features).
+        """Return for each class and position the largest score of the class's templates (top features).
 
         Parameters
         ----------
@@ -109,14 +114,12 @@ class ObjectFinder:
         Returns
         -------
         ndarray of float64, shape (n, rows, columns, classes)
-            Log probability ratio, in nats, of a template at the position and no template there. The array is
-            in memory.
+            Log probability ratio, in nats, of a template at the position and no template there; in memory.
 
         Raises
         ------
         DataError
-            If images do not have the shape ``image_shape``, or if pixels have values that the fit does not
-            accept.
+            If images do not have the shape ``image_shape``, or if the fit does not accept their pixels.
         """
         return np.concatenate(list(self._iterate_scores(X)))
 
@@ -169,7 +172,7 @@ class ObjectFinder:
                 yield self.network.class_scores(backend, Block(x, None, None, start))
 
     def _open_images(self, X: Any) -> Dataset:
-        """Return images as a dataset; raise a DataError if their shape is not ``image_shape``."""
+        """Return images as a dataset; raise a DataError for sparse or weighted rows and for other shapes."""
         layer, X = self.network.net.layers[0], opened(X, "X")
         if not isinstance(X, Dataset):
             X = X if hasattr(X, "shape") else np.asarray(X)

@@ -16,8 +16,7 @@ class PlaceBeliefs:
     places : ndarray of float32, shape (n, HS, WS, features)
         Log odds, in nats, of each feature at each of HS x WS positions.
     share_at_rest : ndarray of float32, shape (n,)
-        Share of the pixels of an image whose belief-propagation messages did not change in the last sweep,
-        which updates the messages of all pixels once.
+        Share of the pixels of an image whose messages did not change in the last sweep over all pixels.
     converged : ndarray of bool, shape (n,)
         True if no message of the image changed in the last sweep.
     """
@@ -31,7 +30,8 @@ class PlaceBeliefs:
 class FoundObjects:
     """Objects in images and their positions; the objects of an image are sorted by column, then row.
 
-    An image with fewer than ``objects`` objects has fill values after its last object.
+    The shapes below have room for ``objects`` objects, the largest number per image. An image with fewer
+    objects has fill values after its last object.
 
     Attributes
     ----------

@@ -33,8 +33,7 @@ BATCH_SIZE = 5
 # By default, an online fit of at least this number of training images learns several chains in parallel. A
 # chain is a sequence of minibatches that one task learns.
 MANY_ROWS = 10_000
-# Default number of chains (sequences of minibatches) that a step learns in parallel, for MANY_ROWS or more
-# images.
+# Default number of chains (sequences of minibatches) that a step learns in parallel, from MANY_ROWS images.
 CHAINS = 8
 # Default number of minibatches that one task learns in sequence (a chain), for MANY_ROWS or more images.
 CHAIN_BATCHES = 10
@@ -51,8 +50,8 @@ MAX_SWEEPS = 60
 # Largest number of passes over the images in one attempt of a fit of several layers that stores
 # belief-propagation messages (online=False), if n_epochs is None.
 MAX_PASSES = 300
-# Largest number of attempts of a fit of several layers that stores belief-propagation messages
-# (online=False). After an attempt that has not converged, the fit starts again from another seed.
+# Largest number of attempts of a fit of several layers with online=False, if n_epochs is None. After an
+# attempt that has not converged, the fit starts again from another seed.
 MAX_ATTEMPTS = 5
 # Prior probability that a weight of a single layer is on, if p_weight is None.
 P_WEIGHT = 0.3
@@ -69,10 +68,10 @@ LAYERED_FEATURE_SIZE = (3, 3)
 # Number of passes at the end of an online fit that learn the templates (features of the top layer) again, if
 # template_passes is None. More passes did not lower the classification error on images of binary digits.
 TEMPLATE_PASSES = 3
-# Sides of pools, in pixels, that a fit tries if pool is None; the fit with the smaller error is the result. A
-# pool shifts pixels of features: side 3 allows shifts by one pixel, and side 1 no shifts. Shifts help if
-# parts of an object vary in position, but make the classes of very small images (digits of 8 x 8 pixels) too
-# similar.
+# Sides of pools, in pixels, that an online fit without filters tries if pool is None; the fit with the
+# smaller error is the result. Other fits use the first side. A pool shifts pixels of features: side 3 allows
+# shifts by one pixel, and side 1 no shifts. Shifts help if parts of an object vary in position, but make the
+# classes of very small images (digits of 8 x 8 pixels) too similar.
 POOL_SIDES = (3, 1)
 # Damping of belief propagation in a network of several layers, if damping is None: the weight of a new
 # message in the average of the new and the old message. With 1 there is no damping.
@@ -139,7 +138,7 @@ def default_layers(
 def choose_layer_sizes(
     model: HierarchicalCompositionalNetwork, image: tuple[int, int, int]
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return (number of features, (height, width)) of each layer from ``layers``, or the default sizes."""
+    """Return (number of features, (height, width)) of each layer below the templates, from ``layers``."""
     if model.layers is None:
         return default_layers(model, image)
     size: Any  # (height, width), or one number if height and width are equal
@@ -191,7 +190,7 @@ def count_layers(model: HierarchicalCompositionalNetwork) -> int:
 
 
 def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool = True) -> tuple[float, ...]:
-    """Return for each layer the prior probability that a weight is on; the top layer is last."""
+    """Return the prior probability that a weight is on, for each layer; the layer of templates is last."""
     given: Any = model.p_weight
     n = count_layers(model) + has_templates(model)
     if given is None:
@@ -202,7 +201,7 @@ def choose_weight_priors(model: HierarchicalCompositionalNetwork, online: bool =
 
 
 def choose_n_chains(model: HierarchicalCompositionalNetwork, n_rows: int) -> int:
-    """Return the number of chains (sequences of minibatches, or ranges of images) per step: ``n_chains``."""
+    """Return the number of minibatch sequences or image ranges per step: ``n_chains``, or its default."""
     return int(model.n_chains or (CHAINS if n_rows >= MANY_ROWS else 1))
 
 
@@ -212,9 +211,9 @@ def choose_chain_batches(model: HierarchicalCompositionalNetwork, n_rows: int) -
 
 
 def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | None = None) -> int:
-    """Return the number of images per minibatch: ``batch_size``, or 5, or fewer for few images.
+    """Return the number of images per minibatch: ``batch_size``, or by default 5, or fewer for few images.
 
-    ``n_rows`` is the number of training images; None in batch learning, which has no minibatches.
+    ``n_rows`` is the number of training images. If it is None, the default is always 5.
     """
     if model.batch_size is not None:
         return int(model.batch_size)
@@ -226,7 +225,11 @@ def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | Non
 
 
 def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return ``warmup_rows`` or its default: first images that are learned one minibatch at a time."""
+    """Return the number of images of the warm-up: ``warmup_rows``, or its default.
+
+    The warm-up learns one minibatch at a time, before learning runs in parallel. It has 0 images in batch
+    learning (``online`` is False), and by default also if learning is never parallel.
+    """
     if not online:
         return 0
     if model.warmup_rows is not None:
@@ -240,7 +243,7 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
     if model.n_epochs is not None:
         return int(model.n_epochs)
     if online:
-        # A dataset smaller than one minibatch gets as many epochs as a dataset of one minibatch.
+        # A dataset smaller than 5 images (BATCH_SIZE) gets as many epochs as a dataset of 5 images.
         seen = MIN_LAYERED_ROWS_SEEN if has_templates(model) else MIN_ROWS_SEEN
         return -(-seen // max(n_rows, BATCH_SIZE))
     return MAX_PASSES if has_templates(model) else MAX_SWEEPS
@@ -249,8 +252,8 @@ def choose_n_epochs(model: HierarchicalCompositionalNetwork, n_rows: int, online
 def count_max_fits(model: HierarchicalCompositionalNetwork, online: bool) -> int:
     """Return the largest number of fits from different seeds.
 
-    The number is ``n_restarts``, or ``MAX_ATTEMPTS`` in batch learning of several layers, where a fit starts
-    again from another seed until the fit converges.
+    The number is ``n_restarts``, or ``MAX_ATTEMPTS`` in batch learning of several layers without
+    ``n_epochs``, where a fit starts again from another seed until the fit converges.
     """
     if has_templates(model) and not online and model.n_epochs is None:
         return MAX_ATTEMPTS
@@ -274,7 +277,7 @@ def _check_layers(model: HierarchicalCompositionalNetwork) -> None:
 
 
 def _check_combinations(model: HierarchicalCompositionalNetwork) -> None:
-    """Raise a ValueError for a parameter that is set but has no effect with the other parameters."""
+    """Raise a ValueError for a parameter that has no effect, or is not allowed, with the other parameters."""
     several, online = has_templates(model), is_online(model, has_labels=True)
     if online and not several and model.damping not in (None, 1):
         raise ValueError(

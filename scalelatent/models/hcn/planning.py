@@ -42,11 +42,9 @@ if TYPE_CHECKING:
 
 # Share of the pixels of 1 in the random images with which a plan measures the speed of learning.
 PROBE_SHARE_OF_ONES = 0.15
-# Number of sweeps with which a plan measures the speed of batch learning. A sweep updates the
-# belief-propagation messages of all pixels once.
+# Number of updates of all belief-propagation messages with which a plan measures the speed of batch learning.
 PROBE_SWEEPS = 4
-# Bytes of the names and shapes of arrays in the file with the stored belief-propagation messages of a range
-# of images (leaf).
+# Bytes of the names and shapes of arrays in the file with the stored messages of a range of images (leaf).
 LEAF_HEADER_BYTES = 2**14
 # Speed of online learning that a plan assumes before it measures the speed, in pairs (feature position,
 # weight) per second and thread. A pixel updates two belief-propagation messages per pair.
@@ -69,7 +67,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         n_classes = 1 if network.classes is None else len(network.classes)
         name, reduction = "templates", cast("Reduction", TemplateCounts(network.net, n_classes))
         image_bytes = network.image_bytes if online else stored_bytes(network.net, network.all_labelled)
-        decoding_sweeps = 1  # scores need one pass up to the classes, as long as one update of all messages
+        decoding_sweeps = 1  # scores need one pass up, which takes as long as one update of all messages
     else:
         net, nothing = network.layer, np.zeros(network.layer.weights_shape, bool)
         name, reduction = "compression", DescriptionLength(Decoder(network.layer, nothing))
@@ -86,7 +84,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
         )
     row = _row_seconds(network, forecast, learner, order, online)
     # Seconds of one sweep, which updates the belief-propagation messages of all pixels of an image once.
-    # Decoding an image (inference of feature positions) runs the kernels of online learning.
+    # Decoding an image (inference of feature positions) is as fast per sweep as online learning.
     sweep = net.pairs * FLOPS_PER_PAIR / learner.flops_per_row() * row
     decoding = decoding_sweeps * sweep
     decoding *= 1 if online else STORED_PAIR_RATE / ONLINE_PAIR_RATE
@@ -114,8 +112,8 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
     # of an old checkpoint are deleted one epoch later, when the next checkpoint is written.
     leaves = n * image_bytes + count_leaves(order) * (5 * net.n_weights + LEAF_HEADER_BYTES)
     leaves *= min(epochs, KEEP_STATES + 2)
-    # Networks of several layers do not store belief-propagation messages of 0. A plan does not know how many
-    # messages are 0, so the bytes on disk are an upper bound.
+    # Networks of several layers do not store messages of pixels to features if they are 0. A plan does not
+    # know how many are 0, so the bytes on disk are an upper bound.
     bound = isinstance(network, MultiLayer)
     return forecast.finish_plan(
         shorter, checkpoint=state, kept=leaves, kept_at_most=bound, predicting=decoding
@@ -125,7 +123,7 @@ def plan(model: HierarchicalCompositionalNetwork, network: Network, forecast: Fo
 def _row_seconds(
     network: Network, forecast: Forecast, learner: NetworkLearner, order: RowOrder, online: bool
 ) -> float:
-    """Return the seconds of one thread per image: for one epoch, or for one update of stored messages."""
+    """Return the seconds of one thread per image: for one epoch, or one update of all stored messages."""
     size, layer, sweeps = min(learner.batch_rows, order.n_rows), network.layer, 1 if online else PROBE_SWEEPS
     labelled = isinstance(network, MultiLayer) and network.all_labelled
 
@@ -136,8 +134,8 @@ def _row_seconds(
         # A labelled image has no belief-propagation messages for templates (top features) of other classes.
         codes = np.arange(size) % len(network.classes) if labelled and network.classes is not None else None
         block = Block(x, codes, None, 0, np.arange(size))
-        # The type of the state differs between networks of one and of several layers. `OnlineLearner` and
-        # `StoredRangeLearner` without type arguments accept the states of both kinds of networks.
+        # For the type checker: the state has another type for one layer than for several. `OnlineLearner`
+        # and `StoredRangeLearner` without type arguments accept both.
         chains: OnlineLearner = learner
         prepared = chains.prepare(learner.start(), make_backend("cpu"))
         if online:

@@ -72,8 +72,8 @@ def section(
 ) -> Section:
     """Return the section of a report about a network: numbers, figures, explanations.
 
-    ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test".
-    ``progress`` is called with the numbers of finished images and of all images.
+    ``data`` are the images of the figures, or None, and ``rows`` names their data split, such as "test". For
+    a network of one layer, ``progress`` is called with the numbers of finished images and of all images.
     """
     if has_templates(model):
         return make_layers_section(model, data, run, rows)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Largest number of features in the figure of all features, and in one row of this figure.
 MAX_FEATURES, MAX_COLUMNS = 144, 16
-# Largest number of rows (templates) and of columns (features) in the figure of templates.
+# Largest number of rows (templates) and of columns (features) in the figure of templates by features.
 MAX_GRID_SIDE = 12
 # Largest number of classes in the figure of samples.
 MAX_CLASSES = 10
@@ -111,7 +111,7 @@ def _color_image(
     """Return a binary image (channels, height, width) in colours, (height, width, 3).
 
     A pixel that is on has the colour ``ink``, or with several channels the mean colour of the channels that
-    are on: ``colors`` (channels, 3), or the colours of features if ``colors`` is None.
+    are on: ``colors`` (channels, 3), by default those of features. ``unknown`` pixels are beige.
     """
     out = np.broadcast_to(_WHITE, (*image.shape[1:], 3)).copy()
     on = image.any(axis=0)
@@ -156,7 +156,7 @@ def _draw_places(axes: Axes, places_of: np.ndarray, features: tuple[int, ...], s
 
 
 def _mark_differences(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) -> np.ndarray:
-    """Return the reconstructed image ``made`` in colours: missing pixels are blue, extra pixels are red."""
+    """Return the image ``made`` in colours: pixels on only in ``image`` are blue, only in ``made`` red."""
     out = _color_image(made)
     missed, added = ((a & ~b & ~unknown).any(axis=0) for a, b in ((image, made), (made, image)))
     out[missed], out[added] = to_rgb(ACCENT), to_rgb(WARN)
@@ -166,7 +166,7 @@ def _mark_differences(image: np.ndarray, made: np.ndarray, unknown: np.ndarray) 
 def plot_features(
     weights: np.ndarray, used: np.ndarray, rates: np.ndarray | None = None, colors: np.ndarray | None = None
 ) -> Figure:
-    """Plot all features with their numbers; the features that the model uses are dark.
+    """Plot at most `MAX_FEATURES` features with their numbers; features that the model uses are dark.
 
     ``weights`` are F features of h x w pixels, bool (F, channels, h, w), and ``used`` (F,) is True for
     features that the model uses. ``rates`` (F,) is the mean number of positions of each feature per image,
@@ -253,8 +253,8 @@ def plot_edges(images: np.ndarray, edges: np.ndarray, made: np.ndarray) -> Figur
     """Plot grey images, their edges in the colours of their directions, and reconstructed edges.
 
     ``images`` are uint8 (n, height, width); the first image is the key to the colours. ``edges`` are bool
-    (n, filters, height, width), True for the filter that is on at a pixel. ``made`` are the reconstructed
-    edges of all images but the first.
+    (n, filters, height, width), True for the filter that is on at a pixel. ``made`` (n - 1, filters, height,
+    width) are the reconstructed edges of all images but the first.
     """
     colors = make_direction_colors(edges.shape[1])
     figure, axes = _plot_image_rows(

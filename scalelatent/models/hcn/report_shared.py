@@ -18,13 +18,13 @@ from .report_figures import make_direction_colors, plot_features, plot_filled, p
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# Number of images in which a report hides some pixels, so that the model completes the images.
+# Approximate number of images in which a report hides some pixels, so that the model completes the images.
 N_COMPLETED = 100
 # Largest number of evenly spaced ranges of the dataset from which the images of a report are read.
 N_RANGES = 50
 # Largest number of images side by side in a figure.
 MAX_SHOWN = 8
-# Largest sum of the widths of images side by side in a figure, in pixels of the images.
+# Largest sum of the longer sides (height or width, in pixels) of several images side by side in a figure.
 MAX_WIDTH = 320
 
 
@@ -35,7 +35,7 @@ class FilledImages:
     Attributes
     ----------
     images, given, made : ndarray of bool, shape (n, channels, height, width)
-        The images, the masks of the pixels that were not hidden, and the completed images.
+        The images, the masks of the pixels that were not hidden or always unknown, and the completed images.
     hidden : str
         Words that describe the hidden pixels, for the caption.
     """
@@ -158,8 +158,7 @@ def make_learning_pictures(run: RunFiles) -> list[Picture]:
 def make_completion_picture(filled: FilledImages, rows: str, by: str) -> Picture:
     """Return the figure of images, their given pixels, and the completed images.
 
-    ``rows`` names the data split, such as "test", and ``by`` names the part of the model that fills in
-    pixels.
+    ``rows`` names the data split, such as "test"; ``by`` names the part of the model that fills in pixels.
     """
     wrong, base = filled.error_shares
     n = len(filled.images)

@@ -23,13 +23,14 @@ from .parameters import choose_batch_size, choose_damping, choose_n_epochs, is_o
 if TYPE_CHECKING:
     from .estimator import HierarchicalCompositionalNetwork
 
-# A fit warns if the belief-propagation messages of more than this share of the pixels changed in the last
-# sweep, which updates the messages of all pixels once.
+# A fit that stores belief-propagation messages (online=False) warns if those of more than this share of the
+# pixels changed in the last sweep, which updates the messages of all pixels once.
 MAX_MOVED_SHARE = 0.9
-# A fit decodes images (infers the positions of their features) at its end. The fit warns that no image
-# converged only if it decoded at least this number of images.
+# At its end, a fit decodes images (infers the positions of their features) to measure compression. It warns
+# that no image converged only if it decoded at least this number of images.
 MIN_ROWS_TO_WARN = 20
-# Approximate number of training images on which a fit without validation images measures compression.
+# A fit without validation images measures compression on evenly spaced training images: on all if there are
+# fewer than twice this number, otherwise on at least this number.
 MEASURED_ROWS = 1_000
 
 
@@ -46,7 +47,7 @@ class SingleLayerFit(NamedTuple):
 
 @dataclass(frozen=True)
 class SingleLayer:
-    """Network of one layer; it has the properties and methods of `.multi_layer.MultiLayer`."""
+    """Network of one layer; `.multi_layer.MultiLayer` documents its properties and methods."""
 
     layer: FeatureLayer
     classes: None = None
@@ -102,7 +103,7 @@ class SingleLayer:
     ) -> Generator[Step, Any, SingleLayerFit]:
         """Yield the steps of fit number ``restart``; return the result of this fit.
 
-        Fits with different numbers differ in their initial weights and in the order of the rows.
+        Fits with different numbers differ in their initial weights and in their random orders of updates.
         """
         n, seed = len(rows["train"].dataset), model.seed_ + restart
         end, layer = f"-{restart}" if restart else "", self.layer
@@ -125,7 +126,7 @@ class SingleLayer:
 
 
 def warn_unsettled(found: SingleLayerFit, layer: FeatureLayer, n_rows: int) -> None:
-    """Warn if most belief-propagation messages changed in the last update, or if no image converged."""
+    """Warn if messages of over 90 % of the pixels changed in the last sweep, or if no image converged."""
     state = found.state
     moved = state.last_moved / (n_rows * layer.n_pixels) if isinstance(state, LeafState) else 0.0
     if moved > MAX_MOVED_SHARE:

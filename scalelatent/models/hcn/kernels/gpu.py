@@ -2,8 +2,8 @@
 
 One thread block updates the belief-propagation messages of one chain (a sequence of minibatches that one task
 learns), or decodes one image (infers its feature positions). Arrays stay on the device; only the numbers of
-changed pixels return to the host. A thread block holds its log odds in shared memory if they fit there. The
-block updates one pixel after another, so the time of a memory access adds to each update.
+changed pixels return to the host. A thread block updates one pixel after another, so each update waits for
+memory. Therefore the block holds its log odds in the fast shared memory if they fit there.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ def _to_int32(*numbers: int) -> tuple[np.int32, ...]:
     return tuple(np.int32(n) for n in numbers)
 
 
-def _find_message_starts(image: tuple[int, ...], window: tuple[int, ...], n_features: int) -> cupy.ndarray:
+def _find_message_starts(
+    image_shape: tuple[int, ...], window_shape: tuple[int, ...], n_features: int
+) -> cupy.ndarray:
     """Return the index of each pixel's first belief-propagation message in an array, int32, on the device."""
-    # The CUDA stream is part of the cache key, because CuPy may reuse memory only in the stream that used the
-    # memory before.
+    # Each CUDA stream has its own copy: CuPy may reuse memory only in the stream that used it before.
     return _copy_message_starts(
-        current_device(), cupy.cuda.get_current_stream().ptr, image, window, n_features
+        current_device(), cupy.cuda.get_current_stream().ptr, image_shape, window_shape, n_features
     )
 
 
 @lru_cache(maxsize=64)
 def _copy_message_starts(
-    device: int, stream: int, image: tuple[int, ...], window: tuple[int, ...], n_features: int
+    device: int, stream: int, image_shape: tuple[int, ...], window_shape: tuple[int, ...], n_features: int
 ) -> cupy.ndarray:
-    return cupy.asarray(message_starts(image, window, n_features).astype(np.int32))
+    return cupy.asarray(message_starts(image_shape, window_shape, n_features).astype(np.int32))
 
 
 # Bytes of shared memory that a thread block uses in addition to the log odds of positions and weights.
 _STATIC_BYTES = 1024
-# Codes of the log odds that a kernel copies to shared memory: none, log odds of weights (W), or log odds of
-# weights and of positions (S). In gpu.cu, W_SHARED (1) and S_SHARED (2) are the bits of these codes.
+# Codes for what a kernel copies to shared memory: no log odds, those of weights (W), or those of weights and
+# of positions (S). In gpu.cu, W_SHARED (1) and S_SHARED (2) are the bits of these codes.
 _NONE, _W_SHARED, _BOTH_SHARED = 0, 1, 3
 
 
@@ -60,7 +61,8 @@ def _choose_shared(blocks: int, places: int, weights: int) -> tuple[np.int32, in
     """Return the code of the log odds that a thread block copies to shared memory, and their bytes.
 
     The log odds of positions (S) are copied only if all ``blocks`` thread blocks can still run at the same
-    time. ``places`` and ``weights`` are the numbers of positions and of weights of one thread block.
+    time; those of weights alone are copied if they need at most an eighth of the shared memory. ``places``
+    and ``weights`` are the numbers of positions and of weights of one thread block.
     """
     room, processors = _read_device_limits(current_device())
     both, alone = 4 * (places + weights), 4 * weights
@@ -79,7 +81,7 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> c
 
 
 def sweep(evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray) -> None:
-    """Update messages of all pixels once without storing them; `reference.sweep` describes the arrays."""
+    """Update log odds ``s`` and ``w`` in place by new messages of all pixels; see `reference.sweep`."""
     images = evidence.shape[1:]
     sizes = _to_int32(order.shape[1], *images, *w.shape[2:])
     shared, size = _choose_shared(len(order), s[0].size, w[0].size)
@@ -108,9 +110,9 @@ def sweep_messages(
 def decode_images(
     evidence: cupy.ndarray, order: cupy.ndarray, s: cupy.ndarray, w: cupy.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Write the log odds of feature positions of each image to ``s``.
+    """Add the messages of pixels to the prior log odds ``s`` of feature positions, in up to n_sweeps sweeps.
 
-    Return for each image the number of pixels whose belief-propagation messages changed in the last update.
+    Return for each image the number of pixels whose belief-propagation messages changed in the last sweep.
     ``w`` is on the host, and the other arrays are on the device; `reference.decode_images` describes them.
     """
     layout = evidence.shape[2:], w.shape[1:3], w.shape[3]

@@ -33,8 +33,7 @@ def shuffled(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: int) -> n
     """Return for each row number a random permutation of 0 to n - 1, int32 (rows, n).
 
     A Fisher-Yates shuffle draws a permutation with Philox random numbers, whose key and counter contain
-    ``seed``, ``purpose``, ``epoch`` and the row number, so that a permutation is a function of these four
-    values.
+    ``seed``, ``purpose``, ``epoch`` and the row number. Each permutation is a function of these four values.
     """
     out = np.empty((len(rows), n), np.int32)
     rows = np.ascontiguousarray(rows, np.int64)

@@ -46,8 +46,8 @@ def pass_tree_up(s: np.ndarray, w: np.ndarray, below: float) -> tuple[np.ndarray
     """Return two arrays (M,): the messages of a pixel to the positions and to the weights of its M pairs.
 
     Messages are those of belief propagation. A pair is a feature position and a weight that together turn on
-    the pixel. ``s`` and ``w`` (M,) are the log odds of these positions and weights, and ``below`` is the log
-    odds of the pixel.
+    the pixel. ``s`` (M,), ``w`` (M,) and ``below`` are the log odds of these positions, of these weights, and
+    of the pixel.
     """
     g = pass_or_up(pass_and_down(s, w), below)
     return pass_and_up(w, g), pass_and_up(s, g)
@@ -156,7 +156,7 @@ def damp(old: np.ndarray, new: np.ndarray, damping: float) -> np.ndarray:
 def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Compute log odds of feature positions for fixed weights by belief propagation, until nothing changes.
+    """Add the messages of all pixels to the log odds of feature positions, for fixed weights.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def decode_images(
     w : ndarray of bool, shape (channels, h, w, F)
         Weights of F features of h x w pixels; the axes h and w are reversed.
     n_sweeps : int
-        Upper bound of the number of sweeps; a sweep updates the messages of all pixels once.
+        Upper bound of the number of sweeps (updates of all messages); they end if no message changes.
 
     Returns
     -------
@@ -214,16 +214,15 @@ def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> 
     """Add or remove the feature with the largest gain until no gain is positive; return the positions.
 
     The gain of adding a feature is the sum of the log odds of the pixels that only this feature covers, minus
-    the cost. The gain of a removal is minus this number. Among equal gains, removals come before
-    additions, and then the first position of the array comes first.
+    the cost. The gain of a removal is minus this number. Among equal gains, removals come before additions,
+    and then the first position of the array comes first.
 
     Parameters
     ----------
     evidence : array of int32, shape (rows, channels, height, width)
         Log odds of each pixel in whole units of 1/256 nat.
     s, w
-        Positions at the start, and weights, both described in :func:`cover`. The result is a changed copy of
-        ``s``.
+        Positions at the start, and weights, both described in :func:`cover`; ``s`` itself does not change.
     cost : float
         Cost of a feature at a position in units of 1/256 nat: minus the prior log odds.
     """

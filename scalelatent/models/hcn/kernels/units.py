@@ -16,7 +16,7 @@ MESSAGE_LIMIT = 2**15 - 1
 A message from a pixel is never larger than the log odds of the pixel, so messages fit int16.
 """
 BELIEF_LIMIT = 2**28
-"""Limit of the log odds of a weight, in units of 1/256 nat; int32 sums of smaller ones cannot overflow."""
+"""Limit of the log odds of a weight, in 1/256 nat; below it, int32 sums in kernels cannot overflow."""
 FIXED_WEIGHT = 2**28
 """Log odds of a fixed weight that is on, in units of 1/256 nat; those of a weight that is off are -2**28."""
 

@@ -144,7 +144,7 @@ def count_total_bits(
     """Return the bits of a description of images: positions, features, and wrongly reconstructed pixels.
 
     ``stats`` are the counts of a `DescriptionLength`. The description has the features for which ``used`` is
-    True; by default these are the features that have a position in an image.
+    True, by default those with a position in an image. Without features, it has all pixels of the images.
     """
     used = stats["placed"] > 0 if used is None else used
     if not used.any():
@@ -163,7 +163,7 @@ def count_total_bits(
 
 
 def compression(layer: FeatureLayer, weights: np.ndarray, stats: Stats) -> float:
-    """Return the bits of the description divided by the bits of the images; NaN if all pixels are equal."""
+    """Return the bits of `count_total_bits` divided by the bits of all pixels; NaN if pixels are equal."""
     whole = float(count_bits(stats["ones"], stats["known"]))
     return count_total_bits(layer, weights, stats) / whole if whole else float("nan")
 

@@ -16,7 +16,7 @@ from .layer import FeatureLayer, hide_unknown, row_numbers
 # Default upper bound of the number of sweeps that infer the positions of features in an image. A sweep
 # updates the belief-propagation messages of all pixels of the image once.
 DECODE_SWEEPS = 10
-# Upper bound of the working memory, in bytes, for one block of rows.
+# Upper bound of the working memory, in bytes, for one block of rows; a block has at least one row.
 PART_BYTES = 2**25
 
 
@@ -77,15 +77,14 @@ class Decoder:
 
         The positions are uint8 (rows, HS, WS, F): 1 if one of F features is at one of HS x WS positions.
         First, features are at all positions with positive log odds. Then features are added or removed one by
-        one as long as the posterior probability of the image increases. :meth:`beliefs` describes the
-        parameters.
+        one as long as the posterior probability increases. :meth:`beliefs` describes the parameters.
         """
         s, moved = np.empty((len(rows), *self.layer.places), np.uint8), np.empty(len(rows), np.int64)
         for a in range(0, len(rows), self.block_rows):
             part = slice(a, a + self.block_rows)
             beliefs, moved[part] = self.beliefs(evidence[part], rows[part], backend)
             s[part] = beliefs > 0
-        # This kernel always runs on the CPU, even if the other kernels run on a GPU.
+        # The kernel hcn_improve always runs on the CPU, even if the other kernels run on a GPU.
         improve = backend.kernel("hcn_improve")
         return improve(evidence, s, self.weights, -float(self.layer.prior)), moved
 
@@ -148,7 +147,7 @@ class ReconstructionMap(DecoderMap):
 
 @dataclass(frozen=True)
 class BeliefMap(DecoderMap):
-    """Log odds of the feature positions of each row, in nats, and last the share of converged pixels.
+    """Log odds of the feature positions of each row, in nats, followed by the share of converged pixels.
 
     A pixel has converged if none of its belief-propagation messages changed in the last update.
     """

@@ -18,7 +18,7 @@ chains of ten minibatches made the log odds three times as large, and features w
 one minibatch (c = 1) the step is the rule in section 4.2 of Lázaro-Gredilla et al., "Hierarchical
 compositional feature learning" (2016).
 
-Every 20 minibatches, `center_features` moves each feature to the middle of its window of h x w weights. The
+About every 20 minibatches, `center_features` moves each feature to the middle of its h x w weights. The
 model describes the same images if a feature and its positions S move together. Without this move, a feature
 that starts at the edge of its window stays incomplete: this happened to one letter in a tenth of the fits
 with five letters.
@@ -55,7 +55,8 @@ class LearnerState:
     beliefs, first : ndarray of float64
         Log odds of the weights in nats: now, and before the first image.
     changed, last_changed : int
-        Number of changes of the sign of a weight: in this epoch so far, and in the last complete epoch.
+        Number of weights that steps turned on or off (their log odds changed sign): in this epoch so far, and
+        in the last complete epoch. A weight counts once for each such step.
     best : float
         Smallest compression (one layer) or error (several layers) of the validation rows after any epoch;
         infinity before the first validation.
@@ -115,7 +116,7 @@ class EvidenceLearner(Generic[State]):
         stats["weight"][...] += 1 - share
 
     def step(self, state: State, stats: Stats, n_rows: int) -> State:
-        """Return the state after a step: log odds move to ``first``, plus the evidence of all minibatches."""
+        """Return the state after a step, which forgets and adds evidence as in the module docstring."""
         decay = self.forgetting ** int(stats["minibatches"])
         scale = (1 - decay) / float(stats["weight"]) if decay < 1 else 1.0
         beliefs = forget(state.beliefs, state.first, decay) + scale * stats["evidence"]
@@ -127,22 +128,20 @@ class EvidenceLearner(Generic[State]):
         return replace(state, iteration=state.iteration + 1, stale=state.stale + 1)
 
     def is_done(self, state: State) -> bool:
-        """Return True after ``patience`` epochs without a better validation result."""
+        """Return True after ``patience`` > 0 epochs without a better validation result, otherwise False."""
         return bool(self.patience and np.isfinite(state.best) and state.stale >= self.patience)
 
 
 @dataclass(frozen=True)
 class EvidenceState(LearnerState):
-    """State of a fit of one layer; ``beliefs`` and ``first`` have the shape (channels, h, w, F).
-
-    F is the number of features, and h x w is their size in pixels.
+    """State of a fit of one layer: ``beliefs`` and ``first`` (channels, h, w, F), F features of h x w pixels.
 
     Attributes
     ----------
     compression : float
         Compression of the validation rows in the last validation; NaN before the first validation.
     rest : float
-        Share of the validation rows whose belief-propagation messages converged; NaN before a validation.
+        Share of the validation rows whose messages converged in the last validation; NaN before the first.
     """
 
     compression: float = float("nan")
@@ -175,8 +174,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
     @property
     def requirements(self) -> BlockRequirements:
         images = self.batch_rows * (4 * int(np.prod(self.layer.places)) + 12 * self.layer.n_pixels)
-        # Bytes per image of a block of rows: log odds and random orders of the pixels, and intermediate
-        # arrays.
+        # Bytes per image of a block of rows: log odds and random orders of pixels, and intermediate arrays.
         each = 20 * self.layer.n_pixels
         return BlockRequirements(scratch=(images + 64 * self.layer.n_weights, each))
 
@@ -192,14 +190,14 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return EvidenceState(first, first)
 
     def run_chain(self, prepared: PreparedEvidence, block: Block, stats: Stats) -> None:
-        """Learn the minibatches of a block in sequence; add the changes of log odds to ``stats``."""
+        """Learn a block's minibatches in sequence; add the change of log odds beyond forgetting to stats."""
         self.run_chains(prepared, [block], [stats])
 
     def run_chains(self, prepared: PreparedEvidence, blocks: Sequence[Block], stats: Sequence[Stats]) -> None:
-        """Learn several chains in parallel; add the changes of log odds by each chain to its ``stats``.
+        """Learn several chains in parallel; add the evidence of each chain to its element of ``stats``.
 
-        A chain is the sequence of the minibatches of a block. One kernel call updates the belief-propagation
-        messages of one minibatch of each block.
+        A chain is the sequence of the minibatches of a block. Its evidence is the change of log odds beyond
+        forgetting. One kernel call updates the messages of one minibatch of each block.
 
         Raises
         ------
@@ -241,7 +239,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return backend.to_host(beliefs)
 
     def _shuffle_pixels(self, blocks: Sequence[Block], shuffle: Callable[..., Array]) -> list[Array]:
-        """Return a random order of pixels for each minibatch of each block: arrays (blocks, pixels).
+        """Return for each minibatch an array (blocks, pixels): a random order of its pixels in each block.
 
         One call of ``shuffle`` draws the orders of all minibatches with ``batch_rows`` images, and another
         call draws the orders of the last minibatch if it has fewer images.
@@ -258,7 +256,7 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return out
 
     def step(self, state: EvidenceState, stats: Stats, n_rows: int) -> EvidenceState:
-        """Return the state after a step; move features to the middle of their windows every few steps."""
+        """Return the state after a step; about every 20 minibatches, center features in their windows."""
         state = super().step(state, stats, n_rows)
         if state.steps % max(1, CENTER_EVERY // max(1, int(stats["minibatches"]))) == 0:
             state = replace(state, beliefs=center_features(state.beliefs, state.first))
@@ -269,13 +267,13 @@ class OnlineFeatureLearner(EvidenceLearner[EvidenceState]):
         return DescriptionLength(Decoder(self.layer, np.zeros(self.layer.weights_shape, bool), self.seed))
 
     def validated(self, state: EvidenceState, stats: Stats) -> EvidenceState:
-        """Return the state with the compression of the validation rows; ``stats`` are their pixel counts."""
+        """Return the state with the compression of the validation rows, from their counts ``stats``."""
         found = compression(self.layer, state.beliefs > 0, stats)
         state = replace(state, compression=found, rest=float(stats["at_rest"] / stats["rows"]))
         return replace(state, best=found, stale=-1) if found < state.best else state
 
     def summary(self, state: EvidenceState) -> dict[str, float | int | None]:
-        """Return the record of an epoch; the compression of the validation rows is the objective."""
+        """Return the record of an epoch; its objective is the compression of validation rows, or None."""
         on = int((state.beliefs > 0).sum())
         known = None if np.isnan(state.compression) else state.compression
         return {
@@ -292,8 +290,7 @@ def make_evidence_layout(weights_shape: tuple[int, ...]) -> Layout:
     """Return the fields of the statistic of a step of online learning, for weights of this shape.
 
     The fields are the evidence (change of the log odds in nats) for each weight, the number of minibatches,
-    and the sum over all chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task
-    learns.
+    and the sum over chains of 1 - forgetting^m. A chain is a sequence of m minibatches that one task learns.
     """
     return Layout((("evidence", weights_shape), ("minibatches", ()), ("weight", ())))
 
@@ -312,8 +309,7 @@ def center_features(beliefs: np.ndarray, first: np.ndarray) -> np.ndarray:
     _, height, width, _ = beliefs.shape
     lines: list[np.ndarray] = [np.any(beliefs > 0, axis=others) for others in ((0, 2), (0, 1))]
     # Move a feature by half of the difference between its two opposite margins. A margin is the rows or
-    # columns at one side of the window in which all weights are off. A feature whose weights are all off does
-    # not move.
+    # columns at one side of the window in which all weights are off. A feature without weights does not move.
     down, right = (((a[::-1].argmax(axis=0) - a.argmax(axis=0)) / 2).astype(int) for a in lines)
     if not (down.any() or right.any()):
         return beliefs

@@ -13,8 +13,8 @@ import numpy as np
 GREY_LEVELS = 256
 MIN_STEP = 64
 """Default of the smallest difference between two sides of an edge, in grey levels, that turns a filter on."""
-# Response of a filter to an edge between two grey levels that differ by 1. All weights of filters are whole
-# numbers, because sums of whole numbers are identical in any order.
+# Approximate response of a filter to an edge between two grey levels that differ by 1. Weights of filters are
+# rounded to whole numbers, because sums of whole numbers are identical in any order.
 STEP_RESPONSE = 2**12
 
 
@@ -44,7 +44,7 @@ class OrientedFilters:
         """Filters of the first half of the directions, int32 (n / 2, size, size): derivatives of a Gaussian.
 
         The filter of an opposite direction has the opposite sign. The response of the first filter to an edge
-        between two grey levels that differ by 1 is ``STEP_RESPONSE``.
+        between two grey levels that differ by 1 is ``STEP_RESPONSE``, up to rounding.
         """
         y, x = np.indices((self.size, self.size)) - self.size // 2
         angles = 2 * np.pi * np.arange(self.n // 2)[:, None, None] / self.n
@@ -57,7 +57,7 @@ class OrientedFilters:
         """Return True for the filter that is on at each pixel, bool (images, n, height, width).
 
         ``images`` are uint8 (images, height, width). No filter is on at a pixel where all responses are below
-        ``threshold``.
+        that of an edge of ``threshold`` grey levels.
         """
         from scalelatent.models.hcn.kernels.cpu.filters import oriented_edges
 

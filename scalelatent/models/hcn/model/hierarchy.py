@@ -31,9 +31,9 @@ from scalelatent.models.hcn.kernels.windows import list_shifts, message_room
 
 from .layer import FeatureLayer, convolve
 
-# Pools shift pixels. In belief propagation, the pools of a layer and the pixels into which they shift
-# exchange messages this number of times in a pass down. One exchange is not enough, because a pixel is the OR
-# of several pools, and each pool can shift into several pixels.
+# Pools shift pixels. In a pass down, the pools of a layer and the pixels into which they shift exchange
+# messages once, and then this number of times again. One exchange is not enough, because a pixel is the OR of
+# several pools, and each pool can shift into several pixels.
 INNER_ROUNDS = 5
 
 
@@ -169,7 +169,7 @@ class Hierarchy:
         return sum(layer.pairs for layer in self.layers)
 
     def split(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return the weights of each layer as views of one vector of the weights of all layers."""
+        """Return each layer's part of ``flat``, a vector of the weights of all layers, as a shaped view."""
         parts = np.split(flat, np.cumsum([layer.n_weights for layer in self.layers[:-1]]))
         return [part.reshape(layer.weights_shape) for part, layer in zip(parts, self.layers, strict=True)]
 
@@ -237,8 +237,8 @@ class Hierarchy:
             True in the first pass over these images, in which messages of pools are not damped.
         ranks : ndarray of int, shape (images,), or None
             If the images were sorted by class: for each image in the original order, its index in the sorted
-            order. Then one random order of the pixels of all images is drawn in the original order. Without
-            ``ranks``, a random order is drawn for each class.
+            order. The random order of pixels is then drawn for the original order of the images. Without
+            ``ranks``, a top layer with messages for one class per image has a random order for each class.
         """
         (row, number), below, damping = orders, pixels, 1.0 if first else self.damping
         pass_pools_up, sweep = backend.kernel("hcn_pass_pools_up"), backend.kernel("hcn_sweep_messages")
@@ -267,7 +267,7 @@ class Hierarchy:
         messages[-1] = top.with_above(above.reshape(top.s.shape))
 
     def is_own_class_only(self, top: LayerMessages) -> bool:
-        """Return True if ``top``, the top layer, has messages only for templates of an image's class."""
+        """Return True if the messages ``top`` of the top layer are for templates of an image's class only."""
         return top.s.shape[-1] < self.n_templates
 
     def _groups(
@@ -275,9 +275,8 @@ class Hierarchy:
     ) -> Iterator[tuple[int | None, LayerMessages, np.ndarray]]:
         """Yield (class, messages, log odds of weights) of one layer for each group of images.
 
-        In the top layer, the images of a class are a group if images have belief-propagation messages only
-        for the templates (features of this layer) of their class. Otherwise all images are one group, and the
-        class is None.
+        In the top layer, the images of a class are a group if images have messages only for the templates
+        (features of this layer) of their class. Otherwise all images are one group, and the class is None.
         """
         if level < len(self.layers) - 1 or not self.is_own_class_only(m):
             yield None, m, w
@@ -383,7 +382,7 @@ class Hierarchy:
         pixels : ndarray of int32, shape (images, channels, height, width)
             Log odds of the pixels in units of 1/256 nat; 0 for an unknown pixel.
         labels : ndarray of int, shape (images,), or None
-            Class of each image; below 0 if unknown. By default, all classes are unknown.
+            Class of each image; below 0 if unknown. If None, all classes are unknown.
         """
         found = self.forward(weights, pixels, backend)
         pass_features_down = backend.kernel("hcn_pass_features_down")
@@ -402,8 +401,8 @@ class Hierarchy:
     ) -> np.ndarray:
         """Draw random images from the model, without noise: bool (images, channels, height, width).
 
-        A template (feature of the top layer) whose weights are all off is drawn only if its class has no
-        other template; the image is then empty.
+        A template (feature of the top layer) whose weights are all off is drawn only if all weights of the
+        templates of its class are off; the image is then empty.
 
         Parameters
         ----------
@@ -412,7 +411,8 @@ class Hierarchy:
         n_rows : int
             Number of images.
         labels : ndarray of int, shape (n_rows,), or None
-            Class of each image; below 0 for a random class. By default, all classes are random.
+            Class of each image; below 0 for a random class, whose templates have a weight that is on if any
+            template has one. If None, all classes are random.
         seed : int
         """
         out = np.empty((n_rows, *self.layers[0].image), bool)
@@ -437,7 +437,7 @@ def place_features(places: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return the pixels that features turn on, bool (channels, height, width).
 
     ``places`` is bool (F, HS, WS), True where one of F features is at one of HS x WS positions. ``w`` are the
-    weights of these features of h x w pixels, bool (channels, h, w, F).
+    weights of these features of h x w pixels, bool (channels, h, w, F); the axes h and w are reversed.
     """
     (_, high, wide), (channels, h, width, _) = places.shape, w.shape
     out = np.zeros((channels, high + h - 1, wide + width - 1), bool)
@@ -460,7 +460,7 @@ def shift_pixels_randomly(pixels: np.ndarray, prior: np.ndarray, rng: np.random.
 
 
 def reorder_images(order: np.ndarray, ranks: np.ndarray, n_pixels: int) -> np.ndarray:
-    """Return an order of the pixels of all images, int32, after image i has moved to index ``ranks[i]``."""
+    """Return ``order``, indices of pixels of all images, after image i has moved to index ``ranks[i]``."""
     image, pixel = np.divmod(order, np.int32(n_pixels))
     return ranks.astype(np.int32)[image] * np.int32(n_pixels) + pixel
 

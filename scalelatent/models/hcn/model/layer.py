@@ -20,13 +20,13 @@ from scalelatent.models.hcn.kernels.windows import count_pairs
 from .filters import GREY_LEVELS, OrientedFilters
 
 FLOPS_PER_PAIR = 27.0
-"""Number of floating-point operations that update the messages of a pixel to a position and to a weight."""
+"""Number of operations that update the messages of a pixel to one position and to one weight."""
 
 # Upper bound, in bytes, of the image windows that :func:`convolve` copies at a time.
 WINDOW_BYTES = 2**26
 
 UNKNOWN = -65504.0
-"""Value of an unknown pixel that was NaN: datasets hold finite numbers only, and float16 can represent it."""
+"""Value that replaces NaN (unknown pixel), because datasets hold only finite numbers; it fits float16."""
 
 
 def log_odds(p: float | np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ class FeatureLayer:
     def evidence_values(self) -> tuple[np.int32, np.int32]:
         """Log odds that a feature covers a pixel, for a pixel of 0 and a pixel of 1, in units of 1/256 nat.
 
-        The values are log P(pixel | a feature covers it) - log P(pixel | no feature covers it).
+        The values are log P(pixel | covered) - log P(pixel | not covered), at most MESSAGE_LIMIT in size.
         """
         off, on = (
             to_units(np.clip(nats, -MESSAGE_LIMIT / UNITS_PER_NAT, MESSAGE_LIMIT / UNITS_PER_NAT))
@@ -127,8 +127,7 @@ class FeatureLayer:
     def compute_evidence(self, x: np.ndarray) -> np.ndarray:
         """Return the log odds that a feature covers each pixel; 0 for unknown pixels.
 
-        ``x`` are rows of a dataset. The result is int32 (rows, channels, height, width), in units of 1/256
-        nat.
+        ``x`` are rows of a dataset. The result is int32 (rows, channels, height, width), in 1/256 nat.
         """
         off, on = self.evidence_values
         if self.filters is not None:
@@ -146,8 +145,8 @@ class FeatureLayer:
         Raises
         ------
         DataError
-            If a pixel is neither 0 nor 1 nor unknown; with ``filters``, if a pixel is not a whole number from
-            0 to 255, or if all pixels are 0 and 1.
+            Without ``threshold``, if a pixel is neither 0 nor 1 nor unknown. With ``filters``, if a pixel is
+            not a whole number from 0 to 255, or if the largest pixel is 1.
         """
         x = block.x
         if self.filters is not None:
@@ -188,7 +187,7 @@ class FeatureLayer:
         """Return the random initial log odds of the weights, in nats.
 
         The probabilities of the weights are uniform between 0.9 ``p_weight`` and ``p_weight``. ``level`` is
-        the number of the layer from the image up, and ``restart`` the number of the fit.
+        the number of the layer from the image up, from 0, and ``restart`` the number of the fit.
         """
         drawn = stream(seed, "hcn weights", level, restart).random(self.weights_shape)
         return log_odds((0.9 + 0.1 * drawn) * self.p_weight)
@@ -196,8 +195,8 @@ class FeatureLayer:
     def check_overflow(self, w: np.ndarray, level: int, remedy: str) -> None:
         """Raise a DivergenceError if int32 sums of log odds ``w`` of weights could overflow.
 
-        ``w`` has the shape `weights_shape`, in units of 1/256 nat. The message names the layer by its number
-        ``level``, and advises to lower ``remedy``.
+        ``w`` has the shape `weights_shape`, in units of 1/256 nat. The message has the number ``level`` of
+        the layer, from 1, and says to lower ``remedy``, which names parameters.
         """
         largest = np.abs(w).max(axis=(0, 1, 2))
         feature = int(largest.argmax())
@@ -213,8 +212,8 @@ def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarr
     """Return the sum of the values of the pixels under each feature at each position.
 
     ``pixels`` are int32 (images, channels, height, width), and ``w`` are the weights of the features, bool,
-    of the shape ``layer.weights_shape``. The result is int32 (images, HS, WS, F): F features at HS x WS
-    positions.
+    of the shape ``layer.weights_shape``. The result is int32 (images, HS, WS, F), F features at HS x WS
+    positions; sums are limited to +-2**30.
     """
     high, wide, n_features = layer.places
     flat = w[:, ::-1, ::-1].reshape(-1, n_features).astype(np.float64)
@@ -231,13 +230,13 @@ def convolve(pixels: np.ndarray, w: np.ndarray, layer: FeatureLayer) -> np.ndarr
 def to_features(w: np.ndarray) -> np.ndarray:
     """Convert weights of the shape (channels, h, w, F) to features (F, channels, h, w).
 
-    F is the number of features of h x w pixels. The axes h and w are reversed, as kernels need.
+    F is the number of features of h x w pixels. Kernels need weights with reversed axes h and w.
     """
     return np.ascontiguousarray(np.moveaxis(w[:, ::-1, ::-1], -1, 0))
 
 
 def from_features(features: np.ndarray) -> np.ndarray:
-    """Convert F features (F, channels, h, w) of h x w pixels to weights; the inverse of `to_features`."""
+    """Convert F features (F, channels, h, w) to weights (channels, h, w, F), the inverse of `to_features`."""
     return np.ascontiguousarray(np.moveaxis(features, 0, -1)[:, ::-1, ::-1])
 
 
@@ -251,9 +250,9 @@ def row_numbers(block: Block) -> np.ndarray:
 def hide_unknown(evidence: np.ndarray, known: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
     """Return the log odds ``evidence`` of pixels, with 0 for pixels that the mask ``known`` hides.
 
-    The mask is uint8 (images, bytes), with one bit per pixel: 1 if the pixel is known. Without a mask, all
-    pixels are known. Row i of ``evidence`` (rows, channels, height, width) belongs to the image ``rows[i]``
-    of the mask.
+    The mask is uint8 (images, bytes), with one bit per pixel: 1 if the pixel is known. If it is None, no
+    pixel is hidden. Row i of ``evidence`` (rows, channels, height, width) belongs to the image ``rows[i]`` of
+    the mask.
     """
     if known is None:
         return evidence

@@ -2,8 +2,7 @@
 
 Both ways use Algorithm 1 of Lázaro-Gredilla et al., "Hierarchical compositional feature learning" (2016). The
 algorithm updates belief-propagation messages by a pass down from the class layer to the pixels and a pass up
-from the pixels to the class layer. The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list
-the steps.
+to the class layer. The docstrings of `OnlineNetworkLearner` and `BatchNetworkLearner` list the steps.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class LayeredState(LearnerState):
 PreparedLayers: TypeAlias = tuple[LayeredState, Backend]
 """State at the start of a step, and the backend (CPU or GPU). Each task copies the log odds of the state."""
 Sparse: TypeAlias = dict[str, np.ndarray]
-"""Result of :func:`to_sparse`: the shape of an array, its nonzero numbers, and where they are."""
+"""Result of :func:`to_sparse`: the shape of an array, one bit per number, and the nonzero numbers."""
 StoredLayer: TypeAlias = dict[str, np.ndarray | Sparse]
 """The fields of the `LayerMessages` of a layer, by name; those in `_SPARSE` without their zeros."""
 
@@ -72,8 +71,7 @@ class StoredLeaf(TypedDict):
     ``layers`` has the belief-propagation messages of each layer, by the number of the layer. ``passes`` and
     ``visited`` are the numbers of passes of all visits and of the last visit. ``templates`` has the best
     template (top feature) of each image, and ``moved`` is the number of images whose best template changed in
-    the last visit. ``change`` is the change of the log odds of weights by the last visit, in units of 1/256
-    nat.
+    the last visit. ``change`` is the change of the log odds of weights by the last visit, in 1/256 nat.
     """
 
     layers: dict[str, StoredLayer]
@@ -93,8 +91,8 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
 
     1. Create the initial belief-propagation messages for the images of the minibatch. If all images are
        labelled, only the templates (features of the top layer) of each image's class get messages.
-    2. Update the messages by ``inner_iterations`` passes down and up over the minibatch. Each pass changes
-       the log odds of the weights.
+    2. Update the messages by ``inner_iterations`` passes down and up over the minibatch; the first is only a
+       pass up. Each pass up changes the log odds of the weights.
     3. Discard the messages. Their changes of the log odds remain.
     4. Forget: move the log odds by the share 1 - ``forgetting`` towards the initial log odds.
     5. After the last minibatch, return the evidence of the chain. A step adds the evidence of all chains to
@@ -135,7 +133,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return LayeredState(first, first)
 
     def run_chain(self, prepared: PreparedLayers, block: Block, stats: Stats) -> None:
-        """Learn the minibatches of a block in sequence; add the changes of log odds to ``stats``."""
+        """Learn a block's minibatches in sequence; add the change of log odds beyond forgetting to stats."""
         state, backend = prepared
         beliefs, rows = state.beliefs, row_numbers(block)
         pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
@@ -175,7 +173,7 @@ class OnlineNetworkLearner(EvidenceLearner[LayeredState]):
         return replace(state, best=error, stale=-1) if error < state.best else state
 
     def summary(self, state: LayeredState) -> dict[str, float | int | list[int] | None]:
-        """Return the record of an epoch; the validation error is the objective."""
+        """Return the record of an epoch; its objective is the validation error, or None if not measured."""
         known = None if np.isnan(state.error) else state.error
         on = [int((beliefs > 0).sum()) for beliefs in self.net.split(state.beliefs)]
         return {
@@ -199,13 +197,13 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     1. Load the messages of the leaf, or create the initial messages. If all images of the leaf are labelled,
        sort them by class; the templates (top features) of other classes then need no messages.
     2. Run a pass down from the class layer to the pixels. This pass changes messages, but not the log odds of
-       weights. The first visit has no pass down.
+       weights. It is omitted in the first pass over the leaf.
     3. Run a pass up from the pixels to the class layer. This pass changes messages and log odds of weights.
     4. Store the messages without their zeros, the best template of each image, and the change of the log
        odds.
 
     A step visits several leaves in parallel, and adds their changes to the log odds. Learning ends when no
-    weight has changed the sign of its log odds in ``SETTLED_PASSES`` passes, or after ``max_passes``.
+    weight changed the sign of its log odds in `SETTLED_PASSES` passes, after ``max_passes``, or by patience.
 
     Attributes
     ----------
@@ -217,7 +215,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     max_passes : int
         Upper bound of the number of passes over a leaf, summed over all visits.
     all_labelled : bool
-        True if each row has a label. Then an image has messages only for the templates of its class.
+        True if each row is known to have a label; then messages need less memory (see 1).
     """
 
     n_rows: int = 1
@@ -240,10 +238,9 @@ class BatchNetworkLearner(OnlineNetworkLearner):
         return FLOPS_PER_PAIR * self.net.pairs
 
     def start(self, restart: int = 0) -> LayeredState:
-        """Return the state before the first step.
+        """Return the state before the first step, with log odds rounded to multiples of 1/256 nat.
 
-        The log odds are rounded to multiples of 1/256 nat. All changes by belief-propagation messages are
-        also such multiples, so the sums are exact.
+        All changes by belief-propagation messages are also such multiples, so the sums are exact.
         """
         first = self.net.first_beliefs(restart)
         return LayeredState(from_units(to_units(first)), first)
@@ -251,8 +248,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
     def visit(self, prepared: PreparedLayers, block: Block, kept: StoredLeaf | None) -> StoredLeaf:
         """Update the belief-propagation messages of one leaf (range of images); return the data to store.
 
-        ``block`` has the images, and ``kept`` is the data that the last visit stored; None in the first
-        visit.
+        ``block`` has the images. ``kept`` is the data that the last visit stored; None in the first visit.
         """
         (state, backend), n = prepared, len(block.x)
         pixels, labels = self.net.layers[0].read_evidence(block), read_labels(self.net, block)
@@ -307,7 +303,7 @@ class BatchNetworkLearner(OnlineNetworkLearner):
 
 
 def read_labels(net: Hierarchy, block: Block) -> np.ndarray | None:
-    """Return the class of each row of a block, below 0 if unknown; None if the network has no classes."""
+    """Return the class of each row, below 0 if unknown; None if the network or the block has no classes."""
     return None if net.classes is None else block.y
 
 

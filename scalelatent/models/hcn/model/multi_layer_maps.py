@@ -14,7 +14,7 @@ from scalelatent.models.hcn.kernels.units import UNITS_PER_NAT
 from .hierarchy import Hierarchy
 from .layer import hide_unknown, row_numbers
 
-# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over a block of rows.
 PART_BYTES = 2**25
 
 
@@ -82,7 +82,7 @@ class NetworkMap:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMap(NetworkMap):
-    """Scores of the templates, which are the features of the last layer, for each row (a RowMap)."""
+    """Scores in nats of the templates, which are the features of the last layer, for each row (a RowMap)."""
 
     output_name: str = "scores"
 

@@ -29,8 +29,8 @@ from scalelatent.models.hcn.kernels.windows import message_room
 from .evidence_learner import EvidenceState, OnlineFeatureLearner, PreparedEvidence
 from .layer import FeatureLayer, row_numbers
 
-# One kernel call updates the belief-propagation messages of several ranges of images (leaves), of at most
-# this many bytes in total. The host needs twice this memory, for the old and the new messages.
+# Upper bound of the bytes of belief-propagation messages that one kernel call updates, unless a single range
+# of images (leaf) has more. The host needs twice this memory, for the old and the new messages.
 KERNEL_CALL_BYTES = 2**31
 
 
@@ -92,8 +92,7 @@ def visit_leaves(
     """Return updated messages of several leaves (ranges of images), after at most ``n_sweeps`` sweeps.
 
     A sweep updates the belief-propagation messages of all pixels once; the sweeps end early if no message
-    changes. The leaves share the kernel calls, and each leaf gets the same result as in a call for this leaf
-    alone.
+    changes. The leaves share kernel calls; each leaf gets the same result as in a call for it alone.
 
     Parameters
     ----------
@@ -160,9 +159,9 @@ class LeafState(EvidenceState):
 
 
 class StoredFeatureLeaf(TypedDict):
-    """Stored data of a leaf (range of images): fields of `LeafMessages`, and change of the log odds of W.
+    """Stored data of a leaf (range of images): the fields of `LeafMessages` by name, and ``change``.
 
-    The last update of the belief-propagation messages of the leaf caused the change, in units of 1/256 nat.
+    ``change`` is the change of the log odds of weights by the last visit, in units of 1/256 nat.
     """
 
     messages: dict[str, Any]
@@ -215,8 +214,7 @@ class BatchFeatureLearner(OnlineFeatureLearner):
     ) -> StoredFeatureLeaf:
         """Update the belief-propagation messages of one leaf (range of images); return the data to store.
 
-        ``block`` has the images, and ``kept`` is the data that the last visit stored; None in the first
-        visit.
+        ``block`` has the images. ``kept`` is the data that the last visit stored; None in the first visit.
         """
         return self.visit_leaves(prepared, [block], [kept])[0]
 

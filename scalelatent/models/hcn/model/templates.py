@@ -4,7 +4,8 @@ The last passes of a fit learn the templates (the features of the top layer) aga
 features as they are. A forward pass converts each image to an array of log odds: one for each pixel of the
 top layer, which is a feature at a position of the layer below. The steps are:
 
-1. Each template starts as the log odds of one image of its class.
+1. Each template starts from one image, of its class if there are classes, as if only this image had been
+   assigned to it.
 2. In each pass, every image is assigned to its best template, among the templates of its class if it has a
    label.
 3. The log odds of a weight of a template become the prior log odds plus the sum, over the images that were
@@ -29,7 +30,7 @@ from .layer import row_numbers
 if TYPE_CHECKING:
     from .multi_layer_learning import LayeredState
 
-# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over one block of rows.
+# Upper bound of the memory, in bytes, of a forward pass (from pixels to templates) over a block of rows.
 BLOCK_BYTES = 2**25
 # Score of a template (top feature) to which an image must not be assigned; all other scores are larger.
 NO_SCORE = np.int32(-(2**31))
@@ -102,7 +103,7 @@ class TemplateCounts(ForwardReduction):
         np.add.at(stats["templates"], (block.y[known], scores[known].argmax(axis=1)), 1)
 
     def error(self, stats: Stats) -> float:
-        """Return the share of rows whose best template (top feature) has another class, from the counts.
+        """Return the share of rows whose best template (top feature) has another class; NaN for no rows.
 
         Without classes, each template gets the class of most of its rows.
         """
@@ -149,8 +150,8 @@ class TemplateEvidence(ForwardReduction):
         Log odds of the weights of all layers, in nats.
     numbers, templates : ndarray of int, shape (images,), or None
         Sorted row numbers, and the template to which each of these rows is assigned; other rows are not used.
-        If None, each row is assigned to its best template that has a weight, among the templates of its class
-        if the class is known.
+        If None, each row is assigned to its best template with a weight that is on, among the templates of
+        its class if the class is known.
     """
 
     beliefs: np.ndarray
@@ -183,9 +184,9 @@ class TemplateEvidence(ForwardReduction):
     def _find_allowed(self, block: Block, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the templates (top features) to which each row of a block may be assigned.
 
-        A template is allowed if it has a weight and, for a labelled row, if its class is the class of the
-        row. The first result has the indices of the rows with at least one allowed template. The second
-        result is True for each allowed template of these rows, bool (rows, templates).
+        A template is allowed if it has a weight that is on and, for a labelled row, the class of the row. The
+        first result has the indices of the rows with at least one allowed template. The second result is True
+        for each allowed template of these rows, bool (rows, templates).
         """
         used = np.any(self.net.split(self.beliefs)[-1] > 0, axis=(0, 1, 2))
         allowed = np.broadcast_to(used, (n_rows, self.net.n_templates))
@@ -198,8 +199,8 @@ class TemplateEvidence(ForwardReduction):
     def update_beliefs(self, first: np.ndarray, stats: Stats) -> np.ndarray:
         """Return the log odds of the weights of all layers in nats, with new values for the top layer.
 
-        The new log odds of a template are its initial log odds in ``first`` plus its sums in ``stats``. A
-        template without any positive log odds would be unused, so it keeps its earlier log odds.
+        The new log odds of a template are its initial log odds in ``first`` plus its sums in ``stats``, at
+        most 2**19 nats in size. If none were positive, the template keeps its earlier log odds.
         """
         priors, earlier = self.net.split(first)[-1], self.net.split(self.beliefs)[-1]
         evidence = np.moveaxis(stats["evidence"], 0, -1)[:, ::-1, ::-1]

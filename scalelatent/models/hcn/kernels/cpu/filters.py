@@ -11,7 +11,7 @@ from scalelatent.kernels.memory import empty
 
 @entry(in_array("u1", 3), in_array("i4", 3), numba.int32, out_array("u1", 4))
 def oriented_edges(images: np.ndarray, weights: np.ndarray, min_response: np.int32, out: np.ndarray) -> None:
-    """Write 1 to ``out`` for the filter with the largest response, if it reaches ``min_response``."""
+    """Write 1 to ``out`` for the filter with the largest response at a pixel, if at least min_response."""
     n, height, width = images.shape
     half, side = weights.shape[0], weights.shape[1]
     reach = side // 2

@@ -122,7 +122,7 @@ def _improve(
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the number of features that cover each pixel, int32 (rows, channels, height, width)."""
+    """Return the number of features at ``s`` that cover each pixel: int32 (rows, channels, height, width)."""
     (rows, high, wide, _), (n_channels, h, width, _) = s.shape, w.shape
     out = np.zeros((rows, n_channels, high + h - 1, wide + width - 1), np.int32)
     _cover(s, w.view(np.uint8), out)
@@ -130,7 +130,10 @@ def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def improve(evidence: np.ndarray, s: np.ndarray, w: np.ndarray, cost: float) -> np.ndarray:
-    """Add features to the positions ``s``, or remove them, one by one while the posterior increases."""
+    """Return a copy of the positions ``s`` after features were added or removed, one at a time.
+
+    Each step raises the posterior probability the most; the steps end when none raises it.
+    """
     out = s.copy()
     _improve(evidence, w.view(np.uint8), cost, out, cover(s, w), np.zeros(s.shape[1:]))
     return out

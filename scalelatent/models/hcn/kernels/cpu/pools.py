@@ -32,8 +32,7 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
     """Return the positions of the pools whose shift number ``d`` moves a pixel into row ``y`` of an image.
 
     The result has four numbers: the row of these pools, the column of the first pool, the column into which
-    shift ``d`` of the first pool moves, and the number of pools, which is 0 if their row is outside of
-    the image.
+    shift ``d`` of the first pool moves, and the number of pools, 0 if their row is outside of the image.
     """
     source, dx = y - (d // side - side // 2), d % side - side // 2
     return source, max(0, -dx), max(0, dx), width - abs(dx) if 0 <= source < height else 0
@@ -43,10 +42,10 @@ def _find_pool_range(d: int, side: int, y: int, height: int, width: int) -> tupl
 def _sum_messages(
     down: np.ndarray, side: int, y: int, total: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Summarize ``down``, the belief-propagation messages of pools to the pixels of row ``y``.
+    """Summarize ``down``, the belief-propagation messages of pools to the pixels into which they shift.
 
-    A pool can shift into several pixels. For each pixel, write the sum of the positive messages to ``total``,
-    and the two largest messages to ``first`` and ``second``.
+    Several pools can shift into the same pixel. For each pixel of row ``y``, write the sum of the positive
+    messages of these pools to ``total``, and their two largest messages to ``first`` and ``second``.
     """
     total[:], first[:], second[:] = _0, _OFF_IMAGE, _OFF_IMAGE
     for d in range(down.shape[0]):
@@ -80,7 +79,7 @@ def _pass_ors_up(below: np.ndarray, down: np.ndarray, side: int, up: np.ndarray,
 def _find_best_shifts(
     up: np.ndarray, prior: np.ndarray, y: int, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Write for each pool of row ``y`` the two largest sums of message ``up`` and log prior of a shift."""
+    """Write to ``first`` and ``second`` each pool's two largest sums of message ``up`` and log prior."""
     first[:], second[:] = _OFF_IMAGE, _OFF_IMAGE
     for d in range(up.shape[0]):
         arrived, chance = up[d, y], prior[d, y]
@@ -193,7 +192,7 @@ def _scratch(down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pass_pools_up(
     below: np.ndarray, prior: np.ndarray, down: np.ndarray, evidence: np.ndarray, damping: float
 ) -> None:
-    """Update ``evidence``, messages of pools to the pixels that they shift; see `reference.pass_pools_up`."""
+    """Update ``evidence``, messages of pools up to pixels of features; see `reference.pass_pools_up`."""
     _pass_up(below, prior, down, evidence, damping, *_scratch(down))
 
 

@@ -69,7 +69,7 @@ def sweep(evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray)
 
 
 def _make_sweep(wide: bool) -> Callable[..., None]:
-    """Return the kernel that updates all belief-propagation messages once: int16, or int32 if ``wide``."""
+    """Return the kernel that updates all stored messages once; they are int16, or int32 if ``wide``."""
     summarize_off, summarize_on, send_off, send_on = make_passes(2, wide)
     factor = 1 + wide
 
@@ -101,8 +101,7 @@ def _make_sweep(wide: bool) -> Callable[..., None]:
                     layer, pixel = divmod(order[k, p + 1], height * width)
                     n, a = divmod(layer, n_channels)
                     prefetch(to_s[k, n, a].ctypes.data + factor * trees[pixel, 4], PREFETCH_BYTES)
-                # An unknown pixel (log odds b of 0) sends belief-propagation messages of 0, which replace its
-                # stored messages.
+                # An unknown pixel (log odds b of 0) sends messages of 0, which replace its stored messages.
                 if b <= _0:
                     total = summarize_off(tree, (-b,), _NO_DAMPING)
                     change = send_off(tree, (-b - total, -b, _0), damping)
@@ -200,10 +199,10 @@ def _decode(
 def decode_images(
     evidence: np.ndarray, order: np.ndarray, s: np.ndarray, w: np.ndarray, n_sweeps: int
 ) -> np.ndarray:
-    """Write the log odds of feature positions of each image to ``s``.
+    """Add the messages of pixels to ``s``, the prior log odds of the feature positions of each image.
 
-    Return for each image the number of pixels whose belief-propagation messages changed in the last update of
-    all pixels.
+    A sweep updates all messages once; sweeps end if no message changes, or after ``n_sweeps``. Return for
+    each image the number of pixels whose messages changed in the last sweep.
     """
     sizes = evidence.shape[2:4], w.shape[1:3], w.shape[3]
     moved = np.zeros(len(order), np.int64)

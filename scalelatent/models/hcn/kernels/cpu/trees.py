@@ -5,7 +5,7 @@ The pairs of a pixel are in a few contiguous rows of equal length. In belief pro
 message, its value, to the OR, and the OR sends a message g back to the pair. The sign of the log odds b of
 the pixel decides which of two simple formulas gives g:
 
-- b < 0: g = min(0, b + sum of the positive values of the other pairs). A value adds at most |b| to the sum,
+- b <= 0: g = min(0, b + sum of the positive values of the other pairs). A value adds at most |b| to the sum,
   so the int32 sum is exact for trees of any size.
 - b > 0: g = min(b, max(0, -largest value of the other pairs)).
 
@@ -195,8 +195,7 @@ class _Pairs:
                 moved = b.or_(moved, self._find_nonzero(change))
             return [moved, find_held()]
 
-        # After some updates of all pixels few belief-propagation messages change, so most vectors need no
-        # writes to memory.
+        # After some updates of all pixels few messages change, so most vectors need no writes to memory.
         bits = functools.reduce(b.or_, (self._find_nonzero(change) for change in changes.values()))
         return code.branch(code.any(bits), write_changes, before=[_BITS(0), find_held()])
 
@@ -290,7 +289,7 @@ PassEmitter: TypeAlias = Callable[[_VectorCode, _Tree, Values, ir.Value], "ir.Va
 Passes: TypeAlias = tuple[
     Callable[..., int], Callable[..., tuple[int, int]], Callable[..., bool], Callable[..., bool]
 ]
-"""Functions that :func:`make_passes` returns."""
+"""First passes for log odds of a pixel of 0 or less and above 0, and second passes for the same two cases."""
 
 
 def _make_function(
