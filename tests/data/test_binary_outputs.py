@@ -1,4 +1,4 @@
-"""Binary outputs of rows: from labels of several columns, multi-labels, or the rows of another dataset."""
+"""Binary outputs of rows come from y with several columns, from multi-labels, or from another dataset."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Imports use bounded memory: a child process reads files that are far larger than the memory that it may
-use.
-"""
+"""A child process reads or writes data that are far larger than the memory by which it may grow."""
 
 from __future__ import annotations
 

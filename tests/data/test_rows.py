@@ -1,4 +1,4 @@
-"""Valid rows, labels and outputs, and small functions that read them."""
+"""Small functions that check and read rows, labels and outputs return values or name the bad one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small functions that start clusters and connect to them."""
+"""Small functions for starting and ending clusters check addresses, TLS files and memory limits."""
 
 from __future__ import annotations
 

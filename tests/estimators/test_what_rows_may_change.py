@@ -144,7 +144,8 @@ CAPSULES = {"draw": draw_clouds, "result": "predict_proba", "rounding": 20 / 4 *
 SQUARES_ROUNDING = 6 * (200 / 12) ** 2 * 2.0**-24
 MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": SQUARES_ROUNDING}
 # A mixture starts from rows drawn by index, so rows in another order give another start. A log density of six
-# Gaussian features has the variance 6 / 2. Two standard deviations for 300 rows: 2 * sqrt(6 / 2 * 2 / 300).
+# Gaussian features has the variance 6 / 2, so two standard deviations of the difference of two means over 300
+# rows are 2 * sqrt(6 / 2 * 2 / 300).
 DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": SQUARES_ROUNDING, "spread": 0.28}
 # Two standard deviations of a difference of scores, if 5 % of rows are wrong: 2 * sqrt(2 * .05 * .95 / 300).
 SCORE_SPREAD = 0.036

@@ -1,4 +1,4 @@
-"""The board (state of all jobs, which the page shows) after valid and invalid messages; its memory."""
+"""The board (state of all jobs) shows valid messages, ignores invalid ones, and takes little memory."""
 
 from __future__ import annotations
 
