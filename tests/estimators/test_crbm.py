@@ -273,7 +273,7 @@ def test_partial_fit_continues_a_stream(pair: Pair, held_pair: Pair) -> None:
 
 
 def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: Pair, held_pair: Pair) -> None:
-    """Kept arrays may have another size than new parameters need: writes would exceed them without a reset."""
+    """Kept arrays may be smaller than new parameters need; without a reset, writes would exceed them."""
     model = make_rbm(n_epochs=1).fit(*pair)
     for changed in ({"n_hidden": 3}, {"learner": "logistic"}):
         before = model.get_params()
