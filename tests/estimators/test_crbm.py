@@ -1,4 +1,4 @@
-"""Conditional RBMs through their public methods: fit, predict, score, infer, resume, save and streams."""
+"""Conditional RBMs fit, predict, score, infer, resume, save and learn from streams as documented."""
 
 from __future__ import annotations
 

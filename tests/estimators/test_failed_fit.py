@@ -1,6 +1,4 @@
-"""A fit that is refused or interrupted keeps the last good model; without one, the estimator stays
-unfitted.
-"""
+"""A refused or interrupted fit keeps the last good model; without one, the estimator stays unfitted."""
 
 from __future__ import annotations
 

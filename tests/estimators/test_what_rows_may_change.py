@@ -139,8 +139,8 @@ class ModelColumn:
 # * 6 * 2**-24 = 2e-6 of a sum. A probability changes by at most a quarter of the change of its log-odds,
 # which are at most 20.
 CAPSULES = {"draw": draw_clouds, "result": "predict_proba", "rounding": 20 / 4 * 6 * 6 * 2.0**-24}
-# A squared distance in units of the noise (12) is a sum of six squares of at most (200 / 12)**2, in float32.
-# A log density has half of the squared distance, and both fits round it, so the factors 1/2 and 2 cancel.
+# A squared distance is a float32 sum of six squares. Differences are at most 200, which is 200 / 12 in units
+# of the noise. A log density has half of this sum, and two fits round it, so the factors 1/2 and 2 cancel.
 SQUARES_ROUNDING = 6 * (200 / 12) ** 2 * 2.0**-24
 MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": SQUARES_ROUNDING}
 # A mixture starts from rows drawn by index, so rows in another order give another start. A log density of six

@@ -1,4 +1,4 @@
-"""An S3 server on loopback: moto's, behind a proxy that can be slow, overloaded or closed."""
+"""The S3 server of the package moto on loopback, behind a proxy that can refuse or break requests."""
 
 from __future__ import annotations
 
