@@ -1,4 +1,4 @@
-"""Small functions that check and read rows, labels and outputs return values or name the bad one."""
+"""Small functions check and read rows, labels and outputs; their errors name the bad row or column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small functions for starting and ending clusters check addresses, TLS files and memory limits."""
+"""Small functions that start and end clusters handle addresses, TLS files, memory limits and timeouts."""
 
 from __future__ import annotations
 

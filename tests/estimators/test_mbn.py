@@ -519,7 +519,7 @@ def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
     assert make_network(n_pools="paper").plan(ds)["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
     codes = 600 * 12 * 2
     centroids = sum(layer["centroid_bytes"] for layer in reported["layers"].values())
-    # Layers 2 and 3 read their centroids from the codes of layers 1 and 2, so they store no centroids.
+    # Layers 2 and 3 read their centroids from the codes of layers 1 and 2, which stay, like those of layer 4.
     assert [layer["centroid_bytes"] for layer in reported["layers"].values()][1:] == [0, 0, 12 * 37 * 12 * 2]
     assert reported["disk_bytes"] == centroids + 4 * codes
     assert reported["run_bytes"] == centroids + 3 * codes

@@ -111,7 +111,7 @@ def test_the_plan_counts_the_disk_space_of_each_folder(
 ) -> None:
     reported = make_network().plan(rows)
     codes = 600 * 12 * 2
-    assert reported["scratch_bytes"] == codes  # They are those of layer 3; codes of layers 1 and 2 stay.
+    assert reported["scratch_bytes"] == codes  # Codes of layer 3 are temporary; those of layers 1 and 2 stay.
     assert reported["run_bytes"] == reported["disk_bytes"] - codes
     assert make_network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
     free = {"run": reported["run_bytes"], "scratch": reported["scratch_bytes"]}

@@ -1,4 +1,4 @@
-"""Real fits through the command line: all files exist, and interruptions do not change the bits."""
+"""Real fits by the command line write all files, and have the same bits after an interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler serves page, JSON and metrics; drivers (tasks that run the fit of a job) survive workers."""
+"""A scheduler serves page, JSON and metrics; drivers (tasks of the fits of jobs) survive lost workers."""
 
 from __future__ import annotations
 
