@@ -44,7 +44,7 @@ class FakeServer:
 
 
 class FakeClient:
-    """The part of `mlflow.MlflowClient` that the package uses."""
+    """Stand-in for the part of `mlflow.MlflowClient` that the package uses."""
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server

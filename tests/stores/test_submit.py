@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Start two workers with credentials in their environment."""
+    """Start two workers with credentials in their environment, and yield their client."""
     from distributed import Client, LocalCluster
 
     with pytest.MonkeyPatch.context() as patch:
