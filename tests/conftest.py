@@ -1,4 +1,4 @@
-"""Fixtures for every test: the folder of the real data, and the settings of hypothesis."""
+"""Settings of hypothesis and of test processes, and fixtures that return folders of the real data."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def find_real_data() -> Path | None:
-    """Return the folder of the real data: SCALELATENT_DATA, or ../shared/data next to the checkout, or
-    None.
-    """
+    """Return the folder of the real data, SCALELATENT_DATA or ../shared/data beside the checkout, or None."""
     named = os.environ.get("SCALELATENT_DATA")
     if named:
         folder = Path(named).expanduser()
@@ -97,7 +95,7 @@ def _preload_worker_imports(request: pytest.FixtureRequest) -> None:
     from distributed.utils import get_mp_context
 
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # Replaces Dask's preload list.
+    get_mp_context().set_forkserver_preload(WORKER_IMPORTS)  # This replaces Dask's preload list.
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ for _hook in HOOKS:
 
 
 class InterruptAt(Callback):
-    """Callback that raises KeyboardInterrupt at call ``at``, counted from 0 over the hooks (default: all)."""
+    """Callback that interrupts a fit at call ``at``, counted from 0 over the given hooks (default: all)."""
 
     def __init__(self, at: int, *hooks: str) -> None:
         self.left, self.calls = at, 0

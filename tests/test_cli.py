@@ -1,4 +1,4 @@
-"""The commands of `scalelatent`: output, JSON, exit codes, and errors without a traceback."""
+"""Commands of `scalelatent` print text or JSON, set exit codes, and report errors without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/paper_capsule.py: each experiment of the paper also runs on other data."""
+"""Each experiment of benchmarks/paper_capsule.py also runs on other data than those of the paper."""
 
 from __future__ import annotations
 

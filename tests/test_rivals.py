@@ -1,4 +1,4 @@
-"""benchmarks/rivals.py: each method predicts a few rows, and each unit is measured once, in limited time.
+"""Each method of benchmarks/rivals.py predicts a few rows; each unit is measured once, in limited time.
 
 A unit is one task, one set of rows, one method and one seed.
 """

@@ -1,4 +1,4 @@
-"""benchmarks/tangent_neighbours.py: tangent distances equal least squares.
+"""Distances of benchmarks/tangent_neighbours.py equal those of least squares.
 
 A tangent is the change of a row under a small transformation. The distance allows steps along tangents.
 """

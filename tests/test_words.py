@@ -1,4 +1,4 @@
-"""Words that readers outside this project misunderstand, and the words to use in their place."""
+"""Texts avoid words that readers outside this project misunderstand; INSTEAD has better words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_sentences(path: Path) -> list[tuple[int, str]]:
     """Return the line number and the text of each comment and string of a file."""
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
-    # The name of a stored file stays as earlier versions wrote it.
+    # A string that ends in ``.json`` is the name of a stored file, which keeps the words of earlier versions.
     return [(t.start[0], t.string) for t in tokens if t.type in kinds and not t.string.endswith('.json"')]
 
 

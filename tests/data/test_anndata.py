@@ -1,4 +1,4 @@
-"""AnnData objects as datasets and as rows of a fit: in memory, and backed by a file that is read lazily."""
+"""Matrices of AnnData objects, in memory or in a file that is read lazily, are rows of datasets and fits."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class ProcessKilled(BaseException):
 
 
 def fail_writes_after(monkeypatch: pytest.MonkeyPatch, n_writes: int) -> list[int]:
-    """Make the first ``n_writes`` changes of the disk succeed, and all later changes fail."""
+    """Let only the first ``n_writes`` changes of the disk succeed; the returned list holds their number."""
     from zarr.storage import LocalStore
 
     done = [0]
@@ -193,7 +193,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def call_after_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
-    """Call a function when an append has written its rows but has not yet listed them as a segment (part)."""
+    """Call ``do`` once, when an append has written its rows, but not yet listed them as a segment (part)."""
     write = module._write_segment
 
     def written(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Binary outputs of rows: from labels of several columns, multi-labels, or the rows of another dataset."""
+"""Binary outputs of rows come from y with several columns, from multi-labels, or from another dataset."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_outputs_of_any_dtype_and_storage_are_zeros_and_ones(
         ds = ds.save(tmp_path / "both", shard_rows=20, chunk_rows=10) if stored else ds
     else:
         x, v = Dataset.from_arrays(X, np.arange(N) % 2), Dataset.from_arrays(give_outputs(kind))
-        if stored:  # Rows and outputs have chunks of different sizes.
+        if stored:  # Outputs have other chunks than the rows (CSR has none).
             how = {} if kind == "csr" else {"chunk_rows": 7}
             x, v = x.save(tmp_path / "x", chunk_rows=10), v.save(tmp_path / "v", **how)
         ds = x.with_target(v)

@@ -1,4 +1,4 @@
-"""CSR rows with row groups of any size, multi-labels and targets in any store; wrong rows are refused."""
+"""Any store holds CSR rows in row groups of any size, multi-labels and targets; invalid rows are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_random_csr(rows: int, columns: int, density: float, dtype: Any, seed: i
 
 
 def assert_same_csr(a: Any, b: Any) -> None:
-    """Assert that two CSR arrays have equal entries, stored zeros included."""
+    """Assert that two CSR arrays have the same shape, dtype and entries, stored zeros included."""
     assert a.shape == b.shape
     assert a.dtype == b.dtype
     for x, y in zip(csr_module.unpack_csr(a), csr_module.unpack_csr(b), strict=True):

@@ -1,4 +1,4 @@
-"""Reopening the rows that a dataset had before an append."""
+"""A dataset can be reopened with the rows that it had before any of its appends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_rows(part: int, kind: str) -> Dataset:
     x: Any = random.integers(0, 5, (n, 6)).astype("u1")
     y: Any = np.array(["b", "d", "f"])[np.arange(n) % 3]
     if part in (1, 3):
-        # These parts add a class that sorts before the known classes, which changes the codes of the classes.
+        # These parts add "a" or "c", which sorts before known classes, and so changes their codes.
         y[:1] = "ace"[part // 2]
     if kind == "numbers":
         y = np.array([ord(c) for c in y])

@@ -1,4 +1,4 @@
-"""Datasets as arrays of Dask, and in xarray."""
+"""Datasets become Dask arrays, and xarray opens stored datasets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_xarray_opens_stored_rows_with_named_dimensions(stored: Dataset) -> None
     assert opened.x.dims == ("row", "feature_0", "feature_1")
     np.testing.assert_array_equal(opened.x.values, ROWS)
     np.testing.assert_array_equal(opened.weight.values, WEIGHTS)
-    # The exported DataArray can be opened as a dataset, which reads it lazily.
+    # A dataset can be made from the DataArray, and reads its rows lazily.
     np.testing.assert_array_equal(Dataset.from_arrays(opened.x).read_x(3, 9), ROWS[3:9].reshape(6, -1))
 
 

@@ -1,4 +1,4 @@
-"""Datasets keep the names of their features: from each source, on disk, and in each copy."""
+"""Datasets take the names of their features from their source, and keep them on disk and in each copy."""
 
 from __future__ import annotations
 

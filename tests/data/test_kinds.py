@@ -1,6 +1,4 @@
-"""Shuffling, appending and converting rows and outputs of every kind: dense, CSR, targets and
-multi-labels.
-"""
+"""Dense and CSR rows with labels, targets, multi-labels or no y can be shuffled, appended and converted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Imports use bounded memory: a child process reads files that are far larger than the memory that it may
-use.
-"""
+"""A child process reads or writes data that are far larger than the memory by which it may grow."""
 
 from __future__ import annotations
 
@@ -140,7 +138,7 @@ def test_the_memory_test_detects_a_file_that_is_read_whole(folder: Path) -> None
 
 @pytest.fixture(scope="module")
 def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 300,000 rows of 60 words: 216 MB of values and columns, 130 MB of text."""
+    """Write 300,000 rows of 60 words (216 MB of values and columns, 130 MB of text); return their folder."""
     import anndata
     import scipy.sparse as sp
 

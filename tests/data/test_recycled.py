@@ -71,7 +71,7 @@ def test_threads_never_share_the_memory_of_rows(tmp_path):
                     wrong.append(b)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(read, range(4)))  # Iterating raises an error of a thread.
+        list(pool.map(read, range(4)))  # ``list`` raises the first error of a thread.
     assert not wrong
 
 

@@ -1,4 +1,4 @@
-"""Valid rows, labels and outputs, and small functions that read them."""
+"""Small functions check and read rows, labels and outputs; their errors name the bad row or column."""
 
 from __future__ import annotations
 

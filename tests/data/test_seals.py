@@ -1,4 +1,4 @@
-"""Files that belong to another dataset, and paths that are no regular files, are found and refused."""
+"""A dataset refuses files that belong to another dataset, and paths that are not regular files."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_shard_of_another_dataset_is_repaired(
 
 
 def use_other_compression_level(path: Path) -> None:
-    """Change the compression level in the metadata of a dataset, which applies to shards written later."""
+    """Set compression level 1 in the metadata of a dataset; the level applies to shards written later."""
     meta = json.loads((path / "x/zarr.json").read_text())
     codecs = meta["codecs"]
     inner = codecs[0]["configuration"]["codecs"] if codecs[0]["name"] == "sharding_indexed" else codecs

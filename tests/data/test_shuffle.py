@@ -1,6 +1,4 @@
-"""The shuffle of a whole dataset: a uniformly random order, the same for any memory. It leaves no temporary
-files.
-"""
+"""A shuffle draws a uniformly random order, the same for any memory limit, and leaves no temporary files."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ def test_all_orders_are_equally_likely() -> None:
     orders = [tuple(shuffled_rows(seed, 4).tolist()) for seed in range(4800)]
     counts = np.array([orders.count(o) for o in set(orders)])
     assert len(counts) == 24
-    # With 23 degrees of freedom, uniform orders exceed 50 with probability 1e-3. The seeds are fixed, so the
-    # result is always the same.
+    # For uniform orders, chi-squared with 23 degrees of freedom exceeds 50 in one of 1000 cases. The seeds
+    # are fixed, so the result is always the same.
     assert ((counts - 200) ** 2 / 200).sum() < 50
 
 

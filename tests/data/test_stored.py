@@ -1,4 +1,4 @@
-"""Opening and reading stored datasets that are damaged, unfinished or of another version."""
+"""Damaged or unfinished datasets are refused; datasets that zarr or earlier versions wrote are read."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_codecs_that_only_zarr_knows_are_decoded_by_zarr(
 def test_own_codecs_are_decoded_without_zarr(
     compressor: str | None, shard_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package decodes the codecs that it writes; each release of zarr describes a codec differently."""
+    """The package decodes its own codecs itself, because releases of zarr describe them differently."""
     from scalelatent.data.read.chunks import StoredRows
 
     Dataset.from_arrays(X, Y).save(

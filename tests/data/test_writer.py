@@ -1,4 +1,4 @@
-"""Writers: shards in any order, resumed writing, refused input, and full disks."""
+"""Dataset writers write shards in any order, resume, refuse invalid input, and report full disks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_writing_again_does_not_change_a_finished_dataset(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="is finished"):
         late.write_shard(0, X[:20], (Y[:20] + 1) % 3)
     np.testing.assert_array_equal(open_dataset(tmp_path / "ds").read_x(0, 95), X)
-    _write(late, 0)  # An existing shard may be written again.
+    _write(late, 0)  # An existing shard may be written again with the same rows.
     assert not (tmp_path / "ds/_shards").exists()
     assert late.finalize().fingerprint() == ds.fingerprint()
 
@@ -261,7 +261,7 @@ def test_saving_a_slice_keeps_classes_and_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_rows", [95, 94, 80, 75, 60, 21])
 def test_a_dataset_may_shrink_to_its_actual_rows(tmp_path: Path, n_rows: int) -> None:
-    """A dataset whose source has fewer rows than announced equals a dataset created with that number."""
+    """A dataset that was created for 95 rows and shrunk to ``n_rows`` equals one created for ``n_rows``."""
     writer = _create(tmp_path / "ds", provenance={"seed": 1})
     for shard in range(n_rows // 20):
         _write(writer, shard)
@@ -347,7 +347,7 @@ def test_markers_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_overwrite_without_disk_space_keeps_the_old_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without space for the new rows, even if they compress well, the overwrite is refused at once."""
+    """If the disk has no space for the new rows, even after compression, the overwrite is refused at once."""
     from scalelatent.storage.disk import LocalLocation
 
     old = Dataset.from_arrays(np.ones((1000, 100), "f4")).save(tmp_path / "a")

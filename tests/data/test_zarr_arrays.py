@@ -1,4 +1,4 @@
-"""Zarr arrays of other programs."""
+"""`convert_dataset` reads zarr arrays and groups of other programs, and refuses damaged ones."""
 
 from __future__ import annotations
 

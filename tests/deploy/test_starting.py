@@ -1,4 +1,4 @@
-"""Small functions that start clusters and connect to them."""
+"""Small functions that start and end clusters handle addresses, TLS files, memory limits and timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that are compiled before the first fit."""
+"""`scalelatent warm` compiles kernels before the first fit, and names kernels that do not compile."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_error_names_a_kernel_that_does_not_compile(monkeypatch) -> None:
 def test_ctrl_c_ends_the_children_without_a_traceback(
     starting: float, tmp_path: Path, monkeypatch, capfd
 ) -> None:
-    """The process ends its child, which compiles for long and does not get Ctrl-C of the terminal itself."""
+    """Only the parent gets Ctrl-C of the terminal; it ends its child, which would compile for 60 seconds."""
     (tmp_path / "slow.py").write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(60)\n")
     monkeypatch.setattr(warming, "_find_uncompiled", lambda kinds: (1, [("data", 0, "no._such_kernel")]))
     begin, children, started = time.monotonic(), [], threading.Event()

@@ -1,4 +1,4 @@
-"""Small datasets for the tests of estimators."""
+"""Fixtures with small datasets for the tests of estimators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def held_out() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def read_files_of() -> Callable[[Path], dict[str, bytes]]:
-    """Return a function that reads all files of a folder into a dict: content by relative path."""
+    """Return a function that reads all files of a folder into a dict from relative path to content."""
     return lambda folder: {
         str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
     }

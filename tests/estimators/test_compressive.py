@@ -1,6 +1,6 @@
-"""Compressive networks: small networks that learn the outputs of a bootstrap network.
+"""Compressive networks are small networks that learn the outputs of a bootstrap network.
 
-The tests cover the learned outputs, equal bits, resuming and streamed predictions.
+The tests cover the learned outputs, equal bits, resumed fits, streamed predictions and refused input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def make_small_network(**more: Any) -> sl.CompressiveMBN:
 
 
 def make_pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return n rows of bytes, and outputs near 100 and near 0 that are nonlinear functions of the rows."""
+    """Return n rows of 6 bytes, and two nonlinear functions of each row: one near 100 and one from 0 to 5."""
     x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
     u = x / 128 - 1
     return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)

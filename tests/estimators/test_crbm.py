@@ -1,4 +1,4 @@
-"""Conditional RBMs through their public methods: fit, predict, score, infer, resume, save and streams."""
+"""Conditional RBMs fit, predict, score, infer, resume, save and learn from streams as documented."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_threads_and_storage_do_not_change_the_fit(
     assert_same(one, stored)
 
 
-# Parameters of fits that are interrupted at steps 3, 17 and 33, inside epochs 1, 2 and 3 (15 steps each).
+# Parameters of fits that are interrupted at the reported events 3, 17 and 33, inside epochs 1, 2 and 3.
 RESUMED_OPTIONS: list[dict[str, Any]] = [
     {},
     {"learner": "pcd", "momentum": 0.5},
@@ -273,7 +273,7 @@ def test_partial_fit_continues_a_stream(pair: Pair, held_pair: Pair) -> None:
 
 
 def test_partial_fit_refuses_another_shape_and_resets_changed_statistics(pair: Pair, held_pair: Pair) -> None:
-    """Some parameters change the size of stored sums. Without a reset, writes would exceed the arrays."""
+    """Kept arrays may be smaller than new parameters need; without a reset, writes would exceed them."""
     model = make_rbm(n_epochs=1).fit(*pair)
     for changed in ({"n_hidden": 3}, {"learner": "logistic"}):
         before = model.get_params()
@@ -328,8 +328,8 @@ def test_a_default_fit_holds_out_a_tenth_and_stops_by_it(caplog: pytest.LogCaptu
     m = make_default_model().fit(x, v)
     errors = [record["validation_error"] for record in m.history_]
     lasts = [k for k in range(len(errors)) if errors[k] < 0.995 * min(errors[:k], default=1)]
-    # The fit learns from 363 rows, so it waits 12 epochs (4,000 rows) for a better error. After the best
-    # epoch, 12 epochs at the old rate and 12 epochs at a quarter of this rate bring none.
+    # The fit learns from 363 rows, so it waits 12 epochs (over 4,000 rows) for an error that is 0.5 % lower.
+    # After the last such error, 12 epochs at the old rate and 12 at a quarter of this rate bring none.
     assert m.n_iter_ == lasts[-1] + 1 + 2 * 12 < 50
     last, lower = (m.history_[epoch]["learning_rate"] for epoch in (-13, -12))
     assert lower == last / 4
@@ -382,7 +382,7 @@ def test_a_plain_rbm_stops_by_the_reconstruction_error(learner: str) -> None:
     v = make_patterns(1000, 1)[1]
     m = make_default_model(conditional=False, learner=learner).fit(v)
     spared = np.arange(1000) % 10 == 9
-    if learner == "mle-bp":  # Sampling learners draw by row index, so indices matter.
+    if learner == "mle-bp":  # Other learners draw by row index, and removed rows change indices.
         assert_same(
             m, make_default_model(conditional=False, learner=learner).fit(v[~spared], validation=v[spared])
         )

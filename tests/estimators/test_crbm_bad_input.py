@@ -261,7 +261,7 @@ def test_the_error_names_row_and_feature_of_a_value_too_large_for_products(learn
 
 def test_the_error_of_products_beyond_float32_names_the_learning_rate(pair: Pair) -> None:
     x = pair[0] * np.float32(1e17)
-    model = make_rbm(learner="logistic", learning_rate=1e6)  # partial_fit uses unscaled columns.
+    model = make_rbm(learner="logistic", learning_rate=1e6)  # ``partial_fit`` does not scale X.
     with pytest.raises(
         DivergenceError, match=r"products of row \d+ .*scale X\) in epoch 1, step 2, at learn"
     ):

@@ -1,4 +1,4 @@
-"""The plan of a conditional RBM: for any number of rows, the predicted peak of memory is an upper bound."""
+"""The plan of a conditional RBM predicts an upper bound of its peak of memory, for any number of rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A fit that is refused or interrupted keeps the last good model; without one, the estimator stays
-unfitted.
-"""
+"""A refused or interrupted fit keeps the last good model; without one, the estimator stays unfitted."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ PARTIAL_FIT_CASES = [name for name in CASES if name not in ("bootstrap", "search
 
 
 def make_case(name: str) -> tuple[Any, pd.DataFrame, Any]:
-    """Return an unfitted estimator, and rows with column names for it."""
+    """Return an unfitted estimator, rows with column names for it, and its labels, outputs or None."""
     build, x, y = CASES[name]
     return build().set_params(random_state=0), pd.DataFrame(x, columns=NAMES), y
 
@@ -91,7 +89,7 @@ def compute_output(model: Any, x: pd.DataFrame) -> np.ndarray:
 
 
 def make_refused_rows(x: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with other column names and one column fewer; the last row is NaN."""
+    """Return the first five columns under other names, with a NaN in the last row."""
     out = x.iloc[:, :5].rename(columns=str.upper).copy()
     out.iloc[-1, 0] = np.nan
     return out

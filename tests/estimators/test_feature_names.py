@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def make_dataset(name: str, names: list[str] | None, *, labels: bool = False) -> sl.Dataset:
-    """Return rows for a model, with the labels or outputs from which it learns."""
+    """Return rows for a model with the outputs or labels that it learns, or with labels on request."""
     bits = name in ("crbm", "crbm, plain", "hcn")
     y = LABELS if labels or name in ("capsule", "mixture") else None
     rows = sl.Dataset.from_arrays(BITS if bits else ROWS, y, feature_names=names)

@@ -1,4 +1,4 @@
-"""Invalid column names, data frames and labels: the error names them."""
+"""Errors name the column, label, weight or chunk that a fit or a prediction cannot use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same values in any container give a fit with the same bits; weights, threads, validation rows."""
+"""A fit has the same bits for any container and any number of threads, and uses weights as documented."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ def test_a_weight_equals_a_repetition_of_the_row(digits: Arrays, options: dict[s
 
 @pytest.mark.parametrize(("options", "weight"), [({"ridge": 0}, 2.0), ({"ridge": 0}, 0.5), ({}, 0.5)])
 def test_equal_weights_do_not_change_the_fit(digits: Arrays, options: dict[str, Any], weight: float) -> None:
-    """The default ridge (a penalty) counts like one row, so weights of 2 would halve its share.
+    """Without a ridge (a penalty), equal weights change nothing.
 
-    Weights below 1 do not increase the share.
+    The default ridge counts like one row: weights of 2 would halve its share, but weights of 0.5 keep it.
     """
     x, y = digits
     weighted = make_model(**options).fit(x, y, sample_weight=np.full(len(x), weight))
@@ -286,7 +286,8 @@ def test_the_joint_decision_of_an_ensemble_is_measured_during_the_fit(
         *digits, validation=held_out
     )
     errors = [r["validation_error"] for r in model.history_]
-    # Pass n measures the weights that the n - 1 passes before made; ``errors`` starts with pass 1.
+    # Pass n measures the error before it updates the weights, so ``errors[n]`` (pass n + 1) is the error
+    # after n passes.
     for passes in (1, 2):
         plain = make_model(max_iter=passes, architecture="one_vs_all", nu_schedule=None).fit(*digits)
         assert errors[passes] == pytest.approx(1 - plain.score(*held_out), abs=1e-12)
@@ -299,7 +300,7 @@ def test_an_ensemble_keeps_the_weights_of_its_best_pass(
 ) -> None:
     """Each member (a model of two classes or groups) has its own best pass.
 
-    Together these weights may decide worse than the weights of a single pass.
+    Weights from different passes may together decide worse than the weights of a single pass.
     """
     options = {"capsule_dim": 1, "algorithm": algorithm, "n_epochs": 20, "batch_rows": 64}
     model = make_model(max_iter=30, architecture=architecture, nu_schedule=[(0.5, 20)], **options)

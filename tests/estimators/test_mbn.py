@@ -1,4 +1,4 @@
-"""Bootstrap networks as estimators: the same bits for all inputs and tasks, resumed fits, saved models."""
+"""Bootstrap networks get the same bits from all inputs and tasks; fits resume, and models are saved."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 @pytest.fixture(autouse=True)
 def use_em_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the components by EM over streamed rows, as for many rows, unless a test sets KERNEL_ROWS."""
+    """Compute components by EM over streamed rows; up to ``KERNEL_ROWS`` rows, inner products replace EM."""
     monkeypatch.setattr(mbn_fit, "KERNEL_ROWS", 0)
 
 
@@ -207,8 +207,8 @@ def test_only_missing_tiles_are_recomputed(
         make_network(**options).fit(digits[0], run_dir=tmp_path / "run")
     make_network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
-    # A fit deletes the codes of a layer when the next layer is done. Those of the last layer stay, and those
-    # from which centroids are read: layers 2 and 3 have 12 x 150 and 12 x 75 centroids, more than 600 rows.
+    # The codes of the last layer stay, and those of layers 1 and 2, from which layers 2 and 3 read centroids:
+    # they have 12 x 150 and 12 x 75 centroids, more than 600 rows. All other codes are deleted.
     left = sorted(p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr"))
     assert left == ["code-l1.zarr", "code-l2.zarr", "code-l4.zarr"]
     assert not list((tmp_path / "run" / "engine").rglob("gather-l[23].zarr"))
@@ -519,7 +519,7 @@ def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
     assert make_network(n_pools="paper").plan(ds)["layers"]["l1"]["centroid_bytes"] == 12 * 300 * 32
     codes = 600 * 12 * 2
     centroids = sum(layer["centroid_bytes"] for layer in reported["layers"].values())
-    # Layers 2 and 3 read their centroids from the codes below, which stay with those of the last layer.
+    # Layers 2 and 3 read their centroids from the codes of layers 1 and 2, which stay, like those of layer 4.
     assert [layer["centroid_bytes"] for layer in reported["layers"].values()][1:] == [0, 0, 12 * 37 * 12 * 2]
     assert reported["disk_bytes"] == centroids + 4 * codes
     assert reported["run_bytes"] == centroids + 3 * codes
@@ -560,7 +560,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     def count_shards(place: str, key: str) -> None:
         parts = key.split("/")
         if place.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
-            # The keys are x/c/2/0 for an array and x/000002/data/c/0 for CSR rows.
+            # The keys of shard 2 are x/c/2/0 for an array, and x/000002/data/c/0 for CSR rows.
             shard = key if parts[1] == "c" else parts[1]
             shards.extend([shard] if shard != shards[-1] else [])
             if len(shards) > room:
@@ -578,7 +578,7 @@ def test_a_fit_resumes_after_the_disk_was_full(
     monkeypatch.setattr(LocalLocation, "write", full_location)
     monkeypatch.setattr(rowsets, "SMALL_BYTES", 0)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)
-    monkeypatch.setattr(layers, "_MAX_CODE_BYTES", 0)  # so that the centroids of layer 2 are copied
+    monkeypatch.setattr(layers, "_MAX_CODE_BYTES", 0)  # Layer 2 copies its centroids.
     x = sp.csr_array(digits[0]) if csr else digits[0]
     options = {"n_classes": 20, "n_jobs": 1}
     with pytest.raises(DataError, match=rf"{name}\.zarr: writing shard 2 .* the disk is full.*resume"):

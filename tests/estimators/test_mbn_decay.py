@@ -1,4 +1,4 @@
-"""The decay that a fit chooses without labels: its criterion, the chosen value, and resumed fits."""
+"""If ``decay="auto"``, a fit without labels chooses the decay with the best score, and a resume keeps it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_network(**options: Any) -> sl.MultilayerBootstrapNetwork:
 
 @pytest.fixture(autouse=True)
 def use_few_decays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try three decays with two restarts each: the default numbers take longer and show no more."""
+    """Let fits try three decays with two restarts of k-means each, because the defaults take longer."""
     monkeypatch.setattr(mbn_decay, "DECAYS", (0.1, 0.4, 0.9))
     monkeypatch.setattr(mbn_decay, "KMEANS_RESTARTS", 2)
 
@@ -72,8 +72,8 @@ def test_decays_beyond_one_that_is_far_below_the_best_are_not_tried(monkeypatch:
     monkeypatch.setattr(mbn_decay, "DECAYS", (0.1, 0.4, 0.5, 0.6, 0.9))
     monkeypatch.setattr(mbn_decay, "MAX_SCORE_DROP", np.inf)
     every = compute_scores(x)
-    # An infinite margin tries all five decays. Their scores show at which decay a smaller margin ends the
-    # search.
+    # The infinite margin MAX_SCORE_DROP tries all five decays. Their scores show where a margin of 0.9 times
+    # ``gap`` ends the search.
     best = np.maximum.accumulate(list(every.values()))
     gap = next(float(best[i] - every[d]) for i, d in enumerate(every) if d >= 0.5 and every[d] < best[i])
     monkeypatch.setattr(mbn_decay, "MAX_SCORE_DROP", 0.9 * gap)
@@ -174,7 +174,7 @@ def test_a_resumed_fit_keeps_the_decay(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_wine_is_clustered_better_than_with_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default decay shrinks the layers too slowly for the wine data."""
+    """The default decay of 0.5 shrinks the layers too slowly for the wine data, so "auto" chooses less."""
     from sklearn.datasets import load_wine
 
     from scalelatent.evaluation import kmeans_scores

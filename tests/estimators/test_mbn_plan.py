@@ -1,4 +1,4 @@
-"""The plan of a bootstrap network: the predicted peak of memory is an upper bound."""
+"""The plan of a bootstrap network predicts its disk space and an upper bound of its memory."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_plan_counts_the_disk_space_of_each_folder(
 ) -> None:
     reported = make_network().plan(rows)
     codes = 600 * 12 * 2
-    assert reported["scratch_bytes"] == codes  # of layer 3, because those of layers 1 and 2 stay
+    assert reported["scratch_bytes"] == codes  # Codes of layer 3 are temporary; those of layers 1 and 2 stay.
     assert reported["run_bytes"] == reported["disk_bytes"] - codes
     assert make_network(keep_codes=True).plan(rows)["scratch_bytes"] == 0
     free = {"run": reported["run_bytes"], "scratch": reported["scratch_bytes"]}
@@ -181,7 +181,7 @@ def write_rows(kind: str, n: int, entries: int) -> Any:
 
 
 def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
-    """Run a fit in a process of its own, and return its measured and its planned peak of memory, in bytes."""
+    """Fit in a process of its own; return its peak and planned memory in bytes, and ``ks_`` of the model."""
     place.mkdir()
     sl.Dataset.from_arrays(x).save(place / "rows.zarr")
     done = subprocess.run(

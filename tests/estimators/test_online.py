@@ -1,4 +1,4 @@
-"""Online algorithms and partial_fit of capsule models, through their public methods."""
+"""Capsule models learn online, by ``fit`` with stepwise EM and by ``partial_fit``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_sorted_rows_are_learned_like_shuffled_ones(digits: Arrays, held_out: Ar
     x, y = digits
     order = np.argsort(y, kind="stable")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Another test covers the warning.
+        warnings.simplefilter("ignore", UserWarning)  # Another test covers the warning of sorted rows.
         a = make_model("stepwise", n_chains=2).fit(x, y).score(*held_out)
         b = make_model("stepwise", n_chains=2).fit(x[order], y[order]).score(*held_out)
     assert b > a - 0.03
@@ -133,7 +133,7 @@ def test_a_callback_stops_an_online_fit(digits: Arrays) -> None:
 
 
 def test_a_weight_of_two_equals_a_repeated_row(digits: Arrays) -> None:
-    """Stepwise EM treats a row of weight 2 like the row twice."""
+    """Stepwise EM treats a row of weight 2 like two equal rows of weight 1."""
     x, y = digits
     whole = {"batch_rows": 4096, "n_chains": 1, "n_epochs": 1, "momentum": 0.0}
     weight = 1.0 + (np.arange(len(x)) % 2)
@@ -345,7 +345,7 @@ def test_a_failed_first_call_leaves_no_model(digits: Arrays) -> None:
 
 
 def test_parameters_are_checked_once(digits: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that take longer than a step of one row are not repeated at each step."""
+    """Checks of parameters take longer than a step of one row, so later calls do not repeat them."""
     import scalelatent.models.capsule.partial_fit as module
 
     x, y = digits

@@ -1,4 +1,4 @@
-"""Predictions as ONNX graphs: onnxruntime and the model agree on 1,000 rows."""
+"""Models write their predictions as ONNX graphs; onnxruntime and the model agree on 1,000 rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_graph(model: Any, place: Path, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Save the model as an ONNX graph, and return what onnxruntime computes from rows x, by output."""
+    """Save the model as an ONNX graph, run it on rows x with onnxruntime, and return its outputs by name."""
     file = place / "model.onnx"
     model.to_onnx(file)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

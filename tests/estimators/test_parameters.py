@@ -57,7 +57,7 @@ def test_projection_is_the_svd_about_the_mean_or_the_origin(digits: Arrays, fit_
 
 
 def test_projection_equals_a_projection_before_the_fit(digits: Arrays) -> None:
-    # Both fits have the same ridge, because the default ridge of directions differs from that of features.
+    # Both fits get the same ridge, because the default ridge differs with and without a projection.
     model = _fit(digits, projection=12, ridge=20.0)
     projected = (digits[0].astype("f4") @ model.projection_.astype("f4")).astype("f4")
     other = _fit((projected, digits[1]), projection=None, ridge=20.0)
@@ -84,7 +84,7 @@ def test_auto_projects_only_wide_rows(digits: Arrays) -> None:
 
 def test_validation_rows_are_projected(digits: Arrays, held_out: Arrays) -> None:
     model = CapsuleRegression(capsule_dim=2, max_iter=8, projection=15).fit(*digits, validation=held_out)
-    # 0.007: two of the 300 predicted classes may differ.
+    # Two of the 300 predicted classes may differ, which is an error of 2 / 300 < 0.007.
     assert 1 - model.score(*held_out) == pytest.approx(model.best_validation_error_, abs=0.007)
 
 
@@ -217,7 +217,7 @@ def test_classes_may_have_different_dimensions(digits: Arrays) -> None:
 
     np.testing.assert_allclose(p, probabilities(h.T, np.array([1, 4, 2])).T, atol=1e-6)
     blank = np.zeros((1, 64), "u1")
-    assert model.predict(blank).tolist() == [1]  # Capsules of length 0: 4 dimensions win.
+    assert model.predict(blank).tolist() == [1]  # All capsules have length 0; the class of 4 dimensions wins.
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference", "auto"])

@@ -202,7 +202,7 @@ def test_an_incomplete_model_is_replaced(
 
     with monkeypatch.context() as patch:
         patch.setattr(zarr.Group, "update_attributes", killed)
-        # A killed process leaves its files, so an incomplete model remains.
+        # A killed process cannot delete its files, so ``clear`` must not delete them here.
         patch.setattr(type(locate("memory://m")), "clear", lambda self, **_: None)
         with pytest.raises(Killed):
             _fit(digits, "plain").save("memory://killed")

@@ -1,7 +1,4 @@
-"""The plan of a fit.
-
-A plan has the sizes of the fit and an upper bound of its memory, and refuses impossible fits with advice.
-"""
+"""A plan has the sizes of a fit and an upper bound of its memory, and refuses impossible fits with advice."""
 
 from __future__ import annotations
 

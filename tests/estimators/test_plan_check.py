@@ -26,7 +26,7 @@ V = (X > 0).astype(np.uint8)
 
 
 def make_models() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
-    """Return by name: a model, the rows of its fit, and the advice that shortens the fit."""
+    """Return a dict from name to a model, the rows of its fit, and the advice that shortens the fit."""
     em = {"capsule_dim": 2, "max_iter": 2}
     online = {"capsule_dim": 2, "n_epochs": 1}
     return {

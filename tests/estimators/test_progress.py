@@ -1,4 +1,4 @@
-"""Output of a fit in Python: progress, the text of an interruption, and reports."""
+"""A fit in Python shows its progress, explains an interruption by Ctrl-C, and can write a report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEARNERS = ("capsule", "online", "crbm")
 
 
 class StopAfter(sl.Callback):
-    """Callback that raises KeyboardInterrupt, as Ctrl-C does, at the end of a pass."""
+    """Callback that raises KeyboardInterrupt, as Ctrl-C does, at the end of pass ``number``."""
 
     def __init__(self, number: int) -> None:
         self.number = number

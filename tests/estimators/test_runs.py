@@ -1,4 +1,4 @@
-"""Run folders, resumed fits and callbacks through the public methods of estimators."""
+"""Estimators write run folders, resume interrupted fits, and call callbacks at documented events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search: candidates that share each pass over the rows get the same bits as in separate fits."""
+"""Candidates of a search share each pass over the rows, and get the same bits as in separate fits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_same(a: CapsuleRegression, b: CapsuleRegression) -> None:
 
 @pytest.fixture
 def models_by_key(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Return a dict into which each search puts the models of its candidates, by candidate key."""
+    """Return a dict into which each search puts its models; key "001-f0" is candidate 1 without fold 0."""
     from scalelatent.search import search
 
     kept: dict[str, CapsuleRegression] = {}
@@ -161,7 +161,7 @@ def test_memory_splits_candidates_into_groups(digits: Arrays, held_out: Arrays, 
         assert_same(models_by_key[f"{i:03d}"], alone)
     # For all candidates, a single pass measures the joint decision of the 45 models of two classes.
     assert len([s for s in log.stages if "_decision" in s]) == 1
-    # Each group has 3 passes. Of the 5 other passes, one measures the temperatures of all candidates.
+    # Each group has 3 passes. The 5 other passes are for all candidates, such as the one for temperatures.
     assert search.n_passes_ == 3 * len(groups) + 3 + 2
     with pytest.raises(PlanError, match=r"search_svd-1 would need .* MiB a worker"):
         Search(base, grid, memory_limit=PROCESS_BYTES, n_jobs=1).fit(*digits, validation=held_out)
@@ -201,7 +201,7 @@ def test_a_finished_search_is_loaded(digits: Arrays, tmp_path: Path) -> None:
     assert log.infos("pass_end") == []
     assert not [s for s in log.stages if "project" in s]
     assert_same(first.best_estimator_, again.best_estimator_)
-    assert not list(tmp_path.rglob("state-*"))[3:]  # The refit leaves at most three files.
+    assert not list(tmp_path.rglob("state-*"))[3:]  # The refit leaves at most three state files.
     assert [path.name for path in tmp_path.rglob("*.zarr")] == ["model.zarr"]
     with pytest.raises(RunError, match="already holds a fit"):
         clone(search).fit(*digits, run_dir=tmp_path, engine=SMALL)

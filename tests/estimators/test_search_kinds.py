@@ -1,4 +1,4 @@
-"""Searches over every kind of model that job files know, with scikit-learn's scorers and splitters."""
+"""A search works for every kind of model in job files, and with scikit-learn's scorers and splitters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates of a search that learn online: shared work, checks before the search, and reports."""
+"""Candidates of a search that learn online share work, and are checked before the search starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRID = {"algorithm": list(ALGORITHMS)}
 
 @pytest.fixture
 def models_by_key(monkeypatch: pytest.MonkeyPatch) -> dict[str, CapsuleRegression]:
-    """Return a dict into which each search puts the models of its candidates, by candidate key."""
+    """Return a dict into which each search puts its models; key "001-f0" is candidate 1 without fold 0."""
     kept: dict[str, CapsuleRegression] = {}
     set_results = Search._set_results
 

@@ -1,4 +1,4 @@
-"""The refit of the best candidate of a search: its run folder, its threads and its score."""
+"""A search refits its best candidate with its own threads, and stores the refit in its run folder."""
 
 from __future__ import annotations
 

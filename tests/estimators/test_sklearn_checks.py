@@ -68,7 +68,7 @@ _OF_SMALL = (
     "check_fit2d_predict1d", "check_fit2d_1sample", "check_fit2d_1feature",
 )  # fmt: skip
 
-# Checks that fail, for each value of ``threshold``: a pixel above this value is 1. Another value passes.
+# Checks that fail for each ``threshold`` (pixels above it are 1). With threshold=100, those of 0.5 pass.
 EXPECTED_OF_HCN = {
     None: dict.fromkeys((*_OF_LARGE, *_OF_SMALL), _BINARY),
     0.5: dict.fromkeys(_OF_LARGE, _LARGE),

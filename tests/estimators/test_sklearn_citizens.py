@@ -1,6 +1,4 @@
-"""Estimators inside scikit-learn: pipelines, grid searches, data frames, metadata routing and output
-containers.
-"""
+"""Estimators work in pipelines and grid searches of scikit-learn, with data frames and routed weights."""
 
 from __future__ import annotations
 

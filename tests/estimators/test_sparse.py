@@ -1,4 +1,4 @@
-"""Estimators on CSR rows: the same bits as with dense rows, and a refusal of rows that are too wide."""
+"""Estimators get the same bits from CSR rows as from dense rows, and refuse rows that are too wide."""
 
 from __future__ import annotations
 

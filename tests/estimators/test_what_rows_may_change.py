@@ -1,4 +1,4 @@
-"""Changes of the rows of a fit, and their effect on the result: one table for all models.
+"""One table declares, for all models, how a change of the rows of a fit affects its result.
 
 Each model is fitted twice, before and after a change of the rows, and gives results for the same held-out
 rows. An entry of the table declares the relation of the two results:
@@ -139,12 +139,13 @@ class ModelColumn:
 # * 6 * 2**-24 = 2e-6 of a sum. A probability changes by at most a quarter of the change of its log-odds,
 # which are at most 20.
 CAPSULES = {"draw": draw_clouds, "result": "predict_proba", "rounding": 20 / 4 * 6 * 6 * 2.0**-24}
-# A squared distance in units of the noise (12) is a sum of six squares of at most (200 / 12)**2, in float32.
-# A log density has half of the squared distance, and both fits round it, so the factors 1/2 and 2 cancel.
+# A squared distance is a float32 sum of six squares. Differences are at most 200, which is 200 / 12 in units
+# of the noise. A log density has half of this sum, and two fits round it, so the factors 1/2 and 2 cancel.
 SQUARES_ROUNDING = 6 * (200 / 12) ** 2 * 2.0**-24
 MIXTURES = {"draw": draw_clouds, "result": "predict_proba", "rounding": SQUARES_ROUNDING}
 # A mixture starts from rows drawn by index, so rows in another order give another start. A log density of six
-# Gaussian features has the variance 6 / 2. Two standard deviations for 300 rows: 2 * sqrt(6 / 2 * 2 / 300).
+# Gaussian features has the variance 6 / 2, so two standard deviations of the difference of two means over 300
+# rows are 2 * sqrt(6 / 2 * 2 / 300).
 DENSITIES = {"draw": draw_clouds, "result": "score_samples", "rounding": SQUARES_ROUNDING, "spread": 0.28}
 # Two standard deviations of a difference of scores, if 5 % of rows are wrong: 2 * sqrt(2 * .05 * .95 / 300).
 SCORE_SPREAD = 0.036

@@ -135,7 +135,7 @@ def write_small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_small_dataset: Path) -> SimpleNamespace:
-    """Change into a new folder with a dataset, ``small.zarr``, and a job file, ``job.toml``."""
+    """Change into a new folder with a dataset, ``small.zarr``, and a job file; return their paths."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SCALELATENT_") and "__" in name]:
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Jobs of kind "crbm": targets beside the rows, plan, run folder, predictions on disk, scores."""
+"""Jobs of kind "crbm" read rows and their targets, resume, and write predictions, scores and a report."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
 
 
 def test_a_plain_rbm_is_a_job(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job on rows without outputs is refused."""
+    """A job with ``conditional=false`` learns rows alone; if it also has outputs, it is refused."""
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     text = JOB.format(folder=job_folder).replace("x.zarr", "v.zarr")
     lines = [line for line in text.splitlines() if "target" not in line]

@@ -1,4 +1,4 @@
-"""Resume of a job after rows were appended to its datasets."""
+"""A job resumes with the rows that its datasets had when it started, even after an append."""
 
 from __future__ import annotations
 

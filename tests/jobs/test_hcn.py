@@ -1,4 +1,4 @@
-"""Jobs of compositional networks: from data to report, with interruptions and mistakes."""
+"""Jobs of compositional networks run from data to report, resume, and refuse mistakes in job files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[data] labels = false: a fit that ignores the labels of its rows."""
+"""A job with ``labels = false`` in the section [data] ignores the labels of its training rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs in a job file: their rows, and refusals before work starts."""
+"""A job file names the outputs of its rows; invalid outputs are refused before work starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of bootstrap networks: from plan to transform, killed and resumed."""
+"""Jobs of bootstrap networks run from plan to transform, and resume after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bootstrap network from a job file to scores and report, through the command line."""
+"""The command line fits a bootstrap network from a job file, scores it, and writes its report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ n_classes = 10
 
 
 def run_command(*arguments: str, cwd: Path, code: int = 0) -> str:
-    """Return the output of the command line."""
+    """Run the command line; return its output, or its error output if ``code`` is not 0."""
     out, err = io.StringIO(), io.StringIO()
     said = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with contextlib.chdir(cwd), said[0], said[1], pytest.raises(SystemExit) as ended:

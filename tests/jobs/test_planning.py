@@ -1,4 +1,4 @@
-"""`plan` uses the workers that a job will start, with their memory in Dask."""
+"""`plan` uses the workers that a job will start, with the memory limits that Dask gives them."""
 
 from __future__ import annotations
 

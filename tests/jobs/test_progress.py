@@ -1,4 +1,4 @@
-"""Display of the progress of a fit."""
+"""The progress of a fit is printed in lines, or shown on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders of fits in Python, as the command line sees them."""
+"""The command line shows, resumes, cancels and reports fits in Python by their run folders."""
 
 from __future__ import annotations
 

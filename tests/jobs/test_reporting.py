@@ -1,4 +1,4 @@
-"""`scalelatent report RUN DATA`: the report of a run on other rows."""
+"""`scalelatent report RUN DATA` writes a report of a finished run, with figures computed on rows of DATA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: complete files, one driver (process that runs the fit), no overwritten foreign data."""
+"""A run folder has complete files and one driver (process that runs the fit), and keeps foreign data."""
 
 from __future__ import annotations
 
@@ -226,4 +226,4 @@ def test_a_driver_that_was_replaced_stops(folder, monkeypatch, how):
         assert is_true_within(lambda: folder._held.lost)
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
-    assert file.read_text() == theirs  # The stopped process left the lock of the other.
+    assert file.read_text() == theirs  # The stopped process did not change the lock of the other.

@@ -1,4 +1,4 @@
-"""States, logs and errors of a job in its run folder, with a stand-in for the estimator."""
+"""A job writes its states, logs and errors to its run folder; a stand-in replaces the estimator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page JOB.md, and the jobs in the README."""
+"""The page JOB.md equals the text that the code makes, and the jobs in the README are valid."""
 
 from __future__ import annotations
 

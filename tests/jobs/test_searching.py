@@ -1,4 +1,4 @@
-"""Jobs with a [search]: plan, fit, interruption, resume and report."""
+"""Jobs with a section [search] are planned, fitted, resumed and reported."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
 
 
 def test_the_plan_includes_the_largest_candidates():
-    """A plan estimates a sample of many candidates, with the largest one, which sets the peak memory."""
+    """A plan of many candidates estimates a sample with the largest one, which sets the peak memory."""
     chosen = searching._candidates_to_plan([{"capsule_dim": dim, "tol": None} for dim in (1, 64, *[2] * 40)])
     assert 1 in chosen
     assert len(chosen) <= searching.PLANNED + 1

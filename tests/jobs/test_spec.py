@@ -1,4 +1,4 @@
-"""Precedence of job file, environment and command line, and messages for invalid values."""
+"""Values of a job come from job file, environment or command line, and errors name invalid values."""
 
 from __future__ import annotations
 

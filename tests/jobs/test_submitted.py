@@ -1,4 +1,4 @@
-"""Run folders, requests to stop, and search for jobs, without a cluster."""
+"""Run folders, requests to cancel, and the search for jobs are tested without a cluster."""
 
 from __future__ import annotations
 

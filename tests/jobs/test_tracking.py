@@ -1,4 +1,4 @@
-"""`[[callbacks]]` of jobs, and data sent to MLflow: a stand-in, and its real server on loopback."""
+"""A job with `[[callbacks]]` sends data to MLflow: to a stand-in, and to its real server on loopback."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FakeServer:
 
 
 class FakeClient:
-    """The part of `mlflow.MlflowClient` that the package uses."""
+    """Stand-in for the part of `mlflow.MlflowClient` that the package uses."""
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server
@@ -117,7 +117,7 @@ def job(workplace: Any, use_fake_estimator: Any) -> Callable[..., Job]:
 
 
 def run(job: Job, **how: Any) -> tuple[RunFolder, list[str]]:
-    """Run a job; return its printed lines."""
+    """Run a job in a new run folder, or with options in its old one; return the folder and printed lines."""
     folder = RunFolder.open(job.job.out) if how else RunFolder.create(job.job.out, job)
     lines: list[str] = []
     with warnings.catch_warnings():
@@ -307,7 +307,7 @@ def test_without_mlflow_the_run_does_not_start(job: Any, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def real_server(tmp_path: Path) -> Iterator[str]:
-    """Start the real server of MLflow on loopback."""
+    """Start the real server of MLflow on loopback, and yield its address."""
     pytest.importorskip("mlflow")
     port = find_free_port()
     store = f"sqlite:///{tmp_path}/server.db"

@@ -1,4 +1,4 @@
-"""A scheduler with the page Scalelatent, and a worker, in this process."""
+"""Fixtures that start a scheduler with the page Scalelatent, and a worker, in this process."""
 
 from __future__ import annotations
 

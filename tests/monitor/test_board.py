@@ -1,4 +1,4 @@
-"""The board (state of all jobs, which the page shows) after valid and invalid messages; its memory."""
+"""The board (state of all jobs) shows valid messages, ignores invalid ones, and takes little memory."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_spans_in_one_message_are_counted_individually() -> None:
 def test_spans_create_no_job_and_inner_fits_belong_to_their_run() -> None:
     board = JobBoard()
     board.update(make_span("/tmp/records", "tcp://h:w1"), 1000.0)
-    assert not board.jobs  # Nobody would report the end of such a job.
+    assert not board.jobs  # A span creates no job, because nobody would report its end.
     feed_fit(board, "/runs/search", 1)
     for run in ("/runs/search/candidates/a=1", "/runs/search", "/runs/searching"):
         board.update(make_span(run, "tcp://h:w1"), 1001.0)

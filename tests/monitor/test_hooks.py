@@ -1,4 +1,4 @@
-"""Hooks (functions that use private names of Dask): a name that Dask lacks gives a warning and no error."""
+"""Hooks are functions that use private names of Dask; a name that Dask lacks gives a warning, no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of messages, which any client may send, and their texts."""
+"""Fields of messages, which any client may send, are read with defaults and shown as texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page, JSON and metrics of a scheduler; drivers (tasks that run the fit of a job) survive lost workers."""
+"""A scheduler serves page, JSON and metrics; drivers (tasks of the fits of jobs) survive lost workers."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_restarted_scheduler_learns_the_job_of_running_passes(
     log = ClusterLog(watched.client, "/runs/late", job="late-77", model="capsule")
     watched.scheduler.plugins[PLUGIN].board.jobs.clear()
     log.on_event({"event": "note"})
-    log.on_wait()  # Of these two calls, only the first sends a message.
+    log.on_wait()  # Only the first of these two calls sends a message.
     log.on_wait()
     jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
     assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1

@@ -1,4 +1,4 @@
-"""Curves and rates: limited memory, and correct numbers."""
+"""Curves and rates of a job take limited memory and have correct numbers."""
 
 from __future__ import annotations
 

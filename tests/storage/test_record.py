@@ -1,4 +1,4 @@
-"""Records: values are read back, damage is reported, and pickle is never used."""
+"""Values of records are read back, damage is reported, and pickle is never used."""
 
 from __future__ import annotations
 

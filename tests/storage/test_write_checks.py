@@ -1,4 +1,4 @@
-"""Files and folders that a write may remove, replace or overwrite, and those that it must not."""
+"""A write replaces datasets on request, and never its own input, links, or folders of other files."""
 
 from __future__ import annotations
 

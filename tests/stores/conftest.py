@@ -1,4 +1,4 @@
-"""One S3 server per session, and a bucket for every test."""
+"""Fixtures that start one S3 server per session, and create a bucket for every test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An S3 server on loopback: moto's, behind a proxy that can be slow, overloaded or closed."""
+"""The S3 server of the package moto on loopback, behind a proxy that can refuse or break requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServerProxy:
         Function of (method, path) that returns True if the request gets the answer 403.
     lost : callable or None
         Function of (method, path) that returns True if the request is executed but gets the answer 503.
-    requests : list of (method, path, byte range) of all requests that were not refused
+    requests : list of (method, path, byte range) of all requests that ``share`` did not refuse
     """
 
     def __init__(self, application: Any, seed: int = 0) -> None:

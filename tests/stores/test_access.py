@@ -1,4 +1,4 @@
-"""Datasets opened with storage options."""
+"""Datasets and jobs may have storage options, whose secrets are never shown or stored."""
 
 from __future__ import annotations
 

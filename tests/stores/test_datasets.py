@@ -1,4 +1,4 @@
-"""Datasets in an object store: one PUT writes a shard, and several ranged requests at once read it."""
+"""In an object store, one PUT writes a shard of a dataset, and several ranged requests at once read it."""
 
 from __future__ import annotations
 

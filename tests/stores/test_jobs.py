@@ -76,7 +76,7 @@ def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
 
 @pytest.fixture(scope="module")
 def fit_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Fit the model of the job file without a run folder, on rows on a disk."""
+    """Fit the model of the job file on rows on a disk; return it with their path as ``place``."""
     folder = tmp_path_factory.mktemp("oracle")
     rows = sl.data.make_digits(str(folder / "train.zarr"), 600, shard_rows=100)
     model = fit(rows)

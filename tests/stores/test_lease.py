@@ -1,4 +1,4 @@
-"""The lease of a run folder in an object store."""
+"""The lease of a run folder in an object store lets one process at a time run its fit."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_replaced_driver_stops(url: str, use_short_lease: None) -> None:
         folder.append("metrics.jsonl", {"pass": 2})
     assert [record["pass"] for record in folder.records("metrics.jsonl")] == [1]
     written = json.loads(locate(url).read("lock/000002.json"))  # type: ignore[arg-type]
-    assert written["host"] == "elsewhere"  # The stopped fit left the other's lease.
+    assert written["host"] == "elsewhere"  # The stopped fit did not change the lease of the other.
 
 
 def test_heartbeats_renew_the_lease(url: str, use_short_lease: None) -> None:

@@ -1,4 +1,4 @@
-"""Operations on files at every location: on a disk, in memory and in an object store."""
+"""Files are read, written, listed and deleted alike on a disk, in memory and in an object store."""
 
 from __future__ import annotations
 

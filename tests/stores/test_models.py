@@ -1,4 +1,4 @@
-"""Models at every kind of URL: complete or absent."""
+"""A model that is saved at any kind of URL is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitted jobs with data and run folder in an object store: no disk is shared with the workers."""
+"""Submitted jobs may have data and run folder in an object store, so workers need no shared disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Start two workers with credentials in their environment."""
+    """Start two workers with credentials in their environment, and yield their client."""
     from distributed import Client, LocalCluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def workers(_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def client(workers: Any, s3: S3) -> Any:
-    """Return the client of ``workers`` after workers that an earlier test killed are replaced."""
+    """Return the client of ``workers`` when both workers are alive; they write no reports."""
     workers.wait_for_workers(2, timeout=60)
     workers.run(exec, WITHOUT_REPORT)
     return workers
