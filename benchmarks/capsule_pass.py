@@ -31,7 +31,7 @@ from scalelatent.reductions.moments import SecondMoments
 
 
 def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return n rows of p features, their classes and their name: projected MNIST, or noise without it."""
+    """Return n rows of p features, their classes and a name: projected MNIST or, without its files, noise."""
     try:
         data_folder()
     except SystemExit:

@@ -56,7 +56,7 @@ def start_pool(count: int) -> Iterator[Any]:
 
 
 def measure_passes(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
-    """Return the times of each pass over the rows but the first two, which measure the workers' speeds."""
+    """Return the times of ``passes`` passes over the rows, after two that measure the workers' speeds."""
     from paced_learner import PacedLearner, list_computed_blocks
 
     from scalelatent.engine.batch_loop import fit_batches

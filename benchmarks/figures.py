@@ -247,7 +247,7 @@ def overlap() -> Figure:
 
 @register_figure
 def workers() -> Figure:
-    """Draw the scheduler's CPU time per task (a span of rows), and the shortest useful task."""
+    """Draw the scheduler's CPU time per task (span of rows), and the task length that uses half a core."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():

@@ -256,7 +256,7 @@ class Tracer:
         self._replace(cupy, "asnumpy", self.time_on_gpu("copying", copy_to_host))
 
         class TimedTarget:
-            """GPU array that times copies from the host."""
+            """Wrapper of a GPU array that times copies from the host to the array."""
 
             def __init__(self, array: Any) -> None:
                 self.array, self.size, self.nbytes = array, array.size, array.nbytes

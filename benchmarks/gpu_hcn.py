@@ -69,8 +69,7 @@ def draw_arrays(
 ) -> dict[str, np.ndarray]:
     """Return random evidence, pixel orders, beliefs of features S and of weights W, and messages that are 0.
 
-    Names, shapes and dtypes are those of the arguments of the kernel ``sweep_messages``; beliefs are
-    integers.
+    Names, shapes and dtypes are those of arguments of the kernel ``sweep_messages``; beliefs are integers.
     """
     rng, (channels, height, width), (h, w) = np.random.default_rng(seed), image, window
     pixels = chains, images, channels, height, width

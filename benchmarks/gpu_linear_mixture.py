@@ -74,7 +74,7 @@ def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterato
 
 
 def find_gpu_kernel(name: str) -> Any:
-    """Return the function of a kernel of this model on the GPU."""
+    """Return a kernel of this model on the GPU by the end of its name, such as "nearest"."""
     return find_kernel(f"linear_mixture_{name}", "cupy")
 
 
@@ -151,8 +151,7 @@ def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Na
     scores = reference.error_scores(*draw_components(k, p, DIMS, args.seed), np.full(p, 0.5))
     scorer, nearest = find_gpu_kernel("make_scorer")(scores, np.array([0, k])), find_gpu_kernel("nearest")
     w = backend.asarray(rng.random((columns, p)), np.float32)
-    # The kernels compute the scores of this number of rows at a time, so that at most 2^26 scores are in
-    # memory.
+    # The kernels score this number of rows at a time, so that at most 2^26 scores are in memory.
     tile_rows = max(min(n, 2**26 // columns), 1)
     seconds = device_seconds(backend, lambda step: nearest(scorer, x, 0, 1), args.repeats)
     product = device_seconds(backend, lambda step: xp.matmul(x[:tile_rows], w.T), args.repeats)

@@ -51,8 +51,8 @@ def main() -> int:
                 for line in compare_with_bounds(model, json.loads(out.read_text(encoding="utf-8"))):
                     runner.record(**line)
         for model in MODELS:
-            # With --emulate, only one model is fitted on the processor, because all models use the same code
-            # there.
+            # With --emulate, only the capsule model is also fitted with device "cpu", where all models use
+            # the same measuring code.
             devices = DEVICES if not args.emulate else ("auto", "cpu") if model == "capsule" else ("auto",)
             for device in devices:
                 run_fit(runner, model, device, folder)
