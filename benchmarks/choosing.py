@@ -8,8 +8,8 @@ algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validat
              rows. The MLP trains until its validation error is as small as that of each of the two fits.
 clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents. The
              documents are encoded by latent semantic analysis and by bootstrap networks (layers of V random
-             clusterings) for several V. They are a sample of the documents of the RCV1-v2 subset that have
-             one topic, among topics with at least 100 such documents.
+             clusterings) for several V. The documents are a sample of those of the RCV1-v2 subset that
+             have one topic, among topics with at least 100 such documents.
 
 Needs SCALELATENT_DATA.
 """

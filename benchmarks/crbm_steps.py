@@ -53,7 +53,7 @@ from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 
 # Mean number of sweeps of belief propagation over 50 epochs, of which the first has 8 and the last 57.
 MEAN_SWEEPS = 32
-# Steps that a chain (sequence of minibatches) runs on its own parameters before they are averaged.
+# Steps that a chain (sequence of minibatches) runs on its own parameters before the chains are averaged.
 LOCAL_STEPS = 16
 # Measured numbers of rows in a minibatch.
 BATCHES = (20, 40, 160)
@@ -252,7 +252,7 @@ def compare_products(args: Any) -> list[dict[str, Any]]:
 
 
 def compare_threads(args: Any) -> list[dict[str, Any]]:
-    """Return the rows per second of one thread and of two threads."""
+    """Return the rows per second of one and of two threads, for each number of rows in a minibatch."""
     rows, out = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)), []
     for batch in BATCHES:
         best = {1: 0.0, 2: 0.0}

@@ -133,7 +133,7 @@ def make_splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> I
 
 
 def load_split_sets(max_rows: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Yield (name, split) of USPS and MNIST with at most ``max_rows`` training rows, if they are there."""
+    """Yield (name, split) of USPS and MNIST of at most ``max_rows`` training rows, given SCALELATENT_DATA."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))

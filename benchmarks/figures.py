@@ -25,7 +25,7 @@ from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colors of this package, of what it is compared with, and of a third series.
+# Colors of this package, of the methods that are compared with the package, and of a third series.
 OURS, OTHER, THIRD = COLORS[0], COLORS[1], COLORS[4]
 FIGURES: dict[str, Callable[[], Figure]] = {}
 

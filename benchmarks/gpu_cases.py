@@ -175,7 +175,7 @@ def launch_cluster(args: argparse.Namespace) -> bool:
 def check_cases(args: argparse.Namespace) -> int:
     """Compare every kernel with the reference on small inputs.
 
-    If the cases of a model raise an exception, it is recorded, and the cases of the next model run.
+    If the cases of a model raise an exception, the exception is recorded, and the next model's cases run.
     """
     passed = True
     for model, make in CASES.items():
@@ -196,7 +196,7 @@ def check_cases(args: argparse.Namespace) -> int:
 
 
 def compute_difference(found: Any, want: Any) -> float:
-    """Return the largest absolute difference, divided by the largest wanted value if that is above 1."""
+    """Return the largest difference over max(largest wanted value, 1); infinite for NaN or unequal shapes."""
     found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
     if found.shape != want.shape:
         return float("inf")
@@ -342,7 +342,7 @@ def make_crbm_cases(few: bool) -> Iterator[Case]:
 def compute_chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return gradients of three chains (parts of a batch), from the GPU and from the reference.
 
-    They are the gradients of the weights, and of the biases of visible and of hidden units.
+    The gradients are those of the weights, and of the biases of visible and of hidden units.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 

@@ -202,7 +202,7 @@ def run_task(report: Report, key: str, name: str, call: Callable[[], Any]) -> No
 
 
 def print_traceback(error: Exception) -> str:
-    """Print the traceback of an exception, and return its last line."""
+    """Print the traceback of an exception, and return the last line of the traceback."""
     traceback.print_exception(error)
     return traceback.format_exception_only(error)[-1].strip()
 
@@ -322,7 +322,8 @@ def check_error(name: str, error: float, limit: float) -> dict[str, Any]:
 
 
 def relative_error(found: Any, wanted: Any) -> float:
-    """Return the largest absolute difference divided by the largest absolute value of ``wanted``."""
+    """Return the largest absolute difference over the largest absolute value of ``wanted`` (at least 1e-12).
+    """
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 

@@ -12,7 +12,7 @@ CPU. Rates of inference are medians with the biases on the GPU. Each rate comes 
 - the seconds of 50 epochs on MNIST at this rate, as in Ping and Ihler (2017);
 - its divisions as a share of the rate of the special-function units, 16 per clock and multiprocessor.
 
-Learning runs steps of 20 rows with 32 sweeps, the mean number in that paper; the parameters stay on the GPU
+Learning runs steps of 20 rows with 32 sweeps, the mean of that paper's fit; the parameters stay on the GPU
 for 64 steps.
 """
 

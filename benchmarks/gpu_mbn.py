@@ -93,8 +93,8 @@ def compare_codes(
 ) -> dict[str, Any]:
     """Return the number of rows of x whose codes (nearest centroids) on the GPU and on the CPU differ.
 
-    ``w`` are the centroids. ``setting`` is the metric; for coded rows, it is the units (centroids of the
-    layer below) that each clustering uses.
+    ``w`` are the centroids. ``setting`` is the metric or, for coded rows, a mask of the units (centroids of
+    the layer below) that each clustering uses.
     """
     makers = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}
     make = makers[kernel]

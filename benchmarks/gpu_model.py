@@ -241,7 +241,7 @@ def mbn_nearest(
 ) -> Work:
     """Return the work of ``mbn_nearest``, which finds nearest centroids by ``n_columns`` of the features.
 
-    With ``with_bytes``, rows and centroids are bytes, and both sizes of a product are multiples of 16.
+    With ``with_bytes``, rows and centroids are bytes, and columns and centroids are padded to multiples of 16.
     """
     stored, width, inner = 4, n_centroids, n_columns
     if with_bytes:
@@ -392,8 +392,8 @@ def crbm_inference(visible: int, hidden: int, rows: int, sweeps: int, with_pairs
 def crbm_step(visible: int, hidden: int, features: int, chains: int, rows: int, sweeps: int) -> Work:
     """Return the work of a learning step by belief propagation whose parameters stay on the GPU.
 
-    A batch has ``chains`` parts of ``rows`` rows. Launches include array expressions of CuPy. Only rows,
-    outputs and measurements are copied.
+    A batch has ``chains`` parts of ``rows`` rows of ``features`` inputs. Launches include array expressions
+    of CuPy. Only rows, outputs and measurements are copied.
     """
     edges, units, total = visible * hidden, visible + hidden, chains * rows
     parameters, factored = edges + units * (features + 1), total * (units + features) < units * features
@@ -433,7 +433,8 @@ def earlier_crbm_step(visible: int, hidden: int, features: int, chains: int, row
 def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
     """Return the work of ``hcn_sweep``, one sweep (round of messages), with all arrays on the GPU.
 
-    A chain of images updates their pixels one after another: each update waits for the one before it.
+    A chain of ``images`` updates their ``pixels`` one after another. Each image has beliefs of features at
+    ``places``, and each chain has beliefs of ``weights``.
     """
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
     shared = 4 * (images * places + weights) < 232_448 - 1024
@@ -616,7 +617,7 @@ MakeWork = Callable[[], Work]
 # Work of converting a block's uint8 rows, which stay on the GPU, to float32 in each pass. In an earlier
 # version each pass copied the rows from the host.
 CONVERSION_WORK = Work(memory_bytes=65_536 * 784 * 5.0)
-# Arguments of mbn_upper_group: 60,000 rows, 400 codes per row, 2,000 centroids above 4,000, 32 clusterings.
+# Arguments of mbn_upper_group: 60,000 rows, 400 codes per row, 2,000 centroids (4,000 below), 32 clusterings.
 MBN_SIZES = 60_000, 400, 2000, 4000, 32
 # Arguments of mbn_nearest: 60,000 rows of 784 bytes, half of the columns, and a pool of 16,000 centroids.
 MBN_POOL_SIZES = 60_000, 784, 392, 16_000, 1
@@ -688,7 +689,7 @@ EARLIER: dict[str, MakeWork] = {
 
 
 def predict_all() -> list[dict[str, float | str]]:
-    """Return predictions of each changed example on each GPU, for the earlier version and for this one."""
+    """Return the prediction of each changed example on each GPU, for the earlier version and this one."""
     return [
         predict(name, EARLIER[name](), EXAMPLES[name](), card) for name in EARLIER for card in (H100, H200)
     ]
