@@ -225,7 +225,7 @@ def time_large_graphs(seed: int) -> dict[str, Any]:
 def measure_accuracy(seed: int) -> dict[str, Any]:
     """Return the largest error of beliefs (probabilities of units) in float32, by the largest |weight|.
 
-    "log form of rounded inputs" is the error of the float64 reference if its inputs are off by a share of 2^-24.
+    "log form of rounded inputs" is the error of the float64 reference for inputs with an error of 2^-24.
     """
     out = {}
     for largest in (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0):

@@ -322,8 +322,7 @@ def check_error(name: str, error: float, limit: float) -> dict[str, Any]:
 
 
 def relative_error(found: Any, wanted: Any) -> float:
-    """Return the largest absolute difference over the largest absolute value of ``wanted`` (at least 1e-12).
-    """
+    """Return the largest absolute difference over the largest absolute ``wanted`` value (at least 1e-12)."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 

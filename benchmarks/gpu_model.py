@@ -241,7 +241,7 @@ def mbn_nearest(
 ) -> Work:
     """Return the work of ``mbn_nearest``, which finds nearest centroids by ``n_columns`` of the features.
 
-    With ``with_bytes``, rows and centroids are bytes, and columns and centroids are padded to multiples of 16.
+    With ``with_bytes``, rows and centroids are bytes; both sizes of a product are padded to multiples of 16.
     """
     stored, width, inner = 4, n_centroids, n_columns
     if with_bytes:
