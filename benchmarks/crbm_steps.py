@@ -17,9 +17,9 @@ local     Test errors of local steps (chains that update their own parameters, w
           after the same number of rows.
 
 All parts use 784 visible and 256 hidden units, and all except "products" MNIST with 10 % noise. The rows are
-in memory, and on disk for the cluster. Each result of the first four parts is the best of several rounds, in
-which the compared methods run in turn; a rate is that of the fastest segment of a fit (rows between two
-progress reports). Needs SCALELATENT_DATA.
+in memory, and on disk for the cluster. Each result of the first four parts is the best of several rounds; in
+all of these parts except "share", the compared methods run in turn. A rate is that of the fastest segment of
+a fit (rows between two progress reports). Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def overlap() -> Figure:
 
 @register_figure
 def workers() -> Figure:
-    """Draw the scheduler's CPU time per task (span of rows), and the task length that uses half a core."""
+    """Draw the scheduler's CPU time per task (span of rows), and task lengths for a half-busy scheduler."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():

@@ -608,7 +608,7 @@ def earlier_linear_mixture_leaf(
         uploads=2 * classes + 2,
         downloads=2 * classes,
         copied_bytes=grams + 4.0 * n_rows + 8.0 * classes,
-        host_seconds=sums / COPY_RATE,  # Each block adds its sums in new pages of memory.
+        host_seconds=sums / COPY_RATE,  # The host adds the sums of each block in new memory.
     )
     return (now + more) * blocks
 
@@ -662,8 +662,8 @@ EXAMPLES: dict[str, MakeWork] = {
         linear_mixture_leaf(*MIXTURE_SIZES[:-1]), MIXTURE_BYTES
     ),
 }
-# Work in an earlier version, for examples that changed since. The version is commit e30a2cb5, and d55ee17a
-# for examples with rows on the host.
+# Work in an earlier version (commit e30a2cb5; d55ee17a for rows on the host), for examples that have changed
+# since that version.
 EARLIER: dict[str, MakeWork] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*CAPSULE_SIZES[:5], 1),
     "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*MBN_POOL_SIZES),
