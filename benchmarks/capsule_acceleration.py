@@ -7,10 +7,11 @@ value that momentum 0.9 reaches within a given number of passes. Every EM step i
 of extrapolations and steps that are undone. The package uses momentum; the counts show whether another method
 needs fewer passes.
 
-momentum  W + 0.9 (W - previous W) for weights W, as in the package.
+momentum  An EM step from the weights W, plus 0.9 (W - previous W), as in the package.
 plain     EM without acceleration.
-squarem   Two EM steps, then an extrapolation along them (scheme S3 of Varadhan and Roland, 2008).
-anderson  Anderson acceleration over the last five steps; a step that raises the log-loss is undone.
+squarem   Two EM steps, then an extrapolation along them (scheme S3 of Varadhan and Roland, 2008),
+          which is undone if it raises the log-loss by more than 0.01.
+anderson  Anderson acceleration over the last five steps; it restarts if the log-loss rises by over 0.001.
 
 The rows are whitened, so that all directions of a step have the same scale; EM steps do not depend on it. nu
 is 0, or 0.8 as in the first round of Saul (2021): a row changes the weights only if a wrong class has more
@@ -35,8 +36,8 @@ DATA_SETS = {"USPS": usps, "MNIST 16 x 16, 10,000 rows": lambda: tuple(a[:10_000
 class RecordedEm:
     """Callable EM step that records log-loss and training error of all weights that it receives.
 
-    ``x`` are whitened rows (n, p) and ``y`` their classes; the step uses a row only if a wrong class has more
-    than ``nu`` times the probability of the true class. ``records`` has a pair (log-loss, error) per call.
+    The constructor whitens the rows ``x`` (n, p) of classes ``y``. A step uses a row only if a wrong class
+    has more than ``nu`` times the probability of the true class. ``records`` has (log-loss, error) by call.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, nu: float) -> None:

@@ -31,7 +31,7 @@ from scalelatent.reductions.moments import SecondMoments
 
 
 def make_rows(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return n rows of p features, their classes and their name: projected MNIST, or noise without it."""
+    """Return n rows of p features, their classes and a name: projected MNIST or, without its files, noise."""
     try:
         data_folder()
     except SystemExit:
@@ -76,7 +76,7 @@ def make_plain_numpy_pass(x: np.ndarray, y: np.ndarray, w: np.ndarray, dims: np.
 def compute_paper_lambda(s: int, b: np.ndarray) -> np.ndarray:
     """Return the integral I_s(b) of Saul (2021) for a size s and numbers b, by his appendix's recursions.
 
-    They run forward from 0 to s where b > s, and backward from s + 64 to s elsewhere.
+    The recursions run forward from 0 to s where b > s, and backward from s + 64 to s elsewhere.
     """
     forward, backward = -np.expm1(-b), b / (b + s + 64)
     with np.errstate(all="ignore"):

@@ -8,8 +8,8 @@ algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validat
              rows. The MLP trains until its validation error is as small as that of each of the two fits.
 clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents. The
              documents are encoded by latent semantic analysis and by bootstrap networks (layers of V random
-             clusterings) for several V. They are those of the RCV1-v2 subset that have one topic, among
-             topics with at least 100 such documents.
+             clusterings) for several V. The documents are a sample of those of the RCV1-v2 subset that
+             have one topic, among topics with at least 100 such documents.
 
 Needs SCALELATENT_DATA.
 """
@@ -85,7 +85,7 @@ def compare_algorithms(a: Any) -> dict[str, Any]:
 
 
 def compare_clusterings(a: Any) -> dict[str, Any]:
-    """Return the NMI of latent semantic analysis, and of networks by number of clusterings and seed."""
+    """Return the NMI (agreement of clusters and topics) of latent semantic analysis and of each network."""
     counts, topics, _ = rcv1_subset()
     rows, y = single_topics(topics)
     order = np.sort(np.random.default_rng(a.seed).permutation(len(rows))[: a.documents])

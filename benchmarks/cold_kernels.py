@@ -114,7 +114,7 @@ class CompilerStages(event.Listener):
         return stack
 
     def sum_by(self, key_part: int, count: int | None = None) -> dict[str, float]:
-        """Return the ``count`` largest sums of CPU seconds by function (key_part 0) or stage (key_part 1)."""
+        """Return the ``count`` largest (None: all) sums of CPU seconds, by function (key_part 0) or stage."""
         sums: Counter[str] = Counter()
         for key, seconds in self.seconds.items():
             sums[key[key_part]] += seconds

@@ -65,7 +65,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def describe_command() -> str:
-    """Return this process's command line, in which a path outside the folder becomes its name in capitals."""
+    """Return this process's command line, in which absolute paths and ../ paths become names in capitals."""
 
     def hide_folder(word: str) -> str:
         option, equals, value = word.rpartition("=")
@@ -209,7 +209,7 @@ def rcv1_subset(n_terms: int = 2000) -> tuple[Any, Any, list[str]]:
     y_shape = tuple(found["Y_shape"])
     ones = np.ones(len(found["Y_indices"]), np.uint8)
     y = scipy.sparse.csr_array((ones, found["Y_indices"], found["Y_indptr"]), shape=y_shape)
-    total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # The next line negates these sums.
+    total = np.asarray(x.sum(axis=0), dtype=np.int64).ravel()  # Signed: the next line negates the sums.
     x = x[:, np.sort(np.argsort(-total, kind="stable")[:n_terms])]
     topics = [str(topic) for topic in found["topics"]]
     # The code of a topic starts with the code of its parent topic (C15, C151); the codes of roots end in CAT.
@@ -229,7 +229,7 @@ def lsa(n_components: int, seed: int) -> Any:
 
 
 def single_topics(topics: Any) -> tuple[Any, Any]:
-    """Return (rows, topics) of documents with one topic, if at least 100 documents have only that topic."""
+    """Return (row numbers, topics) of documents with one topic that at least 100 documents have alone."""
     import numpy as np
 
     rows = np.flatnonzero(np.diff(topics.indptr) == 1)

@@ -136,7 +136,7 @@ def fit_model(
     limit: int | None = None,
     **how: Any,
 ) -> None:
-    """Fit a model or a search to the first ``limit`` pairs (corrupted, clean) of images; print each epoch."""
+    """Fit a model or a search to the first ``limit`` image pairs (None: all); print errors of each epoch."""
     x, v = (part[:limit] for part in rows["train"])
     given = (v, None) if args.fresh else (x, v)
     held = sl.Dataset.from_arrays(*rows["validation"]) if args.fresh else rows["validation"]
@@ -184,7 +184,7 @@ def compute_errors(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, le
 
 
 def run_comparison(task: str, learner: str, args: Any) -> dict[str, Any]:
-    """Return the errors of one learner (way to train) on one task (way to corrupt images)."""
+    """Return the errors of a learner (way to train) on a task (way to corrupt), or why the fit failed."""
     rows = make_pairs(task, args)
     rate, tried = args.rate, {}
     if args.select:
@@ -228,7 +228,7 @@ def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
 def compute_occlusion_errors(
     model: sl.ConditionalRBM, v: np.ndarray, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Return the errors in percent of restored images without a square of pixels, by its side in pixels.
+    """Return the errors in percent of restoring images with an occluded square, by its side in pixels.
 
     This repeats Figure 3 of Ping and Ihler (2017).
     """
@@ -257,7 +257,7 @@ def has_complete_result(path: Path, part: str) -> bool:
 
 
 def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
-    """Draw Figures 2 to 4 of Ping and Ihler (2017) next to the JSON file of the results."""
+    """Draw figures as in Ping and Ihler (2017) to PNG files whose paths begin with ``place``."""
     from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
     from scalelatent.report.figures import plot_learning
     from scalelatent.report.style import ACCENT, INK, new_figure, style_axes

@@ -4,7 +4,7 @@
 
 share     Milliseconds of a step and of belief propagation in it, on one thread, with batches of 20, 40 and
           160 rows; both are timed in the same fit, so that other work on the machine affects both. The number
-          of sweeps is --sweeps, and 32: the mean over 50 epochs, if epoch e has 7 + e sweeps. Three kinds of
+          of sweeps is --sweeps, and 32: the mean over 50 epochs of 8 to 57 sweeps. Three kinds of
           chains (sequences of minibatches that run in parallel) are compared: the estimator's default, where
           each chain computes gradients at shared parameters; one chain; and one chain that runs 16 steps on
           parameters in place, with the same result.
@@ -16,9 +16,10 @@ cluster   Rows per second of a local cluster of two workers with one thread each
 local     Test errors of local steps (chains that update their own parameters, which are then averaged), each
           after the same number of rows.
 
-All parts use 784 visible and 256 hidden units and MNIST with 10 % noise. The rows are in memory, and on disk
-for the cluster. Each rate or time of the first three parts is the best of several segments of a fit (rows
-between two progress reports); two methods that are compared run in turn. Needs SCALELATENT_DATA.
+All parts use 784 visible and 256 hidden units, and all except "products" MNIST with 10 % noise. The rows are
+in memory, and on disk for the cluster. Each result of the first four parts is the best of several rounds; in
+all of these parts except "share", the compared methods run in turn. A rate is that of the fastest segment of
+a fit (rows between two progress reports). Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from scalelatent.kernels.corruption import corrupt
 from scalelatent.models.crbm.kernels.products import ascend_outer, write_affine_map
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, ascend
 
-# Mean number of sweeps of belief propagation over 50 epochs, if epoch e has 7 + e sweeps.
+# Mean number of sweeps of belief propagation over 50 epochs, of which the first has 8 and the last 57.
 MEAN_SWEEPS = 32
-# Steps that a chain (sequence of minibatches) runs on its own parameters before they are averaged.
+# Steps that a chain (sequence of minibatches) runs on its own parameters before the chains are averaged.
 LOCAL_STEPS = 16
 # Measured numbers of rows in a minibatch.
 BATCHES = (20, 40, 160)
@@ -61,8 +62,7 @@ BATCHES = (20, 40, 160)
 class ReportTimes(Callback):
     """Callback that stores the rows and seconds of each progress report of a fit.
 
-    It calls ``after_first_report`` after the first report, whose time includes starting threads and
-    compiling.
+    ``after_first_report`` is called after the first report, which includes starting threads and compiling.
     """
 
     def __init__(self, after_first_report: Callable[[], Any] = lambda: None) -> None:
@@ -106,8 +106,8 @@ def fit_one_epoch(
 ) -> ReportTimes:
     """Fit one epoch, and return the times of its progress reports.
 
-    ``sweeps`` of belief propagation and ``chains`` (parallel sequences of minibatches) replace the options of
-    the command line. ``after_first_report`` is called after the first report.
+    If given, ``sweeps`` and ``chains`` (parallel sequences of minibatches) replace those of the command line.
+    A chain runs ``local_steps`` on its own parameters; with None, all chains share the parameters.
     """
     step_rows = batch * (local_steps or 1)
     steps = max(1 if local_steps else 2, args.segment_rows // step_rows)
@@ -252,7 +252,7 @@ def compare_products(args: Any) -> list[dict[str, Any]]:
 
 
 def compare_threads(args: Any) -> list[dict[str, Any]]:
-    """Return the rows per second of one thread and of two threads."""
+    """Return the rows per second of one and of two threads, for each number of rows in a minibatch."""
     rows, out = sl.Dataset.from_arrays(*make_digit_pairs(args.rows, args.seed)), []
     for batch in BATCHES:
         best = {1: 0.0, 2: 0.0}
@@ -290,8 +290,7 @@ def compare_cluster(args: Any) -> dict[str, Any]:
 def compare_local_steps(args: Any) -> list[dict[str, Any]]:
     """Return test errors in percent for several numbers of chains and of local steps.
 
-    A chain is a sequence of minibatches. Chains run local steps on their own parameters, which are then
-    averaged.
+    A chain (sequence of minibatches) runs local steps on its own parameters; then the chains are averaged.
     """
     x, v = make_digit_pairs(args.local_rows, args.seed)
     test, out = make_digit_pairs(args.test_rows, args.seed, "test"), []

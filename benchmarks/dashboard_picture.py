@@ -3,8 +3,8 @@
     python benchmarks/dashboard_picture.py [FOLDER]
 
 The script starts a local cluster of two workers, submits a job that fits a capsule model to a million images,
-kills one worker half way, and writes a picture at each of these moments. The browser is that of `--browser`
-or of the variable SCALELATENT_BROWSER, or the first Chromium on the search path.
+and kills one worker half way. It writes six pictures to FOLDER in the meantime. The browser is that of
+`--browser` or of the variable SCALELATENT_BROWSER, or the first Chromium on the search path.
 """
 
 from __future__ import annotations

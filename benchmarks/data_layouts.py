@@ -70,7 +70,7 @@ def measure_layout_rate(
 
 
 def measure_layouts(label: str, x: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Measure all layouts for the rows x, called ``label``; print each line of the table immediately."""
+    """Return the rates of all layouts for the rows x, called ``label``; print each line of the table."""
     memmap = measure_memmap_rate(x, folder)
     print(f"{label:<28}{'':>7}{'':>8}{'memmap':>7}{memmap:>11.2f}")
     rows = []

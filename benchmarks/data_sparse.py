@@ -3,7 +3,7 @@
     python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
 
 The rows are documents resampled from RCV1 (with SCALELATENT_DATA) or from generated counts of the same shape.
-Each importer runs in turn with a program that only reads and decompresses the same file. The fastest of
+Each importer runs in turn with a function that only reads and decompresses the file. The fastest of
 several rounds counts, so that the ratios also hold on a busy machine. Peak memory is that of a new process,
 for one file and for a file with four times as many rows.
 """

@@ -15,9 +15,9 @@ subsets      Test errors with 20 random subsets of the features of the four sets
              between one and all features.
 likelihoods  Test errors and seconds of linear mixtures by the reconstruction error, by factor analysis, and
              by the default, which chooses one of them; errors of an RBF SVM on standardised rows. Rows come
-             in their own units, and generated rows are added. Three splits.
+             in their own units, and generated rows are added. Means over three splits.
 calibration  Expected calibration error of capsule regression on test rows, in 15 bins of equally many rows.
-             The temperature is chosen on a tenth of the training rows, or on all training rows.
+             The temperature is chosen on a tenth of the training rows, on all training rows, or is 1.
 best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
              candidates, on one split of each set.
 architectures
@@ -121,7 +121,7 @@ def load_small_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
 
 
 def make_splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> Iterator[Split]:
-    """Yield random splits of the rows into 70 % training and 30 % test rows, with equal shares of classes."""
+    """Yield random stratified splits (70 % training rows); ``standardise`` scales by the training rows."""
     for number in range(SPLITS):
         train, test, codes, truth = train_test_split(
             x, y, test_size=0.3, stratify=y, random_state=seed + number
@@ -133,7 +133,7 @@ def make_splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> I
 
 
 def load_split_sets(max_rows: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Yield (name, split) of sets that have their own test rows, and at most ``max_rows`` training rows."""
+    """Yield (name, split) of USPS and MNIST of at most ``max_rows`` training rows, given SCALELATENT_DATA."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))
@@ -142,7 +142,7 @@ def load_split_sets(max_rows: int = 10_000) -> Iterator[tuple[str, Split]]:
 
 
 def measure_set(name: str, rows: Iterable[Split], seed: int) -> dict[str, Any]:
-    """Return each model's mean test error in percent, its deviation over splits, and the fit's seconds."""
+    """Return each model's mean test error in percent, its standard deviation, and the median fit seconds."""
     errors: dict[str, list[float]] = {model: [] for model in MODELS}
     seconds: dict[str, list[float]] = {model: [] for model in MODELS}
     for number, (train, codes, test, truth) in enumerate(rows):
@@ -260,7 +260,7 @@ def compare_likelihoods(seed: int) -> list[dict[str, Any]]:
 
 
 def compute_calibration_error(p: np.ndarray, codes: np.ndarray, bins: int = 15) -> float:
-    """Return the expected calibration error in percent of class probabilities p (n, classes)."""
+    """Return the expected calibration error in percent of probabilities p (n, classes) for true ``codes``."""
     certainty, right = p.max(axis=1), p.argmax(axis=1) == codes
     parts = np.array_split(np.argsort(certainty, kind="stable"), bins)
     return 100 * sum(abs(certainty[rows].sum() - right[rows].sum()) for rows in parts) / len(codes)
@@ -354,8 +354,8 @@ def find_best_candidate(seed: int) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"set": name, "models": {}}
         for model, grid in GRIDS.items():
             fitted = MODELS[model](seed).fit(train, codes)
-            # Candidates have at most as many dimensions as features, and at most as many components as a
-            # class has rows in a fold.
+            # Candidates have at most as many dimensions as features. Capsule dimensions and components are at
+            # most half of the rows of the smallest class, because a fold has fewer rows.
             fewest = np.bincount(np.unique(codes, return_inverse=True)[1]).min() // 2
             most = {"capsule_dim": min(train.shape[1], fewest), "n_components": fewest}
             most["n_dims"] = train.shape[1]
@@ -430,7 +430,11 @@ def measure_densities(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_outputs(seed: int) -> list[dict[str, Any]]:
-    """Return the percentage of wrong labels: halves of binary digits and, with SCALELATENT_DATA, topics."""
+    """Return each model's percentage of wrong labels on test rows, for tasks with several labels per row.
+
+    The tasks are the lower half of a black-and-white digit image from its upper half and, with
+    SCALELATENT_DATA, the topics of documents from their words.
+    """
     digits = (load_digits().data > 7).astype(np.uint8)
     sets = {"lower halves of digits": (digits[:, :32], digits[:, 32:])}
     if os.environ.get("SCALELATENT_DATA"):
@@ -447,7 +451,7 @@ def measure_outputs(seed: int) -> list[dict[str, Any]]:
     lines = []
     for name, (x, v) in sets.items():
         train, test, outs, truth = train_test_split(x, v, test_size=0.3, random_state=seed)
-        outs[:2] = [[0], [1]]  # LogisticRegression needs both values of each label.
+        outs[:2] = [[0], [1]]  # LogisticRegression needs both values of each label in the rows.
         made = [(model, make()) for model, make in models.items()]
         line = classify(name, (train, outs, test, truth), made)
         line["shape"].append(v.shape[1])

@@ -56,7 +56,7 @@ def start_pool(count: int) -> Iterator[Any]:
 
 
 def measure_passes(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
-    """Return the times of each pass over the rows but the first two, which measure the workers' speeds."""
+    """Return the times of ``passes`` passes over the rows, after two that measure the workers' speeds."""
     from paced_learner import PacedLearner, list_computed_blocks
 
     from scalelatent.engine.batch_loop import fit_batches
@@ -81,7 +81,7 @@ def measure_passes(client: Any, dataset: Any, speeds: tuple[float, ...], seconds
 
 
 def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Return the seconds of a pass over the rows divided by ``ideal``, and how workers shared it.
+    """Return the seconds of a pass over the rows divided by ``ideal``, and shares of workers.
 
     The shares are the mean idle share of workers at the end, and the largest share of rows that one worker
     computed. ``blocks`` has a list for each worker, with (pass, rows, begin, end) of each block of rows.
@@ -99,7 +99,7 @@ def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]
 
 
 def summarise(passes: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the best pass's time and the medians, because other work on the machine slows some passes."""
+    """Return medians over passes, and the best time, because other work on the machine slows some passes."""
     ratios = [p["of_ideal"] for p in passes]
     idle = statistics.median(p["mean_end_idle_share"] for p in passes)
     return {

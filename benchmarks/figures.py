@@ -25,7 +25,7 @@ from scalelatent.report.style import COLORS, INK, LINE, MUTED, new_figure, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colors of this package, of what it is compared with, and of a third series.
+# Colors of this package, of the methods that are compared with the package, and of a third series.
 OURS, OTHER, THIRD = COLORS[0], COLORS[1], COLORS[4]
 FIGURES: dict[str, Callable[[], Figure]] = {}
 
@@ -247,7 +247,7 @@ def overlap() -> Figure:
 
 @register_figure
 def workers() -> Figure:
-    """Draw the scheduler's CPU time per task (a span of rows), and the shortest useful task."""
+    """Draw the scheduler's CPU time per task (span of rows), and task lengths for a half-busy scheduler."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():

@@ -7,7 +7,7 @@ The docstring of gpu_common.py describes what the script needs, its result file 
 The model has one capsule (short vector) per class. The reference is numpy code on the CPU. Rates are medians
 over repeats, after a first run that compiles the kernels. Inputs are random and larger than the caches of the
 GPU. A pass is one E-step over all blocks of rows; its time includes the copies of parameters and sums, as in
-a fit. It is divided by the time of its two matrix products alone, with the same shapes and in the same run.
+a fit, and is divided by the time of its two matrix products alone, of the same shapes and in the same run.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def compare_kernels(
     """Return the largest relative error of residuals, sums and probabilities of random latent means.
 
     The error is infinite if the bits of two runs differ, or if more than MAX_MOVED_ROWS rows are on the other
-    side of the threshold nu on class probabilities.
+    side of the threshold nu on class probabilities, or have another predicted class.
     """
     h = (rng.normal(size=(members.total_dim, rows)) * np.exp(rng.normal(size=rows))).astype(dtype)
     h[:, : rows // 20] = 0.0
@@ -170,7 +170,7 @@ def compare_kernels(
 def check_passes(backends: Backends, args: argparse.Namespace) -> Iterator[Task]:
     """Yield checks of the sums of a pass (E-step over all rows) against float64 on the CPU.
 
-    They differ in the model, in the dtype of rows, and in the threshold nu that selects rows.
+    The checks differ in the model, in the dtype of rows, and in the threshold nu that selects rows.
     """
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 1)
     for architecture in ("multiclass", "all_vs_all", "one_vs_all")[: 2 if args.quick else None]:
@@ -190,7 +190,7 @@ def compare_pass(
     nu: float,
     args: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Compare a pass's sums over all rows, with products in float32 and in TF32, with those in float64."""
+    """Compare the sums of a pass whose products are in float32 or TF32 with sums in float64 on the CPU."""
     state = fitted if stored == "float32" else scale_for_bytes(fitted)
     reduction = CapsulePass(members, args.features, np.array([nu]), None, train=True)
     rows = data[stored], data["y"]
@@ -203,7 +203,7 @@ def compare_pass(
 
 
 def check_fits(backends: Backends, args: argparse.Namespace) -> Iterator[Task]:
-    """Yield checks that weights and log-loss after a few passes of EM on the GPU equal those on the CPU."""
+    """Yield checks that weights and log-loss after a few EM steps are nearly the same on GPU and CPU."""
     data = make_rows(min(args.rows, 20_000), args.features, args.seed + 2)
     for architecture in ("multiclass", "one_vs_all", "all_vs_all")[: 1 if args.quick else None]:
         members = build_members(architecture, CLASSES, 2)

@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from gpu_parts import HERE, MODELS, append_line
 
-# Name of a small test case, results on the GPU, expected results, and the largest allowed relative
-# difference.
+# Name of a small test case, results on the GPU, expected results, and the largest allowed difference.
 Case = tuple[str, list[Any], list[Any], float]
 
 
@@ -148,7 +147,7 @@ def compile_all(args: argparse.Namespace) -> bool:
 
 
 def compile_model(args: argparse.Namespace) -> int:
-    """Compile the kernels of ``--model`` into the cache that all processes of the run share."""
+    """Compile the kernels of ``--model``, or of all models, into the cache that all processes share."""
     if args.model is None:
         return 0 if compile_all(args) else 1
     if "fake_cupy" in sys.modules:
@@ -176,7 +175,7 @@ def launch_cluster(args: argparse.Namespace) -> bool:
 def check_cases(args: argparse.Namespace) -> int:
     """Compare every kernel with the reference on small inputs.
 
-    If the cases of a model raise an exception, it is recorded, and the cases of the next model run.
+    If the cases of a model raise an exception, the exception is recorded, and the next model's cases run.
     """
     passed = True
     for model, make in CASES.items():
@@ -197,7 +196,7 @@ def check_cases(args: argparse.Namespace) -> int:
 
 
 def compute_difference(found: Any, want: Any) -> float:
-    """Return the largest absolute difference, divided by the largest wanted value if that is above 1."""
+    """Return the largest difference over max(largest wanted value, 1); infinite for NaN or unequal shapes."""
     found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
     if found.shape != want.shape:
         return float("inf")
@@ -208,7 +207,7 @@ def compute_difference(found: Any, want: Any) -> float:
 
 
 def make_capsule_cases(few: bool) -> Iterator[Case]:
-    """Yield cases of the capsule model: residuals (posterior minus latent means) and probabilities.
+    """Yield cases of the capsule model: residuals (posterior mean minus latent mean), probabilities.
 
     The threshold nu selects rows for which a wrong class has more than nu times the true class's probability.
     """
@@ -312,12 +311,12 @@ def make_crbm_cases(few: bool) -> Iterator[Case]:
     try:
         for way, (gpu.CLUSTER_EDGES, gpu._STATIC_BYTES) in ways.items():
             gpu._read_properties.cache_clear()
-            # A thread has registers for HELD_UNITS hidden units; a wider graph has to work without them.
+            # A warp's registers hold beliefs of HELD_UNITS hidden units; a wider graph works without them.
             wide = [(3, gpu.HELD_UNITS + 4)] if way == "kept" else []
             for v, h in [(17, 40), *wide] if few else [(1, 1), (17, 40), (30, 5), *wide]:
                 w, bv, bh = draw_graph(v, h, 2, 0.5)
                 for method in ("sum_product", "mixed_product", "max_product", "mean_field"):
-                    # Max-product multiplies rounding errors in each sweep, so its limit is larger.
+                    # Max-product magnifies rounding errors in each sweep, so its limit is larger.
                     sweeps, limit = (2, 1e-3) if method == "max_product" else (4, 1e-5)
                     ours, theirs = gpu.make_coupling(w), reference.make_coupling(w)
                     device = gpu.cupy.asarray(bv), gpu.cupy.asarray(bh)
@@ -343,7 +342,7 @@ def make_crbm_cases(few: bool) -> Iterator[Case]:
 def compute_chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return gradients of three chains (parts of a batch), from the GPU and from the reference.
 
-    They are the gradients of the weights, and of the biases of visible and of hidden units.
+    The gradients are those of the weights, and of the biases of visible and of hidden units.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 

@@ -202,7 +202,7 @@ def run_task(report: Report, key: str, name: str, call: Callable[[], Any]) -> No
 
 
 def print_traceback(error: Exception) -> str:
-    """Print the traceback of an exception, and return its last line."""
+    """Print the traceback of an exception, and return the last line of the traceback."""
     traceback.print_exception(error)
     return traceback.format_exception_only(error)[-1].strip()
 
@@ -243,7 +243,7 @@ def describe_gpu(cupy: Any) -> dict[str, Any]:
 
 
 class TimedBackend(CupyBackend):
-    """GPU backend that times each kernel and copy of a pass by CUDA events; waits for the host count too."""
+    """GPU backend that times each kernel and copy of a pass by CUDA events, including waits for the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class TimedBackend(CupyBackend):
 
     def kernel(self, name: str) -> Any:
         body = super().kernel(name)
-        if name != "capsule_residuals":  # A pass of the capsule model runs only this kernel.
+        if name != "capsule_residuals":  # A capsule pass runs only this kernel, and products.
             return body
         return lambda *args: self._time_step("residuals", lambda: body(*args))
 
@@ -322,7 +322,7 @@ def check_error(name: str, error: float, limit: float) -> dict[str, Any]:
 
 
 def relative_error(found: Any, wanted: Any) -> float:
-    """Return the largest absolute difference divided by the largest absolute value of ``wanted``."""
+    """Return the largest absolute difference over the largest absolute ``wanted`` value (at least 1e-12)."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     return float(np.abs(found - wanted).max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-12))
 
@@ -353,7 +353,7 @@ def make_blocks(x: Any, y: np.ndarray, block_rows: int) -> list[Block]:
 
 
 def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> Stats:
-    """Return the sums that ``reduction``, such as an E-step, computes from all blocks of rows in a fit."""
+    """Return the sums over all blocks that ``reduction`` (such as an E-step) computes at the given state."""
     stats = Stats.zeros(reduction.layout())
     prepared = reduction.prepare(state, backend)
     for block in blocks:
@@ -362,7 +362,7 @@ def run_pass(reduction: Any, state: Any, backend: Any, blocks: list[Block]) -> S
 
 
 def run_pass_in_threads(reduction: Any, state: Any, backends: list[Any], blocks: list[Block]) -> None:
-    """Run a reduction (such as an E-step) over the blocks, with one thread per backend at the same time."""
+    """Run a reduction (such as an E-step) over all blocks, divided among one thread per backend."""
     work = [
         threading.Thread(target=run_pass, args=(reduction, state, backend, blocks[t :: len(backends)]))
         for t, backend in enumerate(backends)

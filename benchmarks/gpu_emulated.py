@@ -22,8 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # Name of a model, by the first word of the names of its kernels.
 KERNEL_MODELS = {"capsule": "capsule", "mbn": "mbn", "crbm": "crbm", "hcn": "hcn", "lm": "linear_mixture"}
-# Program that calls the C++ compiler, or copies the library of an earlier call with the same source and
-# options.
+# Program that calls the C++ compiler, or copies the library of an earlier call with the same arguments.
 COMPILER_PROGRAM = """#!{python}
 import hashlib, os, shutil, subprocess, sys
 arguments = sys.argv[1:]

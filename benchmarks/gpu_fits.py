@@ -239,7 +239,7 @@ class Tracer:
         from scalelatent.kernels import cuda
 
         tracer, real = self, backend.CupyBackend
-        # Modules with kernels bind `launch` when they are imported, so it has to be replaced before.
+        # Modules with kernels bind `launch` when they are imported: replace the function before.
         loaded = [name for name in sys.modules if name.startswith("scalelatent.models.") and ".gpu" in name]
         assert not loaded, f"imported before tracing: {loaded}"
         self._replace(cuda.Kernels, "launch", self.time_on_gpu("kernels", cuda.Kernels.launch))
@@ -256,7 +256,7 @@ class Tracer:
         self._replace(cupy, "asnumpy", self.time_on_gpu("copying", copy_to_host))
 
         class TimedTarget:
-            """GPU array that times copies from the host."""
+            """Wrapper of a GPU array that times copies from the host to the array."""
 
             def __init__(self, array: Any) -> None:
                 self.array, self.size, self.nbytes = array, array.size, array.nbytes
@@ -266,7 +266,7 @@ class Tracer:
                 tracer.time_on_gpu("copying", self.array.data.copy_from_host_async)(*args)
 
         class TracedBackend(real):
-            """GPU backend that times copies to the GPU and to the host."""
+            """GPU backend that times copies to the GPU (staging separately) and to the host."""
 
             def _upload(self, a: np.ndarray, dtype: Any, name: str, out: Any) -> Any:
                 begin = time.perf_counter()

@@ -8,8 +8,8 @@ The checks compare all bits of results with those of a processor. Rates are pair
 on the GPU, and as multiples of one core of this machine in the same run. A pair is a feature at a place of
 the image and one of the feature's weights. Each thread block runs one chain: minibatches of five images of
 letters, 24 x 24 pixels, with 32 features of 8 x 6, one minibatch after another. A step does what a worker
-does for its chains: draw the random order in which pixels are updated, run the minibatches, discount old
-evidence, and copy the evidence to the host.
+does for its chains: draw the random order in which pixels are updated, run the minibatches, discount the old
+evidence for weights, and copy the new evidence to the host.
 """
 
 from __future__ import annotations
@@ -67,10 +67,9 @@ def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterato
 def draw_arrays(
     chains: int, images: int, image: Any, window: Any, features: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Return random evidence, pixel orders, beliefs of features S and of weights W, and messages that are 0.
+    """Return random evidence and orders of pixels, beliefs of features S and weights W, and messages of 0.
 
-    Names, shapes and dtypes are those of the arguments of the kernel ``sweep_messages``; beliefs are
-    integers.
+    Names, shapes and dtypes are those of arguments of the kernel ``sweep_messages``; beliefs are integers.
     """
     rng, (channels, height, width), (h, w) = np.random.default_rng(seed), image, window
     pixels = chains, images, channels, height, width

@@ -8,8 +8,8 @@ Kernels are compared with the numpy reference, and a fit with the same fit on th
 
 - "scan" finds the best component of each row. Its rate is compared with that of sgemm, the float32 matrix
   product, of the same sizes and without TF32. The rows are on the GPU.
-- "projections" adds up products of rows and their projections to 16 directions per component, in one launch.
-  The result also has the bytes of the sums that are copied to the host. The rows are on the GPU.
+- "projections" adds up products of rows and their projections to 16 directions per component. The rows are on
+  the GPU; the sums of ten blocks are copied to the host together, and the result has their bytes.
 - "passes" are E-steps of ten classes, with the engine's block size for GPUs. Their time includes everything
   except reading the rows.
 """
@@ -74,7 +74,7 @@ def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterato
 
 
 def find_gpu_kernel(name: str) -> Any:
-    """Return the function of a kernel of this model on the GPU."""
+    """Return a kernel of this model on the GPU by the end of its name, such as "nearest"."""
     return find_kernel(f"linear_mixture_{name}", "cupy")
 
 
@@ -151,8 +151,7 @@ def measure_scan(backend: CupyBackend, n: int, p: int, k: int, args: argparse.Na
     scores = reference.error_scores(*draw_components(k, p, DIMS, args.seed), np.full(p, 0.5))
     scorer, nearest = find_gpu_kernel("make_scorer")(scores, np.array([0, k])), find_gpu_kernel("nearest")
     w = backend.asarray(rng.random((columns, p)), np.float32)
-    # The kernels compute the scores of this number of rows at a time, so that at most 2^26 scores are in
-    # memory.
+    # The kernels score this number of rows at a time, so that at most 2^26 scores are in memory.
     tile_rows = max(min(n, 2**26 // columns), 1)
     seconds = device_seconds(backend, lambda step: nearest(scorer, x, 0, 1), args.repeats)
     product = device_seconds(backend, lambda step: xp.matmul(x[:tile_rows], w.T), args.repeats)

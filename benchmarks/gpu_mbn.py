@@ -56,8 +56,8 @@ def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterato
     layers = (16, 8) if args.quick else (8000, 4000, 2000, 1000, 500, 250, 125, 62)
     for k in sizes:
         yield "dense", f"dense rows, k = {k}", partial(measure_dense_rows, backend, k, args)
-    for below in layers:
-        yield "codes", f"rows of codes below {below}", partial(measure_codes, backend, below, args)
+    for n_below in layers:
+        yield "codes", f"rows of codes below {n_below}", partial(measure_codes, backend, n_below, args)
     for k in sizes[:2]:
         yield "sparse", f"sparse rows, k = {k}", partial(measure_sparse_rows, backend, k, args)
 
@@ -82,10 +82,10 @@ def list_checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Task
         for k in (7, 60) if args.quick else (7, 500, 9000):
             x, w = draw_documents(rng, n, 300), draw_documents(rng, k, 300)
             yield make_check(f"sparse {metric} k={k}", "nearest_sparse", x, w, metric)
-    for below, k in ((9, 4), (60, 30)) if args.quick else ((9, 4), (8000, 4000), (20_000, 10_000)):
-        x, w = (rng.integers(0, below, (*m, args.clusterings)).astype("u2") for m in ((n,), (2, k)))
-        units = rng.random((2, args.clusterings, below)) < 0.5
-        yield make_check(f"codes k={k} of {below}", "nearest_codes", x, w, units)
+    for n_below, k in ((9, 4), (60, 30)) if args.quick else ((9, 4), (8000, 4000), (20_000, 10_000)):
+        x, w = (rng.integers(0, n_below, (*m, args.clusterings)).astype("u2") for m in ((n,), (2, k)))
+        units = rng.random((2, args.clusterings, n_below)) < 0.5
+        yield make_check(f"codes k={k} of {n_below}", "nearest_codes", x, w, units)
 
 
 def compare_codes(
@@ -93,8 +93,8 @@ def compare_codes(
 ) -> dict[str, Any]:
     """Return the number of rows of x whose codes (nearest centroids) on the GPU and on the CPU differ.
 
-    ``w`` are the centroids. ``setting`` is the metric; for coded rows, it is the units (centroids of the
-    layer below) that each clustering uses.
+    ``w`` are the centroids. ``setting`` is the metric or, for coded rows, a mask of the units (centroids of
+    the layer below) that each clustering uses.
     """
     makers = {"nearest": "make_bank", "nearest_sparse": "make_sparse_bank", "nearest_codes": "make_lists"}
     make = makers[kernel]
@@ -139,7 +139,7 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
     bank = backend.kernel("mbn_make_bank")(draw_pixels(rng, k, FEATURES, "uint8")[:, columns], "euclidean")
     nearest = backend.kernel("mbn_nearest")
     whole = host_seconds(lambda: nearest(x, columns, bank), args.repeats)
-    stored, width = bank.w.shape  # signed bytes, padded as tensor cores require
+    stored, width = bank.w.shape  # The centroids are bytes, padded as tensor cores require.
     tile = min(n, gpu.MAX_SCORES // stored)
     cut = cupy.zeros((tile, width), dtype=bank.w.dtype)
     cut.fill(1)
@@ -161,19 +161,19 @@ def measure_dense_rows(backend: CupyBackend, k: int, args: argparse.Namespace) -
     return line
 
 
-def measure_codes(backend: CupyBackend, below: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the nanoseconds per code of a row to find nearest centroids, and the seconds to prepare these.
+def measure_codes(backend: CupyBackend, n_below: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the nanoseconds per code to find nearest centroids, and the seconds to prepare the centroids.
 
-    A code is the index of a nearest centroid of the layer below; a centroid also consists of codes.
+    A code is the index of one of ``n_below`` centroids of the layer below; a centroid also consists of codes.
     """
-    rng, k = np.random.default_rng(args.seed), below // 2
-    x = rng.integers(0, below, (args.rows, args.clusterings)).astype(np.int32)
-    centroids = rng.integers(0, below, (1, k, args.clusterings)).astype("u2")
-    units = rng.random((1, args.clusterings, below)) < 0.5
+    rng, k = np.random.default_rng(args.seed), n_below // 2
+    x = rng.integers(0, n_below, (args.rows, args.clusterings)).astype(np.int32)
+    centroids = rng.integers(0, n_below, (1, k, args.clusterings)).astype("u2")
+    units = rng.random((1, args.clusterings, n_below)) < 0.5
     make, nearest = backend.kernel("mbn_make_lists"), backend.kernel("mbn_nearest_codes")
     lists, rows = make(centroids, units), backend.asarray(x, np.int32)
     seconds = host_seconds(lambda: nearest(rows, lists), args.repeats)
-    line = {"centroids_below": below, "centroids": k, "ns_per_code": 1e9 * seconds / x.size}
+    line = {"centroids_below": n_below, "centroids": k, "ns_per_code": 1e9 * seconds / x.size}
     line["seconds_to_make_lists"] = host_seconds(lambda: make(centroids, units), args.repeats)
     print("codes", line, flush=True)
     return line

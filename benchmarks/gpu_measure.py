@@ -16,7 +16,7 @@ from typing import Any
 import gpu_model
 from gpu_parts import HERE, MODELS, ProgramRunner, parse, temporary_caches
 
-# Options of each gpu_*.py script, and the seconds after which it starts no further measurement.
+# Options of each gpu_*.py script, and the seconds after which the script starts no further measurement.
 SCRIPTS = {
     "capsule": (["--rows", "262144", "--features", "784"], 30),
     "mbn": (["--rows", "20000", "--clusterings", "100"], 24),
@@ -25,7 +25,7 @@ SCRIPTS = {
     "linear_mixture": ([], 24),
 }
 DEVICES = ("auto", "gpu", "cpu")
-# A script is killed this many seconds after the time when it starts no further measurement.
+# A script is killed this many seconds later, to let its last measurement end.
 LAST_MEASUREMENT_SECONDS = 12
 # A fit, with the import of the package and compilation, is killed after this many seconds.
 FIT_SECONDS = 25
@@ -51,8 +51,8 @@ def main() -> int:
                 for line in compare_with_bounds(model, json.loads(out.read_text(encoding="utf-8"))):
                     runner.record(**line)
         for model in MODELS:
-            # With --emulate, only one model is fitted on the processor, because all models use the same code
-            # there.
+            # With --emulate, device "cpu" is rehearsed with the capsule model only, because the measuring
+            # code is the same for all models.
             devices = DEVICES if not args.emulate else ("auto", "cpu") if model == "capsule" else ("auto",)
             for device in devices:
                 run_fit(runner, model, device, folder)

@@ -42,8 +42,7 @@ class Card:
     division_rate: float
     # Operations per second on signed bytes, by tensor cores.
     int8_rate: float
-    # Seconds to start a kernel or a copy, and seconds for which the host waits for a result. These values are
-    # typical, not measured.
+    # Seconds to start a kernel or a copy, and of a wait of the host for a result: typical, not measured.
     launch_seconds: float = 2e-6
     wait_seconds: float = 10e-6
 
@@ -70,7 +69,7 @@ class Work:
     uploads: int = 0  # number of copies from the host to the GPU
     downloads: int = 0  # number of copies from the GPU to the host; the host waits for each
     copied_bytes: float = 0  # bytes of all uploads and downloads
-    ahead_bytes: float = 0  # bytes that a thread copies to the GPU while the GPU computes
+    ahead_bytes: float = 0  # bytes of rows that are copied to the GPU while it computes
     host_seconds: float = 0  # seconds in which the host computes and the GPU is idle
     serial_seconds: float = 0  # seconds of a kernel that has to do its steps one after another
 
@@ -94,7 +93,7 @@ class Work:
         }
 
     def card_seconds(self, card: Card) -> float:
-        """Return the smallest possible seconds of the kernels, without copies, launches and waits."""
+        """Return the seconds of the kernels at peak rates, summed over resources, without copies or waits."""
         seconds = self.seconds_by_resource(card)
         return sum(v for key, v in seconds.items() if not key.startswith(("copies", "launches")))
 
@@ -102,8 +101,7 @@ class Work:
         """Return the predicted seconds of the call.
 
         The prediction adds the seconds of kernels, waits, copies and work of the host. Only the copies of
-        ``ahead_bytes`` overlap with other work, as do the threads that bring these bytes to page-locked
-        memory.
+        ``ahead_bytes``, to page-locked memory and then to the GPU, overlap with other work.
         """
         starts = (self.launches + self.uploads) * card.launch_seconds
         kernels = max(self.card_seconds(card), self.serial_seconds, starts)
@@ -119,7 +117,7 @@ class Work:
 
 
 def matrix_product(rows: int, columns: int, inner: int, item_bytes: int = 4) -> Work:
-    """Return the work of a float32 matrix product (rows, inner) x (inner, columns)."""
+    """Return the work of a product (rows, inner) x (inner, columns) of ``item_bytes``-byte numbers."""
     flops = 2.0 * rows * columns * inner
     return Work(
         memory_bytes=item_bytes * (rows * inner + inner * columns + rows * columns),
@@ -135,15 +133,16 @@ def copy_rows_ahead(work: Work, row_bytes: float) -> Work:
 
 
 def copy_rows_first(work: Work, row_bytes: float) -> Work:
-    """Return ``work`` in an earlier version, in which the host copied ``row_bytes`` to page-locked memory."""
+    """Return ``work`` of an earlier version: the host first copied ``row_bytes`` to page-locked memory."""
     return work + Work(host_seconds=row_bytes / COPY_RATE)
 
 
 def capsule_residuals(n_rows: int, total_dim: int, members: int, active: int | None = None) -> Work:
     """Return the work of the kernel ``capsule_residuals`` for ``members`` models on the same rows.
 
-    The models have ``total_dim`` latent means in total. ``active`` is the number of rows whose class
-    probabilities pass the threshold; None means no threshold.
+    The models have ``total_dim`` latent means in total. ``active`` is the number of rows that change the
+    weights, because a wrong class has more than nu times the probability of the true class. Only these rows
+    are gathered. None means all rows (no threshold nu).
     """
     host = 8 * (3 * members + 1)
     common = Work(
@@ -184,11 +183,11 @@ def capsule_block(
         + matrix_product(total_dim, n_rows, n_features)
         + capsule_residuals(n_rows, total_dim, members, active)
     )
-    out += Work(uploads=-1)  # One upload copies classes and weights.
+    out += Work(uploads=-1)  # Classes and weights of rows are in one upload, not in two.
     if active is not None and active:
         out += Work(memory_bytes=8.0 * active * n_features, launches=1)  # Gather the active rows.
     if rows:
-        # Without a threshold, all sums are copied to the host together, in one copy.
+        # If all rows are active, the sums and the product's result are copied to the host together.
         dense = active is None
         back = 8.0 * -(-total_dim * n_features // 2) if dense else 4.0 * total_dim * n_features
         out += matrix_product(total_dim, n_features, rows) + Work(
@@ -206,7 +205,7 @@ def earlier_capsule_block(
     item_bytes: int,
     on_card: bool = False,
 ) -> Work:
-    """Return the work of ``capsule_block`` in an earlier version: one more upload and download."""
+    """Return ``capsule_block`` of an earlier version: an upload more and, if all rows count, a download."""
     now = capsule_block(n_rows, n_features, total_dim, members, active, item_bytes, on_card)
     return now + Work(uploads=1, downloads=1 if active is None else 0)
 
@@ -242,7 +241,7 @@ def mbn_nearest(
 ) -> Work:
     """Return the work of ``mbn_nearest``, which finds nearest centroids by ``n_columns`` of the features.
 
-    With ``with_bytes``, rows and centroids are bytes, and both sizes of a product are multiples of 16.
+    With ``with_bytes``, rows and centroids are bytes; both sizes of a product are padded to multiples of 16.
     """
     stored, width, inner = 4, n_centroids, n_columns
     if with_bytes:
@@ -267,8 +266,7 @@ def mbn_nearest(
 # Seconds in which the host draws at random whether a clustering uses one centroid of the layer below, in an
 # earlier version; measured on a busy CPU.
 EARLIER_DRAW_SECONDS = 3.9e-9
-# Estimated seconds in which a thread of the GPU adds a number to a random draw, or removes it: two accesses
-# to memory and a division.
+# Estimated seconds in which a GPU thread adds or removes one drawn unit: two memory accesses, a division.
 CHANGE_SECONDS = 0.6e-6
 # Seconds in which the host draws the number of one row that becomes a centroid; measured on a busy CPU.
 ROW_SECONDS = 18e-9
@@ -278,12 +276,15 @@ READ_SECONDS, SORT_SECONDS = 2e-9, 18.5e-9
 
 
 def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
-    """Return the work of ``mbn_choose_masks``, which draws half of the codes below for each clustering."""
+    """Return the work of ``mbn_choose_masks``, which draws half of the units for each clustering.
+
+    A unit is one of ``n_below`` centroids of one of ``n_codes`` clusterings in the layer below.
+    """
     units = float(n_codes) * n_below
-    # A random byte selects each code with the probability 1/2. The number of selected codes is wrong by 0.4
+    # A random byte selects each unit with the probability 1/2. The number of selected units is wrong by 0.4
     # sqrt(units) on average, and half of the random numbers of the correction change nothing.
     changes = 0.8 * math.sqrt(units)
-    # The generator takes 10 rounds of about 30 integer operations for 32 random numbers.
+    # The generator takes 10 rounds of about 30 integer operations for 32 random bytes: about 10 per unit.
     return Work(
         memory_bytes=clusterings * units,
         flops=10 * clusterings * units,
@@ -391,8 +392,8 @@ def crbm_inference(visible: int, hidden: int, rows: int, sweeps: int, with_pairs
 def crbm_step(visible: int, hidden: int, features: int, chains: int, rows: int, sweeps: int) -> Work:
     """Return the work of a learning step by belief propagation whose parameters stay on the GPU.
 
-    A batch has ``chains`` parts of ``rows`` rows. Launches include array expressions of CuPy. Only rows,
-    outputs and measurements are copied.
+    A batch has ``chains`` parts of ``rows`` rows of ``features`` inputs. Launches include array expressions
+    of CuPy. Only rows, outputs and measurements are copied.
     """
     edges, units, total = visible * hidden, visible + hidden, chains * rows
     parameters, factored = edges + units * (features + 1), total * (units + features) < units * features
@@ -432,7 +433,8 @@ def earlier_crbm_step(visible: int, hidden: int, features: int, chains: int, row
 def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
     """Return the work of ``hcn_sweep``, one sweep (round of messages), with all arrays on the GPU.
 
-    A chain of images updates their pixels one after another: each update waits for the one before it.
+    A chain of ``images`` updates their ``pixels`` one after another. Each image has beliefs of features at
+    ``places``, and each chain has beliefs of ``weights``.
     """
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
     shared = 4 * (images * places + weights) < 232_448 - 1024
@@ -468,8 +470,7 @@ def hcn_decode_images(
 
 # Estimated seconds to update one pixel in a sweep: beliefs in the second-level cache, or in shared memory.
 PIXEL_SECONDS, SHARED_PIXEL_SECONDS = 2e-6, 1e-6
-# One call of a kernel receives arrays of at most this many bytes; equals KERNEL_CALL_BYTES of
-# models/hcn/model/stored_messages.py.
+# Largest number of bytes of the arrays of a kernel call, as in models/hcn/model/stored_messages.py.
 KERNEL_CALL_BYTES = 2**31
 
 
@@ -607,7 +608,7 @@ def earlier_linear_mixture_leaf(
         uploads=2 * classes + 2,
         downloads=2 * classes,
         copied_bytes=grams + 4.0 * n_rows + 8.0 * classes,
-        host_seconds=sums / COPY_RATE,  # Each block adds its sums in new pages of memory.
+        host_seconds=sums / COPY_RATE,  # The host adds the sums of each block in new memory.
     )
     return (now + more) * blocks
 
@@ -616,10 +617,9 @@ MakeWork = Callable[[], Work]
 # Work of converting a block's uint8 rows, which stay on the GPU, to float32 in each pass. In an earlier
 # version each pass copied the rows from the host.
 CONVERSION_WORK = Work(memory_bytes=65_536 * 784 * 5.0)
-# Arguments of mbn_upper_group: 60,000 rows, 400 codes per row, 2,000 centroids above 4,000, 32 clusterings.
+# Arguments of mbn_upper_group: 60,000 rows, 400 codes per row, 2,000 centroids (4,000 below), 32 clusterings.
 MBN_SIZES = 60_000, 400, 2000, 4000, 32
-# Arguments of mbn_nearest: 60,000 rows of 784 bytes, half of the columns, 16,000 centroids of several
-# clusterings.
+# Arguments of mbn_nearest: 60,000 rows of 784 bytes, half of the columns, and a pool of 16,000 centroids.
 MBN_POOL_SIZES = 60_000, 784, 392, 16_000, 1
 # Arguments of hcn_sweep: 128 chains of 5 images of 24 x 24 pixels; 32 features of 8 x 6 at 17 x 19 places.
 HCN_SWEEP_SIZES = 128, 5, 576, 19 * 17 * 32, 48 * 32
@@ -662,8 +662,8 @@ EXAMPLES: dict[str, MakeWork] = {
         linear_mixture_leaf(*MIXTURE_SIZES[:-1]), MIXTURE_BYTES
     ),
 }
-# Work in an earlier version, for examples that changed since. The version is commit e30a2cb5, and d55ee17a
-# for examples with rows on the host.
+# Work in an earlier version (commit e30a2cb5; d55ee17a for rows on the host), for examples that have changed
+# since that version.
 EARLIER: dict[str, MakeWork] = {
     "capsule, D = 20, 65,536 uint8 rows, pass 2": lambda: earlier_capsule_block(*CAPSULE_SIZES[:5], 1),
     "mbn layer 1, pool of 16,000, 60,000 uint8 rows": lambda: mbn_nearest(*MBN_POOL_SIZES),
@@ -689,7 +689,7 @@ EARLIER: dict[str, MakeWork] = {
 
 
 def predict_all() -> list[dict[str, float | str]]:
-    """Return predictions of each changed example on each GPU, for the earlier version and for this one."""
+    """Return the prediction of each changed example on each GPU, for the earlier version and this one."""
     return [
         predict(name, EARLIER[name](), EXAMPLES[name](), card) for name in EARLIER for card in (H100, H200)
     ]
