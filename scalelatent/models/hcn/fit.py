@@ -252,10 +252,13 @@ def find_last_state(model: HierarchicalCompositionalNetwork, network: Network) -
     Raise a ValueError if the layers or classes of the last fit differ from those of ``network``.
     """
     last = model._network.describe()
-    if last != network.describe():
+    before, now = (None if one.classes is None else one.classes.tolist() for one in (model._network, network))
+    same_classes = before == now
+    if last != network.describe() or not same_classes:
+        text = network.describe() + ("" if same_classes else ", with other classes")
         raise ValueError(
-            f"the last fit was of {last}, and these are {network.describe()}: set layers, templates and "
-            "classes back, or start again (warm_start=False)"
+            f"the last fit was of {last}, and these are {text}: set layers, templates and classes back, or "
+            "start again (warm_start=False)"
         )
     return model._stream
 

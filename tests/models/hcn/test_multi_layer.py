@@ -365,6 +365,14 @@ def test_a_stream_and_a_warm_start_continue_a_fit() -> None:
             make_network(warm_start=True).fit(X, Y).set_params(**other).fit(X)
 
 
+def test_a_warm_start_with_other_classes_is_refused() -> None:
+    """The message lists the first ten classes, but all classes have to be those of the last fit."""
+    y = np.arange(len(X)) % 11
+    model = make_network(warm_start=True, templates=1, n_epochs=1).fit(X, y)
+    with pytest.raises(ValueError, match=r"of the classes 0, 1, .*, 9, with other classes: set layers"):
+        model.fit(X, np.where(y == 10, 11, y))
+
+
 REFUSED = [
     ({"pool": 4}, "an odd number"),
     ({"templates": 0}, "templates=0: give a whole number of at least 1"),
