@@ -45,7 +45,7 @@ class PrintPasses(sl.Callback):
 
 
 def measure_errors(model: Any, held: Any, test: Any) -> dict[str, float]:
-    """Return validation and test errors, also with tangent distance if the model has tangents."""
+    """Return passes, validation and test errors, also with tangent distance if the model has tangents."""
     out = {"passes": model.n_iter_}
     for name, recognition in (("", "error"), ("_tangent_distance", "tangent-distance")):
         if recognition == "error" or model.tangents:

@@ -48,7 +48,7 @@ from scalelatent.models.linear_mixture.kernels import reference
 
 
 def load_rows(p: int, part: str = "train") -> np.ndarray:
-    """Return MNIST in [0, 1], in full size or averaged to 16 x 16."""
+    """Return MNIST in [0, 1]: averaged to 16 x 16 if p is 256, otherwise in full size."""
     x = mnist16(part)[0] if p == 256 else mnist(part=part)[0].astype(np.float32) / 255
     return np.ascontiguousarray(x, dtype=np.float32)
 
