@@ -275,9 +275,9 @@ def fit_neighbours(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
 
 
 def fit_exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
-    """Return a classifier by the training digit whose edges explain an image best at noise p01 and p10.
+    """Return a classifier by the training digit whose edges explain an image best.
 
-    Each edge may be up to two pixels away from its position in the training digit.
+    Noise removes an edge with probability p01, and adds one with p10. Edges may shift by up to two pixels.
     """
     off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
     training_edges = find_edges(x, args).reshape(len(x), -1).astype(np.float32)

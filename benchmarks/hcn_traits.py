@@ -96,7 +96,7 @@ def fit_network(
 
 
 def compute_error(found: np.ndarray, true: np.ndarray) -> float:
-    """Return the share of wrongly classified images."""
+    """Return the share of images whose class in ``found`` differs from that in ``true``."""
     return round(float((found != true).mean()), 6)
 
 

@@ -114,7 +114,7 @@ MEMORY_LIMITS = {100: "2GB", 500: "4GB"}
 
 
 def measure_peaks(k: int, train: Any, args: Any) -> None:
-    """Write the peak memory of a worker with k sub-classes, for three numbers of rows."""
+    """Write the measured and predicted peak memory of a worker with k sub-classes, for three row counts."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
     model.set_params(likelihood="error", random_state=args.seed)
     engine = {} if args.cache is None else {"cache": args.cache}

@@ -94,7 +94,7 @@ def compute_pass_seconds(model: Any) -> float:
 
 
 def fit_density(x: np.ndarray, seed: int, **params: Any) -> Any:
-    """Return a fitted mixture of this package with these parameters."""
+    """Return a fitted mixture of this package; with tol=0 it runs all its passes, ``max_iter``."""
     common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0}
     return sl.LinearMixture(**common, **params).fit(x)
 

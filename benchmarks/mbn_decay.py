@@ -114,7 +114,7 @@ def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
 def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
     """Return the decays that decay="auto" tries.
 
-    It stops after a decay of at least 0.5 whose score is more than MAX_SCORE_DROP below the best so far.
+    The trials stop after a decay of at least 0.5 whose score is over MAX_SCORE_DROP below the best so far.
     """
     best = 0.0
     for count, (decay, found) in enumerate(run.items(), 1):

@@ -191,7 +191,7 @@ def format_pixels(found: dict[str, Any]) -> str:
 
 
 def list_crbm_errors(task: str) -> str:
-    """Return as text the errors of mle-bp, and the learners whose error is over 5 % above the paper's."""
+    """Return as text the errors of mle-bp, the learners over 5 % above the paper, and the largest gap."""
     found, best = read("crbm_mnist"), read_longest(task, "mle-bp")
     names = [name.split("/")[1] for name in found if name.startswith(f"{task}/")]
     compared = {name: r for name in names if "paper" in (r := read_longest(task, name))}

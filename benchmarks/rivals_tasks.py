@@ -360,7 +360,7 @@ DENSITY = Task(
 
 
 def load_all_rows(name: str) -> Callable[[int], TaskRows]:
-    """Return a loader of a data set whose rows are all clustered."""
+    """Return a loader of a data set to cluster: all rows are training rows and held-out rows."""
 
     def make(seed: int) -> TaskRows:
         x, y, measurements = load_small_set(name)

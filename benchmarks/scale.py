@@ -88,7 +88,7 @@ REMEDIES = {
 TIMED_MESSAGES = ("keep-alive", "heartbeat-client")
 # Number of measured passes of a batch learner; the first one reads rows and compiles, and does not count.
 PASSES = 4
-# Numbers of rows of the two passes that give the constants of a kind: batch learners, and slower kinds.
+# Numbers of rows of the two passes from which other passes are predicted: batch learners, and other kinds.
 CONSTANT_ROWS = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
 # Numbers of rows of the passes that check the predictions, and the largest one with --quickest.
 CHECK_ROWS = {
@@ -117,7 +117,7 @@ class ScaleCase:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of rows: two that give the constants, and others that check the predictions."""
+        """Numbers of rows: two of passes that predictions use, and others that check the predictions."""
         return CONSTANT_ROWS["batch" if self.loop == "batch" else "slow"] + CHECK_ROWS[self.loop]
 
 
@@ -186,7 +186,7 @@ class MeasuredEnough(KeyboardInterrupt):
 class PassSeconds(sl.Callback):
     """Callback that records the seconds of the passes of a stage, and ends the fit after them.
 
-    A map to codes reports no passes, so the seconds until the next stage are recorded.
+    A bootstrap network's map to codes reports no passes, so the seconds until the next stage are recorded.
     """
 
     def __init__(self, stage: str, wanted_passes: int = PASSES) -> None:
@@ -219,7 +219,7 @@ class PassSeconds(sl.Callback):
 
     @property
     def seconds(self) -> float:
-        """Seconds of the fastest pass among the second, third and fourth."""
+        """Seconds of the fastest of the passes 2 to 4; if the fit has only one pass, its seconds."""
         return min(self.passes[1:PASSES] or self.passes)
 
 
@@ -510,7 +510,7 @@ def round_to_three(number: float) -> str:
 
 
 def check_predictions(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return predicted and measured seconds of the passes that did not give the constants."""
+    """Return predicted and measured seconds of all passes but the two per kind that predictions use."""
     out = []
     for (kind, n, workers), r in sorted(
         pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])

@@ -246,7 +246,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
 def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the costs of steps of a learner that computes nothing, with each chain on its own worker."""
+    """Yield the costs of steps of an idle learner for each number in ``chains``, one worker per chain."""
     from idle_learner import IdleLearner
 
     from scalelatent.engine.callbacks import Callbacks

@@ -1057,7 +1057,7 @@ def importers() -> Iterable[Iterable[Any]]:
         "parquet, a column a feature; lists": ("parquet wide", "parquet lists"),
         "csv": ("csv",),
     }.items():
-        if not found.keys() >= set(kinds):  # The stored results lack this kind of file.
+        if not found.keys() >= set(kinds):  # Skip kinds of files that the stored results lack.
             continue
         of = [found[kind] for kind in kinds]
         keys = ("read_mb_s", "read_hash_pack_mb_s", "import_mb_s")
@@ -1218,7 +1218,10 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return records by data set and method: of seeds that all ended methods have, and of exceeded limits."""
+    """Return the records of a task by data set and method.
+
+    The seeds are those that all methods within the time limit have. Records of exceeded limits are added.
+    """
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
     out = {}
