@@ -123,7 +123,7 @@ def describe_image(name: str, ds: Dataset, seed: int, features: np.ndarray) -> t
 
 
 def compress_by_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
-    """Return the compression by the generator's features, centred in windows, at places the decoder finds."""
+    """Return the compression by the generator's features, centred in windows, where the decoder puts them."""
     kinds, window = images.features[count_placed_kinds(images)[0]], SETS[name][1][1]
     given = np.zeros((len(kinds), 1, *window), bool)
     for feature, kind in zip(given[:, 0], kinds, strict=True):

@@ -101,7 +101,7 @@ def compute_error(found: np.ndarray, true: np.ndarray) -> float:
 
 
 def fit_clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Fit without labels; return network and results. Training images decide which pattern a cluster is."""
+    """Fit a network without labels; return it and its results. Training images name its clusters."""
     x, y = make_rows(seed, "pattern", 0, TRAINING)
     model, reported = fit_network(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)

@@ -2,7 +2,7 @@
 
     python benchmarks/linear_mixture_fit.py [--part pass]
 
-Each time is divided by the time of BLAS on the same arrays in the same run. All parts except threads and
+Most times are divided by the time of BLAS on the same arrays in the same run. All parts except threads and
 fits use one thread. The models have ten classes. A sub-class (component of a class) has h = 10 latent
 dimensions, and an E-step projects its rows to 16 directions. A tangent of a row is the change of the image
 under a small shift, rotation or scaling.
@@ -258,7 +258,7 @@ def measure_recognition(rng: np.random.Generator, rounds: int, quick: bool) -> l
 
 
 def measure_wide_rows(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Return the rate of a pass over rows of 3,072 features, as a share of the rate of its products."""
+    """Return the rate of a pass over rows of 3,072 features as a share of the rate of its matrix products."""
     n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
     ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.multiply_all, b) for b in BLOCK_ROWS[:2]}

@@ -89,7 +89,7 @@ def measure_seconds(call: Any) -> float:
 
 
 def compute_pass_seconds(model: Any) -> float:
-    """Return the median seconds of the last passes of a fit."""
+    """Return the median seconds of the last four passes of a fit."""
     return float(np.median([record["seconds"] for record in model.history_[-4:]]))
 
 

@@ -199,7 +199,7 @@ def take_rows(x: CsrRows, indices: np.ndarray) -> CsrRows:
 
 
 def measure_sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict[str, Any]:
-    """Return times of finding nearest centroids of documents (counts, or their logarithms), CSR and dense."""
+    """Return times to find nearest centroids of counts (or their logarithms), as CSR and as dense rows."""
     rng = np.random.default_rng(seed)
     rows, what = load_documents(vocabulary, seed)
     if not counts:

@@ -248,7 +248,7 @@ def load_mnist_levels(seed: int, n: int) -> TaskRows:
 
 
 def add_outliers(load: Callable[[int], TaskRows]) -> Callable[[int], TaskRows]:
-    """Return a loader that excludes a class (by the seed, never the largest) and adds outliers to test rows.
+    """Return a loader that trains without a class (never the largest), and tests with two kinds of outliers.
 
     The truth is 0 for rows of the other classes, 1 for rows of the excluded class, and 2 for mixtures of
     two held-out rows, in which each column comes from one of the two.
@@ -449,7 +449,7 @@ IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
 
 
 def make_corrupted_mnist(seed: int, **how: Any) -> TaskRows:
-    """Return corrupted and clean binary images of MNIST."""
+    """Return binary images of MNIST, with corruption as rows and without corruption as targets."""
     rows = load_mnist(seed, IMAGE_ROWS)
     v, truth = ((x > 0.5).astype(np.uint8) for x in (rows.train, rows.test[:HELD_IMAGES]))
     train, test = (

@@ -117,7 +117,7 @@ class ScaleCase:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of rows: two of passes that predictions use, and others that check the predictions."""
+        """Numbers of rows: passes over the first two predict the others, which check the predictions."""
         return CONSTANT_ROWS["batch" if self.loop == "batch" else "slow"] + CHECK_ROWS[self.loop]
 
 
