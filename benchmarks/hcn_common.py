@@ -62,7 +62,7 @@ def compute_true_compression(images: ImageSet, n: int) -> float:
 
 
 def arrange_tiles(features: np.ndarray, columns: int) -> np.ndarray:
-    """Return features (n, h, w) as one picture of several columns: floats from 0 to 1, with grey borders."""
+    """Return one picture of 1 - features (n, h, w), in ``columns`` columns of tiles with grey borders."""
     n, h, w = features.shape
     rows = -(-n // columns)
     out = np.full((rows * (h + 1) + 1, columns * (w + 1) + 1), 0.6)

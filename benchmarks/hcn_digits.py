@@ -253,7 +253,7 @@ def place_side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
-    """Return the shares of images with two correct digits, of correct digits, and of correct positions."""
+    """Return shares: images with two correct digits, correct digits, correct positions, exact searches."""
     wide, y, begins = place_side_by_side(args.wide_rows, args.seed)
     found = model.with_classes((SIDE, WIDE_WIDTH)).predict(wide)
     order = np.argsort(found.positions[:, :, 1], axis=1)
@@ -275,9 +275,9 @@ def fit_neighbours(x: np.ndarray, y: np.ndarray, k: int) -> Predict:
 
 
 def fit_exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: float) -> Predict:
-    """Return a classifier by the training digit whose edges explain an image best at noise p01 and p10.
+    """Return a classifier by the training digit whose edges explain an image best.
 
-    Each edge may be up to two pixels away from its position in the training digit.
+    Noise removes an edge with probability p01, and adds one with p10. Edges may shift by up to two pixels.
     """
     off, on = np.log(p01 / (1 - p10)), np.log((1 - p01) / p10)
     training_edges = find_edges(x, args).reshape(len(x), -1).astype(np.float32)
@@ -293,7 +293,10 @@ def fit_exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: floa
 
 
 def fit_logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Predict:
-    """Return a classifier by logistic regression on the largest edge in each 3 x 3 pixels."""
+    """Return a classifier by logistic regression; ``penalty`` is scikit-learn's C.
+
+    Its features say whether each filter has an edge in each square of 3 x 3 pixels.
+    """
 
     def pooled(images: np.ndarray) -> np.ndarray:
         return (
@@ -353,7 +356,7 @@ def replace_pools(model: Any, **pools: Any) -> Any:
 
 
 def fit_over_features(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
-    """Learn templates from digits x with classes y, over fixed features (features, channels, h, w)."""
+    """Return a copy of a network with templates that are learned from digits x, over fixed ``features``."""
     network = model._network
     low, top = network.net.layers
     p01, p10 = args.read_noise
@@ -382,10 +385,7 @@ def fit_over_features(model: Any, features: np.ndarray, x: np.ndarray, y: np.nda
 
 
 def make_fixed_features(filters: int) -> dict[str, np.ndarray]:
-    """Return two sets of features by name; each feature is the edge of one filter.
-
-    The edge of a feature is in the middle of 3 x 3 pixels, or at any of them.
-    """
+    """Return two sets of features: an edge of one filter in the middle of 3 x 3 pixels, or at any of them."""
     edge, anywhere = (np.zeros((filters, filters, 3, 3), bool) for _ in range(2))
     channels = np.arange(filters)
     edge[channels, channels, 1, 1] = anywhere[channels, channels] = True
@@ -399,7 +399,7 @@ def set_read_noise(model: Any, p01: float, p10: float) -> tuple[str, Callable[[]
 
 
 def draw_channels(on: np.ndarray, args: Any) -> np.ndarray:
-    """Draw edges (n, channels, h, w) as sums of their filters: images (n, h + size - 1, w + size - 1)."""
+    """Return sums of the filters of edges (n, channels, h, w) as images with values from 0 to 1."""
     half = OrientedFilters(args.filters, args.filter_size).weights
     kernels = torch.tensor(np.concatenate([half, -half])[:, None], dtype=torch.float32)
     drawn = torch.nn.functional.conv_transpose2d(torch.tensor(on, dtype=torch.float32), kernels)[:, 0].numpy()
@@ -435,7 +435,7 @@ def draw_figures(args: Any, model: Any) -> None:
 def load_or_fit(
     args: Any, seed: int, x: np.ndarray, y: np.ndarray
 ) -> tuple[sl.HierarchicalCompositionalNetwork, dict[str, float]]:
-    """Fit a network, and return it with its CPU seconds; return a saved one if --models has it."""
+    """Fit a network, and return it with its CPU seconds; return a saved one, with {}, if --models has it."""
     place = args.models and args.models / f"digits-{seed}"
     if place and place.exists():
         return sl.load_model(place), {}

@@ -39,7 +39,7 @@ TRAITS = ("square", "circle", "forward", "backward")
 
 
 def find_traits(templates: np.ndarray, patterns: np.ndarray) -> dict[str, list[int]]:
-    """Return the numbers of the features of each trait: only its two templates use these features.
+    """Return the numbers of the features of each trait: both its templates use them, and no other one does.
 
     ``templates`` is bool (templates, features); ``patterns`` is the pattern (0 to 3) of each template.
     """

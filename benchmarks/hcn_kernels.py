@@ -90,7 +90,7 @@ def compute_bare_messages(s: Any, w: Any, b: Any, rounds: Any) -> None:
 def measure_rates(
     size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int
 ) -> dict:
-    """Return pairs (place of a feature, weight) per second of all sweeps, for images of one size."""
+    """Return pairs (place of a feature, weight) per second of all sweeps, their ratios, and two shares."""
     letters = image_set("letters", alphabet=alphabet, count=count, size=(size, size), noise=0.03, seed=seed)
     layer = FeatureLayer((1, size, size), features, window, 1e-3, 1e-3, 0.3, 1e-4)
     evidence = layer.compute_evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]

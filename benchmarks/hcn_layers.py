@@ -112,7 +112,7 @@ def time_pieces(seed: int) -> dict[str, Any]:
         for m, w in zip(messages, weights, strict=True):
             pools.pass_trees_down(m.s, w, m.to_s, m.to_w)
 
-    # The features of the last layer fill its image, so that each has one place, and trees have few pairs.
+    # The bare loop uses trees of the first layer's size; trees of the last layer have one place per feature.
     pairs = IMAGES * sum(layer.pairs for layer in net.layers)
     tree = int(np.prod(net.layers[0].window)) * net.layers[0].n_features
     rng = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ def time_pieces(seed: int) -> dict[str, Any]:
 
 
 def compare_cluster(rows: int, seed: int) -> dict[str, Any]:
-    """Return the seconds of an online epoch with two threads in this process and with two workers."""
+    """Compare an online epoch with two threads of this process and with two workers: seconds and bits."""
     x, y = mnist()
     ds = Dataset.from_arrays(x[:rows].reshape(-1, 28, 28), y[:rows])
     params: dict[str, Any] = {
@@ -184,7 +184,7 @@ class LeafBytes(sl.Callback):
     """Callback that records the size of the message files in a run folder, one per leaf (range of images).
 
     ``largest_bytes`` is the largest total of all files at a checkpoint, ``most_files`` the largest number of
-    files of a pass.
+    files of a pass, and ``bytes_by_pass`` has the bytes of each pass.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -202,7 +202,7 @@ class LeafBytes(sl.Callback):
 def measure_kept_messages(
     side: int, p_weight: tuple[float, float], digits_per_class: int, passes: int, seed: int
 ) -> dict[str, Any]:
-    """Fit one network; return the size of its messages in memory and in its run folder."""
+    """Fit one network; return the size of its messages and run folder, its peak memory, and predictions."""
     warnings.simplefilter("ignore")  # The fit ends before it converges, and warns about that.
     x, y = mnist(slice(0, 5000))
     rows = np.sort(np.concatenate([np.flatnonzero(y == code)[:digits_per_class] for code in range(10)]))
@@ -240,7 +240,7 @@ def measure_kept_messages(
 
 
 def measure_all_fits(seed: int) -> list[dict[str, Any]]:
-    """Return the size of stored messages of all fits, each in a new process."""
+    """Return the results of fits with all FIT_SIZES and PAPER_SETTINGS, each in a new process."""
     found = []
     for size in FIT_SIZES:
         for reading in PAPER_SETTINGS:

@@ -71,15 +71,15 @@ def make_estimator(args: Any, **more: Any) -> sl.HierarchicalCompositionalNetwor
     )
 
 
-def measure_thread_rate(ds: Dataset, args: Any, images: int = 2000) -> float:
-    """Return the pairs (place of a feature, weight) per second of ``args.workers`` threads, no cluster."""
+def measure_thread_rate(ds: Dataset, args: Any, n_images: int = 2000) -> float:
+    """Return how many pairs (place of a feature, weight) ``args.workers`` threads update per second."""
     learner = OnlineFeatureLearner(
         FeatureLayer(IMAGE, FEATURES, WINDOW, **SETTINGS), FORGETTING, 5, args.seed
     )
-    backend, x = make_backend("cpu"), ds.read_x(0, images)
+    backend, x = make_backend("cpu"), ds.read_x(0, n_images)
     state, size = learner.start(), 5 * args.chain_batches
     blocks = [
-        Block(x[a : a + size], None, None, a, np.arange(a, a + size)) for a in range(0, images - size, size)
+        Block(x[a : a + size], None, None, a, np.arange(a, a + size)) for a in range(0, n_images - size, size)
     ]
 
     def work(block: Block) -> None:

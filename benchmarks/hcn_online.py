@@ -120,7 +120,7 @@ def find_alphabet(args: Any) -> dict[str, Any]:
 def measure_curve(
     seed: int, rows: int, forgetting: float, chains: int, batches: int, warm_rows: int
 ) -> list[list[int]]:
-    """Return the number of letters found during one fit, as pairs [images, letters].
+    """Return the number of letters found about 20 times during one fit, as pairs [images, letters].
 
     A step has ``chains`` chains of ``batches`` minibatches, after ``warm_rows`` images in one chain.
     """

@@ -123,10 +123,7 @@ def describe_image(name: str, ds: Dataset, seed: int, features: np.ndarray) -> t
 
 
 def compress_by_true_features(name: str, images: ImageSet, ds: Dataset, seed: int) -> float:
-    """Return the compression by the generator's features at the places that the decoder finds.
-
-    They are centred in windows of the size of the network's features.
-    """
+    """Return the compression by the generator's features, centred in windows, where the decoder puts them."""
     kinds, window = images.features[count_placed_kinds(images)[0]], SETS[name][1][1]
     given = np.zeros((len(kinds), 1, *window), bool)
     for feature, kind in zip(given[:, 0], kinds, strict=True):

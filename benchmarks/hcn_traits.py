@@ -49,7 +49,7 @@ TRAINING, TEST, FILLED = 100, 10_000, 1_000
 SIZE, GAP = 13, 2
 PATTERNS = 4
 ALL_PARTS = "clusters,supervised,few,filled,leaves,flips,read"
-# Damping by the number of leaves (ranges of images whose messages change at the same time).
+# Part leaves: damping by the number of leaves (ranges of images whose messages change at the same time).
 DAMPING = {2: 0.1, 5: 0.1, 20: 0.05}
 # Shares of flipped pixels, and the largest number of passes of a fit, in the part flips.
 FLIPS, PASSES = (0.0, 0.001, 0.01, 0.03, 0.1), 200
@@ -96,15 +96,12 @@ def fit_network(
 
 
 def compute_error(found: np.ndarray, true: np.ndarray) -> float:
-    """Return the share of wrongly classified images."""
+    """Return the share of images whose class in ``found`` differs from that in ``true``."""
     return round(float((found != true).mean()), 6)
 
 
 def fit_clusters(seed: int, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """Fit a network without labels; return it and its results.
-
-    The training images decide which pattern each cluster means.
-    """
+    """Fit a network without labels; return it and its results. Training images name its clusters."""
     x, y = make_rows(seed, "pattern", 0, TRAINING)
     model, reported = fit_network(seed, PATTERNS, x, None, **how)
     counts = np.zeros((PATTERNS, PATTERNS), int)

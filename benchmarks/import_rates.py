@@ -326,7 +326,7 @@ def hash_and_pack(parts: Any, floats: bool) -> None:
 def measure_rates(
     kind: SourceKind, name: str, path: Path, out: str, rows: int, rounds: int
 ) -> dict[str, float]:
-    """Return the MB/s of rows of three functions: reading; reading, hashing and compressing; importing."""
+    """Return MB/s of rows for reading, for reading with hashing and packing, for importing; and ratios."""
     seconds = fastest(
         {
             "read": lambda: [None for _ in kind.read(path)],

@@ -38,7 +38,7 @@ LIKELIHOODS = ("ppca", "factor-analysis")
 
 
 def add_uniform_noise(part: str, args: Any) -> np.ndarray:
-    """Return the MNIST rows of a part, with uniform noise of the width of a grey level: values in [0, 1)."""
+    """Return MNIST rows in [0, 1) with uniform noise of one grey level; --size 16 shrinks them to 16 x 16."""
     x, _ = mnist(part=part)
     noise = np.random.default_rng((args.seed, part == "test")).random(x.shape, dtype=np.float32)
     x = (x.astype(np.float32) + noise) / 256

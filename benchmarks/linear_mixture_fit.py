@@ -2,7 +2,7 @@
 
     python benchmarks/linear_mixture_fit.py [--part pass]
 
-Each time is divided by the time of BLAS on the same arrays in the same run. All parts except threads and
+Most times are divided by the time of BLAS on the same arrays in the same run. All parts except threads and
 fits use one thread. The models have ten classes. A sub-class (component of a class) has h = 10 latent
 dimensions, and an E-step projects its rows to 16 directions. A tangent of a row is the change of the image
 under a small shift, rotation or scaling.
@@ -95,7 +95,7 @@ class OnePass:
         self.multiply_component_rows(1)
 
     def multiply_class_rows(self, block: int) -> None:
-        """Multiply rows of a class with means and directions of its sub-classes, ``block`` rows at a time."""
+        """Multiply the rows of each class with h + 1 columns per sub-class, ``block`` rows at a time."""
         n, columns_per_class = len(self.x), self.k // CLASSES * (DIMS + 1)
         columns = self.state.components.means.astype(np.float32).repeat(DIMS + 1, axis=0)
         out, n_class = np.empty((block, columns_per_class), np.float32), n // CLASSES
@@ -106,7 +106,7 @@ class OnePass:
                 np.matmul(rows, w, out=out[: len(rows)])
 
     def multiply_component_rows(self, times: int) -> None:
-        """Multiply the rows of each sub-class with its basis and back, for ``times`` as many rows."""
+        """Multiply ``times`` as many rows as each sub-class has with its basis and back."""
         counts = np.maximum(self.stats["count"].astype(int) // (-(-len(self.x) // self.block)), 1)
         bases, image = (
             self.state.components.bases.astype(np.float32),
@@ -120,7 +120,7 @@ class OnePass:
 
 
 def measure_passes(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Return the times of E-steps, with tangents and without, in multiples of their matrix products."""
+    """Return times of E-steps and of tangents in multiples of their products, and the M-step's share."""
     found = []
     for p in (256,) if quick else (256, 784):
         for k in (100,) if quick else (100, 500, 1000):
@@ -258,7 +258,7 @@ def measure_recognition(rng: np.random.Generator, rounds: int, quick: bool) -> l
 
 
 def measure_wide_rows(rng: np.random.Generator, rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Return the rate of a pass over rows of 3,072 features, as a share of the rate of its products."""
+    """Return the rate of a pass over rows of 3,072 features as a share of the rate of its matrix products."""
     n = 2000 if quick else 30_000
     one = OnePass(n, 3072, 300, False, rng)
     ways: dict[str, Any] = {"pass": one.run} | {f"{b}": partial(one.multiply_all, b) for b in BLOCK_ROWS[:2]}

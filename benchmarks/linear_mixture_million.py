@@ -45,7 +45,7 @@ class PrintPasses(sl.Callback):
 
 
 def measure_errors(model: Any, held: Any, test: Any) -> dict[str, float]:
-    """Return validation and test errors, also with tangent distance if the model has tangents."""
+    """Return passes, validation and test errors, also with tangent distance if the model has tangents."""
     out = {"passes": model.n_iter_}
     for name, recognition in (("", "error"), ("_tangent_distance", "tangent-distance")):
         if recognition == "error" or model.tangents:
@@ -114,7 +114,7 @@ MEMORY_LIMITS = {100: "2GB", 500: "4GB"}
 
 
 def measure_peaks(k: int, train: Any, args: Any) -> None:
-    """Write the peak memory of a worker with k sub-classes, for three numbers of rows."""
+    """Write the measured and predicted peak memory of a worker with k sub-classes, for three row counts."""
     model = sl.LinearMixtureClassifier(n_components=k // 10, n_dims=args.dims, max_iter=3, tol=0)
     model.set_params(likelihood="error", random_state=args.seed)
     engine = {} if args.cache is None else {"cache": args.cache}

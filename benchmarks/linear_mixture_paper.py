@@ -78,7 +78,7 @@ REJECTED_SHARES = (0.0, 0.01, 0.05, 0.1)
 FOLDS = 5
 # Weights of tangents that this script uses for "heavy" and for "light" in the paper's Table 1.
 HEAVY_WEIGHT, LIGHT_WEIGHT = 3.0, 0.3
-# The last training rows of MNIST, of this number, are held out to choose settings.
+# Number of MNIST's last training rows that are held out to choose settings.
 HELD_OUT_ROWS = 10_000
 # Methods of recognition: without tangents, with light tangents, and with tangent distance.
 METHODS = ("plain", "light tangents", "tangent distance")
@@ -103,9 +103,9 @@ def get_image_shape(name: str) -> tuple[int, int]:
 
 
 def split_rows(name: str, seed: int, folds: int = FOLDS, rows: int = 0) -> Iterable[tuple[Any, Any]]:
-    """Yield indices (training rows, held-out rows) of each fold; MNIST has one fold, its last 10,000 rows.
+    """Yield indices (training rows, held-out rows) of each fold of ``rows`` random rows; 0 means all rows.
 
-    ``rows`` is the number of random rows to split; 0 means all rows.
+    If ``rows`` is 0, MNIST has one fold, whose held-out rows are its last 10,000 rows.
     """
     _, y = load_rows(name, "train")
     if name.startswith("mnist") and not rows:
@@ -127,7 +127,7 @@ def fit_classifier(name: str, x: np.ndarray, y: np.ndarray, seed: int, jobs: int
 def compute_class_errors(model: Any, x: np.ndarray, moved: TangentSpec | None = None) -> np.ndarray:
     """Return the reconstruction error of each row by each class, (rows, classes).
 
-    It is the tangent distance to the tangents ``moved`` if these are given.
+    With ``moved``, it is the tangent distance with these tangents. The model keeps this way of recognition.
     """
     model._fitted = replace(model._fitted, tangent_spec=moved)
     model.set_params(recognition="error" if moved is None else "tangent-distance")
@@ -523,13 +523,13 @@ def compare_variants(name: str, args: Any, variants: dict[str, dict[str, Any]]) 
         }
         print(name, variant, out[variant], flush=True)
         out[variant]["wrong_rows"] = [" ".join(map(str, np.flatnonzero(one))) for one in wrong[variant]]
-        # An interrupted run resumes after this setting.
+        # A run with --resume skips the variants that are written here.
         write_part(args.out, args.part, args.seed, about | {"ways": out})
     return about | {"ways": out}
 
 
 def read_measured_variants(args: Any, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the results of this part that an interrupted run has written."""
+    """Return the variants that an earlier run has measured with settings ``about``; {} without --resume."""
     if not args.resume or not args.out.exists():
         return {}
     found = json.loads(args.out.read_text())["parts"].get(args.part, {}).get("result", {})
@@ -591,13 +591,13 @@ def compare_own_dims(name: str, args: Any) -> dict[str, Any]:
         for seed in range(args.seeds):
             for some, held in split_rows(name, args.seed + seed):
                 found = np.stack(
-                    [compute_class_distances(e, x[held]) for e in fit_hard_em(x[some], y[some], rule, seed)]
+                    [compute_class_distances(m, x[held]) for m in fit_hard_em(x[some], y[some], rule, seed)]
                 )
                 held_wrong.append(np.unique(y)[found.argmin(axis=0)] != y[held])
-            experts = fit_hard_em(x, y, rule, seed)
-            found = np.stack([compute_class_distances(e, test_x) for e in experts])
+            class_models = fit_hard_em(x, y, rule, seed)
+            found = np.stack([compute_class_distances(m, test_x) for m in class_models])
             tests.append(np.mean(np.unique(y)[found.argmin(axis=0)] != test_y))
-            kept += [len(basis) for expert in experts for _, basis in expert]
+            kept += [len(basis) for model in class_models for _, basis in model]
         out[title] = {
             "held_out": round(float(np.concatenate(held_wrong).mean()), 5),
             "test": summarise_seeds(tests),
@@ -615,18 +615,18 @@ def load_smoothed_rows(name: str, part: str, args: Any) -> tuple[np.ndarray, np.
 
 
 # Linear models of one class: (mean, basis) of each sub-class; the basis has h directions (h, features).
-Expert = list[tuple[np.ndarray, np.ndarray]]
+ClassModel = list[tuple[np.ndarray, np.ndarray]]
 
 
-def fit_hard_em(x: np.ndarray, y: np.ndarray, rule: float, seed: int) -> list[Expert]:
+def fit_hard_em(x: np.ndarray, y: np.ndarray, rule: float, seed: int) -> list[ClassModel]:
     """Fit ten sub-classes of each class by EM with hard assignment; return them by class.
 
-    A ``rule`` below 1 is the share of its variance that a sub-class keeps; otherwise it is h.
+    A ``rule`` below 1 is the share of variance that a sub-class keeps; otherwise its number of directions.
     """
     return [fit_class(x[y == label], rule, seed) for label in np.unique(y)]
 
 
-def fit_class(x: np.ndarray, rule: float, seed: int) -> Expert:
+def fit_class(x: np.ndarray, rule: float, seed: int) -> ClassModel:
     labels = KMeans(10, n_init=1, random_state=seed).fit_predict(x)
     for _ in range(30):
         models = [find_principal_directions(x[labels == q], rule) for q in np.unique(labels)]
@@ -648,15 +648,15 @@ def find_principal_directions(x: np.ndarray, rule: float) -> tuple[np.ndarray, n
     return mean, v[: min(h, len(x) - 1)]
 
 
-def compute_component_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
+def compute_component_distances(class_model: ClassModel, x: np.ndarray) -> np.ndarray:
     """Return squared distances (sub-classes, rows) of rows from the planes of the sub-classes."""
-    deviations = [(x - mean, basis) for mean, basis in expert]
+    deviations = [(x - mean, basis) for mean, basis in class_model]
     return np.stack([np.sum(d**2, axis=1) - np.sum((d @ basis.T) ** 2, axis=1) for d, basis in deviations])
 
 
-def compute_class_distances(expert: Expert, x: np.ndarray) -> np.ndarray:
+def compute_class_distances(class_model: ClassModel, x: np.ndarray) -> np.ndarray:
     """Return squared distances of rows from the nearest plane of a class."""
-    return compute_component_distances(expert, x).min(axis=0)
+    return compute_component_distances(class_model, x).min(axis=0)
 
 
 def compare_stepwise(name: str, args: Any) -> dict[str, Any]:
@@ -666,7 +666,7 @@ def compare_stepwise(name: str, args: Any) -> dict[str, Any]:
     return compare_variants(name, args, ways)
 
 
-# Stepwise EM updates the parameters after this number of rows; the default is an eighth of all rows.
+# Numbers of rows after which stepwise EM updates the parameters; the default is an eighth of all rows.
 STEP_ROWS = (300, 1500)
 
 
@@ -819,10 +819,7 @@ def choose_three_lines(points: np.ndarray, tangents: np.ndarray, weight: float) 
 
 
 def draw_curve(path: Any) -> None:
-    """Draw the paper's Figure 1 into a PNG file.
-
-    Three linear models describe four points, with their tangents and without.
-    """
+    """Draw Figure 1 into a PNG file: three linear models of four points, with their tangents and without."""
     figure = new_figure(9, 3)
     angles = np.deg2rad([150.0, 95.0, 30.0, -30.0])
     points = make_hook_points(angles)

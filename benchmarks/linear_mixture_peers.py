@@ -48,7 +48,7 @@ from scalelatent.models.linear_mixture.kernels import reference
 
 
 def load_rows(p: int, part: str = "train") -> np.ndarray:
-    """Return MNIST in [0, 1], in full size or averaged to 16 x 16."""
+    """Return MNIST in [0, 1]: averaged to 16 x 16 if p is 256, otherwise in full size."""
     x = mnist16(part)[0] if p == 256 else mnist(part=part)[0].astype(np.float32) / 255
     return np.ascontiguousarray(x, dtype=np.float32)
 
@@ -89,12 +89,12 @@ def measure_seconds(call: Any) -> float:
 
 
 def compute_pass_seconds(model: Any) -> float:
-    """Return the median seconds of the last passes of a fit."""
+    """Return the median seconds of the last four passes of a fit."""
     return float(np.median([record["seconds"] for record in model.history_[-4:]]))
 
 
 def fit_density(x: np.ndarray, seed: int, **params: Any) -> Any:
-    """Return a fitted mixture of this package with these parameters."""
+    """Return a fitted mixture of this package; with tol=0 it runs all its passes, ``max_iter``."""
     common: dict[str, Any] = {"n_jobs": THREADS, "random_state": seed, "tol": 0.0}
     return sl.LinearMixture(**common, **params).fit(x)
 

@@ -86,7 +86,7 @@ SET_TITLES = {"thyroid": "New-Thyroid", "wine": "Wine", "umist": "UMIST", "coil2
          "isolet1": "Isolet1", "mnist5000": "MNIST (small)", "mnist": "MNIST"}  # fmt: skip
 
 
-def load(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def load_rows(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the classes of a data set; the seed draws the images of "mnist5000"."""
     if name in ("wine", "digits"):
         from sklearn.datasets import load_digits, load_wine
@@ -231,7 +231,7 @@ class FirstLayer:
 
 def measure_data_set(name: str, args: Any) -> dict[str, Any]:
     """Return the results of k-means on raw features, PCA and networks of all decays, for one data set."""
-    x, y = load(name, args.seed)
+    x, y = load_rows(name, args.seed)
     common = (y, args.seeds, args.restarts, args.jobs)
     out: dict[str, Any] = {"rows": len(x), "features": x.shape[1], "classes": len(np.unique(y))}
     out = read_earlier_results(args.out, name) | out
@@ -332,7 +332,7 @@ def measure_spectral(args: Any) -> dict[str, Any]:
 
     found = {}
     for name, paper in PAPER_SPECTRAL.items():
-        x, y = load(name, args.seed)
+        x, y = load_rows(name, args.seed)
         seeds, classes = args.seeds if len(x) <= 2000 else 1, len(np.unique(y))
         distances = squareform(pdist(x.astype(np.float64)))
         mean = distances.sum() / (len(x) * (len(x) - 1))
@@ -350,7 +350,7 @@ def measure_spectral(args: Any) -> dict[str, Any]:
 
 def sweep_parameters(args: Any) -> dict[str, Any]:
     """Return scores for numbers V of clusterings, and for shares a of the features (Figure 11)."""
-    x, y = load("mnist5000", args.seed)
+    x, y = load_rows("mnist5000", args.seed)
     common = (y, FEW_SEEDS, args.restarts, args.jobs)
     out: dict[str, Any] = {"V": {}, "a": {}}
     for v in (1, 5, 10, 25, 50, 100, 200, 400):
@@ -367,7 +367,7 @@ def compare_k1(args: Any) -> dict[str, Any]:
 
     571 is the same share of the rows as the paper's 8,000 of 70,000. 2,500 is the default.
     """
-    x, y = load("mnist5000", args.seed)
+    x, y = load_rows("mnist5000", args.seed)
     out = {}
     for k1 in (286, 571, 1250, 2500):
         out[str(k1)] = measure_networks(
@@ -382,7 +382,7 @@ def compare_k1_on_all_images(args: Any) -> dict[str, Any]:
 
     8,000 is the paper's value, 35,000 the default. 400 clusterings as in the paper would take hours.
     """
-    x, y = load("mnist", args.seed)
+    x, y = load_rows("mnist", args.seed)
     out = {}
     for k1 in (8000, 35_000):
         first = FirstLayer(x, args, n_clusterings=100, k1=k1)
@@ -396,7 +396,7 @@ def measure_half_of_rows(args: Any) -> dict[str, Any]:
 
     The clusterings of a layer draw their centroids from 40 pools of random rows, which saves time.
     """
-    x, y = load("mnist", args.seed)
+    x, y = load_rows("mnist", args.seed)
     out = read_earlier_results(args.out, "half_mnist")
     first = FirstLayer(x, args, n_clusterings=args.clusterings, k1=len(x) // 2, n_pools=40)
     for decay in map(float, args.decays.split(",")):
@@ -408,7 +408,7 @@ def measure_half_of_rows(args: Any) -> dict[str, Any]:
 
 
 def draw_figures(args: Any) -> dict[str, Any]:
-    """Draw the figures of the parts whose results the JSON file has."""
+    """Draw the figures of the parts whose results the JSON file has, and those of synthetic points."""
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     drawn: list[str] = []
 
@@ -446,7 +446,7 @@ def draw_figures(args: Any) -> dict[str, Any]:
 
 def draw_plane(args: Any) -> dict[str, Any]:
     """Draw 2,500 of 5,000 images as points in the plane, from the network's output and from each layer."""
-    x, y = load("mnist5000", args.seed)
+    x, y = load_rows("mnist5000", args.seed)
     data = sl.Dataset.from_arrays(x, y)
     model = sl.MultilayerBootstrapNetwork(
         **PAPER_NETWORK, n_clusterings=args.clusterings, n_classes=10, n_components=2, n_jobs=args.jobs

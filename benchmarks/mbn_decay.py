@@ -13,7 +13,7 @@ the NMI of the chosen decay, in percentage points. The methods are:
     seeds        the best adjusted mutual information between the clusters of two seeds with all features
     halves       the same score between a network with all features and one with half of the features
     grid         the best mean of the five agreements of seeds and halves, over all decays
-    auto         the best mean over the decays up to a score below the best one; decay="auto" uses this
+    auto         the best such mean over the decays that decay="auto" tries before it stops
     tolerant     among decays within one standard error of "grid", the one nearest to 0.5
 
 Each fixed decay has a loss as well. "cpu_seconds" are the seconds of the small networks and their scores,
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from common import parser, write
-from mbn_clustering import load
+from mbn_clustering import load_rows as load_all_rows
 
 import scalelatent as sl
 from scalelatent.engine.threads import single_threaded
@@ -44,7 +44,7 @@ def load_rows(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     from sklearn import datasets
 
     toys = {"iris": datasets.load_iris, "cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
-    x, y = toys[name](return_X_y=True) if name in toys else load(name, 0)
+    x, y = toys[name](return_X_y=True) if name in toys else load_all_rows(name, 0)
     few = np.sort(np.random.default_rng(seed).permutation(len(x))[: choice.SAMPLE_ROWS])
     return np.ascontiguousarray(x[few]), y[few]
 
@@ -114,7 +114,7 @@ def choose_decays(run: dict[float, dict[str, float]]) -> dict[str, float]:
 def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
     """Return the decays that decay="auto" tries.
 
-    It stops after a decay of at least 0.5 whose score is more than MAX_SCORE_DROP below the best so far.
+    The trials stop after a decay of at least 0.5 whose score is over MAX_SCORE_DROP below the best so far.
     """
     best = 0.0
     for count, (decay, found) in enumerate(run.items(), 1):
@@ -125,7 +125,10 @@ def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
 
 
 def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
-    """Return the mean loss over seeds of each method and each fixed decay, in points of NMI."""
+    """Return the mean loss over seeds, in percentage points of NMI, of each method and each fixed decay.
+
+    The loss is the NMI of the best fixed decay minus the NMI of the decay used.
+    """
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.DECAYS}
     best, chosen = max(scores.values()), [choose_decays(run) for run in runs]
     lost = {name: float(np.mean([best - scores[own[name]] for own in chosen])) for name in chosen[0]}

@@ -45,10 +45,7 @@ COMBINED_DECAYS = (0.3, 0.5, 0.7)
 
 
 def compute_code_stacks(model: Any, train: Any, seed: int, jobs: int | None) -> dict[float, np.ndarray]:
-    """Return the codes (numbers of nearest centroids) of the last layer for each decay.
-
-    All decays share the first layer.
-    """
+    """Return the last layer's codes (numbers of nearest centroids) by decay; all share the first layer."""
     rows, below, stacks = as_rows(train.read_x(0, len(train))), None, {}
     for decay in DECAYS:
         layers = plan_layers(model, train, decay, seed)

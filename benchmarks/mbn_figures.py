@@ -28,7 +28,7 @@ class Sweep:
     accuracy: Sequence[float]
     nmi_spread: Sequence[float]
     accuracy_spread: Sequence[float]
-    marked: float | None = None  # value that decay="auto" chose; it is drawn as a dashed line
+    marked: float | None = None  # median value that decay="auto" chose; it is drawn as a dashed line
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], name: str, *, logarithmic: bool = False) -> Figure:

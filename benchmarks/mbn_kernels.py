@@ -190,19 +190,16 @@ def load_documents(vocabulary: int | None, seed: int) -> tuple[CsrRows, str]:
     return rows, what
 
 
-def take_rows(x: CsrRows, rows: np.ndarray) -> CsrRows:
-    """Return the CSR rows with these indices."""
-    lengths = np.diff(x.indptr)[rows]
+def take_rows(x: CsrRows, indices: np.ndarray) -> CsrRows:
+    """Return the rows of ``x`` with the given row indices, in their order."""
+    lengths = np.diff(x.indptr)[indices]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    at = np.repeat(x.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
-    return CsrRows(x.data[at], x.indices[at], indptr, (len(rows), x.shape[1]))
+    at = np.repeat(x.indptr[indices] - indptr[:-1], lengths) + np.arange(indptr[-1])
+    return CsrRows(x.data[at], x.indices[at], indptr, (len(indices), x.shape[1]))
 
 
 def measure_sparse_rate(vocabulary: int | None, k: int, counts: bool, seed: int) -> dict[str, Any]:
-    """Return the times of finding nearest centroids of CSR rows, and of the same rows made dense.
-
-    The rows are counts, or logarithms of counts.
-    """
+    """Return times to find nearest centroids of counts (or their logarithms), as CSR and as dense rows."""
     rng = np.random.default_rng(seed)
     rows, what = load_documents(vocabulary, seed)
     if not counts:

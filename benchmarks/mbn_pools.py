@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from common import parser, rcv1_subset, single_topics, write_part
-from mbn_clustering import load, project_codes
+from mbn_clustering import load_rows, project_codes
 
 import scalelatent as sl
 from scalelatent.engine.reading import as_rows
@@ -49,10 +49,10 @@ def read_set(name: str, seed: int) -> tuple[Any, np.ndarray, dict[str, Any]]:
         x, y = load_digits(return_X_y=True)
         return x.astype(np.uint8), y, {}
     if name == "mnist20000":
-        x, y = load("mnist", 0)
+        x, y = load_rows("mnist", 0)
         rows = np.sort(np.random.default_rng(seed).permutation(len(x))[:20_000])
         return np.ascontiguousarray(x[rows]), y[rows], {"k1": K1[name]}
-    x, y = load(name, 0)
+    x, y = load_rows(name, 0)
     return np.ascontiguousarray(x), y, {"k1": K1[name]} if name in K1 else {}
 
 

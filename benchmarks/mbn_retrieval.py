@@ -2,10 +2,9 @@
 
     python benchmarks/mbn_retrieval.py [--k1 500,2000] [--clusterings 200]
 
-The data are a subset of RCV1-v2 (27,613 documents, counts of the 2,000 most frequent terms) with
-topics. Half of the documents are training rows. Each document of the other half searches in the other half.
-The results are the mean shares of the first 1, 3, 7, 15, … found documents that have a topic of the query.
-Draws
+The data are a subset of RCV1-v2 (27,613 documents, counts of the 2,000 most frequent terms) with topics. Half
+of the documents are training rows. Each document of the other half searches in the other half. The results
+are the mean shares of the first 1, 3, 7, 15, … found documents that have a topic of the query. Draws
 results/mbn_retrieval.png. Needs SCALELATENT_DATA.
 """
 

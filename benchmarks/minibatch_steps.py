@@ -99,7 +99,7 @@ def exchange_results(numbers: int, *others: Any) -> np.ndarray:
 
 
 def time_bare_pairs(client: Any, numbers: int, steps: int, tag: str) -> float:
-    """Return the seconds of two Dask tasks on two workers; each needs both results of the step before."""
+    """Return mean seconds of a step: a Dask task per worker, which uses all results of the step before."""
     names = sorted(client.nthreads())
     begin, futures = time.perf_counter(), list[Any]()
     for step in range(steps):

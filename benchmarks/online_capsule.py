@@ -95,7 +95,7 @@ def compare_with_batch(fits: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw_picture(fits: dict[str, Any], rows: int, path: Path) -> None:
-    """Draw the validation error against the number of rows read."""
+    """Draw the best validation error so far against the number of rows read."""
     figure = new_figure(6.4, 4.0)
     ax = figure.add_subplot()
     style_axes(ax)

@@ -180,7 +180,7 @@ def paper_capsule() -> Rows:
 
 
 def read_longest(task: str, learner: str) -> dict[str, Any]:
-    """Return the result of the fit of 50 epochs (``full/…``) if there is one, otherwise of the short fit."""
+    """Return the result of the fit of 50 epochs (``full/…``), or of the short fit if that one has failed."""
     found = read("crbm_mnist")
     long = found.get(f"full/{task}/{learner}", {"failed": True})
     return found[f"{task}/{learner}"] if "failed" in long else long
@@ -191,7 +191,7 @@ def format_pixels(found: dict[str, Any]) -> str:
 
 
 def list_crbm_errors(task: str) -> str:
-    """Return as text the errors of mle-bp, and the learners whose error is over 5 % above the paper's."""
+    """Return as text the errors of mle-bp, the learners over 5 % above the paper, and the largest gap."""
     found, best = read("crbm_mnist"), read_longest(task, "mle-bp")
     names = [name.split("/")[1] for name in found if name.startswith(f"{task}/")]
     compared = {name: r for name in names if "paper" in (r := read_longest(task, name))}
@@ -274,7 +274,7 @@ def read_flipped(share: str) -> dict[str, float]:
 
 
 def list_grey(labels: bool, size: int) -> str | None:
-    """Return as text the results on grey images with filters of ``size`` pixels, with or without labels."""
+    """Return as text the results on grey images with filters of ``size`` pixels; None if there are none."""
     images = 100 if labels else 200
     fits = [
         r

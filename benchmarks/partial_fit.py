@@ -27,7 +27,7 @@ def measure(features: int, rows: int, calls: int, seed: int, **params: Any) -> d
     fitted |= {"architecture": "multiclass", "capsule_dim": 4, "fit_intercept": False, **params}
     model = sl.CapsuleRegression(**fitted).fit(x, y)
     twin = sl.CapsuleRegression(**fitted).fit(x, y)
-    # These calls compile the kernels, and recompute the inverse of the moment matrix.
+    # These calls compile the kernels, and recompute the inverse of the moment matrix, before the measurement.
     for m in (model, twin):
         m.partial_fit(x[:200], y[:200])
     options, whole, inner = stream_options(twin), [], []

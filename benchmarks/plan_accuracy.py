@@ -74,9 +74,9 @@ JOBS: dict[str, tuple[int, str, str]] = {
         f"corruption = {{kind = 'flip', rate = 0.1}}\n{CLUSTER}",
     ),
 }
-# Each job has this number of validation rows, and this number of test rows.
+# Number of test rows of each job, and of validation rows of each job that is not a bootstrap network.
 HELD_OUT_ROWS = 2_000
-# The peak memory is compared between a fit of this few and a fit of this many rows.
+# Numbers of rows of the two fits whose peak memory is compared.
 FEW_ROWS, MANY_ROWS = 50_000, 800_000
 
 

@@ -109,7 +109,7 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_measured(found: dict[str, Any], seed: int, limit: int) -> bool:
-    """Return True if a method has a record of this seed, or has exceeded the limit with another seed."""
+    """Return True if a method has a record of this seed, or has exceeded this limit with any seed."""
     longest = max((record.get("over_seconds", 0) for record in found.values()), default=0)
     return longest >= limit or "cpu_seconds" in found.get(str(seed), {})
 

@@ -76,7 +76,7 @@ class Task:
     only: dict[str, tuple[str, ...]] | None = None
 
     def list_pairs(self) -> list[tuple[str, str]]:
-        """Return all pairs of a set and a method."""
+        """Return all pairs of a set and a method that can run on it."""
         only = self.only or {}
         return [(s, m) for s in self.sets for m in self.methods if s in only.get(m, (s,))]
 
@@ -114,7 +114,7 @@ def to_percent(value: float) -> float:
 
 
 def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return rows and class codes of a data set of defaults.py, and True if its rows are standardised."""
+    """Return rows and class codes of a data set of defaults.py, and True if its rows need standardisation."""
     found = next((given for given in load_small_sets() if given[0] == name), None)
     if found is None:
         raise FileNotFoundError(f"{name} needs SCALELATENT_DATA")
@@ -127,7 +127,7 @@ def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def split_rows(name: str, seed: int) -> TaskRows:
-    """Return 70 % training and 30 % held-out rows of a data set, standardised by the training rows."""
+    """Return 70 % training and 30 % held-out rows; measurements are standardised by the training rows."""
     x, y, measurements = load_small_set(name)
     train, target, test, truth = next(make_splits(x, y, measurements, seed))
     return TaskRows(train, target, test, truth)
@@ -172,7 +172,10 @@ def make_logistic(seed: int, c: float) -> Any:
 
 
 def select_first_of_classes(rows: TaskRows, method: str) -> TaskRows:
-    """Return rows for the small first fit: 20 training rows of each class, and 50 held-out rows."""
+    """Return rows for the small fit that compiles the code before the measurement.
+
+    They are 20 training rows of each class, and 50 held-out rows.
+    """
     found = [np.flatnonzero(rows.target == c)[:FIRST_ROWS] for c in np.unique(rows.target)]
     kept = np.concatenate(found)
     return TaskRows(rows.train[kept], rows.target[kept], rows.test[:50], rows.truth[:50])
@@ -245,7 +248,7 @@ def load_mnist_levels(seed: int, n: int) -> TaskRows:
 
 
 def add_outliers(load: Callable[[int], TaskRows]) -> Callable[[int], TaskRows]:
-    """Return a loader that excludes a rare class from training, and adds outliers to the held-out rows.
+    """Return a loader that trains without a class (never the largest), and tests with two kinds of outliers.
 
     The truth is 0 for rows of the other classes, 1 for rows of the excluded class, and 2 for mixtures of
     two held-out rows, in which each column comes from one of the two.
@@ -357,7 +360,7 @@ DENSITY = Task(
 
 
 def load_all_rows(name: str) -> Callable[[int], TaskRows]:
-    """Return a loader of a data set whose rows are all clustered."""
+    """Return a loader of a data set to cluster: all rows are training rows and held-out rows."""
 
     def make(seed: int) -> TaskRows:
         x, y, measurements = load_small_set(name)
@@ -406,7 +409,7 @@ def cluster_spectrally(rows: TaskRows, seed: int) -> np.ndarray:
 
 
 def select_first_to_cluster(rows: TaskRows, method: str) -> TaskRows:
-    """Return random rows for the small first fit: 300, or 4,200 for UMAP.
+    """Return random rows for the small first fit: 300, or 4,200 for UMAP on a large set.
 
     From 4,096 rows on, UMAP uses another neighbour search, which it has to compile.
     """
@@ -446,7 +449,7 @@ IMAGE_ROWS, HELD_IMAGES = 5_000, 2_000
 
 
 def make_corrupted_mnist(seed: int, **how: Any) -> TaskRows:
-    """Return corrupted and clean binary images of MNIST."""
+    """Return binary images of MNIST, with corruption as rows and without corruption as targets."""
     rows = load_mnist(seed, IMAGE_ROWS)
     v, truth = ((x > 0.5).astype(np.uint8) for x in (rows.train, rows.test[:HELD_IMAGES]))
     train, test = (
@@ -584,7 +587,7 @@ def restore_by_unet(epochs: int) -> Method:
 
 
 def compute_restored_score(rows: TaskRows, answer: np.ndarray) -> dict[str, float]:
-    """Return the percentages of wrong pixels, and of wrong pixels among those that the corruption changed."""
+    """Return the percentage of wrong pixels and, for whole images, of those that the corruption changed."""
     wrong = answer != rows.truth
     found = {"error": to_percent(wrong.mean())}
     if rows.test.shape[1] == 784:
@@ -623,7 +626,7 @@ DENOISING = Task(
 
 
 def load_documents(seed: int) -> TaskRows:
-    """Return 5,000 documents of RCV1 as 500 binary terms, with their 20 most frequent topics."""
+    """Return 5,000 documents of RCV1 as 500 binary terms, with the 20 most frequent topics as labels."""
     counts, topics, _ = rcv1_subset(500)
     rows = np.sort(np.random.default_rng(seed).permutation(counts.shape[0])[:5000])
     found = topics[rows].toarray()

@@ -57,7 +57,7 @@ class CallOnce(sl.Callback):
 
 
 def open_images(folder: Path, rows: int, seed: int) -> sl.Dataset:
-    """Return rows of ten binary 8 x 8 images with 5 % inverted pixels as a dataset; create it if needed."""
+    """Return noisy copies (5 % inverted pixels) of ten binary images as a dataset; create it if needed."""
 
     def make() -> sl.Dataset:
         rng = np.random.default_rng(seed)

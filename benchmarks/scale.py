@@ -86,9 +86,9 @@ REMEDIES = {
 }
 # Messages of Dask that are not counted, because their number depends on time, not on the number of tasks.
 TIMED_MESSAGES = ("keep-alive", "heartbeat-client")
-# Batch learners run this number of passes; the first one reads rows and compiles, and does not count.
+# Number of measured passes of a batch learner; the first one reads rows and compiles, and does not count.
 PASSES = 4
-# Numbers of rows of the two passes that give the constants of a kind: batch learners, and slower kinds.
+# Numbers of rows of the two passes from which other passes are predicted: batch learners, and other kinds.
 CONSTANT_ROWS = {"batch": (50_000, 250_000), "slow": (10_000, 50_000)}
 # Numbers of rows of the passes that check the predictions, and the largest one with --quickest.
 CHECK_ROWS = {
@@ -117,7 +117,7 @@ class ScaleCase:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of rows: two that give the constants, and others that check the predictions."""
+        """Numbers of rows: passes over the first two predict the others, which check the predictions."""
         return CONSTANT_ROWS["batch" if self.loop == "batch" else "slow"] + CHECK_ROWS[self.loop]
 
 
@@ -162,7 +162,10 @@ CASES = {
 
 
 def open_rows(folder: Path, name: str, n: int) -> Dataset:
-    """Return a dataset of n infinite digits or letter images; create it if no stored one has n rows."""
+    """Return n rows: random deformations of MNIST digits ("digits"), or generated images ("letters").
+
+    Use the first n rows of a stored dataset with at least n rows; create one if there is none.
+    """
     made = (int(place.stem.rpartition("-")[2]) for place in folder.glob(f"{name}-*.zarr"))
     size = min((rows for rows in made if rows >= n), default=n)
     place = folder / f"{name}-{size}.zarr"
@@ -183,7 +186,7 @@ class MeasuredEnough(KeyboardInterrupt):
 class PassSeconds(sl.Callback):
     """Callback that records the seconds of the passes of a stage, and ends the fit after them.
 
-    A map to codes reports no passes, so the seconds until the next stage are recorded.
+    A bootstrap network's map to codes reports no passes, so the seconds until the next stage are recorded.
     """
 
     def __init__(self, stage: str, wanted_passes: int = PASSES) -> None:
@@ -216,7 +219,7 @@ class PassSeconds(sl.Callback):
 
     @property
     def seconds(self) -> float:
-        """Seconds of the fastest pass among the second, third and fourth."""
+        """Seconds of the fastest of the passes 2 to 4; if the fit has only one pass, its seconds."""
         return min(self.passes[1:PASSES] or self.passes)
 
 
@@ -299,7 +302,10 @@ def measure_busy_share() -> float:
 
 
 def run_measured_fit(case: ScaleCase, ds: Dataset, workers: int) -> dict[str, Any]:
-    """Run a fit on the current cluster up to the measured pass; return its seconds and sizes."""
+    """Run a fit on the current cluster until enough passes of the stage ``case.stage`` are measured.
+
+    Return the seconds of the fastest pass, and the bytes, operations and tasks of a pass.
+    """
     seen = PassSeconds(case.stage)
     begin, others = time.perf_counter(), measure_busy_share()
     with tempfile.TemporaryDirectory() as run:
@@ -324,7 +330,8 @@ def list_wanted_passes(a: argparse.Namespace) -> list[tuple[str, int, int]]:
     for name in a.kinds.split(","):
         case = CASES[name]
         sizes = a.sizes or [n for n in case.sizes if not a.quickest or n <= QUICKEST_ROWS[case.loop]]
-        # The two smallest sizes give the constants of the kind; they are measured with one worker only.
+        # Passes over the two smallest numbers of rows give the two constants of the prediction (seconds per
+        # row, and seconds that do not depend on rows). These passes are measured with one worker only.
         out += [(name, n, w) for i, n in enumerate(sizes) for w in a.workers if i > 1 or w == 1]
     return sorted(out, key=lambda piece: (piece[2], piece[1]))
 
@@ -503,7 +510,7 @@ def round_to_three(number: float) -> str:
 
 
 def check_predictions(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return predicted and measured seconds of the passes that did not give the constants."""
+    """Return predicted and measured seconds of all passes but the two per kind that predictions use."""
     out = []
     for (kind, n, workers), r in sorted(
         pieces.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0])
@@ -646,7 +653,7 @@ def describe_step_costs() -> list[str]:
     ]
 
 
-# The peak memory is written for each of this number of equal parts of a fit's time.
+# A fit's time is divided into this number of equal parts; the peak memory of each part is written.
 QUARTERS = 4
 
 

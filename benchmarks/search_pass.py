@@ -63,12 +63,12 @@ class PassReads(sl.Callback):
 
 
 def read_all_rows(dataset: sl.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return all rows as one array, which GridSearchCV needs."""
+    """Return all rows as one array, which GridSearchCV needs, and their classes."""
     return dataset.read_x(0, len(dataset)), dataset.read_y(0, len(dataset))
 
 
 def measure(dataset: sl.Dataset, base: sl.CapsuleRegression, rounds: int) -> dict[str, Any]:
-    """Return the seconds, passes, rows and bytes of all methods that the docstring of this file describes."""
+    """Return the seconds of the five methods in ``ways``, what they read, and ratios of their seconds."""
     cut = len(dataset) * 5 // 6
     train, held = dataset[:cut], dataset[cut:]
     candidates = list(ParameterGrid(GRID))

@@ -70,8 +70,8 @@ def run_scheduler(pipe: Any) -> None:
 
 def run_workers(address: str, names: range, threads: int, pipe: Any) -> None:
     import dask
-    import idle_learner  # noqa: F401  Workers find the classes of tasks in this module,
-    import simulated_learner  # noqa: F401  and in this one.
+    import idle_learner  # noqa: F401  Workers find the classes of online tasks in this module.
+    import simulated_learner  # noqa: F401  Workers find the classes of passes and maps in this module.
     from distributed import Worker
 
     class WorkerWithoutServer(Worker):
@@ -137,7 +137,7 @@ def receive(pipe: Any, seconds: float) -> Any:
 def retry(make: Callable[[], Any], times: int = 5) -> Any:
     """Return ``make()``; call it again, up to ``times`` times in all, if it raises RunError.
 
-    It may exceed a time limit, because tasks on 1,000 workers in few processes start slowly.
+    ``make`` may exceed a time limit, because tasks on 1,000 workers in few processes start slowly.
     """
     from scalelatent.errors import RunError
 
@@ -246,7 +246,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
 def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the costs of steps of a learner that computes nothing, with each chain on its own worker."""
+    """Yield the costs of steps of an idle learner for each number in ``chains``, one worker per chain."""
     from idle_learner import IdleLearner
 
     from scalelatent.engine.callbacks import Callbacks
@@ -351,7 +351,7 @@ def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
     """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of a task.
 
-    It does not depend on the number of rows, because the engine makes 4 to 32 tasks per thread in a pass.
+    This number does not depend on the rows, because the engine makes 4 to 32 tasks per thread in a pass.
     """
     # Heartbeats during the pass are subtracted, because their number depends on this machine.
     beats = found["idle_scheduler_share"] * found["seconds_per_pass"]

@@ -52,7 +52,7 @@ def as_table(columns: str) -> Callable[[Callable[[], Iterable[Iterable[Any]]]], 
 
 
 def read(name: str) -> Any:
-    """Return the results of results/NAME.json: those of each part, or the only ones."""
+    """Return the results in results/NAME.json; they are a dictionary by part if the file has parts."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "parts" in content:
         return {part: found["result"] for part, found in content["parts"].items()}

@@ -641,7 +641,7 @@ def corrupted_digits() -> Iterable[Iterable[Any]]:
         yield name, *(over_seeds([e[key] for e in errors]) for key in errors[0])
 
 
-# Parts of results/hcn_digits.json whose templates a table describes, and their names in the table.
+# Parts of results/hcn_digits.json and hcn_digits_more.json that two tables describe, and their names there.
 READ_BY = {
     "hcn": "forward passes",
     "hcn, 64 features of 26 x 26": "forward passes, 64 features of 26 x 26",
@@ -1057,7 +1057,7 @@ def importers() -> Iterable[Iterable[Any]]:
         "parquet, a column a feature; lists": ("parquet wide", "parquet lists"),
         "csv": ("csv",),
     }.items():
-        if not found.keys() >= set(kinds):  # The stored results lack this kind of file.
+        if not found.keys() >= set(kinds):  # Skip kinds of files that the stored results lack.
             continue
         of = [found[kind] for kind in kinds]
         keys = ("read_mb_s", "read_hash_pack_mb_s", "import_mb_s")
@@ -1218,7 +1218,10 @@ RIVALS: dict[str, dict[str, str]] = {
 
 
 def rivals(task: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return records of a task by data set and method, for those seeds that all methods have."""
+    """Return the records of a task by data set and method.
+
+    The seeds are those that all methods within the time limit have. Records of exceeded limits are added.
+    """
     found = read("rivals")
     sets = dict.fromkeys(part.split("/")[1] for part in found if part.startswith(f"{task}/"))
     out = {}

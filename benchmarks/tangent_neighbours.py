@@ -42,7 +42,7 @@ def nearest_neighbours(
 ) -> NearestRows:
     """Find the nearest training row of each row of x; the training rows are read block by block.
 
-    ``sides`` is 0 (Euclidean distance), 1 (distance from a training row to the plane of a row's tangents) or
+    ``sides`` is 0 (Euclidean distance), 1 (of a training row from the tangent plane of a row of x) or
     2 (distance between the planes of both rows; P. Simard, Y. LeCun, J. Denker, 1993). The distance with 2 is
     computed only for the ``n_candidates`` rows that are nearest with 1. ``damping`` penalises steps along
     unit tangents, so that planes that nearly cross far from both rows do not have distance 0.

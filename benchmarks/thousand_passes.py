@@ -68,7 +68,7 @@ class MemorySizes(sl.Callback):
 
 
 def compute_growth(seen: list[dict[str, float]], process: str) -> dict[str, Any]:
-    """Return the MiB after each fifth of the fit, and the slope over its last half in bytes per pass."""
+    """Return MiB of ``process`` after each fifth of the fit, and growth in bytes per pass (last half)."""
     fifths = [seen[len(seen) * k // 5 - 1] for k in range(1, 6)]
     half = seen[len(seen) // 2 :]
     slope = np.polyfit([row["pass"] for row in half], [row[process] for row in half], 1)[0]
