@@ -89,67 +89,69 @@ class ConditionalRBM(StreamedEstimator):
     Parameters
     ----------
     n_hidden : int, default 256
-        Number of hidden units.
+        Number of hidden units; the learner "logistic" has none.
     learner : {"mle-bp", "mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm", "logistic"}
         How the intractable expectation of the gradient is approximated: sum-product belief propagation, mean
         field, contrastive divergence, persistent contrastive divergence (a Gibbs chain per row of a batch),
         perceptron loss with a sampling search, or loss-augmented inference of the maximum-margin learners by
-        mixed-product or max-product belief propagation. "logistic" has no hidden units.
+        mixed-product or max-product belief propagation. "logistic" needs no approximation.
     inference : {"sum-product", "mixed-product", "max-product", "mean-field"} or None
-        Inference of predictions. None: the inference with which the learner trains, or mean field for
-        learners that draw samples. Training and prediction should use the same inference.
+        Inference of predictions and of the validation error. None: the inference with which the learner
+        trains, which is recommended, or mean field for the sampling learners "cd", "pcd" and "cd-percloss".
     n_sweeps : int or None
-        Sweeps (rounds of messages over all edges of the graph) of an inference. With None, epoch k makes
-        7 + k sweeps, and a prediction as many as the best epoch.
+        Sweeps (rounds of messages over all edges of the graph) of an inference, or their largest number if
+        ``tol`` is set. None: 7 + k in epoch k, and in a prediction as many as in the best epoch.
     tol : float or None
         The inference of a row stops after a sweep in which no estimate of P(unit = 1) changed by more than
-        ``tol``; "mle-bp" then makes one more sweep. With None, it always makes ``n_sweeps`` sweeps.
+        ``tol``; training by "mle-bp" then makes one more sweep. None: always ``n_sweeps`` sweeps.
     gibbs_steps : int or None
         Gibbs steps of "cd", "pcd" and "cd-percloss"; other learners refuse it. None means 10 for
         "cd-percloss", and 1 for the other two.
     learning_rate : float, sequence of (rate, epochs), or None
-        Factor of the mean gradient of a batch. None: 0.2 for at least 4 epochs and 5,600 rows, then 0.1 for
-        at least 3 epochs and 4,200 rows, then 0.05. ``partial_fit`` uses 0.05 for None. With
-        ``n_epochs=None`` the fit lowers the rate further.
+        Factor of the mean gradient of a batch; the last rate of a sequence holds until the end. None: 0.2 for
+        at least 4 epochs and 5,600 rows, then 0.1 for at least 3 epochs and 4,200 rows, then 0.05;
+        ``partial_fit`` uses 0.05. Early stopping (``n_epochs=None``) lowers the rate further.
     momentum, weight_decay : float, default 0
-        Momentum of the steps, and decay of the three matrices.
+        Momentum of the steps (below 1), and decay of the matrices W, Wvx and Whx.
     batch_size : int or None
-        Number of rows of a gradient. None: 20, or fewer for a small dataset, and a multiple of ``n_chains``.
+        Number of rows of a gradient. None: 20, or fewer for a small dataset; if ``n_chains`` is set without
+        ``local_steps``, a multiple of it.
     n_epochs : int, "paper" or None
-        Passes over the rows. "paper": 50. None: at most 50, with early stopping. If the validation error has
-        not fallen by 0.5 % within 3 epochs and 4,000 rows, learning continues from the best parameters at a
-        quarter of the rate. The fit ends when a lower rate brings no such fall. Without ``validation``, a fit
-        of at least 100 rows holds out every tenth row, but at most 10,000 rows. A fit of fewer rows takes as
-        many epochs as show 20,000 rows, from 10 to 50. The validation error of a plain RBM is the share of
-        outputs that are wrong if they are predicted from the hidden units given the row.
+        Passes over the rows. "paper": 50. None: at most 50, with early stopping. If no epoch lowers the best
+        validation error by 0.5 % within 3 epochs and 4,000 rows, learning continues from the best parameters
+        at a quarter of the rate. The fit ends when a lower rate brings no such fall; ``patience`` replaces
+        this rule. Without ``validation``, a fit of at least 100 rows holds out every tenth row, but at most
+        10,000 rows or 256 MiB; a fit of fewer rows takes 50 epochs. The validation error of a plain RBM is
+        the share of outputs that are wrong if they are predicted from the hidden units given the row.
     n_chains : int or None
-        Parts of a batch that threads or workers compute independently; ``batch_size`` must be a multiple of
-        it. None: about one per 20 rows, two from 20 rows on, at most 8. Each part reads all parameters, so
-        one part is fastest on one thread. The number changes only the rounding of the result, but with
-        ``local_steps`` the result itself.
+        Parts of a batch that threads or workers compute independently. Without ``local_steps``,
+        ``batch_size`` must be a multiple of it, and None means one part per 20 rows, but two for 20 to 39
+        rows, and at most 8. With ``local_steps``, None means 4, and the number changes the result; otherwise
+        it changes only the rounding. Each part reads all parameters, so one is fastest on one thread.
     local_steps : int or None
         Each of ``n_chains`` parts takes this many steps, on its own batches of ``batch_size`` rows, before
         the parameters of all parts are averaged: for large clusters and slow networks. None: one step per
         batch. With ``n_chains=1`` the parameters stay on the GPU, or are updated in place on the CPU, which
         is fastest on one thread.
     patience : int or None
-        End the fit after this many epochs without a better validation error. None: take all epochs. The
-        parameters with the lowest validation error are kept in both cases.
+        End the fit after this many epochs without a better validation error. None: take all epochs or, if
+        ``n_epochs`` is None, follow its rule. The parameters with the lowest error are kept in each case.
     init_scale : float, default 0.01
         Standard deviation of the initial W and Whx, at most 5; the other parameters start at 0.
     conditional : bool, default True
         False: a plain RBM of the rows ``X``, as :class:`sklearn.neural_network.BernoulliRBM`.
     corruption : dict or None
         Learn to restore clean rows v from corrupted rows x, which are drawn again in each epoch: ``{"kind":
-        "flip", "rate": 0.1}`` or ``{"kind": "occlude", "size": 8}`` (a square patch set to 0).
-    warm_start : bool
+        "flip", "rate": 0.1}`` (share of values) or ``{"kind": "occlude", "size": 8}`` (a square set to 0).
+    warm_start : bool, default False
         Start from the parameters of the last fit.
     random_state : int, Generator, RandomState or None
         None draws a seed and keeps it in ``seed_``.
     device : {"auto", "cpu", "gpu"}
+        "auto" uses a GPU if there is one, else the CPU.
     n_jobs : int or None
-        Threads of a fit in this process; None: the setting of ``joblib.parallel_config``, else all cores. The
-        result is the same for any number.
+        Threads in this process; None: the setting of ``joblib.parallel_config``, else all cores. The result
+        is the same for any number.
 
     Attributes
     ----------
@@ -165,12 +167,13 @@ class ConditionalRBM(StreamedEstimator):
     inference_ : str
         Inference of a prediction.
     n_iter_, best_epoch_ : int
-        Number of epochs, and the epoch of these parameters.
+        Number of epochs, and the epoch of these parameters: the best or, without validation rows, the last.
     history_ : list of dict
         One record per epoch: objective (log-loss in nats per output or, for learners without beliefs, energy
         gap), train_error (share of outputs that training predicts wrong), validation_error, changed_error
         (among outputs that differ from x), converged (share of rows), learning_rate, n_sweeps, …
     best_validation_error_ : float or None
+        Share of wrong outputs; None without validation rows, and after ``partial_fit``.
     seed_ : int
     n_features_in_ : int
 
@@ -276,9 +279,9 @@ class ConditionalRBM(StreamedEstimator):
         self.n_jobs = n_jobs
 
     def _make_pairs(self, X: Any, y: LabelsLike | None, *, reset: bool = False, name: str = "X") -> Dataset:
-        """Return rows x with outputs v, or rows v alone, as a dataset; error messages name the rows ``name``.
+        """Return rows x with outputs v, or rows v alone, as a dataset; ``name`` is for error messages.
 
-        With ``reset``, set the kind of the training data, ``_source``, to that of these arguments.
+        With ``reset``, set the kind of the training data, ``_source``, by the arguments.
         """
         no_x = X is None or (not isinstance(X, Dataset) and getattr(X, "shape", (0, 1))[1:] == (0,))
         if not self.conditional and not no_x:
@@ -411,8 +414,8 @@ class ConditionalRBM(StreamedEstimator):
         """Learn from more rows: one step per ``batch_size`` rows, in their order.
 
         Continues from a fit, a loaded model or earlier calls. Momentum and persistent Gibbs chains start
-        again after a fit, and if a changed parameter changes their size. The number of sweeps stays that of
-        the best epoch (``n_sweeps_``).
+        again after a fit or a load, and if a changed parameter changes their size. The number of sweeps is
+        that of the best epoch (``n_sweeps_``), or of epoch 1 if the model is new.
 
         Parameters
         ----------
@@ -493,7 +496,7 @@ class ConditionalRBM(StreamedEstimator):
             Couplings of outputs and of hidden units to the observed rows. None means 0; if both are None, the
             model is a plain RBM.
         inference, n_sweeps
-            As in the constructor, for predictions.
+            Inference of predictions (not None), and its number of sweeps, as in the constructor.
         **params
             Other parameters of the constructor.
 
@@ -507,7 +510,7 @@ class ConditionalRBM(StreamedEstimator):
             The shapes do not fit each other, values are not finite, or W is too large for messages in
             float32.
         ValueError
-            A parameter is out of range.
+            A parameter of the constructor is out of range.
 
         Examples
         --------
@@ -547,7 +550,7 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return the most probable value, 0 or 1, of each output, by the inference of training.
+        """Return the most probable value, 0 or 1, of each output, by the inference ``inference_``.
 
         Parameters
         ----------
@@ -592,7 +595,7 @@ class ConditionalRBM(StreamedEstimator):
         overwrite: bool = False,
         callbacks: CallbackList = (),
     ) -> Any:
-        """Return estimates of P(v_i = 1 | x), called beliefs, by the inference of training.
+        """Return estimates of P(v_i = 1 | x), called beliefs, by the inference ``inference_``.
 
         Parameters
         ----------
@@ -716,16 +719,17 @@ class ConditionalRBM(StreamedEstimator):
         ----------
         X : Dataset or array-like, shape (n, x)
         inference : str or None
-            A value of the parameter ``inference``. None: the inference of training.
+            A value of the parameter ``inference``. None: ``inference_``.
         n_sweeps : int or None
-            Sweeps (rounds of messages over all edges). None: ``n_sweeps_``.
+            Largest number of sweeps (rounds of messages over all edges). None: ``n_sweeps_``.
         tol : float or None
-            The inference of a row stops after a sweep in which no belief changed by more than ``tol``.
+            The inference of a row stops after a sweep in which no belief changed by more than ``tol``. None:
+            it makes ``n_sweeps`` sweeps; the parameter ``tol`` of the model is not used.
         pairs : bool
-            Return the mean over rows of P(v_i = 1, h_j = 1) as well (sum-product).
+            Return the mean over rows of P(v_i = 1, h_j = 1) as well (only by "sum-product").
         log_z : bool
-            Return the Bethe estimate of each row's log partition function as well (sum-product; exact for
-            "logistic").
+            Return the Bethe estimate of each row's log partition function (only by "sum-product" and, exact,
+            for "logistic").
 
         Returns
         -------

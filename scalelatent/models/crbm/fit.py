@@ -105,10 +105,7 @@ def pack_parameters(
 
 
 def make_rates(model: ConditionalRBM, n_rows: int) -> np.ndarray:
-    """Return an array with the learning rate of each epoch; epochs after its end use the last rate.
-
-    An epoch processes ``n_rows`` rows.
-    """
+    """Return an array of learning rates of epochs of ``n_rows`` rows; later epochs use the last rate."""
     given: Any = model.learning_rate
     if given is None:
         given = [(rate, count_epochs(n_rows, rows, least)) for rate, rows, least in RATES]
@@ -153,7 +150,7 @@ def _read_sides(given: Any, name: str, value: Any) -> tuple[int, int]:
 
 
 def check_rows(model: ConditionalRBM, train: Dataset) -> None:
-    """Raise DataError if the parameters and the rows contradict each other, before the fit starts."""
+    """Raise DataError if the model's settings do not allow the targets or weights of ``train``."""
     where = train.url or "the rows"
     if model.corruption is not None and train.has_targets:
         raise DataError(
@@ -216,7 +213,7 @@ def make_shape(model: ConditionalRBM, train: Dataset) -> CrbmShape:
 
 
 def choose_targets(model: ConditionalRBM, ds: Dataset, seed: int, stage: str = "corruption") -> Targets:
-    """Return the source of the outputs v of a dataset: its targets, or its rows.
+    """Return the source of the outputs v of a dataset: its targets or, for a plain RBM, its rows.
 
     With ``corruption`` and without targets, the rows are the outputs, and corrupted copies are the inputs x.
     """
@@ -240,7 +237,7 @@ def hold_out(train: Dataset, split: tuple[int, int]) -> Dataset:
 
 @lru_cache(maxsize=256)
 def log_held_rows(n_held: int, n_rows: int, where: str) -> None:
-    """Log a warning that rows are held out; the cache limits it to one per process and dataset."""
+    """Log a warning that rows are held out; the cache prevents that a process repeats the same warning."""
     _log.warning(
         "n_epochs=None holds out %d of the %d rows of %s, and ends the fit when their error stops falling; "
         "pass validation rows, or set n_epochs to a number or 'paper', to learn from all rows",
@@ -295,7 +292,7 @@ def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | No
 
 
 def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
-    """Yield the steps of a fit, which the caller runs and whose results it sends; set learned attributes."""
+    """Yield the steps of a fit; the caller runs each step and sends its result. Set learned attributes."""
     train = rows["train"].dataset
     validation = rows["validation"].dataset if "validation" in rows else None
     model._check_params()
@@ -328,7 +325,7 @@ def fit_steps(model: ConditionalRBM, rows: Mapping[str, MappedRows]) -> Steps:
 
 
 def measure_columns(train: Dataset) -> ColumnUnits | None:
-    """Return shift and scale of the columns of x, measured on at most ``SAMPLE_ROWS`` rows."""
+    """Return shift and scale of columns of x, from at most 10,000 rows; None if x is used unchanged."""
     n = len(train)
     size = min(n, SAMPLE_ROWS, max(SAMPLE_BYTES // (8 * train.n_features), 1))
     width = -(-size // SAMPLE_RANGES) if size < n else n
@@ -380,11 +377,11 @@ def resize_state(learner: CrbmLearner, state: CrbmState) -> CrbmState:
 
 
 def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
-    """Return the forecast of a fit, which `plan` reports: memory, disk and seconds."""
+    """Return the forecast of a fit, which the method `plan` reports: memory, disk and seconds."""
     train, validation, options = forecast.train, forecast.validation, forecast.options
     learner, order = make_learner(model, train, validation, 0), make_order(model, train, options, 0)
     shape, epochs = learner.shape, choose_n_epochs(model, order.n_rows, validation is not None)
-    # The state of a fit has the parameters and, depending on the fit, their last change and the best ones.
+    # A state has the parameters, with momentum their last change, and with validation rows the best ones.
     copies = 1 + bool(learner.momentum) + (validation is not None)
     state = 4 * (copies * shape.n_parameters + learner.n_particles * shape.n_hidden)
     # Each thread has a gradient, and its kernels have six matrices of the size of W.
@@ -423,7 +420,7 @@ def plan(model: ConditionalRBM, forecast: Forecast) -> dict[str, Any]:
 
 
 def _count_device_bytes(learner: CrbmLearner) -> int:
-    """Return the bytes on a GPU: parameters, gradient, messages, and data that thread blocks exchange."""
+    """Return the bytes of a fit on a GPU: parameters, gradient, messages, and data that blocks exchange."""
     v, h = learner.shape.n_visible, learner.shape.n_hidden
     edges = v * h
     matrix, most = 4 * max(edges, 1), max(learner.chain_rows, BLOCK_ROWS if learner.has_validation else 0)

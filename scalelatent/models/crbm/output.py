@@ -34,7 +34,7 @@ from .fit import REMEDY
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-# Number of rows that `infer` and `free_energy` process at a time.
+# Number of rows that `infer` (256) and `free_energy` (4,096) process at a time.
 BLOCK_ROWS, ENERGY_ROWS = 256, 4096
 # After workers wrote outputs to disk, the convergence of at most this number of rows is checked.
 MAX_CHECKED = 1024
@@ -49,13 +49,13 @@ class Beliefs:
     visible, hidden : ndarray of float32, shape (n, v) and (n, h)
         Beliefs P(v_i = 1 | x) and P(h_j = 1 | x); mixed- and max-product have max-marginals instead.
     sweeps : ndarray of int, shape (n,)
-        Number of sweeps (rounds of messages between units) of each row.
+        Number of sweeps (rounds of messages between units) of each row; 0 without hidden units.
     converged : ndarray of bool, shape (n,)
         True if no belief changed by more than ``tol`` (0.001 for None) in the last sweep.
     log_z : ndarray of float64, shape (n,), or None
-        Bethe estimate of the log partition function of each row, in nats.
+        Bethe estimate of the log partition function of each row, in nats; None if not requested.
     pairs : ndarray of float64, shape (v, h), or None
-        Mean over rows of P(v_i = 1, h_j = 1 | x).
+        Mean over rows of P(v_i = 1, h_j = 1 | x); None if not requested.
 
     Examples
     --------
@@ -167,7 +167,7 @@ class CountingOutput(CrbmOutput):
 
 
 def choose_checked_rows(n_rows: int) -> list[slice]:
-    """Return the rows whose convergence is checked: all, or four evenly spaced ranges if there are many."""
+    """Return the rows whose convergence is checked: all or, of more than 1,024, four ranges of 256 rows."""
     if n_rows <= MAX_CHECKED:
         return [slice(0, n_rows)]
     size = MAX_CHECKED // 4

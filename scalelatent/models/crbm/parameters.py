@@ -36,29 +36,31 @@ SAMPLING_LEARNERS = ("cd", "pcd", "cd-percloss")
 MAX_INIT_SCALE = 5.0
 # Number of rows of a gradient for batch_size=None.
 BATCH_SIZE = 20
-# Learning rates for learning_rate=None, as (rate, rows, epochs): a fit uses a rate until it has processed
-# this number of rows, and for at least this number of epochs. It uses the last rate until its end. Measured
-# on the digits of scikit-learn.
+# Learning rates for learning_rate=None, as (rate, rows, epochs): a fit uses a rate for as many epochs as
+# process this number of rows, but at least this number of epochs and at most 50. It uses the last rate until
+# its end. Measured on the digits of scikit-learn.
 RATES = ((0.2, 5_600, 4), (0.1, 4_200, 3), (0.05, 1, 1))
-# Number of epochs in Ping and Ihler (2017), and upper bound of the number for n_epochs=None.
+# Number of epochs for n_epochs="paper" (Ping and Ihler, 2017), and upper bound for n_epochs=None.
 PAPER_EPOCHS = 50
-# A fit with n_epochs=None and no validation rows runs epochs until it has processed 20,000 rows, at least 10.
+# With n_epochs=None, a fit without validation rows ends when it has processed 20,000 rows, after 10 to 50
+# epochs: 50 for fewer than 100 rows, and fewer only for candidates of a search, which hold out no rows.
 PROCESSED_ROWS, MIN_EPOCHS = 20_000, 10
-# With validation rows and n_epochs=None, a fit waits for a validation error at least 0.5 % below the best
-# earlier error. It waits for 4,000 training rows, and for at least 3 epochs; then it lowers the learning
-# rate, and ends if the error does not fall by 0.5 % again. Measured on the digits of scikit-learn.
+# With validation rows, n_epochs=None and patience=None, each epoch should lower the best validation error by
+# 0.5 %. After 4,000 rows and at least 3 epochs without such a fall, learning restarts from the best
+# parameters at a lower rate. The fit ends if the error has not fallen by 0.5 % since the rate was last
+# lowered. Measured on the digits of scikit-learn.
 PATIENCE_ROWS, PATIENCE, MIN_GAIN = 4_000, 3, 0.005
-# With at least 100 rows and n_epochs=None, a fit holds out every tenth row for validation. If these are more
-# than 10,000 rows, or 256 MiB, it holds out 64 evenly spaced ranges of rows, so that it reads few chunks.
+# With at least 100 rows and n_epochs=None, a fit holds out every tenth row for validation. If a tenth is more
+# than 10,000 rows or 256 MiB, it holds out that many in 64 evenly spaced ranges, so that it reads few chunks.
 MIN_ROWS, HELD_PERIOD, MAX_HELD, HELD_BYTES, HELD_RANGES = 100, 10, 10_000, 2**28, 64
-# A chain is a part of a batch. For n_chains=None there are at most 8 chains, or 4 with local_steps. A chain
+# A chain is a part of a batch. n_chains=None makes at most 8 chains; with local_steps it makes 4. A chain
 # of fewer than 20 rows spends more time on reading parameters than on computing. A batch of 20 to 39 rows
 # still has two chains of at least 10 rows, so that two threads have work.
 CHAIN_ROWS, MIN_CHAIN_ROWS, MAX_CHAINS, LOCAL_CHAINS = 20, 10, 8, 4
 
 
 def choose_batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
-    """Return ``batch_size`` or, for None, 20 or fewer rows, as ``n_rows`` and ``n_chains`` allow."""
+    """Return ``batch_size``; None: 20, or another number if ``n_rows`` or a given ``n_chains`` needs it."""
     if model.batch_size is not None:
         return int(model.batch_size)
     unit = 1 if model.local_steps else int(model.n_chains or 1)
@@ -68,12 +70,12 @@ def choose_batch_size(model: ConditionalRBM, n_rows: int | None = None) -> int:
 
 
 def stops_early(model: ConditionalRBM) -> bool:
-    """Return whether the validation error decides when the fit ends."""
+    """Return whether ``n_epochs`` is None: the validation error, if it is measured, decides when to stop."""
     return model.n_epochs is None
 
 
 def choose_held_rows(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
-    """Return (rows, period): a fit without validation rows holds out the last rows of each period of rows."""
+    """Return (rows, period): the fit holds out the last ``rows`` of each ``period`` rows; (0, 1) for none."""
     n = len(train)
     if not stops_early(model) or n < MIN_ROWS:
         return 0, 1
@@ -84,12 +86,12 @@ def choose_held_rows(model: ConditionalRBM, train: Dataset) -> tuple[int, int]:
 
 
 def count_epochs(n_rows: int, processed: int, least: int) -> int:
-    """Return how many epochs of ``n_rows`` rows process ``processed`` rows: between ``least`` and 50."""
+    """Return how many epochs of ``n_rows`` rows process ``processed`` rows, from ``least`` to 50."""
     return min(max(-(-processed // n_rows), least), PAPER_EPOCHS)
 
 
 def choose_n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) -> int:
-    """Return the upper bound of the epochs of a fit of ``n_rows`` rows."""
+    """Return the number of epochs of a fit of ``n_rows`` rows, or its upper bound if the fit stops early."""
     if model.n_epochs == "paper" or (stops_early(model) and has_validation):
         return PAPER_EPOCHS
     if model.n_epochs is not None:
@@ -98,7 +100,7 @@ def choose_n_epochs(model: ConditionalRBM, n_rows: int, has_validation: bool) ->
 
 
 def choose_n_chains(model: ConditionalRBM, n_rows: int | None = None) -> int:
-    """Return ``n_chains`` or, for None, one part of a batch per about 20 rows (with local steps: 4)."""
+    """Return the number of chains, ``n_chains``; None: 4 with local steps, else 1 to 8, one per 20 rows."""
     if model.n_chains is not None:
         return int(model.n_chains)
     if model.local_steps:

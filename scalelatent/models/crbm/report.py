@@ -29,10 +29,10 @@ from .report_figures import plot_convergence, plot_restored
 if TYPE_CHECKING:
     from .estimator import ConditionalRBM
 
-# Upper bound of the work for the figures: edges of the graph times sweeps times rows. It takes about ten
-# seconds on one core.
+# The report predicts EDGE_UPDATES / (4 * edges * sweeps) rows, but MIN_ROWS to MAX_ROWS. The 4 counts reading
+# and writing of two messages per edge and sweep. 1e10 updates take about a second on one core.
 EDGE_UPDATES = 1e10
-# Least and largest number of predicted rows, and number of ranges of the dataset that they come from.
+# Smallest and largest number of predicted rows, and number of ranges of the dataset that they come from.
 MIN_ROWS, MAX_ROWS, N_RANGES = 50, 2000, 50
 N_SHOWN_IMAGES = 10  # number of images in the picture of restored rows
 # Names of the learners in the report.

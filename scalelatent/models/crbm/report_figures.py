@@ -1,7 +1,4 @@
-"""Figures of conditional RBMs: restored images, convergence.
-
-Figures 2 and 4 of Ping and Ihler, "Belief propagation in conditional RBMs for structured prediction" (2017).
-"""
+"""Restored images and convergence of conditional RBMs: Figures 2 and 4 of Ping and Ihler (2017)."""
 
 from __future__ import annotations
 

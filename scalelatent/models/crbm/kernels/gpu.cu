@@ -1,5 +1,5 @@
-// Inference in conditional RBMs on the device. gpu.py compiles and launches this text; reference.py is the body that
-// it is tested against, and cpu/sum_product.py has the formulas: one division per edge and sweep.
+// Inference in conditional RBMs on the device. gpu.py compiles and launches this file, tests compare its results with
+// those of reference.py, and cpu/sum_product.py derives the formulas: one division per edge and sweep.
 //
 // One thread block works on a graph, or a cluster of BLOCKS blocks (compute capability 9.0 or later), whose blocks
 // share the visible units. A warp takes one visible unit: its lanes go over the hidden units twice, for the messages
@@ -72,7 +72,7 @@ struct Product {
     __device__ __forceinline__ float log() const { return logf(mantissa) + LN2 * static_cast<float>(exponent); }
 };
 
-// Computes the sigmoid of log odds and of minus log odds, each with full relative precision.
+// Computes the sigmoids of log odds and of minus log odds with full relative precision; |log odds| is cut at limit.
 __device__ __forceinline__ void beliefs(float log_odds, float limit, float& on, float& off) {
     const float small = expf(-fminf(fabsf(log_odds), limit)), large = 1.0f / (1.0f + small);
     on = log_odds >= 0.0f ? large : small * large;
@@ -98,8 +98,8 @@ __device__ __forceinline__ void meet() {
         __syncthreads();
 }
 
-// Infers one graph with SHARING blocks. A lane keeps th and uh of its hidden units in registers, up to HELD of them
-// (h <= 32 HELD), or reads them for each visible unit (HELD = 0).
+// Infers one graph with SHARING blocks. A lane keeps the beliefs th and uh of its hidden units in registers, at most
+// HELD of each (h <= 32 HELD), or reads them again for each visible unit (HELD = 0).
 // a, w: (v, h); a is exp(W) for SUM and MIXED, else W.
 // m: messages, (graphs, v, h), unless KEPT. tv, th: beliefs that a unit is 1; uh: that a hidden unit is 0.
 // c: null, or P(v_i = 1 | h_j = 1) of the last sweep, (graphs, v, h); then log_z is computed as well.
@@ -368,8 +368,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Adds the gradient of W over the rows first, first + 1, ... of a group of graphs to that of each chain. Without c the
-// negative phase of a pair is the product of the beliefs. One thread per edge; blockIdx.y is the chain.
+// Adds the gradient of W of ``graphs`` rows, from row ``first`` on, to the gradients of their chains. Without c (null)
+// P(v_i = 1, h_j = 1) is the product of the beliefs. One thread computes an edge; blockIdx.y is the chain.
 extern "C" __global__ void __launch_bounds__(THREADS)
     crbm_chain_weights(const float* c, const float* th, const float* seen, const float* positive, const float* dv,
                        const float* dh, const int* starts, int chains, int first, int graphs, int v, int h, int stride,
@@ -407,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // is rounded as there, so that a fit may take some steps on a GPU and others on a processor.
 
 constexpr int INFINITE = 0x7f800000;  // bits of infinity; those of NaN without its sign are larger
-constexpr int LEVELS = 10;            // of the tree that adds up to MOST_CHAINS chains, see inference.py
+constexpr int LEVELS = 10;            // levels of the tree that adds the gradients of MOST_CHAINS = 1023 chains
 
 __device__ __forceinline__ float ascended(float theta, float rate, float gradient) {
     return __fadd_rn(theta, __fmul_rn(rate, gradient));
@@ -461,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     next[k] = __fadd_rn(theta[k], sum);
 }
 
-// Writes the next biases of v and h from the sums of the columns of dv and dh, and in ``largest`` as crbm_ascend does.
+// Writes the next biases of v and h from the sums of the columns of dv and dh; ``largest`` is as in crbm_ascend.
 extern "C" __global__ void __launch_bounds__(THREADS)
     crbm_ascend_biases(const float* theta, const float* dv, const float* dh, int rows, int v, int h, float rate,
                        float* next, int* largest) {

@@ -77,7 +77,7 @@ def _read_properties(device: int) -> tuple[bool, int]:
 def _choose_kernel(method: str, v: int, h: int) -> tuple[str, int, int]:
     """Return the name of the kernel, the thread blocks per graph, and the bytes of messages in a block.
 
-    The last number is 0 if the messages do not fit shared memory. ``v`` and ``h`` are numbers of units.
+    The last number is 0 if shared memory holds no messages. ``v`` and ``h`` are the numbers of units.
     """
     has_clusters, room = _read_properties(current_device())
     if v * h < CLUSTER_EDGES or not has_clusters:
@@ -114,7 +114,7 @@ def _run_groups(
     method: str, coupling: DeviceCoupling, bv: Array, bh: Array, n_sweeps: int, tol: float | None,
     use_pairs: Callable[[int, int, cupy.ndarray, cupy.ndarray], None] | None = None,
 ) -> Inference:  # fmt: skip
-    """Run an inference for as many graphs (rows) at a time as fit into ``MESSAGE_BYTES``.
+    """Run an inference; if it stores messages or pairs, as many graphs at a time as ``MESSAGE_BYTES`` allows.
 
     After each group, ``use_pairs`` receives the index of its first graph, the number of graphs,
     P(v_i = 1 | h_j = 1) and P(h_j = 1).

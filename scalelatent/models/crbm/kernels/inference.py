@@ -45,7 +45,8 @@ class Inference:
     lh: Array  # (rows, hidden units): log odds log P(h = 1) - log P(h = 0)
     # int (rows,): number of sweeps, each with messages from the hidden units to the visible units and back
     sweeps: Array | None
-    # (rows,): largest change of P(unit = 1) in the last sweep; the first sweep starts from sigmoid(biases)
+    # (rows,): largest change of P(unit = 1) in the last sweep, not counting the extra sweep that some kernels
+    # make for P(v = 1, h = 1) after a row has met ``tol``; the first sweep starts from sigmoid(biases)
     change: Array | None
     # float64 (rows,): Bethe estimate of log Z; None unless P(v = 1, h = 1) was computed as well
     log_z: Array | None = None

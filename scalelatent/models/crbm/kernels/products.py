@@ -1,8 +1,7 @@
 """Products of the rows of a small batch with the parameters, on host or device.
 
 A step reads every matrix of parameters for about twenty rows. OpenBLAS packs a matrix before it multiplies,
-and for few rows packing costs more than the product. The kernels of :mod:`.cpu.few_rows` read the matrix in
-place; here they are called tiles.
+and for few rows packing costs more than the product. The kernels of few_rows.py read the matrix in place.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ MAX_ROWS = 160
 _FEW_UNITS = 8
 
 
-def fits_tiles(rows: Array, *others: Array) -> bool:
-    """Return whether few_rows.py can multiply these arrays: contiguous float32 on the host, few rows."""
+def fits_few_rows(rows: Array, *others: Array) -> bool:
+    """Return whether few_rows.py multiplies the arrays: contiguous float32 on the host, 1 to 160 ``rows``."""
     return 0 < len(rows) <= MAX_ROWS and all(
         isinstance(a, np.ndarray) and a.dtype == np.float32 and a.flags.c_contiguous for a in (rows, *others)
     )
@@ -35,7 +34,7 @@ def fits_tiles(rows: Array, *others: Array) -> bool:
 
 def write_affine_map(x: Array, weights: Array, bias: Array, out: Array, xp: ModuleType) -> None:
     """Write x weights^T + bias to ``out``; ``weights`` has a row for each unit."""
-    if x.shape[1] == weights.shape[1] and fits_tiles(x, weights, bias, out):
+    if x.shape[1] == weights.shape[1] and fits_few_rows(x, weights, bias, out):
         # Align the rows, because loading an unaligned vector reads two cache lines.
         few_rows.products(align_copy(x), weights, bias, out)
         return
@@ -48,7 +47,7 @@ def write_affine_map(x: Array, weights: Array, bias: Array, out: Array, xp: Modu
 
 def write_outer_difference(left: Array, right: Array, subtracted: Array, out: Array, xp: ModuleType) -> None:
     """Write left^T right - subtracted to ``out``."""
-    if len(left) == len(right) and fits_tiles(left, right, subtracted, out):
+    if len(left) == len(right) and fits_few_rows(left, right, subtracted, out):
         few_rows.write_outer_difference(left, right, subtracted, out)
     else:
         xp.matmul(left.T, right, out=out)
@@ -59,7 +58,7 @@ def add_outer_difference(
     left: Array, right: Array, subtracted: Array, total: np.ndarray, backend: Backend
 ) -> None:
     """Round left^T right - subtracted to float32, and add it to a ``total`` of float64 on the host."""
-    if len(left) == len(right) and fits_tiles(left, right, subtracted):
+    if len(left) == len(right) and fits_few_rows(left, right, subtracted):
         few_rows.add_outer_difference(left, right, subtracted, total)
         return
     out = backend.buffer("outer", subtracted.shape, subtracted.dtype)
@@ -68,8 +67,8 @@ def add_outer_difference(
 
 
 def ascend_outer(arrays: StepArrays, left: np.ndarray, right: np.ndarray, rates: StepRates) -> None:
-    """Take a gradient step of a matrix of parameters along left^T right, without storing it for few rows."""
-    if len(left) != len(right) or not fits_tiles(left, right, *arrays):
+    """Take a gradient step of a weight matrix along left^T right; for few rows the product is not stored."""
+    if len(left) != len(right) or not fits_few_rows(left, right, *arrays):
         ascend(arrays.slice_part(slice(None), -1), (left.T @ right).reshape(-1), arrays.theta.size, rates)
         return
     right, (rate, decay, momentum) = align_copy(right), map(np.float32, rates)
@@ -83,9 +82,9 @@ def ascend_outer_difference(
     arrays: StepArrays, left: np.ndarray, right: np.ndarray, subtracted: np.ndarray, rates: StepRates,
     backend: Backend,
 ) -> None:  # fmt: skip
-    """Take a gradient step of a matrix of parameters along left^T right - subtracted."""
+    """Take a gradient step of a matrix of weights along left^T right - subtracted."""
     theta, velocity, new_theta, _ = arrays
-    if not len(velocity) and not rates.decay and fits_tiles(left, right, subtracted, theta, new_theta):
+    if not len(velocity) and not rates.decay and fits_few_rows(left, right, subtracted, theta, new_theta):
         few_rows.ascend_outer_difference(left, right, subtracted, np.float32(rates.rate), theta, new_theta)
         return
     out = backend.buffer("outer", subtracted.shape, subtracted.dtype)

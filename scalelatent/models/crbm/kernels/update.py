@@ -83,9 +83,9 @@ def _add_scaled(array: np.ndarray, change: np.ndarray, factor: np.float32, out: 
 
 
 def ascend(arrays: StepArrays, gradient: Array, n_weights: int, rates: StepRates) -> None:
-    """Set velocity to momentum * velocity + rate * gradient - decay * theta, and add the velocity to theta.
+    """Set new_theta = theta + move, where move = momentum * velocity + rate * gradient - decay * theta.
 
-    Only the first ``n_weights`` parameters decay.
+    Only the first ``n_weights`` parameters decay. With momentum, new_velocity is set to the move.
     """
     theta, velocity, new_theta, new_velocity = arrays
     if isinstance(theta, np.ndarray) and theta.dtype == np.float32 and gradient.dtype in _ascend_host:

@@ -76,7 +76,7 @@ class ColumnUnits:
         return self._convert(shape, theta, self.scale.astype(np.float64), 1.0)
 
     def _convert(self, shape: CrbmShape, theta: np.ndarray, factor: np.ndarray, sign: float) -> np.ndarray:
-        """Multiply the weights of each column of x by ``factor``, and correct the biases for the shift."""
+        """Multiply weights of x by ``factor``; add ``sign`` times the effect of the shift to the biases."""
         out = theta.copy()
         params = shape.split(out)
         for weights, bias in ((params.Wvx, params.bv), (params.Whx, params.bh)):

@@ -28,7 +28,7 @@ from scalelatent.kernels.arrays import Array, HostRows, check_same_width
 from scalelatent.kernels.sparse_rows import CsrRows
 from scalelatent.models.crbm.kernels.cpu.units import log_loss
 from scalelatent.models.crbm.kernels.inference import PRODUCT_UNITS, WeightError
-from scalelatent.models.crbm.kernels.products import fits_tiles, write_affine_map
+from scalelatent.models.crbm.kernels.products import fits_few_rows, write_affine_map
 
 # A batch of CSR rows becomes a dense matrix of the columns that it uses, or of all columns if it uses more
 # than this share of them.
@@ -95,9 +95,7 @@ class Observed:
     """Observed rows x on the backend as a dense array: all columns, or only those with a nonzero value."""
 
     x: Array  # float32 (rows, columns)
-    columns: (
-        np.ndarray | None
-    )  # Index of each column of ``x`` in the whole rows; None if ``x`` has all columns
+    columns: np.ndarray | None  # number of each column of ``x`` in the whole rows; None if ``x`` has all
 
     def select_columns(self, weights: Array) -> Array:
         """Return the columns of ``weights``, (units, all columns), that belong to the columns of ``x``."""
@@ -164,7 +162,7 @@ def compute_negative_free_energy(v: Array, b1: Array, logits: Array, xp: ModuleT
 
 def compute_log_loss(lv: Array, beliefs: Array, v: Array, xp: ModuleType) -> Array:
     """Return the log-loss of the outputs v of each row, in nats; ``beliefs`` is the sigmoid of ``lv``."""
-    if fits_tiles(lv, beliefs, v):
+    if fits_few_rows(lv, beliefs, v):
         out = np.empty(len(lv), dtype=np.float32)
         log_loss(lv, beliefs, v, out)
         return out
@@ -182,7 +180,8 @@ def compute_block_biases(
 ) -> tuple[Observed | None, Array, Array]:
     """Return the rows x of a block on the backend, and the biases b1 of outputs and b2 of hidden units.
 
-    The rows are None without x. Rows that are not finite are refused.
+    The rows are None for a plain RBM. Raise ValueError if a value of x is not finite or too large, and
+    `WeightError` if a bias is not finite.
     """
     if not shape.n_observed:
         n_rows = len(block.x if block.y is None else block.y)
@@ -248,12 +247,12 @@ def compute_chain_inputs(
 
 
 def are_usable(blocks: Sequence[Block], bias_sum: float) -> bool:
-    """Return whether all values of the blocks and the sum of their biases are finite and not too large."""
+    """Return whether the values of the blocks are finite and not too large, and ``bias_sum`` is finite."""
     return bool(np.isfinite(bias_sum)) and not any(find_too_large(block) for block in blocks)
 
 
 def _check_products(block: Block, *biases: np.ndarray) -> None:
-    """Raise `WeightError` that names the first row of a block whose biases are not finite."""
+    """Raise `WeightError` if ``biases`` of a row are not finite; the message names the first such row."""
     bad = ~np.all([np.isfinite(b).all(axis=1) for b in biases], axis=0)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

@@ -15,7 +15,7 @@ from scalelatent.models.crbm.kernels.products import (
     add_outer_difference,
     ascend_outer,
     ascend_outer_difference,
-    fits_tiles,
+    fits_few_rows,
     write_outer_difference,
 )
 from scalelatent.models.crbm.kernels.update import StepArrays, StepRates, add_to, ascend
@@ -75,7 +75,7 @@ def ascend_phase(
     is stored. The exception is W if `Phase.pairs` is given and the step has momentum or weight decay.
     """
     x = None if seen is None or seen.columns is not None else seen.x
-    if x is None or not fits_tiles(v, x, arrays.theta):
+    if x is None or not fits_few_rows(v, x, arrays.theta):
         gradient = compute_gradient(shape, backend, arrays.theta, seen, v, phase)
         ascend(arrays, gradient, shape.n_weights, rates)
         return

@@ -54,7 +54,8 @@ class Phase:
     # (outputs, hidden units): expectation of v h^T, summed over rows; None if it equals visible^T hidden
     pairs: Array | None
     # (rows,): log-loss in nats, summed over outputs. Learners that compute samples or states measure another
-    # loss: the free energy of the row minus that of the sample or state, plus the margin of lssvm and mssvm
+    # loss: free energy of the row minus that of the sample or state (lssvm: energy with the most probable h),
+    # plus the number of wrong outputs for lssvm and mssvm
     loss: Array
     wrong: Array  # (rows,): number of outputs in which the expectation, sample or state differs from the row
     inferred: Inference | None = None  # Result of the inference kernel; None if the learner used no kernel
@@ -113,14 +114,14 @@ def _logistic(work: PhaseInput) -> Phase:
 
 
 def _make_phase_of_beliefs(
-    work: PhaseInput, found: Inference, hidden: Array, pairs: Array | None, inferred: Inference | None
+    work: PhaseInput, log_odds: Inference, hidden: Array, pairs: Array | None, kernel_result: Inference | None
 ) -> Phase:
     xp, v = work.xp, work.v
-    visible = sigmoid(found.lv, xp)
+    visible = sigmoid(log_odds.lv, xp)
     positive = sigmoid(compute_hidden_logits(work.params, v, work.b2), xp)
-    wrong = ((found.lv > 0) != (v > 0)).sum(axis=1)
-    loss = compute_log_loss(found.lv, visible, v, xp)
-    return Phase(visible, hidden, positive, pairs, loss, wrong, inferred)
+    wrong = ((log_odds.lv > 0) != (v > 0)).sum(axis=1)
+    loss = compute_log_loss(log_odds.lv, visible, v, xp)
+    return Phase(visible, hidden, positive, pairs, loss, wrong, kernel_result)
 
 
 def _cd(work: PhaseInput) -> Phase:
@@ -212,7 +213,7 @@ class Learner:
     """A learner: the function of its negative phase (the model's expectations), and its default settings."""
 
     negative: Callable[[PhaseInput], Phase]
-    # Default inference of predictions; predictions use the inference of training (Ping and Ihler, 2017)
+    # Default inference of predictions: the inference of training or, if training draws samples, mean field
     inference: str
     sends_messages: bool = True  # Whether training uses an inference kernel, which needs the couplings W
     gibbs_steps: int = 0  # Default number of Gibbs steps; a learner with 0 does not sample

@@ -139,7 +139,8 @@ class CrbmLearner:
     def layout(self) -> Layout:
         """Return the fields of the statistics that a chain (part of a batch) fills in.
 
-        They are measurements, and the gradient, its factors or, with local steps, the parameter change.
+        They are sums of measurements, and the gradient, its factors or, with local steps, the change of the
+        parameters and the velocity. The learner pcd adds the change of the persistent Gibbs chains.
         """
         shape, fields = self.shape, self.shape.layout.fields
         factors: tuple[tuple[str, int], ...] = ()
@@ -165,7 +166,7 @@ class CrbmLearner:
         return not self.local_steps and rows * (units + shape.n_observed) < units * shape.n_observed
 
     def flops_per_row(self) -> float:
-        """Return the floating-point operations per row of matrix products and of the inference."""
+        """Return floating-point operations per row of matrix products and inference (16 sweeps for None)."""
         shape = self.shape
         edges = shape.n_visible * shape.n_hidden
         sweeps = (self.n_sweeps or 16) if LEARNERS[self.learner].sends_messages else self.gibbs_steps
@@ -196,7 +197,7 @@ class CrbmLearner:
         return PreparedStep(backend, theta, coupling, state)
 
     def run_chain(self, prepared: PreparedStep, block: Block, stats: Stats) -> None:
-        """Add the gradient of the block's rows or, with local steps, the parameter change, to ``stats``."""
+        """Add the results for the block's rows to ``stats``; `layout` lists its fields."""
         if self.units is not None:
             block = self.units.standardise(block)
         if self.local_steps:
@@ -308,7 +309,9 @@ class CrbmLearner:
         """Take a step with all blocks on a GPU, where the parameters stay; bit-identical to `step`.
 
         The host waits once, for the measurements. Return None if the caller has to use `run_chains` and
-        `step` instead: with momentum or weight decay, sparse factors, or rows that may have to be refused.
+        `step` instead: for a learner that no GPU kernel runs, with momentum, weight decay or local steps,
+        with more than ``MOST_CHAINS`` blocks, with factors that are sparse or have many rows, or if a row may
+        have to be refused.
         """
         shape, rows = self.shape, sum(len(block.x) for block in blocks)
         is_dense = all(isinstance(block.x, np.ndarray) for block in blocks)
@@ -357,7 +360,7 @@ class CrbmLearner:
         return replace(state.state, theta=state.backend.to_host(state.state.theta))
 
     def step(self, state: CrbmState, stats: Stats, n_rows: int) -> CrbmState:
-        """Update the parameters by the gradient of ``n_rows`` rows, or by the mean change of local steps."""
+        """Return the state after a step along the gradient of ``n_rows`` rows, or after the local steps."""
         if self.local_steps:
             share = 1.0 / float(stats["chains"])
             theta, velocity = add_scaled(state.theta, self.gradient(stats), share), state.velocity
@@ -388,8 +391,8 @@ class CrbmLearner:
     def end_epoch(self, state: CrbmState) -> CrbmState:
         """Return the state at the end of an epoch, with the means of its measurements.
 
-        If ``gain`` is above 0 and the patience has ended, learning continues from the best parameters at a
-        quarter of the rate, unless the last lower rate did not lower the validation error by ``gain``.
+        If ``gain`` is above 0 and ``patience`` epochs brought no better validation error, learning continues
+        from the best parameters at a quarter of the rate, unless nothing was gained since the last such drop.
         """
         objective, train_error, converged = compute_shares(state, self.shape.n_visible)
         ended = replace(
@@ -463,11 +466,11 @@ class CrbmLearner:
         }
 
     def is_done(self, state: CrbmState) -> bool:
-        """Return whether the validation error has not improved for ``patience`` epochs."""
+        """Return whether ``patience`` epochs brought no better validation error; False for ``patience`` 0."""
         return bool(self.patience and self.has_validation and state.stale >= self.patience)
 
     def best_parameters(self, state: CrbmState) -> tuple[np.ndarray, int]:
-        """Return the parameters with the lowest validation error (else the last ones) and their epoch."""
+        """Return the parameters with the lowest validation error (else the last), and their epoch."""
         is_best = self.has_validation and state.best_epoch
         theta, epoch = (state.best, state.best_epoch) if is_best else (state.theta, max(state.iteration, 1))
         return (theta if self.units is None else self.units.convert_to_original(self.shape, theta)), epoch
@@ -477,7 +480,7 @@ class CrbmLearner:
         return float(self.rates[min(epoch, len(self.rates) - 1)]) * RATE_DROP**n_drops
 
     def check_safe(self, theta: np.ndarray, state: CrbmState) -> None:
-        """Raise DivergenceError if parameters are not finite, or couplings W too large for float32."""
+        """Raise DivergenceError if parameters are not finite, or W is too large for messages in float32."""
         problem = find_divergence(self.shape, theta)
         if problem:
             raise self._divergence_error(problem, state)
@@ -487,7 +490,7 @@ class CrbmLearner:
         return make_divergence_error(problem, state.iteration + 1, state.steps + 1, rate, self.weight_decay)
 
     def gradient(self, stats: Stats) -> np.ndarray:
-        """Return the summed gradient in ``stats`` or, with local steps, the change of the parameters."""
+        """Return the summed gradient in ``stats`` or, with local steps, the summed change of parameters."""
         return stats.vector[: self.shape.n_parameters]
 
     def _compute_phase(
@@ -551,7 +554,7 @@ class CrbmLearner:
 
     @contextmanager
     def _report_divergence(self, backend: Backend, theta: Array, state: CrbmState) -> Iterator[None]:
-        """Convert a `WeightError` that the body of the ``with`` statement raises to a DivergenceError."""
+        """Convert a `WeightError` of the ``with`` body (W or biases not usable) to a DivergenceError."""
         try:
             yield
         except WeightError as error:
@@ -567,7 +570,7 @@ class CrbmLearner:
         return slice(first, first + min(len(block.x), self.chain_rows))
 
     def _read_particles(self, backend: Backend, state: CrbmState, block: Block) -> Array | None:
-        """Return P(h = 1) of the persistent Gibbs chains of a block's rows; None if there are no chains."""
+        """Return P(h = 1) of the persistent Gibbs chains of a block's rows; None for learners except pcd."""
         if not self.n_particles:
             return None
         return backend.asarray(state.particles[self._find_particles(block)].copy(), np.float32)

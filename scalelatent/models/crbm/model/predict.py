@@ -44,10 +44,10 @@ class CrbmScoring:
         return BlockRequirements(csr=True, targets=self.targets)
 
     def layout(self) -> Layout:
-        """Return the fields ``units``, counts of outputs that are weighted by row, and ``strange``.
+        """Return the fields ``units``, counts of outputs weighted by row, and ``strange``, a count of blocks.
 
         ``units`` are the numbers of wrong outputs, of all outputs, of wrong outputs that differ from x, and
-        of outputs that differ from x. ``strange`` counts blocks whose x has other values than 0 and 1.
+        of outputs that differ from x. ``strange`` counts blocks whose x is as wide as v, but is not binary.
         """
         return Layout((("units", (4,)), ("strange", ())))
 

@@ -17,7 +17,7 @@ from .negative_phases import Phase
 
 # Number of sums that training collects: loss, wrong outputs, rows, converged rows.
 N_SUMS = 4
-# Learning rates of Ping and Ihler (2017). The error of a diverged fit suggests the next lower one of them.
+# Rates of Ping and Ihler (2017). The error of a diverged fit suggests the next lower one, else half its rate.
 RATES = (0.05, 0.02, 0.01, 0.005)
 # Start of the error message of a fit whose parameters became NaN or infinite.
 NOT_FINITE = "parameters are no longer finite"
@@ -29,31 +29,27 @@ class CrbmState:
 
     theta: np.ndarray  # float32 parameter vector, in the order of :attr:`.energy.CrbmShape.layout`
     velocity: np.ndarray  # float32 change of ``theta`` in the last step; empty without momentum
-    best: (
-        np.ndarray
-    )  # float32 parameter vector with the lowest validation error; empty without validation rows
+    best: np.ndarray  # float32 parameters with the lowest validation error; empty without validation rows
     # float32 (rows of a batch, hidden units): P(h = 1) of the persistent Gibbs chains; only the learner pcd
     # has such chains, so for other learners the array has no rows
     particles: np.ndarray
     sums: np.ndarray  # float64 (4,): loss, wrong outputs, rows and converged rows of the current epoch
     objective: float = float("nan")  # mean loss per output in the last epoch, measured in training
-    train_error: float = float(
-        "nan"
-    )  # share of outputs that the model got wrong in the last epoch of training
+    train_error: float = float("nan")  # share of outputs that training predicted wrong in the last epoch
     converged: float = float("nan")  # share of training rows whose inference converged in the last epoch
-    validation_error: float = float("nan")  # share of wrong outputs on the validation rows
+    validation_error: float = float("nan")  # share of wrong outputs on the validation rows, last epoch
     # Share of wrong outputs among the validation outputs that differ from x; NaN if not measured
     changed_error: float = float("nan")
-    best_error: float = float("inf")
+    best_error: float = float("inf")  # lowest validation error of all epochs
     iteration: int = 0  # number of complete epochs
     steps: int = 0
-    # Number of epochs since the epoch in which the validation error last improved. An improvement sets -1,
-    # and the end of the epoch adds 1
+    # Number of epochs since the validation error last fell by more than `CrbmLearner.gain`, or since the
+    # learning rate was lowered. Such a fall sets -1, and the end of each epoch adds 1
     stale: int = 0
     best_epoch: int = 0  # number of the epoch with the parameters ``best``; the first epoch is 1
     n_drops: int = 0  # how often the learning rate was lowered because the validation error stopped falling
     last_drops: int = 0  # value of ``n_drops`` during the last complete epoch
-    dropped_error: float = float("inf")  # lowest validation error when the rate was last lowered
+    dropped_error: float = float("inf")  # ``best_error`` when the rate was last lowered; inf if it never was
 
 
 class PhaseMeasures:
@@ -68,7 +64,7 @@ class PhaseMeasures:
         self._parts.append([phase.loss, phase.wrong] + ([] if change is None else [change]))
 
     def sums(self, backend: Backend, tol: float | None) -> list[float]:
-        """Return the sums of loss, wrong outputs, rows and converged rows over all phases."""
+        """Return sums over all rows added: loss, wrong outputs, rows, converged rows (all without kernel)."""
         columns = [list(column) for column in zip(*self._parts, strict=True)]
         loss, wrong, *change = (
             backend.to_host(column[0] if len(column) == 1 else backend.xp.concatenate(column))
@@ -101,7 +97,7 @@ def find_divergence(shape: CrbmShape, theta: np.ndarray) -> str:
 def make_divergence_error(
     problem: str, epoch: int, step: int, rate: float, weight_decay: float
 ) -> DivergenceError:
-    """Return the error that ends a diverged fit; the first ``epoch`` and ``step`` are 1."""
+    """Return the error that ends a diverged fit; ``epoch`` and ``step`` count from 1."""
     lower = next((r for r in RATES if r < rate), rate / 2)
     return DivergenceError(
         f"{problem} in epoch {epoch}, step {step}, at learning_rate={rate:g}: try "

@@ -76,6 +76,6 @@ def _pad(w: np.ndarray, function: np.ufunc) -> np.ndarray:
 
 
 def make_coupling(w: np.ndarray) -> Coupling:
-    """Check the couplings W; the arrays that kernels read are computed at first use."""
+    """Return the couplings W, or raise `WeightError`; other arrays of them are computed at first use."""
     w = np.asarray(w, dtype=np.float32)
     return Coupling(w, *choose_limits(find_largest_magnitude(w)))

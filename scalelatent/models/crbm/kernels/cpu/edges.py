@@ -1,7 +1,7 @@
 """Vector instructions that send messages along the edges of a graph, for sum-product belief propagation.
 
-In the formulas, A = exp(W), and t and u are the beliefs P(unit = 1) and P(unit = 0). A message is a quotient
-N / D, in which s is the message in the opposite direction times u (:mod:`.sum_product` derives the formulas).
+In the formulas, A = exp(W), and t and u are the beliefs P(h = 1) and P(h = 0) of a hidden unit. Its message
+to a visible unit is N / D with N = A t + s and D = t + s, where s is u times the message that it received.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _make_gather(rows: int) -> Callable[..., None]:
 class _Edges(NamedTuple):
     """Vectors of sixteen hidden units for each of two visible units: parts of the messages between them.
 
-    The messages are numerator / denominator, and s is the opposite message times the belief that its sender
-    is 0.
+    The new messages to the hidden units are numerator / denominator, and s is the last message to a hidden
+    unit times the belief P(h = 0).
     """
 
     exp_w: list[ir.Value]
@@ -88,10 +88,10 @@ def _send_messages(
     lanes: Vectors, exp_w: ir.Value, messages: ir.Value, places: list[ir.Value], h_on: ir.Value,
     v_on: list[ir.Value], v_off: list[ir.Value], product: ir.Value,
 ) -> tuple[ir.Value, _Edges]:  # fmt: skip
-    """Replace the s of two visible units by messages; return ``product`` times the messages.
+    """Replace the s of two visible units by messages to hidden units; return ``product`` times the messages.
 
-    ``places`` are the offsets of both units in ``messages``, and s is the opposite message times the belief
-    that its sender is 0. ``h_on``, ``v_on`` and ``v_off`` are beliefs that units are 1 (on) or 0 (off).
+    ``places`` are the offsets of both units in ``messages``, and s is the last message to a hidden unit times
+    P(h = 0). ``h_on``, ``v_on`` and ``v_off`` are beliefs that units are 1 (on) or 0 (off).
     """
     fma, b, edges = lanes.fma, lanes.b, _Edges([], [], [], [])
     for place, t, u in zip(places, v_on, v_off, strict=True):
@@ -117,8 +117,8 @@ def _make_scatter(rows: int, split: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Replace the s of a few visible units by their messages to the hidden units.
 
-        Here s is the message of a hidden unit times the belief that this unit is 0. Multiply the products of
-        the messages to each hidden unit (mantissa times 2^exponent) by the new messages; with ``split``, a
+        Here s is the last message to a hidden unit times the belief P(h = 0). Multiply the products of the
+        messages to each hidden unit (mantissa times 2^exponent) by the new messages; with ``split``, a
         mantissa is normalized afterwards. Prefetch the next rows of exp(W) and of messages into the cache.
         """
         b = lanes.b
@@ -160,7 +160,7 @@ def scatter_pairs(
     """Send messages of two visible units i to the hidden units j, and store what pairs and log Z need.
 
     P(v_i = 1 | h_j = 1) is stored at ``given_h``, which may be ``messages``. The factors (x + y) / N of the
-    Bethe estimate of log Z (see :mod:`.sum_product`) multiply ``bethe`` times 2^``bethe_exponents``.
+    Bethe estimate, x = P(v_i = 1) D and y = P(v_i = 0) N, multiply ``bethe`` times 2^``bethe_exponents``.
     """
     b = lanes.b
     t, u = ([lanes.spread(lanes.load(x, 4 * r, F32)) for r in range(2)] for x in (v_on, v_off))

@@ -172,7 +172,7 @@ def _make_outers(end: str) -> Callable[..., None]:
         left: np.ndarray, x: np.ndarray, subtracted: np.ndarray, rate: np.float32, base: np.ndarray,
         out: np.ndarray,
     ) -> None:  # fmt: skip
-        """Compute left^T x, and store it in ``out`` by the formula of ``finish``."""
+        """Compute left^T x, and store it in ``out`` by the formula of ``end``, which `_make_finish` lists."""
         n, units, features = len(left), len(out), x.shape[1]
         row, size = BYTES * features, out.itemsize
         some = empty((n, TALL_TILE_ROWS), np.float32)
@@ -242,9 +242,10 @@ def ascend_outer(
     theta: np.ndarray, velocity: np.ndarray, new_theta: np.ndarray, new_velocity: np.ndarray,
     left: np.ndarray, x: np.ndarray, decay: np.float32, momentum: np.float32,
 ) -> None:  # fmt: skip
-    """Set new_velocity = momentum * velocity - decay * theta + left.T @ x, new_theta = theta + new_velocity.
+    """Set new_theta = theta + move, new_velocity = move = momentum * velocity - decay * theta + left^T x.
 
-    Without momentum, both velocities are empty. The new arrays may be the old arrays.
+    ``left`` already contains the learning rate. Without momentum, both velocities are empty and the move is
+    not stored. Each new array may be the old one.
     """
     moving, features = len(velocity) > 0, x.shape[1]
     still = empty((_UPDATED_UNITS, 0 if moving else features), np.float32)

@@ -117,9 +117,10 @@ def _sweep(
 ) -> int:  # fmt: skip
     """Send each message of the active graphs of a group once, and update their units (a sweep).
 
-    All graphs use eight rows of exp(W) while these are in the cache. ``given_h`` is empty, or receives
+    All graphs use eight rows of exp(W) while these are in the cache; with ``up``, the last eight rows come
+    first. ``small`` is the scratch space of `make_scratch` for each graph. ``given_h`` is empty, or receives
     P(v_i = 1 | h_j = 1). Return how often each product of messages to a hidden unit was split into mantissa
-    and exponent.
+    and exponent, because each split adds `BIAS` to the stored exponent, which the reader subtracts.
     """
     row, unit, matrix, blocks = 4 * exp_w.shape[1], 4 * v_units.shape[2], 4 * exp_w.size, len(exp_w) // ROWS
     w_at, m_at, given_at = exp_w.ctypes.data, m.ctypes.data, given_h.ctypes.data if len(given_h) else 0
@@ -179,7 +180,7 @@ def _infer_group(
     """Run sum-product on the graphs of one group; write log odds, sweeps, changes and log Z.
 
     A graph stops after the sweep (round of messages) in which no P(unit = 1) changed by more than ``tol``. If
-    ``log_z`` is not empty, one more sweep then replaces its messages ``m`` by P(v_i = 1 | h_j = 1).
+    ``log_z`` is not empty, one more sweep (or the last) replaces its messages ``m`` by P(v_i = 1 | h_j = 1).
     """
     rows, v, h, with_pairs = len(bv), bv.shape[1], bh.shape[1], len(log_z) > 0
     none, exponents = m[:0], same_bytes(h_units, np.int32)
@@ -221,7 +222,7 @@ def _infer_group(
 
 @subkernel
 def _add_pairs(given_h: np.ndarray, h_units: np.ndarray, pairs: np.ndarray) -> None:
-    """Add P(v_i = 1, h_j = 1) of each graph of a group; ``given_h`` is P(v_i = 1 | h_j = 1)."""
+    """Add P(v_i = 1, h_j = 1) of each graph of a group to ``pairs``; ``given_h`` is P(v_i = 1 | h_j = 1)."""
     for i in range(pairs.shape[0]):
         for n in range(len(given_h)):
             for j in range(pairs.shape[1]):

@@ -80,7 +80,7 @@ def start_units(units: np.ndarray, biases: np.ndarray, small: np.ndarray) -> Non
 
 
 def make_scratch(limit: float, *graphs: int) -> np.ndarray:
-    """Return the scratch space for eight units of each graph, (*graphs, 4, 8)."""
+    """Return scratch space, (*graphs, 4 fields, 8 units): ``limit`` in the field LIMIT, 0 in the others."""
     out = aligned_empty((*graphs, 4, UNITS))
     out[..., :LIMIT, :], out[..., LIMIT, :] = 0.0, limit
     return out
