@@ -1,4 +1,4 @@
-"""`scalelatent cluster up`: its processes and addresses, refused options, and how it ends."""
+"""`scalelatent cluster up` starts processes on loopback, refuses bad options, and ends all processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_scheduler_has_time_limits_for_missing_workers_and_failures(tls_clie
 
 
 def read_answer(address: str, context: ssl.SSLContext | None) -> bytes:
-    """Return the first byte of a server, or no byte if the server closes the connection; may raise."""
+    """Return the first byte of a server, or b"" if the server closes the connection; raise if TLS fails."""
     host, port = address.split("://")[1].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
         if context is None:

@@ -1,4 +1,4 @@
-"""Fits by the engine in one process: the same bits for any number of threads, and errors on real digits."""
+"""Fits by the engine in one process have the same bits for any threads, and low errors on real digits."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_without_dimensions_labels_equal_those_of_lloyds_k_means():
 
 
 def fit_gaussian_mixture(kind, x, state, k, n):
-    """Return the log-likelihoods of n EM passes of scikit-learn, from the components in ``state``."""
+    """Return scikit-learn's mean log-likelihood after 1 to n EM passes from the components in ``state``."""
     now, p = state.components, x.shape[1]
     variance = now.noise[:, 0] if now.noise.ndim == 2 else now.noise
     precision = {

@@ -191,7 +191,7 @@ def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings
 
 
 def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> None:
-    """A clustering has only sixteen candidate centroids for a row, but all clusterings exceed the space.
+    """Each clustering has only 16 candidate centroids for a row, but those of all 70 exceed the space.
 
     The candidates are the centroids with the code (cluster index) of the row in the clustering.
     """
