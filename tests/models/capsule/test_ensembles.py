@@ -20,7 +20,7 @@ from scalelatent.reductions.moments import SecondMoments
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
-# Most of every seventh labels are wrong, so models of class pairs improve for different numbers of passes.
+# Every seventh row has a shifted label, so models of class pairs improve for different numbers of passes.
 NOISY_LABELS = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 

@@ -106,7 +106,7 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
 
 
 def test_members_may_have_different_thresholds() -> None:
-    """Models of different classes may have different thresholds nu, because they finish rounds separately.
+    """Models of different classes may have different thresholds nu, because each model lowers nu separately.
 
     A row is active (has residuals) if its P(wrong class) / P(right class) exceeds nu in any model.
     """

@@ -295,7 +295,7 @@ def test_the_summary_has_only_scalars() -> None:
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1
     assert summary["objective"] == pytest.approx(2.0)
-    assert summary["train_error"] is None  # No pass measured the joint decision of all members.
+    assert summary["train_error"] is None  # No pass measured the joint decision of all models.
     assert summary["mean_member_train_error"] == pytest.approx(0.25)
     assert summary["validation_error"] is None
     assert summary["nu"] == pytest.approx(0.8)

@@ -69,7 +69,7 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
 
 
 def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start of templates that does not flip the windows of features gives other weights."""
+    """Weights are stored flipped in both axes; templates that start without this flip get other weights."""
 
     def mutant(evidence: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
         below, priors = evidence.net.split(first)

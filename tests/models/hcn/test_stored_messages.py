@@ -1,4 +1,4 @@
-"""Learning with stored messages of leaves (fixed ranges of images) finds bars, letters and the optimum."""
+"""Learning with stored messages of leaves (ranges of images) finds bars, letters and the best weights."""
 
 from __future__ import annotations
 

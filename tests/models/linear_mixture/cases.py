@@ -82,5 +82,5 @@ def score_rows(scores: Scores, x: np.ndarray) -> np.ndarray:
 
 
 def find_nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """Return for each row the component with the smallest score, of the components first to stop - 1."""
+    """Return for each row the component with the smallest score, of components ``first`` to ``stop - 1``."""
     return reference.nearest(reference.make_scorer(scores, np.array([first, stop])), x, 0, 1)[1][:, 0]
