@@ -120,7 +120,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     ]
     if architecture == "multiclass":
         winner = each[0].argmax(axis=0)
-    elif architecture == "one_vs_all":  # The largest probability of "own class" wins.
+    elif architecture == "one_vs_all":  # The class with the largest P(own class) wins.
         winner = np.array([q[0] for q in each]).argmax(axis=0)
     else:  # Each binary model votes for one of two classes; the larger sum of probabilities decides ties.
         votes, sums = np.zeros((10, len(X))), np.zeros((10, len(X)))

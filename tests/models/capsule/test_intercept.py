@@ -1,4 +1,4 @@
-"""The intercept of capsule regression: rows are centred and get a constant column."""
+"""The intercept of capsule regression centres rows and gives them a constant column."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_partial_fit_distinguishes_classes_on_opposite_sides(rows: int) -> None:
     for a in range(0, len(x), rows):
         model.partial_fit(x[a : a + rows], y[a : a + rows], classes=[0, 1])
     assert model.score(other, right) > 0.85
-    assert (model.mean_ == 0).all() == (rows == 1)  # One first row sets no mean.
+    assert (model.mean_ == 0).all() == (rows == 1)  # A first call with one row keeps the mean 0.
 
 
 def test_rows_that_do_not_vary_are_refused() -> None:

@@ -18,7 +18,7 @@ from scalelatent.models.crbm.kernels.reference import make_coupling, sigmoid
 
 
 def enumerate_states(w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> dict[str, np.ndarray]:
-    """Return exact P(unit = 1), P(pair = 1), log Z and most probable states, from all 2^(v + h) states."""
+    """Return exact P(unit = 1), P(both units = 1), log Z and best states, from all 2^(v + h) states."""
     v, h = w.shape
     states = np.array(list(product([0, 1], repeat=v + h)), dtype=float)
     vs, hs = states[:, :v], states[:, v:]

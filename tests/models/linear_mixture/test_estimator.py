@@ -176,7 +176,7 @@ def test_a_constant_column_changes_no_probability(digits):
     m = make_classifier(n_dims=2, likelihood="error").fit(x, digits.y)
     wider = make_classifier(n_dims=2, likelihood="error").fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
     # A score, divided by the temperature, is about 10, and is a float32 sum of six squares, each of which
-    # rounds by 2**-24: 10 * 6 * 2**-24 = 4e-6.
+    # rounds by 2**-24: 10 * 6 * 2**-24 < 4e-6.
     found = wider.predict_proba(np.pad(test_x, ((0, 0), (0, 1))))
     np.testing.assert_allclose(found, m.predict_proba(test_x), rtol=0, atol=4e-6)
 

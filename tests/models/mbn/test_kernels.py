@@ -1,4 +1,4 @@
-"""Nearest centroids of rows: numba and the reference in numpy equal a search by brute force."""
+"""Nearest centroids by numba and by the reference in numpy equal those of a search by brute force."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_columns_that_a_clustering_does_not_use_may_have_any_value() -> None:
 
     These sums are for rows with a fraction, or whose sum of |value| times the column's largest centroid value
     exceeds 32,767 (int16): 20,000 * 4 does. ``split_entries`` returns the numbers of entries in dense and
-    sparse columns, and the norm of the entries, or -1 for such a row.
+    sparse columns, and an upper bound of the norm of the entries, or -1 for such a row.
     """
     x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")
     bank = sparse.make_sparse_bank(
