@@ -1,4 +1,4 @@
-"""The functions I_s(b) of capsule regression (Saul 2021, equation A.1) and their table have exact values.
+"""The functions I_s(b) of capsule regression (Saul 2021, equation A.1) and their table are accurate.
 
 lambda0 is I_s for s = D/2 and lambda1 for s = D/2 + 1, with D the sum of all capsule dimensions.
 """

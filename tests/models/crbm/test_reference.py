@@ -1,4 +1,4 @@
-"""The reference kernels equal enumeration of all states of small graphs."""
+"""Inference by the reference kernels agrees with the enumeration of all states of small graphs."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_features_that_do_not_pay_together_are_removed() -> None:
-    """All features together cost more bits than they save, so none is used, and the compression is 1."""
+    """All features together cost more bits than they save, so all are removed: the compression is 1."""
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
     x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)

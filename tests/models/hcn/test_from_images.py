@@ -50,9 +50,9 @@ def learn_beliefs(net: Hierarchy, images: Any, numbers: list[int], passes: int =
 
 
 def test_a_template_is_the_evidence_of_its_image() -> None:
-    """A template (pattern of a class) that starts from an image has the weights that its pixels support.
+    """A template (pattern of a class) that starts from an image has weights where evidence exceeds the prior.
 
-    Its score for that image is the largest that any weights could have.
+    Its score for that image is the sum of the evidence at these weights.
     """
     net, images = make_two_layers(classes=(0, 1, 2, 3))
     numbers = list(range(7, 40))
