@@ -155,7 +155,7 @@ def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
     rng = np.random.Generator(np.random.Philox(seed))
     lengths = rng.uniform(0.01, 9, 400).astype(np.float32)
     small = (lengths * rng.uniform(0, 0.5, 400)).astype(np.float32)
-    h = np.stack([small, lengths, -lengths, small])  # Capsules 1 and 2 have equal length.
+    h = np.stack([small, lengths, -lengths, small])
     dims, labels = np.ones((1, 4), dtype=np.int64), np.arange(4)[None]
     for y, expected in ((1, 0.0), (2, 400.0), (0, 400.0)):
         args = (np.full(400, y, dtype=np.int32), np.ones(400), dims, labels, np.zeros(1), squash_table(4))
