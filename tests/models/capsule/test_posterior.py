@@ -96,7 +96,7 @@ def test_equal_dimensions_predict_the_longest_capsule() -> None:
 
 
 def test_unequal_dimensions_weigh_short_rows_by_dimension() -> None:
-    """In rows of small norm, a shorter capsule with more dimensions is more probable than a longer one."""
+    """In short rows, a shorter capsule with more dimensions may be more probable than a longer one."""
     h = np.array([[0.2], [0.0], [0.0], [0.0], [0.1]])
     assert probabilities(h, np.array([1, 4]))[:, 0].argmax() == 1
     assert probabilities(100 * h, np.array([1, 4]))[:, 0].argmax() == 0
