@@ -1,4 +1,4 @@
-"""Idle threads run parts of an M-step (a parameter update): order of results, errors, no nested threads."""
+"""Idle threads run parts of an M-step: results keep their order, errors are raised, threads do not nest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds (names of models in job files): kinds of this package, kinds of other packages, broken kinds."""
+"""Kinds (models that job files name) of this and other packages are found; a broken kind gives a warning."""
 
 from __future__ import annotations
 

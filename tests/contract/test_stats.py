@@ -1,4 +1,4 @@
-"""Laws of ``Stats``, the sums that the engine adds over blocks of rows, for any model."""
+"""``Stats``, the sums of any model over blocks of rows, obey the laws of addition and scaling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_merge_and_scale_do_not_change_their_inputs(layout: Layout, seed: int) -
 
 @given(LAYOUTS, st.integers(0, 2**32), st.integers(-8, 8))
 def test_scaling_is_linear(layout: Layout, seed: int, power: int) -> None:
-    a, b, factor = _draw(layout, seed), _draw(layout, seed + 1), 2.0**power  # Such products are exact.
+    a, b, factor = _draw(layout, seed), _draw(layout, seed + 1), 2.0**power  # Products with factor are exact.
     np.testing.assert_array_equal(
         a.merge(b).scale(factor).vector, a.scale(factor).merge(b.scale(factor)).vector
     )

@@ -1,4 +1,4 @@
-"""Files that cannot be imported: an error of one line names the file, and no output is left."""
+"""If a file cannot be imported, an error of one line names the file, and no output is left."""
 
 from __future__ import annotations
 

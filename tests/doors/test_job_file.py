@@ -1,4 +1,4 @@
-"""Invalid job files: an error of one line names the key before work starts."""
+"""For an invalid job file, an error of one line names the key or the fault before work starts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, str], str]] = [
 
 
 def write_job(folder: Path, values: dict[str, str]) -> Path:
-    """Write a valid job file, but with the given values (TOML text by "section.key"); return its path."""
+    """Write a valid job file changed by ``values`` (TOML text by "section.key"), and return its path."""
     sections: dict[str, str] = {}
     for name, text in (GOOD | values).items():
         section, _, key = name.partition(".")

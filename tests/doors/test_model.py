@@ -1,4 +1,4 @@
-"""Saved models whose files were changed: loading fails with an error of one line that names the model."""
+"""Loading a saved model whose files were changed fails with an error of one line that names the model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def set_attr(*keys: Any, to: Any) -> Callable[[Path], None]:
 
 
 def set_unsealed(*keys: Any, to: Any) -> Callable[[Path], None]:
-    """Change an attribute and remove the digest of all attributes, which models of earlier versions lack."""
+    """Return a function that changes an attribute and removes the digest that would reveal the change."""
 
     def edit(model: Path) -> None:
         change(model / "zarr.json", "attributes", "attributes_digest", to=...)

@@ -1,4 +1,4 @@
-"""Rows and labels from Python that a model cannot learn from: each model raises an error of one line."""
+"""Models raise an error of one line for rows and labels from Python that they cannot learn from."""
 
 from __future__ import annotations
 

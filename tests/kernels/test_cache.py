@@ -178,7 +178,7 @@ def test_the_garbage_collector_pauses_while_a_kernel_is_compiled(monkeypatch: py
     assert gc.isenabled()
 
 
-# Script with two kernels that prints which compilations were reported. Compiling takes one second longer.
+# Script that prints the reported compilations of two kernels; a pause of 1 s lets other processes catch up.
 TWO_KERNELS = """
 import os
 import time

@@ -1,4 +1,4 @@
-"""Fixtures that run `scalelatent cluster up` in a separate process, with TLS."""
+"""Fixtures that run `scalelatent cluster up` in a separate process, with or without TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def start_cluster(*options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Start `scalelatent cluster up`, yield the process and its printed JSON, and stop it by SIGTERM."""
+    """Start `scalelatent cluster up`, yield its process and the JSON it printed, and end it by SIGTERM."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     process = subprocess.Popen(
         [sys.executable, "-m", "scalelatent", "cluster", "up", "--json", *options],

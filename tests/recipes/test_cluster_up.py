@@ -1,4 +1,4 @@
-"""`scalelatent cluster up`: its processes and addresses, refused options, and how it ends."""
+"""`scalelatent cluster up` starts processes on loopback, refuses bad options, and ends all processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_everything_listens_on_loopback(tls_cluster):
     listening = [
         c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN
     ]
-    assert len(listening) >= 7  # Scheduler, dashboard, 2 nannies, 2 workers, 2 pages.
+    assert len(listening) >= 7  # Scheduler, dashboard, 2 nannies, 2 workers, 1 or 2 pages.
     assert set(listening) == {"127.0.0.1"}
 
 
@@ -72,7 +72,7 @@ def test_the_scheduler_has_time_limits_for_missing_workers_and_failures(tls_clie
 
 
 def read_answer(address: str, context: ssl.SSLContext | None) -> bytes:
-    """Return the first byte of a server, or no byte if the server closes the connection; may raise."""
+    """Return the first byte of a server, or b"" if the server closes the connection; raise if TLS fails."""
     host, port = address.split("://")[1].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
         if context is None:

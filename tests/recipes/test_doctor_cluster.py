@@ -1,4 +1,4 @@
-"""`scalelatent doctor` of a cluster: its findings for given answers of workers, and for a live cluster."""
+"""`scalelatent doctor` reports the right findings for given answers of workers, and for a live cluster."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_more_threads_than_cores_are_reported():
 
 
 def test_the_defaults_of_dask_are_accepted():
-    """A cluster of `dask scheduler` has no page of scalelatent, and numba has several threads in workers."""
+    """Without a page of scalelatent, and with several numba threads in workers, the findings are "ok"."""
     view = make_view({"pools": {"BLAS": 1, "numba": 64, "Blosc": 8, "zarr": 0}}, page=False)
     findings = [finding for name in ("dashboard", "threads") for finding in judge_answers(name, view)]
     assert [finding.status for finding in findings] == ["ok", "ok"]

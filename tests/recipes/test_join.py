@@ -1,4 +1,4 @@
-"""`scalelatent cluster join`: workers join a running scheduler, compute, and end with the scheduler."""
+"""By `scalelatent cluster join`, workers join a running scheduler, compute, and end with the scheduler."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def make_validators() -> dict[str, Any]:
     if found is None or not found.submodule_search_locations:
         pytest.skip("needs dask-kubernetes")
     crds = Path(found.submodule_search_locations[0], "operator/deployment/helm/dask-kubernetes-operator/crds")
-    # The schemas have all fields of a pod. A parser in Python would take half a minute, so use that in C.
+    # The schemas have all fields of a pod. The Python parser would take half a minute, so use the C parser.
     texts = [yaml.load(file.read_text(), yaml.CSafeLoader) for file in crds.glob("*.yaml")]
     return {
         crd["spec"]["names"]["kind"]: jsonschema.Draft202012Validator(
@@ -158,7 +158,7 @@ def test_images_have_exact_versions(image):
 
 @pytest.mark.parametrize("kind", ["scheduler", "worker"])
 def test_pods_follow_the_restricted_standard(kind):
-    """See https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
+    """The rules are in https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted."""
     for pod in find_pods(kind):
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -236,7 +236,7 @@ def test_prometheus_keeps_the_names_of_jobs():
         for scrape in yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
         if scrape["job_name"] == "scheduler"
     )
-    assert scheduler["honor_labels"]  # Without this, Prometheus renames the label "job".
+    assert scheduler["honor_labels"]  # Without honor_labels, Prometheus renames the label "job".
 
 
 def list_dashboard_queries() -> list[str]:

@@ -1,6 +1,6 @@
-"""Scripts of cluster/slurm on a real SLURM of two virtual nodes, which this module starts.
+"""Scripts of cluster/slurm run on a real SLURM of two virtual nodes, which this module starts.
 
-SLURM sends SIGTERM to the batch script before a walltime. `scancel --batch` imitates this warning.
+SLURM sends SIGTERM to the batch script before its time limit. `scancel --batch` imitates this warning.
 """
 
 from __future__ import annotations

@@ -76,10 +76,10 @@ CLASS_WEIGHT = {2: np.array([0.5, 3.0]), 3: np.array([0.5, 1.0, 3.0])}
 @pytest.mark.parametrize("weighted", ["plain", "sample", "class", "both"])
 @pytest.mark.parametrize("name", MEMBERS)
 def test_the_update_from_residuals_equals_the_update_of_the_paper(name: str, weighted: str) -> None:
-    """Equation 2.24 of Saul (2021) gives the weights W = [sum w r h x^T] S^-1 from rows x of weight w.
+    """Equation 2.24 of Saul (2021) gives the new weights [sum w r h x^T] S^-1 from rows x of weight w.
 
-    Here h = W x, r is the ratio of the posterior mean of h to h, and S = sum w x x^T. The package computes
-    W + Delta S^-1, where Delta = sum w (r - 1) h x^T are the residuals.
+    Here h = W x has the old weights W, r is the ratio of the posterior mean of h to h, and S = sum w x x^T.
+    The package computes W + Delta S^-1, where Delta = sum w (r - 1) h x^T are the residuals.
     """
     members = MEMBERS[name]
     m = members.n_classes
@@ -103,7 +103,7 @@ def test_the_update_from_residuals_equals_the_update_of_the_paper(name: str, wei
         residual = state.w[rows] + np.linalg.solve(s, stats["delta"][rows].T).T
         np.testing.assert_allclose(residual, paper, rtol=0, atol=1e-10 * np.abs(paper).max())
         # em_step adds a small share of the diagonal of S (the second moments of rows) to S, which moves the
-        # new W towards the old W by this share.
+        # new W slightly towards the old W.
         jitter = RELATIVE_JITTER * np.diag(np.diag(s))
         pulled = np.linalg.solve(s + jitter, (moved @ xs + state.w[rows] @ jitter).T).T
         step = learner.em_step(state.w[rows], stats["delta"][rows], r)
@@ -179,15 +179,15 @@ def test_the_float32_kernel_raises_the_likelihood_like_the_reference() -> None:
     for _ in range(20):
         exact = learner.update(exact, {"train": run_pass(learner, exact, x, y, None)})
         fast = learner.update(fast, {"train": run_pass(learner, fast, x.astype("f4"), y, None, device="cpu")})
-        # Each float32 number is rounded by 6e-8.
+        # A float32 number has a relative rounding error of 6e-8; the 20 passes may add up to 2e-6.
         np.testing.assert_allclose(fast.objective, exact.objective, rtol=2e-6)
     np.testing.assert_allclose(fast.w, exact.w, rtol=0, atol=1e-4 * np.abs(exact.w).max())
 
 
 def test_momentum_adds_a_share_of_the_last_move() -> None:
-    """Equation 2.27 of Saul (2021), with momentum g: W(t+1) = EM(W(t)) + g (W(t) - W(t-1)).
+    """Equation 2.27 of Saul (2021) with momentum g in step t is W(t+1) = EM(W(t)) + g (W(t) - W(t-1)).
 
-    In the first step the second term is 0.
+    EM(W) are the weights after a plain EM step from W. In the first step, W(t) - W(t-1) is 0.
     """
     members = MEMBERS["multiclass"]
     x, y, _ = make_data(3, 200, 6)

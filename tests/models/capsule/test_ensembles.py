@@ -20,7 +20,7 @@ from scalelatent.reductions.moments import SecondMoments
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400].astype(np.int32)
 SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
-# A seventh of the labels is wrong, so that the models of class pairs improve for different numbers of passes.
+# Every seventh row has a shifted label, so models of class pairs improve for different numbers of passes.
 NOISY_LABELS = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 
@@ -50,7 +50,7 @@ def _fit(
 def assert_close_fits(members: Members, state: CapsuleState, r: int, alone: CapsuleState) -> None:
     rows = members.stack_rows(np.array([r]))
     scale = np.abs(alone.best).max()
-    # The two fits add rows in different orders. The rounding of float64 grows in 20 passes with momentum.
+    # The two fits add rows in different orders. In 20 passes, momentum amplifies float64 rounding up to 1e-7.
     np.testing.assert_allclose(state.best[rows], alone.best, rtol=0, atol=1e-7 * scale)
     assert state.best_error[r] == pytest.approx(alone.best_error[0], abs=1e-12)
     assert (state.round[r], state.best_pass[r]) == (alone.round[0], alone.best_pass[0])
@@ -66,7 +66,7 @@ def test_all_vs_all_equals_its_45_binary_fits() -> None:
         own = labels[NOISY_LABELS] >= 0
         alone = _fit(binary, X[own], labels[NOISY_LABELS[own]].astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, r, alone)
-    assert len(set(state.best_pass.tolist())) > 3  # Different passes are best.
+    assert len(set(state.best_pass.tolist())) > 3  # Members have different best passes.
 
 
 def test_one_vs_all_equals_its_binary_fits() -> None:
@@ -120,7 +120,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     ]
     if architecture == "multiclass":
         winner = each[0].argmax(axis=0)
-    elif architecture == "one_vs_all":  # The largest probability of "own class" wins.
+    elif architecture == "one_vs_all":  # The class with the largest P(own class) wins.
         winner = np.array([q[0] for q in each]).argmax(axis=0)
     else:  # Each binary model votes for one of two classes; the larger sum of probabilities decides ties.
         votes, sums = np.zeros((10, len(X))), np.zeros((10, len(X)))

@@ -56,7 +56,7 @@ def assert_close_sums(members: Members, n: int, p: int, nu: float, train: bool, 
     fast, fast_sums = _run("cpu", members, w, x, y, weight, thresholds, train)
     assert fast_sums.shape == (members.n_members, 3)
     flips = np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0)
-    # The ratio of one row may equal the threshold nu up to rounding, so the row is active in one result only.
+    # One row may have P(wrong class) / P(right class) = nu up to rounding, and be active in one result only.
     assert flips <= (1 if nu > 0 else 0)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=2e-6, atol=1e-5)
     # The errors may differ by one row (of weight up to 3) whose two best classes are equal up to rounding.
@@ -122,7 +122,7 @@ def test_members_may_have_different_thresholds() -> None:
 def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
     members = CASES[case]
     w, x, _, weight = make_inputs(members, 130, 24, 5)
-    # Label each row with the class that the model predicts.
+    # Label each row with the class that the model predicts, so that no row exceeds the threshold nu.
     y = np.array([(h.reshape(10, -1) ** 2).sum(axis=1).argmax() for h in x @ w.T], dtype=np.int32)
     nu = np.array([1 - 1e-9])
     for device in ("reference", "cpu"):

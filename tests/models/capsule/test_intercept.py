@@ -1,4 +1,4 @@
-"""The intercept of capsule regression: rows are centred and get a constant column."""
+"""The intercept of capsule regression centres rows and gives them a constant column."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_moments_about_any_point_give_the_moments_about_the_mean() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_classes_on_opposite_sides_are_distinguished(algorithm: str) -> None:
-    """Without an intercept, predictions are hardly better than chance: classes differ in the sign of x."""
+    """Classes differ in the sign of feature 0, so a fit without an intercept is hardly better than chance."""
     (x, y), (other, right) = make_two_sides(), make_two_sides(400, 1)
     options: dict[str, Any] = {"algorithm": algorithm, "random_state": 0, "n_jobs": 1, "n_epochs": 30}
     assert sl.CapsuleRegression(**options).fit(x, y).score(other, right) > 0.93
@@ -163,7 +163,7 @@ def test_partial_fit_distinguishes_classes_on_opposite_sides(rows: int) -> None:
     for a in range(0, len(x), rows):
         model.partial_fit(x[a : a + rows], y[a : a + rows], classes=[0, 1])
     assert model.score(other, right) > 0.85
-    assert (model.mean_ == 0).all() == (rows == 1)  # A first call of one row sets no mean.
+    assert (model.mean_ == 0).all() == (rows == 1)  # A first call with one row keeps the mean 0.
 
 
 def test_rows_that_do_not_vary_are_refused() -> None:
@@ -204,7 +204,7 @@ def test_the_units_of_features_do_not_change_the_result(scale: float) -> None:
 
 @pytest.mark.parametrize("value", [0.1, 7.0, -1e6])
 def test_a_constant_feature_gives_no_direction(value: float) -> None:
-    """Rounding the mean of a constant feature leaves a small constant, which must not count as variance."""
+    """A rounded mean leaves a small constant in a centred feature, which must not count as variance."""
     x, y = make_three_groups()
     rows = np.column_stack([x, np.full(len(x), value)]).astype("f8")
     weight = np.ones(len(x))

@@ -42,7 +42,7 @@ def make_inputs(members: Members, n: int, seed: int, scale: float = 1.5) -> tupl
 
 
 def spread_residuals(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
-    """Return the residuals of all rows, given those of ``active`` rows; other rows have zeros."""
+    """Return residuals of all rows, given those of ``active`` rows (None: all rows); other rows get zeros."""
     if active is None:
         return h
     out = np.zeros(h.shape)
@@ -67,15 +67,15 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
     )
     if nu > 0:
         assert fast_rows.dtype == np.int32
-        # No ratio of probabilities is within 1e-6 of the threshold nu, so rounding changes no active row.
+        # No P(wrong class) / P(right class) is within 1e-6 of the threshold nu, so rounding decides no row.
         np.testing.assert_array_equal(fast_rows, rows)
     else:
         assert fast_rows is None
         assert rows is None
-    # The tolerance is about 4 float32 roundings of 6e-8, times weights up to 3 and latents |h| up to 15.
+    # The tolerance is about two float32 roundings of 6e-8, times weights up to 3 and latents |h| up to 15.
     np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
     np.testing.assert_allclose(fast_sums[:, 0], sums[:, 0], rtol=1e-6, atol=1e-6)
-    # Both kernels sum the same rows in float64.
+    # Both kernels sum the weights of the same wrongly classified rows in float64.
     np.testing.assert_allclose(fast_sums[:, 1], sums[:, 1], rtol=1e-12)
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
 
@@ -98,17 +98,17 @@ def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: in
     thresholds = np.full(len(dims), nu)
     exact, _, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
     fast, _, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table)
-    # A row whose ratio equals nu up to rounding may have residuals in one result only. Compare the rows that
-    # have residuals in both results.
+    # A row with P(wrong class) / P(right class) = nu up to rounding may have residuals in one result only.
+    # Compare the rows that have residuals in both results.
     both = (exact != 0) & (fast != 0)
     assert np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0) <= 1
     np.testing.assert_allclose(fast[both], exact[both], rtol=5e-6, atol=5e-6)
 
 
 def test_members_may_have_different_thresholds() -> None:
-    """Models of different classes may have different thresholds nu, because they finish rounds separately.
+    """Models of different classes may have different thresholds nu, because each model lowers nu separately.
 
-    A row has residuals (is active) if the row passes the threshold of any model.
+    A row is active (has residuals) if its P(wrong class) / P(right class) exceeds nu in any model.
     """
     h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
@@ -155,7 +155,7 @@ def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
     rng = np.random.Generator(np.random.Philox(seed))
     lengths = rng.uniform(0.01, 9, 400).astype(np.float32)
     small = (lengths * rng.uniform(0, 0.5, 400)).astype(np.float32)
-    h = np.stack([small, lengths, -lengths, small])  # Capsules 1 and 2 have equal length.
+    h = np.stack([small, lengths, -lengths, small])
     dims, labels = np.ones((1, 4), dtype=np.int64), np.arange(4)[None]
     for y, expected in ((1, 0.0), (2, 400.0), (0, 400.0)):
         args = (np.full(400, y, dtype=np.int32), np.ones(400), dims, labels, np.zeros(1), squash_table(4))

@@ -1,4 +1,4 @@
-"""Members are the models of some classes in a capsule regression: their classes and their rows of W."""
+"""The members of a capsule regression (models of some classes) have the right classes and rows of W."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_two_classes_are_one_binary_model_in_all_vs_all() -> None:
     a, b = build_members("all_vs_all", 2, 3), build_members("multiclass", 2, 3)
     np.testing.assert_array_equal(a.dims, b.dims)
     np.testing.assert_array_equal(a.labels, b.labels)
-    assert a.groups[0][0] is None  # The one model uses rows of all classes.
+    assert a.groups[0][0] is None  # The label None stands for rows of all classes.
 
 
 def test_each_class_may_have_its_own_dimension() -> None:

@@ -47,7 +47,7 @@ def test_one_batch_of_all_rows_is_a_step_of_batch_em(architecture: str, ridge: f
     np.testing.assert_allclose(state.w, run_batch_em(data), rtol=1e-12)
     # After one step, the running average of the weights equals the weights.
     np.testing.assert_array_equal(state.average, state.w)
-    # Two chains (parts of a minibatch) give the same total as one.
+    # Two chains (parts of a minibatch) give the same weights as one, up to float32 rounding.
     two = run_step(
         learner, online_state(data.w, data.m), [make_block(data, slice(40)), make_block(data, slice(40, 90))]
     )
@@ -100,7 +100,7 @@ def test_row_weights_count_in_small_batches() -> None:
         moved[weight] = run_step(learner, online_state(data.w, data.m), [one]).w - data.w
     assert np.abs(moved[1e-6]).max() < 1e-5 * np.abs(moved[1.0]).max()
     np.testing.assert_allclose(moved[0.5], moved[1.0] / 2, rtol=1e-6)
-    # A row of very large weight moves W by one full step.
+    # A row of very large weight moves W by one full step, a row of weight 1 by 1 / (P mean weight) of a step.
     mean = data.totals.sum() / 90
     np.testing.assert_allclose(moved[1e6], moved[1.0] * P * mean, rtol=1e-6)
 
@@ -134,7 +134,7 @@ def test_rounds_end_by_patience_and_start_from_the_best() -> None:
     assert state.best_epoch[0] == 5
     np.testing.assert_array_equal(learner.weights(state), kept)
     after = run_step(learner, state, [make_block(data)])
-    np.testing.assert_array_equal(after.w, state.w)  # The fit has stopped.
+    np.testing.assert_array_equal(after.w, state.w)  # A stopped fit ignores further steps.
 
 
 def test_without_validation_the_last_average_is_kept() -> None:

@@ -1,6 +1,6 @@
 """Closed forms of posteriors agree with draws of latents h ~ N(Wx, I) and classes y.
 
-The probability of class y is |h_y|^2 / |h|^2.
+The probability of class y given h is |h_y|^2 / |h|^2, where h_y are the latents of the capsule of class y.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scalelatent.models.capsule.kernels.reference import posterior_ratios, proba
 from scalelatent.models.capsule.kernels.squash import squash_table
 
 DRAWS = 200_000
-SIGMAS = 4.5  # Allowed error in standard errors: by chance, none of about 150 comparisons exceeds it.
+SIGMAS = 4.5  # Allowed error in standard errors, which none of about 450 comparisons should exceed.
 SHAPES = {
     "equal": [2, 2, 2],
     "odd D": [1, 1, 1],
@@ -96,9 +96,7 @@ def test_equal_dimensions_predict_the_longest_capsule() -> None:
 
 
 def test_unequal_dimensions_weigh_short_rows_by_dimension() -> None:
-    """In rows of small norm, the capsule with more dimensions is more probable, even if it is the shorter
-    one.
-    """
+    """In short rows, a shorter capsule with more dimensions may be more probable than a longer one."""
     h = np.array([[0.2], [0.0], [0.0], [0.0], [0.1]])
     assert probabilities(h, np.array([1, 4]))[:, 0].argmax() == 1
     assert probabilities(100 * h, np.array([1, 4]))[:, 0].argmax() == 0

@@ -1,4 +1,4 @@
-"""The schedule of thresholds nu: rounds (passes with one nu), the best weights, and when a fit stops.
+"""Rounds (passes with one threshold nu) begin and end by the schedule, and the best weights are kept.
 
 No rows are read: each test supplies the error rates that passes would measure.
 """
@@ -109,7 +109,7 @@ def test_momentum_restarts_with_each_round() -> None:
 
 
 def test_tol_ends_a_round_only_after_a_step_of_this_round() -> None:
-    """``tol`` ignores the first pass of a round (one threshold), which measures the best weights again."""
+    """``tol``, the least fall of the loss, ignores a round's first pass, which measures the best weights."""
     learner = make_learner([(0.8, 9), (0.4, 9), (0.0, 9)], tol=0.1)
     losses = [1.0, 0.95, 0.95, 0.8, 0.75, 0.75, 0.7]
     states = _run_passes(learner, [0.5] * len(losses), losses)
@@ -129,8 +129,8 @@ def test_the_schedule_of_the_paper_has_five_rounds() -> None:
     while not learner.is_done(state):
         rounds.append(int(state.round[0]))
         state = learner.update(state, make_stats(learner, 0.3, 1.0, 0))
-    # No pass is better than the first one, so each round ends after ``patience`` passes. The first pass of
-    # later rounds measures the best model again and does not count.
+    # No pass is better than the first one, so each round has ``patience`` passes after its first pass, which
+    # measures the best model and does not count.
     assert [rounds.count(r) for r in range(5)] == [129, 65, 33, 17, 9]
 
 
@@ -295,7 +295,7 @@ def test_the_summary_has_only_scalars() -> None:
     summary = learner.summary(states[-1])
     assert summary["pass"] == 1
     assert summary["objective"] == pytest.approx(2.0)
-    assert summary["train_error"] is None  # The joint decision was not measured.
+    assert summary["train_error"] is None  # No pass measured the joint decision of all models.
     assert summary["mean_member_train_error"] == pytest.approx(0.25)
     assert summary["validation_error"] is None
     assert summary["nu"] == pytest.approx(0.8)

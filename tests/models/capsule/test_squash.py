@@ -1,4 +1,4 @@
-"""The functions I_s(b) of capsule regression (equation A.1 of Saul 2021), and their interpolating table.
+"""The functions I_s(b) of capsule regression (Saul 2021, equation A.1) and their table are accurate.
 
 lambda0 is I_s for s = D/2 and lambda1 for s = D/2 + 1, with D the sum of all capsule dimensions.
 """
@@ -144,8 +144,7 @@ def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsul
 @pytest.mark.parametrize("tabled", [False, True])
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_the_likeliest_class_is_the_longest_capsule_of_equal_dimensions(size: int, tabled: bool) -> None:
-    """If all capsules have one size, the probability of class i grows with |h_i|^2, the length of its
-    latents.
+    """If all capsules have one size, the probability of class i grows with the squared length |h_i|^2.
 
     D is the number of all latents h. Rounding of probabilities hides the last bit of h only in rows with
     |h|^2 < 1e-6 D, whose classes are nearly equally probable.

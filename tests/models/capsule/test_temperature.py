@@ -1,4 +1,4 @@
-"""The temperature of capsule regression, which scales probabilities so that they match error rates."""
+"""The temperature of capsule regression makes probabilities match accuracies, and changes no class."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def gradient(learner: CrbmLearner, theta: np.ndarray, block: Block, device: str 
 
 
 def gradient_of_factors(stats: Any) -> np.ndarray:
-    """Return the gradient of all parameters, in float64, from its factors dv, dh and x.
+    """Return the gradient of all parameters from that of W and from the factors dv, dh and x of the others.
 
     dv are the outputs minus their expectations in the model, and dh is the same for hidden units.
     """

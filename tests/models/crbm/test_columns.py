@@ -1,4 +1,4 @@
-"""Scale of the columns of x: a fit standardises columns, and its parameters are for the original columns."""
+"""A fit standardises the columns of x, and its fitted parameters are those for the original columns."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_standardised_columns_have_mean_0_and_a_bounded_length():
     rng = np.random.default_rng(0)
     x = rng.normal(3.0, [0.01, 1.0, 100.0, 5.0], (500, 4))
     x[:, 3] = 0.0
-    x[7, 3] = 10.0  # One row differs, so the scale of the column is the smallest one: a tenth of its range.
+    x[7, 3] = 10.0  # One row differs: the scale of the column is its lower bound, a tenth of its range.
     units = ColumnUnits.measure(np.concatenate([x, np.ones((500, 1))], axis=1))
     np.testing.assert_allclose(units.scale[:3], x[:, :3].std(axis=0), rtol=1e-5)
     np.testing.assert_allclose(units.scale[3:], [1.0, 1.0])

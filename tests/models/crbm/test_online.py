@@ -1,4 +1,4 @@
-"""Steps of conditional RBMs: updates, learning rates, early stopping, local steps, and Gibbs chains (pcd)."""
+"""Steps of conditional RBMs follow their formulas, and validation errors set learning rates and the end."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def draw_normal(rng, *shape):
 
 @pytest.fixture(params=["tiles", "library"])
 def implementation(request, monkeypatch):
-    """Run a test with few_rows.py ("tiles") and, with MAX_ROWS = 0, with numpy and BLAS ("library")."""
+    """Run a test with kernels for few rows ("tiles") and, by MAX_ROWS = 0, with numpy and BLAS."""
     if request.param == "library":
         monkeypatch.setattr(products, "MAX_ROWS", 0)
     return request.param
@@ -184,7 +184,7 @@ def test_a_step_along_an_outer_product_equals_numpy(rows, units, features, momen
 
 
 def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_both_zero(implementation):
-    """The step without both has a kernel of its own, which reads the parameters once instead of twice."""
+    """Without momentum and decay, a separate kernel reads the parameters once instead of twice."""
     rng = np.random.default_rng(4)
     left, right, theta = draw_normal(rng, 20, 70), draw_normal(rng, 20, 100), draw_normal(rng, 70, 100)
     none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)

@@ -1,4 +1,4 @@
-"""The reference kernels equal enumeration of all states of small graphs."""
+"""Inference by the reference kernels agrees with the enumeration of all states of small graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scalelatent.models.crbm.kernels.reference import make_coupling, sigmoid
 
 
 def enumerate_states(w: np.ndarray, bv: np.ndarray, bh: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute what inference approximates from all 2^(v + h) states of a graph with v + h units."""
+    """Return exact P(unit = 1), P(both units = 1), log Z and best states, from all 2^(v + h) states."""
     v, h = w.shape
     states = np.array(list(product([0, 1], repeat=v + h)), dtype=float)
     vs, hs = states[:, :v], states[:, v:]
@@ -133,7 +133,7 @@ def test_mixed_product_is_marginal_map_with_one_visible_unit() -> None:
 
 
 def test_pairwise_beliefs_agree_with_the_beliefs() -> None:
-    """P(v_i = 1, h_j = 1) is smaller than P(v_i = 1) and P(h_j = 1), and its sum over rows is added."""
+    """P(v_i = 1, h_j = 1) is below P(v_i = 1) and P(h_j = 1), and its sum over rows is added to ``total``."""
     w, bv, bh = draw(0, 6, 4, 0.5, rows=3)
     coupling = make_coupling(w)
     found, (pairs, _) = reference.sum_product(coupling, bv, bh, 200), pair_beliefs(coupling, bv, bh, 200)

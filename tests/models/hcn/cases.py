@@ -55,7 +55,7 @@ def draw_sweep(
     n_features: int,
     place: float = -300,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return random evidence with missing pixels, update orders, and beliefs of S and W, in 1/256 nat.
+    """Return random evidence (some pixels missing), orders of pixels, and beliefs S and W, in 1/256 nat.
 
     S are bits: a feature is at a position; the mean of their beliefs is ``place``. W are bits: a pixel of a
     feature is on.
@@ -140,7 +140,7 @@ def run_one_step(
     backend: Any,
     chains: int = 1,
 ) -> EvidenceState:
-    """Return the learner's state after one step; ``chains`` parts of the rows are learned in parallel."""
+    """Return the learner's state after one step with ``rows``, split into ``chains`` independent parts."""
     prepared, total = learner.prepare(state, backend), Stats.zeros(learner.layout())
     for chain, part in enumerate(np.array_split(rows, chains)):
         if len(part):

@@ -20,7 +20,7 @@ CLASSES = (0, 0, 1, 1, 2, 2)
 def make_network(side: int, first: FeatureLayer = BELOW) -> tuple[Hierarchy, np.ndarray]:
     """Return a network of two layers of features and six class templates, and log odds of its weights.
 
-    All features have four weights, so that no feature has a larger score because of its size.
+    All features have four weights that are on, so that no feature has a larger score because of its size.
     """
     high, wide, channels = first.places
     second = FeatureLayer((channels, high, wide), 4, (3, 5), 1e-3, 1e-2, 0.25, 1e-3)

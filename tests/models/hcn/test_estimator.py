@@ -1,4 +1,4 @@
-"""The estimator of one layer: it finds features, gives identical bits everywhere, and refuses bad input."""
+"""A one-layer network has the same bits with any number of threads, from disk, and after an interruption."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_features_that_do_not_pay_together_are_removed() -> None:
-    """While one of two features remains, the other feature costs more bits than it saves."""
+    """All features together cost more bits than they save, so all are removed: the compression is 1."""
     rng = np.random.default_rng(3)
     parts, kind = rng.uniform(0, 1, (3, 12)), np.arange(200) % 3
     x = (parts[kind] + rng.normal(0, 0.2, (200, 12)) > 0.5).astype(np.uint8)
@@ -365,7 +365,7 @@ def test_the_network_follows_scikit_learns_conventions() -> None:
     )[:-1]
 
 
-# Checks that fail because their values are near 100, so that all pixels are above the threshold of 0.5.
+# Checks of scikit-learn that may fail: their values are near 100, so all pixels are above the threshold 0.5.
 ALL_ON = {"check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in"}
 
 

@@ -1,4 +1,4 @@
-"""Online learning of features: old evidence (log odds of pixels) fades, parallel minibatches are summed."""
+"""Online learning of features forgets old evidence (log odds of pixels) and sums parallel minibatches."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_chain_stays_within_its_requested_memory() -> None:
     x = (np.random.default_rng(0).random((20, layer.n_pixels)) < 0.2).astype(np.uint8)
     block = Block(x, None, None, 0, np.arange(20))
     stats = Stats.zeros(learner.layout())
-    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # Compiles the kernels.
+    learner.run_chain(learner.prepare(learner.start(), BACKEND), block, stats)  # The first run compiles.
     prepared = learner.prepare(learner.start(), Kernels())
     tracemalloc.start()
     try:
@@ -196,7 +196,7 @@ def check_centred(move: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
     beliefs = make_uncentred_beliefs(first)
     found, want = move(beliefs, first), first.copy()
     want[:, 2:6, 2:4, 0] = 5.0
-    # Log odds around the weights move together with the weights. Free pixels get their initial log odds.
+    # Log odds around the weights move with the weights. Pixels that become free get their initial log odds.
     want[:, :2, 2:, 0] = first[:, 1:3, :4, 0]
     want[:, 2:6, 4:, 0] = first[:, 3:, 2:4, 0]
     want[:, 6:, :, 0] = first[:, 6:, :, 0]

@@ -1,4 +1,4 @@
-"""Filters that find edges of grey images: numba equals numpy, and edges have the right direction."""
+"""The numba filters that find edges in grey images equal numpy, and edges have the right direction."""
 
 from __future__ import annotations
 

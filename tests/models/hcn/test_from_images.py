@@ -1,4 +1,4 @@
-"""Templates (patterns of classes) that start from images: choice of images, weights, assigned rows."""
+"""Templates (patterns of classes) start from images of their class and learn from the rows assigned."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def learn_beliefs(net: Hierarchy, images: Any, numbers: list[int], passes: int =
 
 
 def test_a_template_is_the_evidence_of_its_image() -> None:
-    """A template (pattern of a class) that starts from an image has the weights that its pixels support.
+    """A template (pattern of a class) that starts from an image has weights where evidence exceeds the prior.
 
-    No other template has a higher score for that image.
+    Its score for that image is the sum of the evidence at these weights.
     """
     net, images = make_two_layers(classes=(0, 1, 2, 3))
     numbers = list(range(7, 40))
@@ -69,7 +69,7 @@ def test_a_template_is_the_evidence_of_its_image() -> None:
 
 
 def test_unflipped_windows_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start of templates that does not flip the windows of features gives other weights."""
+    """Weights are stored flipped in both axes; templates that start without this flip get other weights."""
 
     def mutant(evidence: TemplateEvidence, first: np.ndarray, stats: Stats) -> np.ndarray:
         below, priors = evidence.net.split(first)
@@ -92,7 +92,7 @@ def test_templates_of_few_images_classify() -> None:
 def test_rows_go_to_used_templates_of_their_class() -> None:
     net, images = make_two_layers(classes=(0, 0, 1, 1))
     beliefs = make_true_weights(net, images)
-    net.split(beliefs)[-1][..., 0] = -1.0  # ``split`` returns views: empty the first template.
+    net.split(beliefs)[-1][..., 0] = -1.0  # ``split`` returns views: switch off all weights of template 0.
     x, y = images.rows(0, 40)
     of_class = np.array([0, 0, 1, 1])
     for codes in (y % 2, np.full(40, -1)):

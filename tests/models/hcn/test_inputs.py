@@ -1,4 +1,4 @@
-"""Images of all types that users have (arrays, dask arrays, NaN, masks), and outputs in datasets."""
+"""Networks accept images of all types (lists, dask arrays, NaN, masks), and can write outputs as datasets."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_default_features_are_reduced_and_logged_once(
         assert (m.layers, m.layers_, m.batch_size_) == (None, [(32, features)], 5)
     asked = HierarchicalCompositionalNetwork([(32, features)], n_epochs=1, batch_size=5, random_state=0)
     assert_same(m, asked.fit(x))
-    # A run folder belongs to a fit by the default, not by the reduced size.
+    # The parameters by which a run folder identifies its fit have the default size, not the reduced one.
     assert m._deciding_parameters()["layers"] == ((32, (8, 6)),)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (features != (8, 6))
@@ -158,7 +158,7 @@ def test_given_layers_are_not_reduced() -> None:
 def test_small_flat_rows_are_images_of_one_row(width: int) -> None:
     """Flat rows are images of height 1, and default features have the width of the rows.
 
-    Each row joins some of five patterns by OR.
+    Each row is the OR of some of five patterns.
     """
     rng = np.random.default_rng(0)
     patterns = rng.random((5, width)) < 0.3

@@ -16,8 +16,8 @@ from scalelatent.models.hcn.kernels.pixel_order import shuffled
 from scalelatent.models.hcn.kernels.windows import count_pairs, message_starts
 from tests.models.hcn.cases import draw_sweep, make_zero_messages
 
-# Each case: number of chains, images per chain, (channels, height, width), (height, width) of features,
-# number of features. A chain is a sequence of images that a kernel processes independently.
+# Each case has the number of chains, images per chain, (channels, height, width) of images, (height, width)
+# of features, and number of features. A chain is a sequence of images that a kernel processes independently.
 SHAPES = [
     (1, 1, (1, 5, 5), (2, 3), 1),
     (2, 2, (1, 7, 6), (3, 2), 5),

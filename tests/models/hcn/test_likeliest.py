@@ -53,7 +53,7 @@ def compute_log_posterior(x: np.ndarray) -> np.ndarray:
 
 
 def find_weights(x: np.ndarray, seed: int) -> int:
-    """Return the weights that message passing finds for images x, as an index of the log posterior."""
+    """Return the weights that message passing finds for images x, as an index into the log posteriors."""
     net = Hierarchy((BELOW, TOP), None, side=1, seed=seed)
     learner = BatchNetworkLearner(net, n_rows=2, single_leaf_passes=100)
     state = learn_batch(learner, Block(x.astype("u1"), None, None, 0), 1)

@@ -1,4 +1,4 @@
-"""The estimator of several layers: classes, clusters, missing labels, outputs, and refused input."""
+"""A network of several layers learns classes or clusters, accepts missing labels, and refuses bad input."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
 
 
 def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
-    """The parameter read_noise does not change the features, and a saved network keeps the parameter."""
+    """``read_noise``, the noise assumed after learning, changes no features (layer 0), and is saved."""
     options: dict[str, Any] = MODES["from images"] | {"n_epochs": 1}
     m, other = make_network(**options).fit(X, Y), make_network(**options | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])

@@ -284,7 +284,7 @@ def test_beliefs_equal_priors_plus_messages() -> None:
 
 
 def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the pass down changed weights too, the log odds would not be sums of messages."""
+    """If messages to the lower layer changed weights too, the log odds would not be sums of messages."""
     pass_down = Hierarchy.pass_down
 
     def mutant(net: Hierarchy, kept: Any, weights: list[np.ndarray], *others: Any) -> None:
@@ -319,7 +319,7 @@ def test_class_messages_are_minus_the_best_other_score() -> None:
 
 
 def test_wrong_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A maximum that includes the template's own score is not minus the best score of the others."""
+    """A class message is wrong if its maximum over all templates includes the template's own score."""
 
     def mutant(net: Hierarchy, scores: np.ndarray, labels: Any) -> np.ndarray:
         return -np.broadcast_to(scores.max(axis=1, keepdims=True), scores.shape)
@@ -390,14 +390,14 @@ def test_templates_of_a_class_without_images_learn_nothing_from_labelled_ones() 
 
 
 def test_templates_of_another_class_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the messages of the first templates were stored for images of any class, weights would differ."""
+    """If images stored messages of the first templates, not of those of their class, weights would differ."""
     monkeypatch.setattr(Hierarchy, "templates_of", lambda net, code: np.arange(net.per_class))
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)
 
 
 def test_small_class_messages_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If log odds of wrong classes were limited more, below those of pixels, wrong templates would learn."""
+    """If log odds of wrong classes were limited to POOL_FLOOR, as in pools, wrong templates would learn."""
     monkeypatch.setattr("scalelatent.models.hcn.model.hierarchy.CLASS_FLOOR", POOL_FLOOR)
     with pytest.raises(AssertionError):
         test_templates_of_other_classes_need_no_messages(monkeypatch)

@@ -76,7 +76,7 @@ def test_the_probe_runs_the_learner_of_the_fit(online: bool, monkeypatch: pytest
     )
     found_plan = model.plan(np.zeros((50, 7, 6), np.uint8))
     assert [name.split()[1] for name in probed] == ["online" if online else "kept"]
-    # The measurement of five images takes 0.5 s; with stored messages it repeats PROBE_SWEEPS updates.
+    # Five images are measured (0.5 s here); with stored messages, each image has PROBE_SWEEPS sweeps.
     row = 0.5 / 5 / (1 if online else planning.PROBE_SWEEPS)
     assert found_plan["seconds"]["learn"] == pytest.approx(7 * 50 * row, rel=0.01)
     assert found_plan["pairs_per_second"] == pytest.approx(

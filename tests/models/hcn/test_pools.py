@@ -17,7 +17,7 @@ from scalelatent.models.hcn.kernels.units import OFF_IMAGE, UNITS_PER_NAT
 from scalelatent.models.hcn.kernels.windows import MESSAGE_ROOM, message_starts
 from scalelatent.models.hcn.model.hierarchy import shift_priors
 
-# Each case: number of images, (channels, height, width), side of a pool in pixels.
+# Each case has the number of images, their (channels, height, width), and the side of a pool in pixels.
 SHAPES = [(1, (1, 1, 1), 3), (2, (3, 4, 5), 3), (1, (1, 7, 33), 5), (3, (2, 3, 2), 1), (1, (16, 6, 17), 3)]
 
 

@@ -1,4 +1,4 @@
-"""Images of several objects, classified by a network that was fitted on images of one object."""
+"""A network that was fitted on images of one object finds and classifies several objects in larger images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning with stored messages of leaves (fixed ranges of images) finds bars, letters and the optimum."""
+"""Learning with stored messages of leaves (ranges of images) finds bars, letters and the best weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_long_visit_equals_several_short_visits() -> None:
     assert leaf_bytes(layer, 4) == sum(a.nbytes for a in (leaf.s, leaf.to_s, leaf.to_w, leaf.held))
 
 
-# The first case has the sizes of the letters of the paper (Lazaro-Gredilla et al. 2016).
+# A pair is a position and a pixel of a feature. Case 1 has the sizes of Lázaro-Gredilla et al. (2016).
 @pytest.mark.parametrize(("side", "n_features", "window"), [(24, 32, (8, 6)), (14, 5, (6, 6))])
 def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
     layer = FeatureLayer((1, side, side), n_features, window, 1e-3, 1e-3, 0.3, 1e-4)

@@ -50,7 +50,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def check_windows(windows: Callable[..., tuple]) -> None:
-    """Check that the position of a feature and the offset of its weight add up to the right pixel."""
+    """Check that a pixel gets all positions whose feature covers it, each with the weight at the pixel."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
         n, a, y, x = np.unravel_index(index, evidence[0].shape)

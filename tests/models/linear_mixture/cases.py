@@ -1,4 +1,4 @@
-"""Rows near a few linear components, and passes of EM in plain loops, without the engine."""
+"""Make rows near a few linear components, and run passes of EM in plain loops, without the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 
 def make_rows(n: int, p: int, k: int, h: int, seed: int = 0, noise: float = 0.3) -> np.ndarray:
-    """Return n float32 rows of p features, near k components (a mean and h directions each)."""
+    """Return n float32 rows of p features in [-1, 1], near k components (a mean and h directions each)."""
     rng = np.random.Generator(np.random.Philox(seed))
     which = rng.integers(k, size=n)
     means, bases = 2.0 * rng.normal(size=(k, p)), rng.normal(size=(k, p, h))
@@ -82,5 +82,5 @@ def score_rows(scores: Scores, x: np.ndarray) -> np.ndarray:
 
 
 def find_nearest(scores: Scores, x: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """Return for each row the component with the smallest score, of the components first to stop - 1."""
+    """Return for each row the component with the smallest score, of components ``first`` to ``stop - 1``."""
     return reference.nearest(reference.make_scorer(scores, np.array([first, stop])), x, 0, 1)[1][:, 0]

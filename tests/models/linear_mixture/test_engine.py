@@ -1,4 +1,4 @@
-"""Fits by the engine in one process: the same bits for any number of threads, and errors on real digits."""
+"""Fits by the engine in one process have the same bits for any threads, and low errors on real digits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fit(
 
 @pytest.mark.parametrize(("likelihood", "assignment"), [("error", "hard"), ("factor-analysis", "soft")])
 def test_threads_and_delayed_blocks_change_no_bit(monkeypatch, likelihood, assignment):
-    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # An M-step computes two components at a time.
+    monkeypatch.setattr(em_module, "_CACHE_BYTES", 5000)  # The bases of two components fit in 5,000 bytes.
     x, y = make_rows(2000, 36, 6, 3), np.arange(2000) % 2
     spec = TangentSpec(("shift-x", "thickness"), (6, 6), 0.6)
     mixture = MixtureSettings(36, np.repeat([0, 1], 4), 2, likelihood, assignment, 0.0, 1e-6, spec, 0.3, 0.1)

@@ -1,4 +1,4 @@
-"""Estimators of linear mixtures: bits, saving, resuming, conventions of scikit-learn, invalid input."""
+"""Linear mixtures learn, are saved, resume to the same bits, pass scikit-learn's checks, refuse bad input."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_constant_column_changes_no_probability(digits):
     m = make_classifier(n_dims=2, likelihood="error").fit(x, digits.y)
     wider = make_classifier(n_dims=2, likelihood="error").fit(np.pad(x, ((0, 0), (0, 1))), digits.y)
     # A score, divided by the temperature, is about 10, and is a float32 sum of six squares, each of which
-    # rounds by 2**-24: 10 * 6 * 2**-24 = 4e-6.
+    # rounds by 2**-24: 10 * 6 * 2**-24 < 4e-6.
     found = wider.predict_proba(np.pad(test_x, ((0, 0), (0, 1))))
     np.testing.assert_allclose(found, m.predict_proba(test_x), rtol=0, atol=4e-6)
 
@@ -355,7 +355,7 @@ def test_scikit_learns_checks_pass(estimator, check):
 
 @pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e-9, 1e9])
 def test_units_of_the_rows_do_not_change_the_classes(digits, factor):
-    """Rows in other units get the same classes, or the fit refuses rows that vanish in float32."""
+    """Rows in other units get nearly the same classes, or the fit refuses rows that vanish in float32."""
     x = digits.x[:300].astype("f8") * factor
     if factor < 1e-15:
         with pytest.raises(DataError, match="vanish in float32: multiply the rows by about"):
@@ -577,7 +577,7 @@ def test_equal_rows_and_constant_pixels_are_learned(likelihood):
 
 @pytest.mark.parametrize("likelihood", ["ppca", "factor-analysis"])
 def test_noise_is_never_below_its_floor(likelihood):
-    """The floor is a share of the mean variance of the features, not a fixed number such as 1e-6."""
+    """The floor is ``noise_floor`` times the mean variance of the features, not a fixed number."""
     x = make_rows(300, 36, 3, 4).copy()
     x[:, 5] = 1.0  # This feature is constant, so its noise is the floor.
     m = make_density(likelihood=likelihood, n_dims=8 if likelihood == "ppca" else 2, noise_floor=0.5).fit(x)

@@ -113,7 +113,7 @@ def test_a_row_has_the_same_bits_in_any_block(kind):
 
 @pytest.mark.parametrize(("n", "k", "few"), [(0, 5, 2), (3, 1, 10), (7, 10, 10), (40, 33, 1), (60, 300, 10)])
 def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
-    scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # Some are equal.
+    scores = np.random.default_rng(k).integers(0, 40, (n, k)).astype("f4")  # Some scores are equal.
     scores[:, k // 2 :: 3] = np.inf
     found = cpu.select_best(scores, few)
     assert found.dtype == np.int32

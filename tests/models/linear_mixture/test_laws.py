@@ -63,7 +63,7 @@ def test_without_dimensions_labels_equal_those_of_lloyds_k_means():
 
 
 def fit_gaussian_mixture(kind, x, state, k, n):
-    """Return the log-likelihoods of n EM passes of scikit-learn, from the components in ``state``."""
+    """Return scikit-learn's mean log-likelihood after 1 to n EM passes from the components in ``state``."""
     now, p = state.components, x.shape[1]
     variance = now.noise[:, 0] if now.noise.ndim == 2 else now.noise
     precision = {
@@ -230,7 +230,7 @@ def test_the_compiled_kernels_keep_the_laws(likelihood, assignment):
     em, state = make_main_em(x, 4, 3, likelihood, assignment, q=8)
     states = {backend: run_passes(em, state, x, n=20, backend=backend) for backend in ("numba", "reference")}
     reported = np.array([s.objective for s in states["numba"]])
-    rounding = 1e-7 * (x * x).sum(axis=1).mean()  # float32 scores are differences of squares.
+    rounding = 1e-7 * (x * x).sum(axis=1).mean()  # A float32 score is a difference of rounded squares.
     assert (np.diff(reported) <= 1e-6 * np.abs(reported[:-1]) + rounding).all()
     wanted = [s.objective for s in states["reference"]]
     np.testing.assert_allclose(reported, wanted, rtol=1e-4, atol=1e-4)

@@ -108,7 +108,7 @@ def test_tangents_are_derivatives_of_moved_images(name):
     )
     found = reference.tangent_rows(image.reshape(1, -1), SHAPE, (name,), 0.0)[0, 0].reshape(SHAPE)
     error = np.linalg.norm(found - change) / np.linalg.norm(change)
-    assert error < 0.15, error  # Tangents are differences of pixels, and the stroke is narrow.
+    assert error < 0.15, error  # Differences of pixels are rough derivatives of a narrow stroke.
 
 
 def test_velocity_fields_move_images_as_their_names_say():

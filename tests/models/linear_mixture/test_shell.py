@@ -1,4 +1,4 @@
-"""Mixtures of linear models: scores, report pages, searches, bad shards and run folders."""
+"""Mixtures of linear models are scored, reported, searched and resumed, and can skip bad shards."""
 
 from __future__ import annotations
 

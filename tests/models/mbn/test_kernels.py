@@ -1,4 +1,4 @@
-"""Nearest centroids of rows: numba and the reference in numpy equal a search by brute force."""
+"""Nearest centroids by numba and by the reference in numpy equal those of a search by brute force."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_codes_without_a_shared_unit_are_0() -> None:
 
 @pytest.mark.parametrize("clusterings", [20, 90])
 def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings: int) -> None:
-    """Half of the rows share most codes (clusters) with all centroids, so they have too many candidates."""
+    """Half of the rows share most codes with all centroids, so their candidates exceed the buffer."""
     centroids = np.zeros((2, 300, clusterings), dtype="u2")
     centroids[:, 7:, 3] = 1
     centroids[1] = centroids[1, ::-1]
@@ -191,7 +191,7 @@ def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings
 
 
 def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> None:
-    """A clustering has only sixteen candidate centroids for a row, but all clusterings exceed the space.
+    """Each clustering has only 16 candidate centroids for a row, but those of all 70 exceed the buffer.
 
     The candidates are the centroids with the code (cluster index) of the row in the clustering.
     """

@@ -1,4 +1,4 @@
-"""Layers of bootstrap networks: sizes, drawn features, and codes (indices of the nearest centroids)."""
+"""Layers of bootstrap networks have the right sizes, features and codes (indices of nearest centroids)."""
 
 from __future__ import annotations
 

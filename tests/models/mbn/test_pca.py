@@ -1,4 +1,4 @@
-"""Principal components of one-hot codes, by EM and by inner products: both equal the SVD of numpy."""
+"""Principal components of one-hot codes, by EM or by inner products, equal those of numpy's SVD."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V, K, N = 12, 7, 150
 
 @pytest.fixture(scope="module")
 def draw_codes() -> np.ndarray:
-    """Return cluster indices (N, V) of five groups of rows; 60 % of those of a row are those of its group."""
+    """Return cluster indices (N, V): 60 % of a row's are those of its group (one of five), others random."""
     rng = np.random.default_rng(0)
     kinds, own = rng.integers(0, 5, N), rng.integers(0, K, (5, V))
     return np.where(rng.random((N, V)) < 0.6, own[kinds], rng.integers(0, K, (N, V))).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Random draws without replacement: exact sizes, equal probabilities, independent random streams."""
+"""Random draws without replacement have exact sizes, equal probabilities and independent streams."""
 
 from __future__ import annotations
 

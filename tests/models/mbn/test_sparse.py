@@ -1,4 +1,4 @@
-"""Nearest centroids of CSR rows: numba equals the reference in numpy, and dense rows."""
+"""The nearest centroids of CSR rows by numba equal those of the reference in numpy and of dense rows."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def draw_documents(rng: np.random.Generator, n: int, p: int) -> np.ndarray:
 @pytest.mark.parametrize("metric", reference.METRICS)
 @pytest.mark.parametrize("k", [5, 128, 300])
 def test_counts_give_the_centroids_of_the_reference(k: int, metric: str) -> None:
-    """Counts are summed in int16. Dense and sparse columns, negative counts and ties occur."""
+    """Counts are summed in int16. The data have dense and sparse columns, negative counts and ties."""
     rng = np.random.default_rng(k)
     n, p = 400, 500
     x, w = draw_documents(rng, n, p), draw_documents(rng, k, p)
@@ -180,10 +180,11 @@ def split_entries(data, indices, slot, most, size, i, places, values, thin, weig
 
 
 def test_columns_that_a_clustering_does_not_use_may_have_any_value() -> None:
-    """A value that is no count makes a row a slow case only in columns that the clustering uses.
+    """Only values in columns that the clustering uses can send a row to the slower sums in float64.
 
-    ``split_entries`` returns the numbers of entries in dense and sparse columns, and a length below 0 for
-    slow cases.
+    These sums are for rows with a fraction, or whose sum of |value| times the column's largest centroid value
+    exceeds 32,767 (int16): 20,000 * 4 does. ``split_entries`` returns the numbers of entries in dense and
+    sparse columns, and an upper bound of the norm of the entries, or -1 for such a row.
     """
     x = np.array([[0.5, 2.0, 3.0], [1e9, 2.5, 0.0], [0.0, 20_000.0, 0.0]], dtype="f4")
     bank = sparse.make_sparse_bank(

@@ -11,7 +11,7 @@ REQUIREMENTS = BlockRequirements()
 
 
 def assign_to_centroids(x, centroids):
-    """Return the nearest centroid of each row, and its squared distance."""
+    """Return the index of the nearest centroid of each row, and the squared distance to it."""
     distances = ((x[:, None, :] - centroids) ** 2).sum(axis=2)
     nearest = distances.argmin(axis=1)
     return nearest, distances[np.arange(len(x)), nearest]
@@ -27,7 +27,7 @@ class State:
 
 @dataclass(frozen=True)
 class AssignmentSums:
-    """Reduction of blocks of rows to the sum and the number of the rows nearest to each centroid."""
+    """Reduction of rows to their sum and number per nearest centroid, and the total squared distance."""
 
     k: int
     p: int
