@@ -19,6 +19,7 @@ Log-likelihoods are means in nats per row. Pixels are made continuous: (value + 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ BESIDE_ROWS, PASSES, PCA_DIMS = 20_000, 30, 40
 
 def compare_likelihoods(args: Any) -> list[dict[str, Any]]:
     """Return the log-likelihoods of test rows under this package's mixtures and those of other libraries."""
-    args.size = 16
+    args = argparse.Namespace(**{**vars(args), "size": 16})
     x, test = add_uniform_noise("train", args)[:BESIDE_ROWS], add_uniform_noise("test", args)
     pca = PCA(PCA_DIMS, random_state=args.seed).fit(x)
 

@@ -245,7 +245,7 @@ def measure_data_set(name: str, args: Any) -> dict[str, Any]:
                 PCA(0.98, svd_solver="full", whiten=whiten).fit_transform(rows), *options
             )
     params: dict[str, Any] = {"n_clusterings": args.clusterings, "k1": 8000 if name == "mnist" else None}
-    params["n_pools"] = args.pools
+    params["n_pools"] = int(args.pools) if args.pools.isdigit() else args.pools
     decays = tuple(float(d) for d in args.decays.split(","))
     out.setdefault("decays", {})
     first = FirstLayer(x, args, **params) if name == "mnist" and not args.skip_decays else None

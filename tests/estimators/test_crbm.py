@@ -530,6 +530,7 @@ def test_a_model_from_weights_of_scikit_learn_agrees_with_it() -> None:
         ({"W": [[50.0]]}, "largest coupling .* is 50; beyond 40"),
         ({"bh": ["a"]}, "bh: give an array of real numbers"),
         ({"inference": "magic"}, "inference='magic' is not one of"),
+        ({"inference": None}, "inference=None is that of training, .*: name an inference"),
     ],
 )
 def test_inconsistent_weights_are_refused(changed: dict[str, Any], words: str) -> None:

@@ -518,6 +518,8 @@ class ConditionalRBM(StreamedEstimator):
         >>> m.predict([[3.0, 0.0]])
         array([[1, 1]], dtype=uint8)
         """
+        if inference is None:
+            raise ValueError("inference=None is that of training, and this model has none: name an inference")
         params = {"n_hidden": max(np.shape(W)[-1:] or (1,))} | params
         plain = Wvx is None and Whx is None
         model = cls(inference=inference, n_sweeps=n_sweeps, conditional=not plain, **params)
