@@ -1,4 +1,4 @@
-"""Batch learning: callbacks, checkpoints, stops."""
+"""A batch fit calls callbacks, stores checkpoints, and stops on request or after an error."""
 
 from __future__ import annotations
 
