@@ -1,4 +1,4 @@
-"""Drivers (tasks that run a fit), schedulers and workers die, and the job still gives the same bits."""
+"""A job gives the same bits although its driver (task that runs the fit), scheduler or workers die."""
 
 from __future__ import annotations
 
