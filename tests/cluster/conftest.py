@@ -144,7 +144,7 @@ def mortal_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def scheduler_tasks(client: Any) -> Callable[..., int]:
-    """Return a function that counts the tasks of this test, after at most ``wait`` seconds for their release."""
+    """Return a function that waits up to ``wait`` seconds for this test's tasks to end; it counts them."""
     import gc
     import time
 

@@ -1,4 +1,4 @@
-"""If workers or drivers (processes of fits) die, or shards are damaged, a fit ends with the same bits."""
+"""If workers or drivers (processes of fits) die or shards are damaged, a resumed fit has the same bits."""
 
 from __future__ import annotations
 

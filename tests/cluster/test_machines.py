@@ -1,4 +1,4 @@
-"""A fit survives a lost connection, a full disk, too little memory, and a damaged checkpoint."""
+"""A fit survives a lost connection and a damaged checkpoint; a full disk or a full memory gives an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job gives the same bits although its driver (task that runs the fit), scheduler or workers die."""
+"""A job gives the same bits if drivers (tasks of fits) or workers die, or if it resumes after a failure."""
 
 from __future__ import annotations
 

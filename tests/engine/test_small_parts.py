@@ -54,7 +54,7 @@ def test_streams_are_the_same_on_every_machine() -> None:
     assert stream(7, "start", 2, 3).integers(2**32, size=3).tolist() == GOLDEN
 
 
-GOLDEN = [2846696873, 89771030, 3942453723]  # Numbers of numpy's generator Philox4x64-10, recorded once
+GOLDEN = [2846696873, 89771030, 3942453723]  # Numbers that numpy's generator Philox4x64-10 gave once
 
 
 def test_negative_seeds_are_refused() -> None:

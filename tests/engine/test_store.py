@@ -314,7 +314,7 @@ def test_a_missing_state_cannot_be_made_durable(store: EngineStore) -> None:
 def test_the_successor_of_a_durable_state_is_durable(
     store: EngineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start of an epoch has the step number of the end of the last one, whose file it replaces."""
+    """The state at an epoch's start has the step number, and so the file, of the end of the epoch before."""
     synced: list[str] = []
     write = store.location.write
 

@@ -16,7 +16,7 @@ from scalelatent.evaluation import retrieval, retrieval_accuracy, retrieval_leve
 
 
 def rank_completely(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
-    """Return the mean share of relevant documents among the first `level` of a ranking; ties share places."""
+    """Return the mean share of relevant documents in the first ``level`` places; ties share places."""
     total, n = 0.0, len(scores)
     for q in range(n):
         others = np.delete(np.arange(n), q)

@@ -1,4 +1,4 @@
-"""Beliefs of conditional RBMs: the CUDA kernels equal the reference, on a processor and on a device.
+"""The CUDA kernels for beliefs of conditional RBMs equal the reference, on a processor and on a device.
 
 The numba kernels must pass the checks at the sizes of the device. So a check that no float32 kernel can pass
 is found without a device.
@@ -357,6 +357,6 @@ def test_the_checks_of_the_benchmark_detect_wrong_weights(monkeypatch, error):
     # bits for another batch.
     compared = [check for check in checks if "largest difference" in check]
     assert len(compared) == 5 * 6
-    if error:  # An estimate of log Z, or a graph of one edge, hardly depends on a thousandth of the weights.
+    if error:  # Estimates of log Z and a graph of one edge hardly change if weights change by 0.1 %.
         compared = [c for c in compared if c["name"].startswith(METHODS) and "1 x 1" not in c["name"]]
     assert {check["passed"] for check in compared} == {not error}, compared

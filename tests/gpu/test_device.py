@@ -1,6 +1,4 @@
-"""The CuPy backend on the stand-in for CuPy: layouts, transfers, streams, messages, and fits equal to the
-host's.
-"""
+"""The CuPy backend, on the stand-in for CuPy, gives the results of the host, also for full or lost GPUs."""
 
 from __future__ import annotations
 
@@ -238,7 +236,7 @@ def test_an_allocation_error_of_cublas_is_an_out_of_memory_error(backend, fake, 
 
 
 def test_an_allocation_error_of_another_allocator_is_an_out_of_memory_error(backend, fake, monkeypatch):
-    """RMM raises a plain MemoryError, and numpy raises one for memory of the host."""
+    """RMM and numpy raise a plain MemoryError; only that of RMM means the memory of the GPU."""
     from scalelatent.engine.backend import DeviceMemoryError
 
     monkeypatch.setattr(fake, "_allocate", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))

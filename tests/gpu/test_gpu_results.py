@@ -43,7 +43,7 @@ def make_compositional():
     return sl.HierarchicalCompositionalNetwork(layers, n_epochs=1, **SMALL).fit(BITS.reshape(40, 3, 3))
 
 
-# By name of a model: the function that fits it, the folder of its gpu.cu, rows, and the methods to compare.
+# For each model: the function that fits it, the folder of its gpu.cu, its rows, and the methods to compare.
 CASES = {
     "capsule": (make_capsule, "capsule", X, ("predict", "predict_proba", "transform")),
     "mixture": (

@@ -64,9 +64,9 @@ def gpu(fake):
 
 @pytest.fixture(params=[cuda.MAX_GRID_Y, 2], ids=["", "small grid"])
 def _grids(request, monkeypatch):
-    """Run each test with grids as large as CUDA allows and with grids of two rows.
+    """Run each test with grids as large as CUDA allows and with grids of two rows of thread blocks.
 
-    With small grids, a thread block must loop over several groups of rows or pairs.
+    In a small grid, a thread block must loop over several parts of the work.
     """
     monkeypatch.setattr(cuda, "MAX_GRID_Y", request.param)
 

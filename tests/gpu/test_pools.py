@@ -1,7 +1,7 @@
-"""Pools of processors and a GPU, on a device.
+"""A pool of CPU workers and a GPU worker learns what one process learns, within a tolerance.
 
-A pool (the workers of one fit) learns what one process learns, within a tolerance. A block that does not fit
-in memory is split in halves. These tests are deselected without ``-m gpu``.
+A block that does not fit in the memory of the GPU is split in halves. These tests are deselected without
+``-m gpu``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def model():
 
 
 class NoKernels:
-    """Replacement of the emulator that runs no kernel, for tests that only count launches."""
+    """Stand-in for the emulator that checks and runs no kernel, for tests that only count launches."""
 
     def check(self, *arguments) -> None:
         pass

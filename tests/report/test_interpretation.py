@@ -29,7 +29,7 @@ from scalelatent.report.runfiles import RunFiles, read_run
 
 
 def write_run(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:
-    """Write a job file with the datasets ``data``, and an event if ``event`` has any field; read the run."""
+    """Write a job file with the datasets ``data``, and an event with the fields ``event``; return the run."""
     (folder / "job.json").write_text(json.dumps({"job": {"name": "it"}, "data": data}))
     if event:
         (folder / "events.jsonl").write_text(json.dumps({"event": "fit_started", **event}) + "\n")

@@ -1,4 +1,4 @@
-"""The report page: one complete file that names missing parts."""
+"""The report page is one complete HTML file, which names the parts that are missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
 class PageParser(HTMLParser):
-    """Parser that collects elements and checks the nesting of tags."""
+    """Parser that collects tags, texts and headings of a page, and checks that tags are nested."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ def test_labels_are_escaped_and_strings_work(tmp_path):
     (tmp_path / "run").mkdir()
     page = read(build_report(tmp_path / "run", model=model, data=Dataset.from_arrays(x, y), role="training"))
     assert "<b>cat" not in page.source
-    # Rows that are no images have no figures of single rows.
+    # The figures of single rows need images, which these rows of x are not.
     assert not {"prototypes", "mistakes"} & set(list_pictures(page))
     assert "training error" in page.words
 
