@@ -98,7 +98,7 @@ def test_a_missing_dataset_is_refused(submit_refused_job: Any) -> None:
 def test_a_dataset_that_only_this_machine_sees_is_refused(
     submit_refused_job: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(rows.folder)  # The workers are in another folder.
+    monkeypatch.chdir(rows.folder)  # In the workers' folder, the path below does not exist.
     said = submit_refused_job(data__train="/proc/self/cwd/train")
     assert (
         f"(it does not exist on host {socket.gethostname()}; it exists on this machine): move it to storage"

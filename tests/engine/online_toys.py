@@ -48,7 +48,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Logistic:
-    """Multinomial logistic regression by gradient steps with a decreasing rate."""
+    """Multinomial logistic regression by gradient steps with a decreasing learning rate."""
 
     p: int
     k: int

@@ -58,8 +58,8 @@ def test_spans_of_every_level_give_the_same_bits(
     roots = [run_by_spans(stage, level) for level in range(stage.grids["train"].depth + 1)]
     for root in roots[1:]:
         np.testing.assert_array_equal(root, roots[0])
-    assert roots[0][-2] == n  # This number counts the rows.
-    assert roots[0][-1] == 0  # This number counts bytes that were read from files.
+    assert roots[0][-2] == n  # The last number but one counts the rows.
+    assert roots[0][-1] == 0  # The last number counts bytes that were read from files.
 
 
 @given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))

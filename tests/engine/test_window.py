@@ -1,6 +1,6 @@
 """Items (tasks) are sent to workers in batches, in proportion to threads and speeds.
 
-Every item is sent once, and a pass takes nearly the shortest possible time.
+Every item is computed once, and a pass takes nearly the shortest possible time.
 """
 
 from __future__ import annotations

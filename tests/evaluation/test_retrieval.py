@@ -36,7 +36,7 @@ def make_topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
 
 @given(st.integers(3, 40), st.integers(0, 5))
 def test_overlap_equals_brute_force(n: int, seed: int) -> None:
-    codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # There are many ties.
+    codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # Few values give many ties.
     y, relevant = make_topics(n, seed)
     scores = (codes[:, None] == codes).sum(axis=2)
     curve = retrieval_accuracy(codes, y, metric="overlap", levels=range(1, n))

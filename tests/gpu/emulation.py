@@ -33,7 +33,7 @@ _LETTERS = {
 _NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS(?:, 2)?\)\s+(\w+?)(##NAME)?\(')
 
-_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # Shared memory: the declaration, and its variables.
+_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # Groups: a declaration, and its variables.
 
 
 def compiler() -> str | None:

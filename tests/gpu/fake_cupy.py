@@ -216,7 +216,7 @@ class MemoryPointer:
         COPIED["set"] += size
         target = self._array._a.reshape(-1).view(np.uint8)
 
-        def work() -> None:  # As on a GPU, a late copy reads the memory late.
+        def work() -> None:  # As on a GPU, a queued copy reads the memory when it runs.
             source = (np.ctypeslib.ctypes.c_char * size).from_address(mem)
             np.copyto(target, np.frombuffer(source, np.uint8))
 
@@ -469,7 +469,7 @@ class RawModule:
 class RawKernel:
     """Kernel by name; a call adds the emulated kernel to the queue of the stream (cupy.RawKernel)."""
 
-    shared_size_bytes = 4160  # Static shared memory that a kernel may declare, in this package.
+    shared_size_bytes = 4160  # Largest static shared memory of a kernel of this package, in bytes.
     max_dynamic_shared_size_bytes = 48 * 2**10 - shared_size_bytes
     preferred_shared_memory_carveout = -1
 

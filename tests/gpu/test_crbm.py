@@ -178,7 +178,7 @@ def test_emulated_clusters_equal_the_reference(clustered, method, v, h, scale):
 
 
 def test_emulated_pair_beliefs_of_clusters_equal_the_reference(clustered, monkeypatch):
-    monkeypatch.setattr(clustered, "MESSAGE_BYTES", 2 * 4 * 19 * 5)  # Two graphs are computed at a time.
+    monkeypatch.setattr(clustered, "MESSAGE_BYTES", 2 * 4 * 19 * 5)  # Memory for two graphs at a time.
     check_pairs(clustered, 19, 5, 3, 1e-2, "f4")
     assert clustered.way in clustered.launched()
 
@@ -218,7 +218,7 @@ def test_gradients_of_chains_equal_the_reference_and_do_not_depend_on_other_chai
 ):
     xp, starts, sweeps = emulated_gpu.cupy, np.array([0, 5, 6, 19]), 4
     rows, rng, chains = 19, np.random.default_rng(v), 3
-    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 4 * 4 * v * h)  # Four graphs are computed at a time.
+    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 4 * 4 * v * h)  # Memory for four graphs at a time.
     w, bv, bh = draw_graph(v, h, rows, 0.2)
     seen = (rng.random((rows, v)) < 0.4).astype("f4")
 
@@ -279,7 +279,7 @@ def test_emulated_products_of_large_weights_do_not_overflow(emulated_gpu, larges
 
 @pytest.mark.parametrize(("tol", "dtype"), [(None, "f4"), (1e-2, "f8")])
 def test_emulated_pair_beliefs_equal_the_reference(emulated_gpu, tol, dtype, monkeypatch):
-    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # Two graphs are computed at a time.
+    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # Memory for two graphs at a time.
     check_pairs(emulated_gpu, 9, 5, 3, tol, dtype)
 
 

@@ -505,7 +505,7 @@ def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
 
     want = sums(CupyBackend())
     small = CupyBackend()
-    fake.POOL.limit = room * 2048 * members.total_dim * 4  # The latents are the largest array of a block.
+    fake.POOL.limit = room * 2048 * members.total_dim * 4  # Latents, the largest array, of room * 2048 rows.
     got = sums(small)
     assert small.row_limits == {"capsule_estep/train": 2048 if room == 1 else 4096}
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())

@@ -86,7 +86,7 @@ def test_a_full_gpu_computes_in_halves(real: Any, data: Any, tmp_path: Path) -> 
     want = _sums(data, make_backend("gpu"))
     before = pool.get_limit()
     pool.free_all_blocks()
-    pool.set_limit(size=pool.total_bytes() + 2**20)  # One block of 8192 rows needs 1.3 MB.
+    pool.set_limit(size=pool.total_bytes() + 2**20)  # A block of 8192 rows needs more, 1.3 MB.
     try:
         got = _sums(data, backend)
     finally:

@@ -192,7 +192,7 @@ def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> No
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     run = make_sources(tmp_path / "in")[kind]
-    run(tmp_path / "first", shard_rows=10)  # This import starts threads that stay after it.
+    run(tmp_path / "first", shard_rows=10)  # This import starts threads that stay, so they are counted below.
     threads = threading.active_count()
 
     def interrupt(done: int, total: int) -> None:
