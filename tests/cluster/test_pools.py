@@ -158,7 +158,7 @@ def test_only_the_worker_of_a_gpu_computes_with_it(
 ) -> None:
     """One worker declares a GPU that does not exist.
 
-    With device="gpu" this worker gets all tasks and reports that it lacks CuPy. With "cpu" both workers
+    With device="gpu" this worker gets all tasks, and reports CuPy if it is missing. With "cpu" both workers
     compute, and the bits are those of one process.
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")

@@ -48,7 +48,7 @@ def _fit(
 
 @pytest.fixture(scope="module")
 def uninterrupted(toy: Toy) -> np.ndarray:
-    """Return the weights of an uninterrupted fit."""
+    """Return the totals of all passes (``trail``) of an uninterrupted fit."""
     trail = _fit(toy, None).state["trail"]
     assert len(set(trail)) == PASSES
     return trail

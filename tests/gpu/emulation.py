@@ -80,8 +80,8 @@ def _share(declaration: re.Match) -> str:
 class Emulated:
     """The kernels of one .cu file on the processor.
 
-    Calls check every argument against the kernel's signature: a wrong type, or one argument too many, is an
-    error. The environment variable EMULATED_FLAGS gives the compiler more flags.
+    Calls check the arguments against the kernel's signature: a wrong number or type of arguments is an error.
+    The environment variable EMULATED_FLAGS gives the compiler more flags.
     """
 
     def __init__(self, source: str, folder: Path) -> None:

@@ -26,7 +26,7 @@ PNG = b"\x89PNG"
 
 
 def make_history(n=30, validation=True):
-    """Return the records of n passes in three rounds, each of which has its own threshold nu."""
+    """Return the records of n passes (at most 36), in rounds of 12 passes with one threshold nu each."""
     return [
         {
             "pass": i + 1,
