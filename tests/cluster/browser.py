@@ -24,7 +24,7 @@ FLAGS = (
 
 
 def find_chromium() -> str | None:
-    """Return the path of a Chromium: the one in SCALELATENT_BROWSER, else the first on the search path."""
+    """Return the path of the browser in SCALELATENT_BROWSER, else of the first in NAMES; None if absent."""
     names = [name] if (name := os.environ.get("SCALELATENT_BROWSER")) else NAMES
     return next((found for name in names if (found := shutil.which(name))), None)
 
@@ -32,7 +32,8 @@ def find_chromium() -> str | None:
 class BrowserTab:
     """One tab of the browser, and what the tab reported.
 
-    ``errors`` has console errors and warnings, uncaught exceptions, failed loads; ``requests`` has URLs.
+    ``errors`` has console errors and warnings, uncaught exceptions and failed loads; ``requests`` has the
+    URLs that the page requested.
     """
 
     def __init__(self, url: str) -> None:
@@ -92,7 +93,7 @@ class BrowserTab:
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 20.0, accept: Callable[[Any], bool] = bool) -> Any:
-        """Return the value of a JavaScript expression as soon as ``accept`` returns True for the value."""
+        """Return the value of a JavaScript expression once ``accept`` holds; fail after ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
             value = self.js(expression)

@@ -1,4 +1,4 @@
-"""One small cluster of processes on loopback, rows on disk, and the model of a fit in this process."""
+"""Fixtures of cluster tests: a small cluster on loopback, rows on disk, and fits in this process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start_cluster(workers: int, **more: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Any]:
-    """Start two worker processes without a row cache."""
+    """Start two worker processes that do not cache rows, and return their client."""
     from distributed import Client
 
     cluster = start_cluster(2)
@@ -73,7 +73,7 @@ def start_other_cluster() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Write 10,000 training and 1,500 validation rows to disk: 79 and 12 leaves (fixed ranges of rows)."""
+    """Write 10,000 training and 1,500 validation rows, that is, 79 and 12 leaves (fixed ranges of rows)."""
     folder = tmp_path_factory.mktemp("rows")
     x, y = _rows(10_000, 1)
     vx, vy = _rows(1_500, 2)
@@ -144,7 +144,7 @@ def mortal_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def scheduler_tasks(client: Any) -> Callable[..., int]:
-    """Return a function that waits until tasks are released, and returns how many of this test are left."""
+    """Return a function that waits up to ``wait`` seconds for this test's tasks to end; it counts them."""
     import gc
     import time
 

@@ -21,7 +21,7 @@ class Processes:
         self.all: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Run a Python module; ``inside`` is a command before Python, such as ``ip netns exec NAME``."""
+        """Run a Python module; the words ``inside`` come before Python, such as ``ip netns exec NAME``."""
         with open(self.folder / "dask.log", "ab") as log:
             process = subprocess.Popen([*inside, sys.executable, "-m", *words], stdout=log, stderr=log)
         self.all.append(process)

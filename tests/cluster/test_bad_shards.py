@@ -1,4 +1,4 @@
-"""Rows that kill their worker: reported after the third lost worker, and excluded on request."""
+"""Rows that kill their worker are reported after the third lost worker, or excluded on request."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ SHARD, CHUNK = (3600, 4800), (3900, 4200)
 
 
 class KillingShard(WorkerPlugin):
-    """Worker plugin that kills its worker when the worker reads certain rows of the shard while a file
-    exists.
+    """Worker plugin that kills a worker that reads any of ``rows`` while the file ``mark`` exists.
 
     It imitates a codec that crashes on a chunk. The scheduler also installs the plugin on later workers.
     """
@@ -71,7 +70,7 @@ class EventRecorder(Callback):
 
 
 class KillFromPass(EventRecorder):
-    """Callback that creates ``mark`` in a pass; after that, certain rows kill the worker that reads them."""
+    """Callback that creates the file ``mark`` in pass ``number``; then reading rows CHUNK kills a worker."""
 
     def __init__(self, number: int, mark: Path) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ def kill_mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers(kill_mark: Path, start_other_cluster: Any) -> Iterator[Client]:
-    """Start three workers with Dask's default limit of deaths per task; some rows kill them."""
+    """Start three workers with Dask's default limit of deaths per task; rows CHUNK kill their reader."""
     with (
         # By default, a LocalCluster never restarts a worker that is dead 15 s after an earlier death.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
@@ -173,10 +172,7 @@ def test_a_shard_that_kills_workers_is_excluded_on_request(
     count_deaths: Any,
     tmp_path: Path,
 ) -> None:
-    """Moments, projection and passes continue without the shard.
-
-    A resumed fit excludes the shard even if it can be read again.
-    """
+    """All stages continue without the shard, and a resumed fit excludes it even if it can be read again."""
     kill_mark.touch()
     events, options = EventRecorder(), {"projection": 20, "engine": {"on_bad_shard": "skip"}}
     with pytest.raises(KeyboardInterrupt):
@@ -213,7 +209,7 @@ def test_a_damaged_shard_is_excluded_at_once(
 
 
 class RemoveShard(EventRecorder):
-    """Callback that removes a shard after some passes."""
+    """Callback that removes a shard after the third pass."""
 
     def __init__(self, shard: Path) -> None:
         super().__init__()
@@ -228,7 +224,7 @@ class RemoveShard(EventRecorder):
 def test_a_shard_that_is_damaged_during_short_passes_is_excluded(
     killing_cluster: Any, fit: Any, rows: Any, tmp_path: Path
 ) -> None:
-    """The driver (process of the fit) notices a failed short pass at its M-step; the error must name rows."""
+    """For the driver (process of the fit), a short pass fails at its M-step; the error must name rows."""
     shutil.copytree(rows.folder / "train", tmp_path / "rows")
     shard = tmp_path / "rows" / "x" / "c" / "3" / "0"
     events, train = RemoveShard(shard), open_dataset(tmp_path / "rows")

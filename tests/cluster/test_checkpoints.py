@@ -31,7 +31,7 @@ class CheckpointRecorder(Callback):
 
 @pytest.fixture
 def loaded_states(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list of the iterations whose states this process (that of the fit) loads from now on."""
+    """Return a list that receives the number of each iteration whose state this process (the fit) loads."""
     found: list[int] = []
     original = EngineStore.load_state
 

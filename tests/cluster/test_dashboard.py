@@ -1,4 +1,4 @@
-"""The page of the dashboard in a real browser, while a fit runs on the cluster."""
+"""The dashboard page shows fits and jobs in a real browser while they run on the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = "document.querySelector('#head h2')?.textContent"
 
 
 class PassGate(Callback):
-    """Callback that stops the fit after some passes until the test lets it continue."""
+    """Callback that pauses the fit after the given passes until the test sets their event, at most 60 s."""
 
     def __init__(self, *passes: int) -> None:
         self.gates = {number: threading.Event() for number in passes}

@@ -1,4 +1,4 @@
-"""Workers or drivers (processes of fits) die, or shards are damaged: clear errors, same bits at the end."""
+"""If workers or drivers (processes of fits) die or shards are damaged, a resumed fit has the same bits."""
 
 from __future__ import annotations
 
@@ -137,10 +137,7 @@ def test_joining_and_leaving_workers_change_no_bit(
 def test_a_fit_resumes_on_a_cluster_or_in_one_process(
     client: Any, fit: Any, fit_alone: Any, assert_same: Any, tmp_path: Path, where: str, scheduler_tasks: Any
 ) -> None:
-    """A fit started on a cluster ends in this process, and the reverse.
-
-    Stored row ranges are not recomputed.
-    """
+    """A fit started on a cluster ends in this process, and the reverse; stored sums are not recomputed."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -194,7 +191,7 @@ def test_a_fit_resumes_after_its_driver_was_killed(
         for line in process.stdout:
             if int(line) >= 7:
                 break
-        time.sleep(0.02)  # The process starts the next pass in 20 ms, so a pass is interrupted.
+        time.sleep(0.02)  # In 20 ms the process starts the next pass, so the kill interrupts a pass.
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
@@ -331,7 +328,7 @@ def test_a_fit_ends_if_the_last_worker_does_not_come_back(
 def test_a_dask_array_of_a_module_that_the_workers_lack_is_refused(
     client: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Without the refusal, Dask would repeatedly close the worker's connection; the fit would never end."""
+    """Without the refusal, Dask would close the worker's connection again and again; no fit would end."""
     (tmp_path / "lab_tiles.py").write_text("def doubled(block):\n    return 2 * block\n")
     monkeypatch.syspath_prepend(tmp_path)
     doubled = importlib.import_module("lab_tiles").doubled

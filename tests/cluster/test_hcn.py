@@ -24,7 +24,7 @@ X = draw_images(200)
 # An image has class 1 if it has more ink than the median image, else 0; each fifth image is unlabelled (-1).
 Y = np.where(np.arange(200) % 5 == 0, -1, (X.mean(axis=(1, 2)) > np.median(X.mean(axis=(1, 2)))).astype(int))
 # Parameters of a fit by name. An online epoch has at least six steps, and a report comes after each third.
-# A "kept" fit stores messages of six leaves (fixed ranges of images), of which each step updates two.
+# The fit "kept" stores the messages of six leaves (fixed ranges of images); each step updates two leaves.
 WAYS: dict[str, dict[str, Any]] = {
     "online": {"n_chains": 3, "chain_batches": 2, "warmup_rows": 40, "n_epochs": 2},
     "kept": {"online": False, "n_chains": 2, "damping": 0.5, "n_epochs": 4},
@@ -78,7 +78,7 @@ def assert_same(one: HierarchicalCompositionalNetwork, other: HierarchicalCompos
 
 
 class KillWorker(Callback):
-    """Callback that kills a worker at the first report, which comes within an epoch."""
+    """Callback that kills a worker process at the first report of a fit, which comes within an epoch."""
 
     def __init__(self, client: Any) -> None:
         self.victim = next(iter(client.run(os.getpid).values()))

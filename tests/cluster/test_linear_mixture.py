@@ -1,6 +1,4 @@
-"""Mixtures of linear models on a cluster have the bits of one process, also with killed workers and
-resumes.
-"""
+"""Mixtures on a cluster have the bits of one process, also if workers are killed or a fit resumes."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class KillWorker(Callback):
 
 
 class StopWithin(Callback):
-    """Callback that raises KeyboardInterrupt within the pass after pass ``after``."""
+    """Callback that raises KeyboardInterrupt in the first unfinished pass after pass ``after``."""
 
     def __init__(self, after: int) -> None:
         self.after, self.passes = after, 0

@@ -1,6 +1,4 @@
-"""Machines that lose their connection, have a full disk or too little memory, and the checkpoints they
-damage.
-"""
+"""A fit survives a lost connection and a damaged checkpoint; a full disk or a full memory gives an error."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ CUT_SECONDS = 10.0
 
 
 class CallAtPass(Callback):
-    """Callback that calls a function once at the end of a pass, and records passes and events."""
+    """Callback that calls ``action`` at the end of pass ``number``, and records all passes and events."""
 
     def __init__(self, number: int, action: Callable[[], None]) -> None:
         self._number, self._action = number, action
@@ -124,7 +122,7 @@ def test_a_network_partition_changes_no_bit(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of four megabytes and return its folder; skip the test if this is forbidden."""
+    """Mount a file system of 4 MiB and return its folder; skip the test if mounting is forbidden."""
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
@@ -183,9 +181,7 @@ MEMORY_LIMIT_BYTES = 700 * 2**20
 
 
 class AllocateDuringReads(WorkerPlugin):
-    """Worker plugin that makes its worker exceed its memory limit, in small steps, when it reads rows
-    3600:3900.
-    """
+    """Worker plugin that fills the memory of its worker beyond the limit when it reads rows 3600:3900."""
 
     name = "greedy"
 

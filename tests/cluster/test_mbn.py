@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"n_clusterings": 6, "decay": 0.5, "k1": 200, "n_compo
 def use_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide outputs into tasks of 500 rows and one clustering.
 
-    Only the process of the fit divides the work, so the constants are changed only in this process.
+    The process of the fit alone divides the work, so these constants are changed in no other process.
     """
     monkeypatch.setattr(mapwrite, "COLUMN_BLOCK_ROWS", 500)
     monkeypatch.setattr(session, "MAX_TASK_FLOPS", 1.0)

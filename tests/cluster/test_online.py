@@ -1,4 +1,4 @@
-"""Online fits on a cluster have the bits of one process, also if workers die; their tasks are small."""
+"""Online fits on a cluster have small tasks, and the bits of one process, also if workers die."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rows_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def upload_learners(client: Any) -> None:
-    """Send the toy learners to the workers, including later ones."""
+    """Send the module of the toy learners to all workers; Dask also sends it to workers that join later."""
     client.upload_file(toys.__file__)
 
 
@@ -282,7 +282,7 @@ def test_workers_killed_within_an_epoch_change_no_bit(
 def test_a_segment_is_repeated_if_its_worker_has_no_replica(
     workers: Any, run: Any, fit_alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment (consecutive minibatch steps) is repeated if its worker lacks the state before it."""
+    """Two segments (consecutive minibatch steps) raise StateLost, as if a worker lacked the state before."""
     lost: list[int] = []
     original = dask_online.DaskSteps._on_all
 

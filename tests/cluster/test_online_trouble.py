@@ -1,4 +1,4 @@
-"""Online fits that are cancelled, whose workers hang or are retired, or that run several at once."""
+"""Online fits can be cancelled, run at the same time, and survive workers that hang or are retired."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_finished_fit_leaves_nothing_on_the_workers(
 
 
 def _hang(over: str) -> None:
-    """Let the next segment (consecutive minibatch steps) of this worker wait for the file ``over`` (60 s)."""
+    """Let this worker's next segment (consecutive minibatch steps) wait up to 60 s for the file ``over``."""
     from scalelatent.engine.dask import online_tasks as online_sites
 
     original = online_sites.FitOnWorker.state
@@ -271,7 +271,7 @@ def test_a_result_that_is_lost_before_the_driver_fetches_it_is_recomputed(
 
 @pytest.fixture
 def steps() -> Any:
-    """Return a DaskSteps without a cluster, which only repeats segments (consecutive minibatch steps)."""
+    """Return a DaskSteps without a cluster, which can only retry segments (consecutive minibatch steps)."""
     steps = online.DaskSteps.__new__(online.DaskSteps)
     steps.stage, steps.callbacks, steps.token = SimpleNamespace(name="toy_step"), Callback(), "t"
     steps.executor = SimpleNamespace(watch=SimpleNamespace(begin=lambda: None))

@@ -33,7 +33,7 @@ def list_jobs(client: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def wait_for_job(client: Any) -> Callable[..., dict[str, Any]]:
-    """Return a function that waits until the newest job of a model meets a condition, and returns it."""
+    """Return a function that waits until the newest job of a model meets ``until``, and returns this job."""
 
     def wait(model: str, until: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         deadline = time.monotonic() + 20

@@ -1,7 +1,7 @@
-"""Workers of different speed on a real cluster.
+"""Workers get rows in proportion to their speed, wait little at the end of a pass, and give the same bits.
 
-Workers get rows in proportion to their speed, wait little at the end of a pass, and give the same bits. The
-kernel sleeps as long as the speed of its worker requires, so the cores of the test machine do not matter.
+The kernel of these tests sleeps as long as the given speed of its worker requires, so the speed of the test
+machine does not matter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 
 def import_benchmark(name: str) -> Any:
-    """Return a module of the folder ``benchmarks``, which is no package, so a path names the module."""
+    """Import a module of the folder ``benchmarks`` by its path, because the folder is no package."""
     if name not in sys.modules:
         path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
         spec = importlib.util.spec_from_file_location(name, path)
@@ -99,7 +99,7 @@ def test_a_pool_gives_the_bits_of_one_process(pool_fit: SimpleNamespace) -> None
 
 
 def test_every_row_is_computed_once(pool_fit: SimpleNamespace) -> None:
-    """Each row is computed once, so no pass was restarted and no running task was moved."""
+    """No pass was restarted and no running task was moved, which would compute rows again."""
     rows = [0] * PASSES
     for own in pool_fit.blocks.values():
         for iteration, n, _, _ in own:
@@ -158,7 +158,7 @@ def test_only_the_worker_of_a_gpu_computes_with_it(
 ) -> None:
     """One worker declares a GPU that does not exist.
 
-    With device="gpu" this worker gets all tasks and reports that it lacks CuPy. With "cpu" both workers
+    With device="gpu" this worker gets all tasks, and reports CuPy if it is missing. With "cpu" both workers
     compute, and the bits are those of one process.
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")

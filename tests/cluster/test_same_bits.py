@@ -161,7 +161,7 @@ def test_rows_that_fit_into_the_caches_are_read_once(
 
 @pytest.fixture
 def submitted_tasks(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Return a list of the tasks that are sent: (key, bytes of the pickled task, number of dependencies)."""
+    """Return a list that receives, for each sent task, (key, bytes of the pickled task, dependencies)."""
     from distributed.protocol.pickle import dumps
 
     from scalelatent.engine.dask.graph import Graph
@@ -180,7 +180,7 @@ def submitted_tasks(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
 @pytest.fixture
 def sent_graphs(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Return a list of the keys of each graph that is sent to the scheduler."""
+    """Return a list that receives the set of keys of each graph that is sent to the scheduler."""
     found: list[set[str]] = []
     original = client._graph_to_futures
 

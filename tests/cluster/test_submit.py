@@ -1,4 +1,4 @@
-"""Jobs on a cluster: submitted, watched, cancelled, resumed; several at once."""
+"""Jobs on a cluster can be submitted, watched, cancelled and resumed, several at the same time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dataset_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(client: Any) -> Any:
-    """Let the workers write no reports, which take longer than these fits; return the client."""
+    """Make the workers skip reports, which take longer than these fits, and return the client."""
     client.run(exec, WITHOUT_REPORT)
     return client
 
@@ -166,7 +166,7 @@ def test_a_job_that_waits_for_a_thread_is_queued_and_can_be_cancelled(
 
 
 def test_a_driver_of_an_earlier_start_does_nothing(cluster: Any, make_job: Any) -> None:
-    """If Dask repeats the driver (task that runs the fit) of an ended or restarted job, it does nothing."""
+    """The driver (task of the fit) does nothing if Dask repeats it after its job ended or restarted."""
     folder = RunFolder.open(submit_job(make_job("run", "model.max_iter=3"), client=cluster).run)
     assert wait_until_ended(folder)["state"] == "done"
     # The state is written before the last line of the events, so wait for this line.

@@ -1,4 +1,7 @@
-"""Jobs that a cluster cannot run are refused in time, before anything is sent, with the next step."""
+"""A job that the cluster cannot run is refused at submission, and the error says what to change.
+
+No run folder and no task is left.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from scalelatent.jobs import control
 from scalelatent.jobs.resolve import resolve
 from scalelatent.jobs.submit import submit_job
 
-# Workers run one of these two programs before they start: they lack this package, or have another numba.
+# Programs that a worker runs before it starts: then it lacks this package, or has another version of numba.
 WITHOUT_PACKAGE = "import sys; sys.modules['scalelatent'] = None\n"
 OTHER_NUMBA = """
 import importlib.metadata as metadata
@@ -40,7 +43,7 @@ def start(workers: int = 1, **more: Any) -> Any:
 
 @pytest.fixture
 def make_job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Return a function that makes a job of this test; ``section__key=value`` changes a setting."""
+    """Return a function that makes a job; its argument ``section__key=value`` changes one setting."""
 
     def make(**changes: Any) -> Any:
         stored: dict[str, dict[str, Any]] = {
@@ -59,9 +62,9 @@ def make_job(rows: Any, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def submit_refused_job(client: Any, make_job: Any, tmp_path: Path) -> Callable[..., str]:
-    """Return a function that submits a job and returns the error message.
+    """Return a function that submits a job that is refused, and returns the error message.
 
-    It checks that no folder and no task is left.
+    It checks that there is no run folder and no new job.
     """
 
     before = control.known_jobs(client)
@@ -95,7 +98,7 @@ def test_a_missing_dataset_is_refused(submit_refused_job: Any) -> None:
 def test_a_dataset_that_only_this_machine_sees_is_refused(
     submit_refused_job: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(rows.folder)  # The workers are in another folder.
+    monkeypatch.chdir(rows.folder)  # In the workers' folder, the path below does not exist.
     said = submit_refused_job(data__train="/proc/self/cwd/train")
     assert (
         f"(it does not exist on host {socket.gethostname()}; it exists on this machine): move it to storage"

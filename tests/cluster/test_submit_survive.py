@@ -1,4 +1,4 @@
-"""Drivers (tasks that run a fit), schedulers and workers die, and the job still gives the same bits."""
+"""A job gives the same bits if drivers (tasks of fits) or workers die, or if it resumes after a failure."""
 
 from __future__ import annotations
 

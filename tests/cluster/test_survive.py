@@ -1,6 +1,4 @@
-"""Faults of a cluster end with the same bits, or with a clear error and a resume; events report the
-faults.
-"""
+"""After a fault of the cluster, a fit ends with the same bits or with an error; events report the fault."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ FROZEN_SECONDS = 20.0
 
 
 class LogAndCall(Callback):
-    """Callback that records events, and calls a function once at a share of the rows of a stage."""
+    """Callback that records events, and calls ``action`` once at a share of the rows of a stage."""
 
     def __init__(self, stage: str | None = None, action: Any = None, share: float = 0.0) -> None:
         self.stage, self.action, self.share, self.done = stage, action, share, False
@@ -73,7 +71,7 @@ def test_killing_all_workers_in_any_stage_changes_no_bit(
     stage: str,
     share: float,
 ) -> None:
-    """If tasks were bound to the addresses of the dead workers, the tasks would wait forever."""
+    """Replacement workers have new addresses; a task bound to a dead worker's address would wait forever."""
     mortal_cluster.run(delay_blocks, 0.004)
     log = LogAndCall(stage, make_killer(worker_pids(mortal_cluster)), share)
     begin = time.monotonic()
@@ -121,7 +119,7 @@ def test_a_worker_that_stops_for_some_seconds_changes_no_bit(
 
 
 def hang_once(mark: str) -> None:
-    """Let the first block that a worker reads after the file ``mark`` was created wait for ``mark.over``."""
+    """Let one block that a worker reads after the file ``mark`` exists wait for the file ``mark.over``."""
     from scalelatent.engine import passes, reading
 
     original = reading.iter_blocks

@@ -24,7 +24,7 @@ if __name__ == "online_toys":  # A worker that received this file imports it und
 
 @dataclass(frozen=True)
 class Errors:
-    """Reduction that counts wrong predictions of the weights in a state, and sums their log-loss."""
+    """Reduction that counts rows that a state's weights misclassify, and sums the log-loss of all rows."""
 
     p: int
     k: int
@@ -48,7 +48,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Logistic:
-    """Multinomial logistic regression by gradient steps with a decreasing rate."""
+    """Multinomial logistic regression by gradient steps with a decreasing learning rate."""
 
     p: int
     k: int
@@ -111,9 +111,9 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Walk:
-    """Learner whose chains (parts of a step) each update a copy of the weights row by row, with noise.
+    """Learner whose chains (parts of a step) each update a copy of the weights by noisy rows, one by one.
 
-    The copies are averaged at the end of a step.
+    The changes of the copies are averaged at the end of a step.
     """
 
     p: int
@@ -164,8 +164,8 @@ class Walk:
 class Evidence:
     """Learner of log-odds that fade with each minibatch.
 
-    The evidence of all chains (parts of a step) is added. The old log-odds fade by ``forgetting ** (chains *
-    minibatches)``.
+    A step adds the evidence of all its chains (parts). The old log-odds fade by ``forgetting ** n``, where n
+    is the number of minibatches of all chains.
     """
 
     p: int
@@ -224,9 +224,10 @@ def _log_sum(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Toy learner that sums products of inputs and outputs, weighted by row, epoch and chain of a step.
+    """Toy learner that sums products of transformed inputs with outputs, and a weighted sum of the outputs.
 
-    The weights make the sums differ if rows are exchanged.
+    The transform depends on row number and epoch, the weights on row number and chain (part of a step), so
+    the sums differ if rows are exchanged.
     """
 
     p: int

@@ -1,4 +1,4 @@
-"""The cache of pieces (rows read together): bounded, thread-safe, and suited to cyclic scans."""
+"""The cache of pieces (rows read together) is bounded, thread-safe, and suited to cyclic scans."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
             known = cache.get(key)
             if cache.put(key, piece):
                 put[key] = piece if known is None else known
-                # If two pieces with the same rows are put into the cache, it keeps the first.
+                # If a key that the cache has is put again, the cache keeps the first piece.
                 assert cache.get(key) is put[key]
         assert 0 <= cache.used <= limit
         kept = [cache.get(k) for k in range(10)]
@@ -56,9 +56,7 @@ def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
 
 
 def test_a_cyclic_scan_has_hits_for_the_pieces_that_fit() -> None:
-    """The cache keeps some pieces; with the rule "least recently used", a cyclic scan would never have a
-    hit.
-    """
+    """Four of ten pieces fit and stay; if the least recently used were evicted, no scan would have a hit."""
     cache = PieceCache(4 * 100)
     hits = []
     for _ in range(5):

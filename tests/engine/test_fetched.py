@@ -15,7 +15,7 @@ from scalelatent.errors import RunError
 
 
 class Task:
-    """A future whose result raises an error; its status changes after that."""
+    """Stand-in for a future: ``result`` sets status ``after``, then raises ``error`` unless it is None."""
 
     key = "toy-1"
 

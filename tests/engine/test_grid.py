@@ -1,7 +1,4 @@
-"""The row grid, which divides the rows of a dataset.
-
-Every row is in exactly one block, one leaf (a fixed range of blocks) and one node of each level of the tree.
-"""
+"""Every row is in exactly one block, one leaf (a range of blocks) and one node of each level of the tree."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ from tests.helpers import HookLog
 
 
 class SmallGpuBackend(HostBackend):
-    """GPU backend that runs out of memory for blocks of more than a given number of rows.
+    """Stand-in for the backend of a GPU that has memory for blocks of at most ``room`` rows.
 
-    It raises MemoryError; ``name_error`` translates this error into DeviceMemoryError.
+    The reductions and maps of this file raise MemoryError for more; ``name_error`` translates this error.
     """
 
     gpu_errors = (DeviceMemoryError, MemoryError)
@@ -50,7 +50,7 @@ class SmallGpuBackend(HostBackend):
 
 
 class InterruptedSums:
-    """A reduction that has already added half of the sums of a block when memory runs out."""
+    """Reduction that has already added a block to its sums when the backend's memory runs out."""
 
     def __init__(self, sums: Any) -> None:
         self.sums, self.seen = sums, list[int]()
@@ -239,8 +239,8 @@ def test_blocks_of_a_map_in_stages_are_split(
     np.testing.assert_array_equal(map_to_array(StagedMap(3), rows, "cpu", 1), want)
     assert card.row_limits == {"map": 88}
     assert card.released == 3
-    # A map that writes a dataset reports the event, too. Columns that were finished before memory ran out are
-    # not computed again.
+    # A map that writes a dataset reports the split, too. It does not compute columns again that were finished
+    # before memory ran out.
     monkeypatch.setattr(inprocess, "make_backend", lambda device, slot=0: SmallGpuBackend(200))
     log, coder = HookLog(), StagedMap(3)
     executor = InProcessExecutor(1, cache=PieceCache(0), callbacks=log)
@@ -258,7 +258,7 @@ def test_blocks_of_a_map_in_stages_are_split(
 def test_a_map_in_stages_resumes_where_memory_ran_out() -> None:
     """If memory runs out within a block, its finished rows stay.
 
-    Blocks that cannot be split raise an error.
+    Blocks that are too short to split raise an error.
     """
     card, coder, out = SmallGpuBackend(400), StagedMap(2), np.zeros((400, 2))
     card.row_limits["map"] = 200

@@ -1,6 +1,4 @@
-"""Contributions of leaves (fixed ranges of rows) that the run folder stores: their order, files and
-deletion.
-"""
+"""The run folder stores the newest contribution of each leaf (a fixed range of rows) to the sums of a fit."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ from tests.helpers import InterruptAt
 
 @dataclass(frozen=True)
 class LeafMeans:
-    """Learner that sums the rows of each leaf (range of rows) times a factor, which each step changes.
+    """Learner that adds up, over leaves (ranges of rows), the sum of a leaf's rows times a factor.
 
-    If a step used an outdated sum of a leaf, its factor would change the total.
+    The factor changes with each step, so a sum of another step would change the total.
     """
 
     requirements = BlockRequirements()
@@ -135,19 +133,19 @@ def test_leaves_cover_all_rows_and_are_the_same_each_epoch() -> None:
 def test_an_interrupted_or_killed_fit_resumes_with_the_same_bits(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupt a fit in any epoch, or kill it, so that it repeats steps over its own records."""
-    monkeypatch.setattr("scalelatent.engine.batch_loop.Progress.__call__", checkpoint_every_step)
+    """A killed fit repeats steps whose contributions are already in its run folder."""
+    monkeypatch.setattr("scalelatent.engine.batch_loop.Progress.__call__", report_every_step)
     whole, _ = fit(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "run", callback=InterruptAt(at * 2 - 1, "progress"), checkpoint_steps=5)
     states = sorted((tmp_path / "run").glob("state-*.rec"))
-    if len(states) > 1:  # The fit was killed before its last checkpoint.
+    if len(states) > 1:  # Imitate a fit that was killed before its last checkpoint.
         states[-1].unlink()
     again, _ = fit(tmp_path / "run")
     np.testing.assert_array_equal(again.state["total"], whole.state["total"])
 
 
-def checkpoint_every_step(progress: Any, done: int, total: int) -> None:
+def report_every_step(progress: Any, done: int, total: int) -> None:
     progress._callbacks.on_progress({"rows_done": done})
 
 

@@ -286,7 +286,7 @@ def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNam
 
 
 class BlockRecorder:
-    """Reduction that records (first row, rows, sum of weights) of its blocks; it requests a block size."""
+    """Reduction that records (first row, rows, labels, sum of weights) of its blocks of ``size`` rows."""
 
     def __init__(self, size: int) -> None:
         self.requirements, self.seen = BlockRequirements(block_rows=size), []  # type: ignore[var-annotated]

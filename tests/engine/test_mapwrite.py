@@ -1,7 +1,4 @@
-"""Maps that write outputs as large as the data: every executor writes the same bytes.
-
-A resumed map writes only missing shards.
-"""
+"""Every executor writes the same bytes of a map's outputs, and a resumed map writes only missing shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online fits in this process: records, callbacks, and the same bits for any threads and storage."""
+"""Online fits in this process report records, obey callbacks, and give the same bits for any threads."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def make_learner(online: Any) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("kind", ["gradient", "walk", "evidence"])
 @pytest.mark.parametrize("chains", [1, 3])
 def test_an_online_fit_equals_a_loop_over_rows(make_learner: Any, kind: str, chains: int) -> None:
-    """The test runs the same steps in a plain loop over rows."""
+    """The loop of this test computes the same steps without the engine."""
     from scalelatent.contract.learners import Block
     from scalelatent.contract.stats import Stats
 
@@ -125,9 +125,7 @@ def test_same_bits_for_threads_storage_and_cache(make_learner: Any, kind: str, t
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_csr_rows_give_the_bits_of_dense_rows(online: Any, tmp_path: Path, stored: bool) -> None:
-    """CSR rows become dense blocks with the bits of dense rows; a learner may request CSR
-    blocks instead.
-    """
+    """A learner gets dense blocks, or CSR blocks if it requests them; both give the bits of dense rows."""
     from scipy.sparse import csr_array
 
     from scalelatent.kernels.sparse_rows import CsrRows
@@ -191,7 +189,7 @@ def test_each_epoch_has_one_record_and_reports_in_between(online: Any) -> None:
     log = HookLog()
     rows, held = Dataset.from_arrays(*make_blobs(100)), Dataset.from_arrays(*make_blobs(60, 1))
     result = fit(online.Logistic(P, K), rows, validation=held, callback=log, report_steps=2, validate_steps=3)
-    # An epoch has 5 steps: reports at 2 and 4, a validation at 3, and both at the end.
+    # An epoch has 5 steps: reports follow steps 2 and 4, a validation step 3, and both step 5.
     assert [(r["pass"], r["steps"], r["rows_seen"]) for r in result.history] == [
         (1, 2, 48), (1, 3, 72), (1, 4, 96), (1, 5, 100), (2, 7, 148), (2, 8, 172), (2, 9, 196), (2, 10, 200),
     ]  # fmt: skip
@@ -330,7 +328,7 @@ def test_a_sorted_dataset_trains_to_the_error_of_a_shuffled_one(online: Any) -> 
 
 
 class LeaveAtCall(Callback):
-    """Callback that raises KeyboardInterrupt at its n-th call, and records the times of its calls."""
+    """Callback that raises KeyboardInterrupt after ``after`` calls; ``asked`` has their times in seconds."""
 
     def __init__(self, after: int = 10**9) -> None:
         self.after, self.asked = after, list[float]()

@@ -1,4 +1,4 @@
-"""Online fits interrupted, killed or out of disk at any moment: the resumed fit has the same bits."""
+"""An online fit that is interrupted, killed or out of disk at any moment resumes with the same bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
 
 
 class InterruptStep:
-    """Raise KeyboardInterrupt in the n-th step, before the step has changed the state."""
+    """Patch that lets ``left`` steps run, and then raises KeyboardInterrupt before the next step starts."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left, self.steps = 10**9, 0
@@ -73,9 +73,7 @@ def test_an_interrupt_in_any_step_changes_no_bit(
 def test_an_interrupt_in_any_hook_changes_no_bit(
     online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """The interrupt comes between steps, within a validation, after a record, or before or after a
-    checkpoint.
-    """
+    """Each call of a callback is interrupted once: between steps, in a validation, or at a checkpoint."""
     monkeypatch.setattr(loop, "Progress", EverySpan)
     monkeypatch.setattr("scalelatent.engine.online_loop.Progress", EverySpan)
     learner = online.Logistic(P, K)

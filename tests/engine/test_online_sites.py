@@ -1,7 +1,4 @@
-"""States of online fits in a worker process: many tasks use a state, and the last one closes it.
-
-The number of idle states is limited.
-"""
+"""A worker process shares the state of an online fit among its tasks, and keeps few idle states."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ P, CHAINS = 4, 6
 
 @pytest.fixture
 def ref(online: Any, tmp_path: Path) -> tuple[str, str]:
-    """Return a run folder with the records of the fits ``t0`` to ``t19``."""
+    """Return the address and id of a run folder that has the records of the fits ``t0`` to ``t19``."""
     rows = Dataset.from_arrays(np.ones((96, P), "f4")).save(tmp_path / "rows")
     store = EngineStore(tmp_path / "run")
     store.save_stage(make_stage("toy_step", online.Evidence(P), {"train": rows}, "cpu"))
@@ -68,7 +65,7 @@ def step(site: FitOnWorker, first: int, last: int, threads: int = 1) -> list[np.
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return the chains (parts of a minibatch) of the runners that were closed."""
+    """Return a list that receives the chains (parts of a minibatch) of each runner that is closed."""
     found: list[list[int]] = []
     original = online_sites.ChainRunner.close
 
@@ -81,7 +78,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_a_worker_runs_many_fits_at_once(ref: Any, sites: FitsOnWorker) -> None:
-    """More fits run at the same time than a worker keeps when they are idle."""
+    """Twelve fits run at the same time, more than a worker keeps when they are idle."""
     together, answers = threading.Barrier(12), dict[int, Any]()
 
     def work(i: int) -> None:

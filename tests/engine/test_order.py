@@ -228,5 +228,5 @@ def test_a_sorted_dataset_gives_a_warning() -> None:
         warn_if_sorted(rows, RowOrder(9000, 0, 100, shuffle=False))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert warn_if_sorted(rows, RowOrder(9000, 0, 100)) == 0.0  # One buffer holds all rows.
+        assert warn_if_sorted(rows, RowOrder(9000, 0, 100)) == 0.0  # One buffer mixes all rows.
         assert warn_if_sorted(make_labelled_rows(np.arange(9000) % 3), order) == 0.0

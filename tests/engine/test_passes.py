@@ -1,4 +1,4 @@
-"""Grids of rows, and spans (row ranges of tasks): any division of the work into spans gives the same bits."""
+"""Grids have suitable sizes; any division of a pass into spans (row ranges of tasks) gives the same bits."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_spans_of_every_level_give_the_same_bits(
     roots = [run_by_spans(stage, level) for level in range(stage.grids["train"].depth + 1)]
     for root in roots[1:]:
         np.testing.assert_array_equal(root, roots[0])
-    assert roots[0][-2] == n  # This number counts the rows.
-    assert roots[0][-1] == 0  # This number counts bytes that were read from files.
+    assert roots[0][-2] == n  # The last number but one counts the rows.
+    assert roots[0][-1] == 0  # The last number counts bytes that were read from files.
 
 
 @given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
@@ -124,8 +124,8 @@ def test_the_grid_suits_the_cache_and_the_number_of_rows(n: int, p: int, flops: 
     grid = choose_grid(ds, reduction)
     assert grid.n_rows == n
     assert grid.block_rows == n if n < 256 else 256 <= grid.block_rows <= passes.BLOCK_ROWS
-    # A block of float32 rows fits the cache for which its size was chosen, unless 256 rows are already
-    # larger.
+    # A block of float32 rows has at most twice BLOCK_BYTES, unless 256 rows, the minimum, already have more
+    # bytes.
     assert grid.block_rows * p * 4 <= max(2 * passes.BLOCK_BYTES, 256 * p * 4)
     assert grid.n_leaves <= 1024
     merge = 3 * 8 * size / passes._MERGE_RATE
@@ -155,7 +155,7 @@ def test_a_reduction_may_request_block_rows_and_many_leaves(
         assert wished == usual
         return
     assert usual.n_leaves <= 2 * wished.n_leaves <= 32
-    # An odd number of leaves (fixed ranges of rows) is rounded to an even one.
+    # Leaves (fixed ranges of rows) may be shorter by the factor 0.75, because an odd number is made even.
     assert 0.75 * merging <= 0.08 * wished.leaf_rows * (1 + 1e-9) or wished.n_leaves == 1
     assert wished.n_leaves == 1 or wished.n_leaves % 2 == 0 or n < 256
     assert wished.leaf_rows >= wished.block_rows >= min(block, n // 4) // 2
@@ -173,7 +173,7 @@ def test_a_leaf_that_is_not_a_multiple_of_blocks_is_refused(
 
 @given(leaf=st.integers(1, 20_000), p=st.integers(1, 5000))
 def test_a_leaf_size_is_valid_for_any_number_of_columns_or_for_none(leaf: int, p: int) -> None:
-    """If the answer depended on the columns, a fit could fail after it has projected its rows."""
+    """A projection changes the number of columns, so a leaf size that depended on it could fail in a fit."""
 
     def block(columns: int) -> int | None:
         try:

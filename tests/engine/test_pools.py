@@ -1,4 +1,4 @@
-"""Pools (the workers of one fit): which workers take part, their speeds, and how they share the tasks."""
+"""A pool (the workers of one fit) chooses workers, measures their speeds, and divides tasks by speed."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_a_pool_sends_all_leaves_and_disables_dasks_stealing(case: Any) -> None:
     assert window.all_sent  # A pass that takes less than a second is sent in one message.
     ((batch, last),) = case.sent
     assert last
-    # Spans (row ranges of tasks) that an interrupted pass has finished are never cut.
+    # Spans (row ranges of tasks) that an interrupted pass has finished are never split.
     assert kept <= {span for span, _ in batch}
     grids = case.stage.grids
     for part in ROWS:

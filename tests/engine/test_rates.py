@@ -1,4 +1,4 @@
-"""Rates of this machine: measured once, stored, and measured again if they belong to another machine."""
+"""Rates (speeds of a machine) are measured once, stored, and measured again if old or of another machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rates_are_measured_if_they_cannot_be_stored(tmp_path: Path) -> None:
 
 def test_seconds_are_those_of_one_thread_while_others_work() -> None:
     def make():
-        return lambda: time.sleep(0.002)  # Sleeping is no work.
+        return lambda: time.sleep(0.002)  # Sleeping uses no CPU time.
 
     assert cpu_seconds(make, 2, 0.001) < 0.0015
 

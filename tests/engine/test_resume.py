@@ -48,7 +48,7 @@ def _fit(
 
 @pytest.fixture(scope="module")
 def uninterrupted(toy: Toy) -> np.ndarray:
-    """Return the weights of an uninterrupted fit."""
+    """Return the totals of all passes (``trail``) of an uninterrupted fit."""
     trail = _fit(toy, None).state["trail"]
     assert len(set(trail)) == PASSES
     return trail
@@ -238,13 +238,11 @@ def test_no_pass_is_missing_from_the_history(
 
 
 class ProcessKilled(BaseException):
-    """Exception in place of SIGKILL, after which nothing reaches the disk."""
+    """Exception that imitates SIGKILL: code that catches Exception does not catch it."""
 
 
 class FailingDisk:
-    """Counter of changes of a folder (opens for writing, writes, renames), which fail from the n-th one
-    on.
-    """
+    """Disk on which ``fail_at`` changes of a folder (opens for writing, writes, renames) work; more fail."""
 
     def __init__(self, folder: Path, fail_at: int, error: BaseException) -> None:
         self.folder, self.fail_at, self.error, self.calls = str(folder), fail_at, error, 0
@@ -276,7 +274,7 @@ class FailingDisk:
 
 
 class TornFile:
-    """A file whose failing write writes only half of its data."""
+    """File on a FailingDisk; a write that fails has written half of its data."""
 
     def __init__(self, disk: FailingDisk, file: Any) -> None:
         self._disk, self._file = disk, file

@@ -1,4 +1,4 @@
-"""The scheduler plugin, which decides what happens to spans (row ranges of tasks) of a dead worker.
+"""The scheduler plugin decides which worker computes the spans (row ranges of tasks) of a dead worker.
 
 All spans of one shard go to one other worker. After a second death they go to no worker.
 """
@@ -77,7 +77,7 @@ def test_spans_go_to_the_worker_that_already_reads_the_shard() -> None:
     )
     cluster.lose("a")
     assert cluster.bound() == {"i": "c"}
-    assert cluster.doomed() == {"i", "j"}  # c is the second worker that dies while it reads the same shard.
+    assert cluster.doomed() == {"i", "j"}  # If c dies with this shard, too, i and j fail.
 
 
 def test_spans_are_free_again_when_their_worker_is_retired() -> None:

@@ -1,4 +1,4 @@
-"""Streams of random numbers, the table of kernels, limits of thread pools, and callbacks."""
+"""Random streams are independent, kernels are found, thread pools are limited, and callbacks are called."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_streams_are_the_same_on_every_machine() -> None:
     assert stream(7, "start", 2, 3).integers(2**32, size=3).tolist() == GOLDEN
 
 
-GOLDEN = [2846696873, 89771030, 3942453723]  # Numbers of numpy's generator Philox4x64-10, recorded once
+GOLDEN = [2846696873, 89771030, 3942453723]  # Numbers that numpy's generator Philox4x64-10 gave once
 
 
 def test_negative_seeds_are_refused() -> None:
@@ -129,7 +129,7 @@ def test_arrays_of_the_host_backend_are_reused_buffers(name: str) -> None:
     assert got.dtype == wanted
     np.testing.assert_array_equal(got, x)
     assert host.asarray(got, np.float32) is got  # The array needs no conversion.
-    # The buffer of that name is used again.
+    # The buffer named x is used again.
     assert np.shares_memory(host.asarray(x + 1, np.float32, "x"), got)
     fortran = np.asfortranarray(np.arange(12, dtype=wanted).reshape(4, 3))
     assert host.asarray(fortran, np.float32).flags.c_contiguous
@@ -187,7 +187,7 @@ def run_single_threaded(work: Any) -> tuple[threading.Thread, threading.Event, t
 
 @pytest.mark.parametrize("first_out", ["first", "second"])
 def test_thread_pools_are_limited_until_the_last_user_leaves(first_out: str) -> None:
-    """A fit may run inside a worker, whose other tasks continue after the fit."""
+    """Two users overlap, such as tasks of one worker; the limit stays when the first of them leaves."""
     import zarr
     from threadpoolctl import ThreadpoolController
 

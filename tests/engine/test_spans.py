@@ -40,7 +40,7 @@ def test_every_leaf_is_covered_once(case: tuple[RowGrid, int, set[tuple[int, int
 def test_missing_spans_are_found_without_reading_the_stored_ones(
     toy: SimpleNamespace, tmp_path: Path, monkeypatch: object
 ) -> None:
-    """The driver finds missing spans (row ranges) by name, without loading the sums of a whole pass."""
+    """Stored spans (row ranges) are found by file name; no sums are loaded, so a damaged file counts, too."""
     stage, store = toy.stage(toy.rows(150)), EngineStore(tmp_path)
     for index in (0, 3):
         store.save_node(stage.name, 0, Span("train", 0, index), np.zeros(3))

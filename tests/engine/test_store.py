@@ -1,4 +1,4 @@
-"""The run folder of the engine: identity of the fit, states, history, and finished spans (row ranges)."""
+"""The engine stores a fit's identity, states, history and finished spans (row ranges) in its run folder."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_the_last_line_of_a_killed_run_is_dropped(store: EngineStore) -> None:
     path = store.folder / "history-toy.jsonl"
     path.write_text(path.read_text()[:-4])
     assert store.load_history("toy", 9) == [{"pass": 1}]
-    store.append_history("toy", {"pass": 2})  # The following lines start on a line of their own.
+    store.append_history("toy", {"pass": 2})  # A new record does not continue the incomplete line.
     assert store.load_history("toy", 9) == [{"pass": 1}, {"pass": 2}]
 
 
@@ -314,9 +314,7 @@ def test_a_missing_state_cannot_be_made_durable(store: EngineStore) -> None:
 def test_the_successor_of_a_durable_state_is_durable(
     store: EngineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An online fit has two states with the same number of steps: the end of an epoch, and the start of the
-    next.
-    """
+    """The state at an epoch's start has the step number, and so the file, of the end of the epoch before."""
     synced: list[str] = []
     write = store.location.write
 

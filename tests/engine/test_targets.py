@@ -50,7 +50,7 @@ FORMS = ("memory", "floats", "multilabel", "memory beside stored", "stored pair"
 
 
 def clean_outputs(form: str, folder: Path) -> Dataset:
-    """Return a dataset whose outputs are also its rows."""
+    """Return a dataset whose rows are the outputs (clean images), which `Targets` corrupts to get inputs."""
     rows = {"floats": OUT.astype("f8"), "multilabel": scipy.sparse.csr_array(OUT)}.get(form, OUT)
     ds = Dataset.from_arrays(rows)
     return ds.save(folder / "c", shard_rows=60) if form in ("multilabel", "stored pair") else ds

@@ -1,4 +1,4 @@
-"""Reports of a span (row range of a task) whose workers died, and of workers on which a span hung."""
+"""Events report a span (row range of a task) whose workers died, and workers on which a span hung."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Items (tasks) are sent to workers in batches, in proportion to threads and speeds.
 
-Every item is sent once, and a pass takes nearly the shortest possible time.
+Every item is computed once, and a pass takes nearly the shortest possible time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scalelatent.engine.dask.window import AT_ONCE, MOST_AHEAD, Costs, TaskEnded
 from scalelatent.engine.grid import RowGrid
 from scalelatent.engine.passes import Span
 
-SHORT = Costs(lambda item: 1e-3, True)
+COSTS_OF_SHORT_TASKS = Costs(lambda item: 1e-3, True)
 
 
 class Future:
@@ -79,7 +79,7 @@ def test_every_item_is_sent_once_and_the_queue_is_bounded(
 
 def test_a_short_pass_is_one_batch_with_contiguous_rows_per_worker() -> None:
     cluster = FakeCluster()
-    Window({"a": 1, "b": 3}, range(16), cluster.send, SHORT).open()
+    Window({"a": 1, "b": 3}, range(16), cluster.send, COSTS_OF_SHORT_TASKS).open()
     assert cluster.last == [True]
     there = dict(cluster.batches[0])
     assert [item for item, worker in there.items() if worker == "a"] == [0, 1, 2, 3]
@@ -123,7 +123,7 @@ def test_a_lost_result_is_awaited_and_an_error_is_reported() -> None:
 
 def test_items_without_a_future_are_not_pending() -> None:
     sent: list[Any] = []
-    window = Window({"a": 1}, range(3), lambda batch, last: sent.append(batch) or {}, SHORT)
+    window = Window({"a": 1}, range(3), lambda batch, last: sent.append(batch) or {}, COSTS_OF_SHORT_TASKS)
     window.open()
     assert window.all_sent
     assert not window.pending

@@ -1,4 +1,4 @@
-"""Comparison of clusters with classes; k-means restarts give the same numbers for any number of threads."""
+"""Clusters are compared with classes, and k-means restarts give the same numbers for any threads."""
 
 from __future__ import annotations
 

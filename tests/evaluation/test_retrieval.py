@@ -16,7 +16,7 @@ from scalelatent.evaluation import retrieval, retrieval_accuracy, retrieval_leve
 
 
 def rank_completely(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
-    """Return the mean share of relevant documents among the first `level` of a ranking; ties share places."""
+    """Return the mean share of relevant documents in the first ``level`` places; ties share places."""
     total, n = 0.0, len(scores)
     for q in range(n):
         others = np.delete(np.arange(n), q)
@@ -36,7 +36,7 @@ def make_topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
 
 @given(st.integers(3, 40), st.integers(0, 5))
 def test_overlap_equals_brute_force(n: int, seed: int) -> None:
-    codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # There are many ties.
+    codes = np.random.default_rng(seed).integers(0, 3, (n, 6)).astype(np.uint16)  # Few values give many ties.
     y, relevant = make_topics(n, seed)
     scores = (codes[:, None] == codes).sum(axis=2)
     curve = retrieval_accuracy(codes, y, metric="overlap", levels=range(1, n))

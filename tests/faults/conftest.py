@@ -1,4 +1,4 @@
-"""Table of faults, printed after the tests that inject them."""
+"""Hook that prints a table of the injected faults after their tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ COLUMNS = ("fault", "model", "where", "outcome")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
-    """Print the results of the tests of faults as a table: the fault, the model, the place, the result."""
+    """Print a line for each injected fault: the fault, the model, the place, and the outcome."""
     rows = []
     for status in ("passed", "failed"):
         for report in terminalreporter.stats.get(status, []):

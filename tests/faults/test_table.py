@@ -1,4 +1,4 @@
-"""Faults of disks, each injected into a fit of each model.
+"""Each fault of a disk is injected into a fit of each model.
 
 The result is the same bits, or one line that names the fault. A row of the table is a fault, the place of
 the fault, a function that damages the run folder or the dataset of an interrupted fit, and the expected
@@ -68,7 +68,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 # Batch learning of compositional networks stores the messages of each leaf (50 rows) in the run folder.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
-# Ctrl-C interrupts the fit of each model at the n-th call of a callback; work is done before and after it.
+# (hook, n): call n of this hook, counted from 0, interrupts the fit, with work before and after the call.
 STOPS = {
     "capsule": ("pass_end", 2),
     "capsule stepwise": ("pass_end", 1),
@@ -81,7 +81,7 @@ STOPS = {
     "search": ("pass_end", 2),
     "search apart": ("stage", 8),
 }
-STATES = "state-", "result-"  # A fit resumes from files with these first letters.
+STATES = "state-", "result-"  # A fit resumes from files whose names start so.
 OUTPUTS = {model: "predict" if model == "crbm" else "transform" for model in MODELS}
 
 
@@ -158,7 +158,7 @@ def die_now() -> None:
 
 
 class KillAt(InterruptAt):
-    """Callback that kills its own process at its n-th call, where ``InterruptAt`` would interrupt the fit."""
+    """Callback that kills its own process at the call at which ``InterruptAt`` would interrupt the fit."""
 
     def _count(self, info: dict[str, Any]) -> None:
         try:
@@ -271,7 +271,7 @@ def test_a_fault_after_an_interrupt_gives_the_declared_result(
         record_property(name, value)
     hook, count = STOPS[model]
     if where == "shard" and model == "mbn":
-        count = 0  # This model reads rows only in its first layer.
+        count = 0  # Interrupt it earlier, because it reads rows only in its first layer.
     with pytest.raises(KeyboardInterrupt):
         _fit(model, place, rows, run_dir=place.run, callbacks=[InterruptAt(count, hook)])
     damage(place)

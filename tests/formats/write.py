@@ -35,7 +35,7 @@ def make_pairs() -> tuple[np.ndarray, np.ndarray]:
 
 
 def list_fits() -> dict[str, tuple[object, bool]]:
-    """Return by name an estimator, and True if it learns from pairs of inputs and outputs."""
+    """Return by name: an estimator, and whether it learns from pairs (x, v) or from rows with classes."""
     capsule = {
         "architecture": "multiclass", "capsule_dim": 2, "random_state": 0, "projection": None,
         "fit_intercept": False, "ridge": 0
@@ -52,7 +52,7 @@ def list_learned(model: object) -> np.ndarray:
 
 
 class Interrupt(sl.Callback):
-    """Callback that ends a fit after two passes."""
+    """Callback that interrupts a fit after its second pass."""
 
     passes = 0
 

@@ -1,4 +1,4 @@
-"""Pairs of corrupted and clean images: same order, exact amounts of corruption, allowed bases only."""
+"""Corrupted and clean images have one order, exact amounts of corruption, and allowed bases only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_noisy_images_flip_an_exact_share_of_pixels(tmp_path: Path, share: float
     np.testing.assert_array_equal(noisy.read_y(0, len(noisy)), LABELS)
     changed = (read_rows(noisy) != BITS).reshape(len(BITS), -1)
     assert set(changed.sum(axis=1)) == {round(share * 64)}
-    if share in (0.1, 0.2):  # Each pixel has 1,797 draws.
+    if share in (0.1, 0.2):  # Each pixel was drawn once per image, 1,797 times.
         assert np.abs(changed.mean(axis=0) - round(share * 64) / 64).max() < 0.04
 
 
@@ -44,7 +44,7 @@ def test_all_sets_of_flipped_pixels_are_equally_frequent() -> None:
     counts = np.unique(bits, axis=0, return_counts=True)[1]
     assert len(counts) == 6
     assert np.abs(counts - 2000).max() < 200
-    again = np.zeros((7, 4), np.uint8)  # The bits of a row need no earlier rows.
+    again = np.zeros((7, 4), np.uint8)  # The flips of a row do not depend on earlier rows.
     flip_exactly(draw_uint32(0, "test", 500, 507, 2), again)
     np.testing.assert_array_equal(again, bits[500:507])
 
@@ -81,7 +81,7 @@ DRAWN = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digit
 
 
 def find_changed_pixels(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Corrupt images of only 0 and only 1; return the pixels that were set, and those that were kept."""
+    """Corrupt 400 images of zeros and 400 of ones in the same way, and return both, as bits."""
     made = []
     for value in (0, 255):
         place = tmp_path / f"{value}"
@@ -133,7 +133,7 @@ def test_lines_cross_the_image(tmp_path: Path, lines: int) -> None:
     for image in drawn:
         assert image.any(axis=1).all() or image.any(axis=0).all()
         assert image.sum() <= lines * (12 + 15)
-    if lines == 1:  # The lines have no gaps.
+    if lines == 1:  # One line has no gaps, so its pixels are connected.
         assert all(scipy.ndimage.label(image, np.ones((3, 3)))[1] == 1 for image in drawn)
     assert (drawn.mean(axis=0) > 0).all()
 
@@ -162,7 +162,7 @@ def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
     assert (flipped if kind == "noisy-digits" else np.isin(grey[~at], (0, 255))).all()
     np.testing.assert_array_equal(
         (grey > 127)[~at], read_rows(binary)[~at]
-    )  # The same seed changes the same pixels.
+    )  # Grey and binary images with one seed have changes at the same pixels.
     np.testing.assert_array_equal(read_rows(binary)[at], BITS[:300][at])
 
 

@@ -1,4 +1,7 @@
-"""Infinite digits: a pure function of (seed, index), from allowed bases only, written in any order."""
+"""InfiniteDigits derives each image from its seed and index alone, by deforming a real digit (a base).
+
+Images come only from the bases in ``base_rows``, and shards may be written in any order.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def render_reference(
     alpha: np.float32,
     out: np.ndarray,
 ) -> None:
-    """Compute images by the float32 operations of the compiled kernel, in its order, which gives its bits."""
+    """Write images to ``out`` by the float32 operations of the compiled kernel, in its order."""
     height, width = images.shape[1:]
     radius = len(smooth) // 2
     half, top, zero = np.float32(0.5), np.float32(255), np.float32(0)

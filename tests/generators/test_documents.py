@@ -1,4 +1,4 @@
-"""Resampled documents: multinomial draws from (seed, row), for any shards and threads, and resuming."""
+"""Resampled documents are multinomial draws that depend on seed and row alone, not on shards or threads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_any_row_is_made_from_its_index(start: int, count: int, cut: int) -> Non
     assert (sp.vstack([p[1] for p in parts], format="csr") != whole[1]).nnz == 0
     base = documents.base_of(np.arange(start, start + count))
     assert ((base >= 4) & (base < 30)).all()
-    assert (whole[0].sum(axis=1) == BASE[base].sum(axis=1)).all()  # Documents are as long as their bases.
+    assert (whole[0].sum(axis=1) == BASE[base].sum(axis=1)).all()  # Each has as many words as its base.
     assert ((whole[0] > 0) > (BASE[base] > 0)).nnz == 0  # A document has only words of its base.
 
 

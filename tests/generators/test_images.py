@@ -1,4 +1,4 @@
-"""Binary image sets: functions of (seed, row), with the placements of their features."""
+"""Binary image sets derive images, and the places of their features, from seed and row alone."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_drawings_are_distinct_and_fill_their_boxes() -> None:
     assert "".join(LETTERS) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     for drawing in draw_bitmaps(LETTERS):
         assert drawing.shape in ((7, 5), (7, 3))
-        assert drawing.any(axis=0).all()  # Letters fill their boxes.
+        assert drawing.any(axis=0).all()  # No column is empty, so letters fill their boxes.
         assert drawing[[0, -1]].any(axis=1).all()
     assert {b.shape for b in draw_bitmaps(SYMBOLS)} == {(7, 7)}
     for size in (5, 13, 16):

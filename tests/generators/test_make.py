@@ -1,4 +1,4 @@
-"""Code that all generators share: protection of bases, threads, seeds, repair."""
+"""All generators protect their bases, use threads, check seeds, and repair lost shards."""
 
 from __future__ import annotations
 

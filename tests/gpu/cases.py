@@ -1,6 +1,4 @@
-"""Inputs of the capsule kernels, and their comparison with the reference, for the emulated and the real
-device.
-"""
+"""Inputs of the capsule kernels, and comparisons of their results with those of the reference kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from scalelatent.models.capsule.model.members import build_members
 # interpolates functions from a table with errors of 1e-12 and divides by the probability of a row's class,
 # which magnifies these errors. In float32, h has rounding errors.
 TOLERANCE = {"float64": 1e-9, "float32": 3e-6}
-EDGE_ROWS = 3  # Float32 rounding may move up to 3 rows across a threshold, or decide a tie.
+EDGE_ROWS = 3  # Rounding to float32 may move this many rows across a threshold, or decide their ties.
 ROWS = (1, 2, 31, 127, 128, 129, 300)  # Numbers of rows; a thread block has 128 threads.
 # Models by name: architecture, number of classes, and dimensions of each capsule.
 ENSEMBLES = {
@@ -63,9 +61,7 @@ def run_reference(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, 
 
 
 def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs: bool = True) -> None:
-    """Run the device kernel on a copy of the case, and compare all its results with those of the
-    reference.
-    """
+    """Run the device kernel on the case, and compare all results with those of the reference."""
     want_h, want_active, want_sums = run_reference(case)
     h = to_device(case["h"])
     y, weight = (case[k] if host_inputs else to_device(case[k]) for k in ("y", "weight"))
@@ -73,7 +69,7 @@ def check_residuals(gpu: Any, to_device: Any, case: dict[str, Any], host_inputs:
     tolerance = TOLERANCE[case["h"].dtype.name]
     assert isinstance(sums, np.ndarray)
     assert sums.dtype == np.float64
-    # In float32, rounding may move a few rows across the threshold nu, or decide a tie of two classes.
+    # Only in float32 may rounding move rows across the threshold nu, or decide a tie of two classes.
     edge = EDGE_ROWS if tolerance > 1e-6 else 0
     total = case["weight"].sum()
     np.testing.assert_allclose(sums[:, 0], want_sums[:, 0], rtol=tolerance, atol=tolerance * total)

@@ -1,4 +1,4 @@
-"""Fixtures for machines without a GPU: CUDA kernels compiled for the processor, and a stand-in for CuPy."""
+"""Fixtures that test CUDA kernels without a GPU: compiled for the processor, with a stand-in for CuPy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def import_helper(name: str):
-    """Import a helper module of this folder, because tests are not a package."""
+    """Import a helper module of this folder by its path, because this folder is no package."""
     full = f"gpu_tests_{name}"
     if full not in sys.modules:
         spec = importlib.util.spec_from_file_location(full, HERE / f"{name}.py")
@@ -82,7 +82,7 @@ def _unload_gpu_modules() -> None:
 
 
 def pytest_generate_tests(metafunc):
-    """Run tests of emulated kernels in all orders of threads and blocks; two of the orders are slow tests."""
+    """Run tests with ``turns`` in each order (of threads and blocks) of TURNS; all but the first are slow."""
     if "turns" in metafunc.fixturenames:
         first, *others = import_helper("emulation").TURNS
         metafunc.parametrize(

@@ -33,7 +33,7 @@ _LETTERS = {
 _NAME = re.compile(r"^KERNELS\((?:float, |double, |byte, )?(\w+)", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void[^(]*\(THREADS(?:, 2)?\)\s+(\w+?)(##NAME)?\(')
 
-_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # Shared memory: the declaration, and its variables.
+_SHARED = re.compile(r"__shared__ (\w+ ([^;\n]+);)")  # Groups: a declaration, and its variables.
 
 
 def compiler() -> str | None:
@@ -80,8 +80,8 @@ def _share(declaration: re.Match) -> str:
 class Emulated:
     """The kernels of one .cu file on the processor.
 
-    Calls check every argument against the kernel's signature: a wrong type, or one argument too many, is an
-    error. The environment variable EMULATED_FLAGS gives the compiler more flags.
+    Calls check the arguments against the kernel's signature: a wrong number or type of arguments is an error.
+    The environment variable EMULATED_FLAGS gives the compiler more flags.
     """
 
     def __init__(self, source: str, folder: Path) -> None:

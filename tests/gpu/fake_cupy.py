@@ -29,10 +29,10 @@ from numpy.lib.stride_tricks import as_strided
 
 _local = threading.local()
 COMPILED: list[str] = []  # Source texts of compiled kernels.
-LAUNCHED: list[tuple[str, int]] = []  # Each launch: (name of the kernel or product, pointer of its stream).
+LAUNCHED: list[tuple[str, int]] = []  # (name of a kernel, product or download, pointer of its stream).
 EXPRESSIONS: list[str] = []  # Array expressions of CuPy itself, each of which launches a kernel.
 COPIED = {"set": 0, "get": 0}  # Bytes copied to and from the device.
-WAITS: list[int] = []  # Pointers of streams that the host waited for.
+WAITS: list[int] = []  # Pointers of streams for whose unfinished work the host waited.
 
 
 class OutOfMemoryError(MemoryError):
@@ -105,7 +105,7 @@ class Stream:
         self.device_id = -1 if null else runtime.getDevice()
         self._issued = self._waited_for = 0
         self._pending: deque[tuple[int, Callable[[], None]]] = deque()
-        # New work of this stream waits for other streams: by stream, the number of the last work to wait for.
+        # For each other stream, the number of its last work that new work of this stream must wait for.
         self._after: dict[Stream, int] = {}
         Stream._all.add(self)
 
@@ -129,7 +129,7 @@ class Stream:
         return other is self or max(other._waited_for, self._after.get(other, 0)) >= number
 
     def _issue(self, work: Callable[[], None] | None = None) -> int:
-        """Add work to the queue, or count work that was done at once; return its number."""
+        """Add work to the queue, or count work that is done at once (None), and return its number."""
         with self._lock:
             self._issued += 1
             if work is not None:
@@ -137,13 +137,13 @@ class Stream:
             return self._issued
 
     def _run(self, last: int) -> None:
-        """Run the queued work up to a number."""
+        """Run the queued work up to and including number ``last``."""
         with self._lock:
             while self._pending and self._pending[0][0] <= last:
                 self._pending.popleft()[1]()
 
     def _wait(self, last: int) -> None:
-        """Run the queued work up to a number while the host waits, and record that the host waited."""
+        """Run the queued work up to number ``last``, and record that the host waited for it."""
         self._run(last)
         self._waited_for = max(self._waited_for, last)
 
@@ -156,7 +156,7 @@ class _Memory:
         self.write()
 
     def check(self, writes: bool = False) -> None:
-        """Refuse work of the current stream that may run before the last write, or write before a read."""
+        """Refuse work of this stream that may run before the last write, or before a read if it writes."""
         assert self.device == runtime.getDevice(), "memory of another device"
         stream = get_current_stream()
         ordered = stream._is_ordered_after(self.stream, self.number)
@@ -216,7 +216,7 @@ class MemoryPointer:
         COPIED["set"] += size
         target = self._array._a.reshape(-1).view(np.uint8)
 
-        def work() -> None:  # As on a GPU, a late copy reads the memory late.
+        def work() -> None:  # As on a GPU, a queued copy reads the memory when it runs.
             source = (np.ctypeslib.ctypes.c_char * size).from_address(mem)
             np.copyto(target, np.frombuffer(source, np.uint8))
 
@@ -284,7 +284,7 @@ class ndarray:
 
     def reshape(self, *shape: Any) -> ndarray:
         if not np.may_share_memory(self._a.reshape(*shape), self._a):
-            _finish_queue(self)  # only a copy reads the array; a view does not
+            _finish_queue(self)  # A copy reads the array; a view does not.
         return self._view(self._a.reshape(*shape))
 
     def ravel(self) -> ndarray:
@@ -400,7 +400,7 @@ def get_current_stream(device_id: int = -1) -> Stream:
 
 
 def _finish_queue(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
-    """Run the queued work of the current stream before an operation that is computed at once."""
+    """Check the operands of an operation that is computed at once, and run the stream's queued work first."""
     stream = get_current_stream()
     for operand in operands:
         if isinstance(operand, ndarray):
@@ -413,7 +413,7 @@ def _finish_queue(*operands: Any, writes: tuple[ndarray, ...] = ()) -> None:
 
 
 def _enqueue(work: Callable[[], None], writes: ndarray, reads: tuple[Any, ...] = ()) -> None:
-    """Put an operation into the queue of the current stream, and check the order of its reads and writes."""
+    """Check that no operand is in use on another stream, and add the operation to the current queue."""
     for operand in (writes, *reads):
         if isinstance(operand, ndarray):
             operand._memory.check(writes=True)
@@ -469,7 +469,7 @@ class RawModule:
 class RawKernel:
     """Kernel by name; a call adds the emulated kernel to the queue of the stream (cupy.RawKernel)."""
 
-    shared_size_bytes = 4160  # Bytes that a kernel declares: the most in this package.
+    shared_size_bytes = 4160  # Largest static shared memory of a kernel of this package, in bytes.
     max_dynamic_shared_size_bytes = 48 * 2**10 - shared_size_bytes
     preferred_shared_memory_carveout = -1
 

@@ -1,6 +1,4 @@
-"""benchmarks/gpu_*.py: their imports, runs without a GPU, and the results of runs that fail or are
-stopped.
-"""
+"""The scripts benchmarks/gpu_*.py run on a bare machine, and record the results of failed or stopped runs."""
 
 from __future__ import annotations
 
@@ -20,14 +18,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 MODELS = ("capsule", "mbn", "crbm", "hcn", "linear_mixture")
-# Packages on a GPU machine without other software. The script gpu_all.sh installs wheels of the others.
+# Packages that a bare GPU machine already has. gpu_all.sh downloads wheels of some others; `absent` returns
+# the modules that are still missing.
 BARE = {"numpy", "scipy", "numba", "llvmlite", "pytest", "packaging"}
-# Packages whose module has another name.
+# Modules by the name of their package, if the names differ.
 MODULES = {"pillow": "PIL"}
 
 
 def absent() -> set[str]:
-    """Return modules that this package requires, and that a GPU machine lacks after gpu_all.sh has run."""
+    """Return required modules that a GPU machine lacks although it has the wheels of gpu_all.sh."""
     text = (BENCHMARKS / "gpu_all.sh").read_text(encoding="utf-8")
     wheels = set(re.search(r"^names=\((.*?)\)", text, re.MULTILINE | re.DOTALL)[1].split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -260,7 +259,7 @@ def test_parts_end_within_their_time_and_are_recorded_at_once(parts, tmp_path, c
     assert runner.run("good", [sys.executable, "-c", "print('fine')"], 30)
     assert not runner.run("bad", [sys.executable, "-c", "import sys; print('broken'); sys.exit(4)"], 30)
     begin = time.perf_counter()
-    # This part of a run starts a child process, which must end at the time limit of the part, too.
+    # This part starts a child process, which must also end at the time limit of the part (5 s).
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(50)'])"
     assert not runner.run("slow", [sys.executable, "-c", child], 5)
     assert time.perf_counter() - begin < 20

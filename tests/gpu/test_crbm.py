@@ -1,4 +1,4 @@
-"""Beliefs of conditional RBMs: the CUDA kernels equal the reference, on a processor and on a device.
+"""The CUDA kernels for beliefs of conditional RBMs equal the reference, on a processor and on a device.
 
 The numba kernels must pass the checks at the sizes of the device. So a check that no float32 kernel can pass
 is found without a device.
@@ -178,7 +178,7 @@ def test_emulated_clusters_equal_the_reference(clustered, method, v, h, scale):
 
 
 def test_emulated_pair_beliefs_of_clusters_equal_the_reference(clustered, monkeypatch):
-    monkeypatch.setattr(clustered, "MESSAGE_BYTES", 2 * 4 * 19 * 5)  # Two graphs are computed at a time.
+    monkeypatch.setattr(clustered, "MESSAGE_BYTES", 2 * 4 * 19 * 5)  # Memory for two graphs at a time.
     check_pairs(clustered, 19, 5, 3, 1e-2, "f4")
     assert clustered.way in clustered.launched()
 
@@ -218,7 +218,7 @@ def test_gradients_of_chains_equal_the_reference_and_do_not_depend_on_other_chai
 ):
     xp, starts, sweeps = emulated_gpu.cupy, np.array([0, 5, 6, 19]), 4
     rows, rng, chains = 19, np.random.default_rng(v), 3
-    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 4 * 4 * v * h)  # Four graphs are computed at a time.
+    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 4 * 4 * v * h)  # Memory for four graphs at a time.
     w, bv, bh = draw_graph(v, h, rows, 0.2)
     seen = (rng.random((rows, v)) < 0.4).astype("f4")
 
@@ -279,7 +279,7 @@ def test_emulated_products_of_large_weights_do_not_overflow(emulated_gpu, larges
 
 @pytest.mark.parametrize(("tol", "dtype"), [(None, "f4"), (1e-2, "f8")])
 def test_emulated_pair_beliefs_equal_the_reference(emulated_gpu, tol, dtype, monkeypatch):
-    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # Two graphs are computed at a time.
+    monkeypatch.setattr(emulated_gpu, "MESSAGE_BYTES", 2 * 4 * 9 * 5)  # Memory for two graphs at a time.
     check_pairs(emulated_gpu, 9, 5, 3, tol, dtype)
 
 
@@ -357,6 +357,6 @@ def test_the_checks_of_the_benchmark_detect_wrong_weights(monkeypatch, error):
     # bits for another batch.
     compared = [check for check in checks if "largest difference" in check]
     assert len(compared) == 5 * 6
-    if error:  # An estimate of log Z, or a graph of one edge, hardly depends on a thousandth of the weights.
+    if error:  # Estimates of log Z and a graph of one edge hardly change if weights change by 0.1 %.
         compared = [c for c in compared if c["name"].startswith(METHODS) and "1 x 1" not in c["name"]]
     assert {check["passed"] for check in compared} == {not error}, compared

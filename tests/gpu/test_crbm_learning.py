@@ -1,7 +1,6 @@
-"""All learners of conditional RBMs with the CUDA kernels and the stand-in for CuPy.
+"""All learners of conditional RBMs learn with the CUDA kernels what they learn on a processor.
 
-The parameters agree with those of a processor. The stand-in refuses operations that mix host and device
-arrays.
+The stand-in for CuPy refuses operations that mix host and device arrays.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def test_every_inference_on_the_gpu_equals_that_of_a_processor(fake):
 
 
 class Steps:
-    """Learner, rows and state for steps on a GPU; a chain (part of a batch) has 8 rows, the last chain 5."""
+    """Learner, rows and state for steps on a GPU; each chain (part of a batch) has 8 rows, the last has 5."""
 
     def __init__(self, fake, learner: str, n_chains: int, x: int, sparse: bool = False, v: int = 9) -> None:
         shape, rng, rows = CrbmShape(v, 5, x), np.random.default_rng(0), 8 * n_chains
@@ -137,7 +136,7 @@ class Steps:
                                   rows=numbers[rows - 8 : rows - 3])  # fmt: skip
 
     def run(self, chains: slice = slice(None), together: bool = True) -> list[np.ndarray]:
-        """Compute statistics of some chains twice; return them, and count work of the second computation."""
+        """Return statistics of some chains, computed twice; count the work of the second computation."""
         blocks = self.blocks[chains]
         for _ in range(2):
             for counter in (self.fake.LAUNCHED, self.fake.EXPRESSIONS, self.fake.WAITS):
@@ -190,7 +189,7 @@ def test_a_step_has_few_launches_that_chains_share(fake):
 
 
 def take_steps(steps: Steps, n_steps: int, on_gpu: bool):
-    """Take some steps over the same rows, count the work of the last one, and return the state."""
+    """Take ``n_steps`` steps over the same rows, count the work of the last one, and return the state."""
     learner, backend, state = steps.learner, steps.backend, steps.state
     n_rows = sum(len(block.x) for block in steps.blocks)
     for _ in range(n_steps):
@@ -237,7 +236,7 @@ def test_a_step_on_the_gpu_waits_once_and_copies_no_parameters(fake, factored, n
     assert steps.launches == ((16, 14)[not factored] + (4, 6)[not factored] * n_chains)
     rows = sum(len(block.x) for block in steps.blocks)
     x = 300 if factored else 4
-    # A step copies to the GPU x in float32, v as bytes, and the number of the first row of each chain.
+    # A step copies to the GPU x in float32, v as bytes, and the n_chains + 1 bounds of the chains' rows.
     assert steps.copied["set"] == rows * (4 * x + 90) + 4 * (n_chains + 1)
     assert steps.copied["get"] < 4 * (3 * rows + 1) + parameters / 100
 
@@ -259,7 +258,7 @@ def test_settings_and_rows_without_a_step_on_the_gpu_are_refused(fake):
     bad = steps.blocks[0].x.copy()
     bad[3, 5] = 3e38
     assert step([replace(steps.blocks[0], x=bad), *steps.blocks[1:]], units=None) is None
-    many = [block for _ in range(13) for block in steps.blocks]  # The host uses BLAS for 169 rows.
+    many = [block for _ in range(13) for block in steps.blocks]  # The host uses BLAS for more than 160 rows.
     assert step(many, n_chains=2) is None
 
 

@@ -79,7 +79,7 @@ def nvrtc() -> ctypes.CDLL:
 
 @pytest.fixture
 def kernels(load_helper, cuda_text) -> list[str]:
-    """Return the names of the kernels in the file."""
+    """Return the names of the kernels in the CUDA file of capsules."""
     names = load_helper("emulation").kernel_names(cuda_text)
     assert len(names) == 10
     return names
@@ -122,7 +122,7 @@ def read_local_bytes(binary: bytes) -> dict[str, int]:
         # Each entry has a form, an attribute, and a value of 2 bytes or the length of the data after it.
         while at < len(info):
             form, attribute, length = struct.unpack_from("<BBH", info, at)
-            if (form, attribute) == (4, 0x12):  # EIATTR_MIN_STACK_SIZE: symbol and bytes.
+            if (form, attribute) == (4, 0x12):  # EIATTR_MIN_STACK_SIZE has a symbol and a size.
                 symbol, stack = struct.unpack_from("<II", info, at + 4)
                 (name,) = struct.unpack_from("<I", parts[symbols], 24 * symbol)
                 found[names[name : names.index(b"\0", name)].decode()] = stack

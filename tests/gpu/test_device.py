@@ -1,6 +1,4 @@
-"""The CuPy backend on the stand-in for CuPy: layouts, transfers, streams, messages, and fits equal to the
-host's.
-"""
+"""The CuPy backend, on the stand-in for CuPy, gives the results of the host, also for full or lost GPUs."""
 
 from __future__ import annotations
 
@@ -238,7 +236,7 @@ def test_an_allocation_error_of_cublas_is_an_out_of_memory_error(backend, fake, 
 
 
 def test_an_allocation_error_of_another_allocator_is_an_out_of_memory_error(backend, fake, monkeypatch):
-    """RMM raises a plain MemoryError, and numpy raises one for memory of the host."""
+    """RMM and numpy raise a plain MemoryError; only that of RMM means the memory of the GPU."""
     from scalelatent.engine.backend import DeviceMemoryError
 
     monkeypatch.setattr(fake, "_allocate", _raises(MemoryError("std::bad_alloc: out_of_memory: CUDA error")))
@@ -507,7 +505,7 @@ def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
 
     want = sums(CupyBackend())
     small = CupyBackend()
-    fake.POOL.limit = room * 2048 * members.total_dim * 4  # The latents are the largest array of a block.
+    fake.POOL.limit = room * 2048 * members.total_dim * 4  # Latents, the largest array, of room * 2048 rows.
     got = sums(small)
     assert small.row_limits == {"capsule_estep/train": 2048 if room == 1 else 4096}
     np.testing.assert_allclose(got[:-1], want[:-1], rtol=0, atol=TOLERANCE * np.abs(want[:-1]).max())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# By file of tests, a pytest expression that selects tests which together launch all kernels of the model.
+# For each file of tests, a pytest expression (-k) for tests that together launch all kernels of its model.
 TESTS = {
     "test_emulated": "d13 or unequal-float32 or probabilities",
     "test_crbm": "17-5 and (cluster-forward or kept and (sum or max)) or 9-40 or pairs[forward",
@@ -77,7 +77,7 @@ def emulation(load_helper):
 
 
 def run(kernels, name: str, blocks: int, turns: str, *dtypes: str) -> list[list[float]]:
-    """Launch a kernel on one array of 64 numbers for each dtype, and return the arrays."""
+    """Launch a kernel on zeros, 64 numbers of each dtype, and return the arrays as lists."""
     kernels.turns = turns
     out = [np.zeros(64, dtype=dtype) for dtype in dtypes]
     kernels.launch(name, (blocks,), (64,), tuple(out))
@@ -121,7 +121,7 @@ print("no fault")
 
 @pytest.fixture(scope="session")
 def sanitized(emulation):
-    """Return a function that runs Python with arguments, in a process that can load sanitized kernels."""
+    """Return a function that runs Python with arguments in a process that can load sanitized kernels."""
     more = emulation.sanitized_environment()
     if more is None:
         pytest.skip("the compiler has no sanitizers")

@@ -1,4 +1,4 @@
-"""Memory of GPUs, as `plan`, `doctor` and the dashboard page show it."""
+"""The method `plan`, the command `doctor` and the dashboard page show the memory of GPUs."""
 
 from __future__ import annotations
 

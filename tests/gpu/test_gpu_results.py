@@ -43,7 +43,7 @@ def make_compositional():
     return sl.HierarchicalCompositionalNetwork(layers, n_epochs=1, **SMALL).fit(BITS.reshape(40, 3, 3))
 
 
-# By name of a model: the function that fits it, the folder of its gpu.cu, rows, and the methods to compare.
+# For each model: the function that fits it, the folder of its gpu.cu, its rows, and the methods to compare.
 CASES = {
     "capsule": (make_capsule, "capsule", X, ("predict", "predict_proba", "transform")),
     "mixture": (
@@ -177,7 +177,7 @@ def test_a_model_without_a_gpu_refuses_rows_on_a_gpu(fake, monkeypatch):
     with pytest.raises(DataError, match=message):
         model.predict(fake.asarray(X))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
-    monkeypatch.setattr(fake.Device, "count", 0)  # Imitate a machine with torch but without CuPy.
+    monkeypatch.setattr(fake.Device, "count", 0)  # Now torch finds a GPU, but CuPy finds none.
     with pytest.raises(DataError, match=r"X is a torch.Tensor on a GPU, but CuPy finds no GPU .*extra"):
         model.set_params(device="auto").transform(Tensor(X))
     with pytest.raises(RunError, match="device='gpu', but CuPy finds no CUDA device"):

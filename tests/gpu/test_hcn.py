@@ -61,7 +61,7 @@ def check_messages(gpu, shape, damping: float, kept: str = "i2") -> None:
     want = [s.copy(), w.copy(), to_s.astype(kept), to_w.astype(kept), held]
     found = [gpu.cupy.asarray(a.copy()) for a in want]
     for _ in range(2):
-        # Other evidence in each pass makes window positions end messages, which kernels must then remove.
+        # New evidence in each pass ends the messages of some window positions, which kernels must remove.
         evidence = np.roll(evidence, 1, axis=4)
         wanted = reference.sweep_messages(evidence, order, *want, damping)
         moved = gpu.sweep_messages(gpu.cupy.asarray(evidence), gpu.cupy.asarray(order), *found, damping)
@@ -174,7 +174,7 @@ def test_leaves_side_by_side_give_the_bits_of_single_leaves(emulated_gpu) -> Non
     for device in ("cpu", "gpu"):
         prepared = learner.prepare(state, make_backend(device))
         kept = [None] * len(parts)
-        # In the third epoch, no leaf (fixed range of images) has work, because each makes two sweeps at most.
+        # Each leaf (fixed range of images) makes at most two sweeps, so in the third epoch no leaf has work.
         for epoch in range(3):
             blocks = [Block(x[rows], None, None, int(rows[0]), rows, epoch, 0) for rows in parts]
             if device == "cpu":

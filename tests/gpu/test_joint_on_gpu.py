@@ -1,4 +1,4 @@
-"""Joint passes of a search on a GPU: rows are copied once, and sums once per leaf (a fixed range of rows)."""
+"""Joint passes of a search copy rows to the GPU once, and sums from it once per leaf (fixed row range)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Launches of kernels: work beyond the largest grid, several devices, and tables that are already on a
-device.
-"""
+"""Kernels are launched for work beyond the largest grid, on several devices, and with tables on a device."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ def gpu(fake):
 
 @pytest.fixture
 def use_device(fake, monkeypatch):
-    """Return a function that makes a device current."""
+    """Return a function that makes the device with a given number the current one."""
     return lambda device: monkeypatch.setattr(fake.runtime, "getDevice", lambda: device)
 
 

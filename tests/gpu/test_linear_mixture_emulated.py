@@ -64,9 +64,9 @@ def gpu(fake):
 
 @pytest.fixture(params=[cuda.MAX_GRID_Y, 2], ids=["", "small grid"])
 def _grids(request, monkeypatch):
-    """Run each test with grids as large as CUDA allows and with grids of two rows.
+    """Run each test with grids as large as CUDA allows and with grids of two rows of thread blocks.
 
-    With small grids, a thread block must loop over several groups of rows or pairs.
+    In a small grid, a thread block must loop over several parts of the work.
     """
     monkeypatch.setattr(cuda, "MAX_GRID_Y", request.param)
 
@@ -84,7 +84,7 @@ def make_scores(k: int, h: int, own: bool):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("n", "k", "h"), [(0, 3, 2), (1, 1, 0), (9, 300, 3), (20, 10, 12)])
 def test_emulated_scores_equal_the_reference(gpu, emulated, monkeypatch, n, k, h, own):
-    monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # Scores are computed for 7 rows at a time.
+    monkeypatch.setattr(gpu, "PRODUCTS", 7 * k * (h + 1))  # Room for the scores of 7 rows at a time.
     scores, starts = make_scores(k, h, own), np.array([0, k // 3, k // 2, k])
     x = np.random.default_rng(0).normal(size=(n, P)).astype("f4")
     ours, theirs = gpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)

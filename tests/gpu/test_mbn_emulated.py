@@ -96,7 +96,7 @@ def test_tiles_of_rows_and_no_rows_are_encoded(gpu, monkeypatch):
 def test_products_of_bytes_are_exact_integers_and_give_the_codes_of_floats(fake, gpu, low, high, metric):
     rng = np.random.default_rng(high)
     x, w = (rng.integers(low, high, (m, 5000), dtype=np.uint8) for m in (9, 50))
-    x[:, 0] = w[:, 0] = 1  # the cosine of rows of zeros is undefined
+    x[:, 0] = w[:, 0] = 1  # The cosine of a row of zeros is undefined.
     w[30], x[4], x[5] = w[2], w[30], 255
     columns = np.arange(5000)
     bytes_bank, floats_bank = gpu.make_bank(w, metric), gpu.make_bank(w.astype("f4"), metric)

@@ -1,4 +1,4 @@
-"""The benchmarks of models on GPUs: runs without a GPU, and complete runs on the stand-in."""
+"""The GPU benchmarks of all models report a missing GPU, and run completely on the stand-in for CuPy."""
 
 from __future__ import annotations
 

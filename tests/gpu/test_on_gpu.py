@@ -1,6 +1,6 @@
-"""Tests on a device: kernels against the reference; products, passes and whole fits against the host.
+"""Kernels on a device agree with the reference; products, passes and whole fits agree with the host's.
 
-They are deselected without ``-m gpu``.
+These tests are deselected without ``-m gpu``.
 """
 
 from __future__ import annotations

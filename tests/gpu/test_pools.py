@@ -1,7 +1,7 @@
-"""Pools of processors and a GPU, on a device.
+"""A pool of CPU workers and a GPU worker learns what one process learns, within a tolerance.
 
-A pool (the workers of one fit) learns what one process learns, within a tolerance. A block that does not fit
-in memory is split in halves. These tests are deselected without ``-m gpu``.
+A block that does not fit in the memory of the GPU is split in halves. These tests are deselected without
+``-m gpu``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_a_full_gpu_computes_in_halves(real: Any, data: Any, tmp_path: Path) -> 
     want = _sums(data, make_backend("gpu"))
     before = pool.get_limit()
     pool.free_all_blocks()
-    pool.set_limit(size=pool.total_bytes() + 2**20)  # One block of 8192 rows needs 1.3 MB.
+    pool.set_limit(size=pool.total_bytes() + 2**20)  # A block of 8192 rows needs more, 1.3 MB.
     try:
         got = _sums(data, backend)
     finally:

@@ -30,7 +30,7 @@ def model():
 
 
 class NoKernels:
-    """Replacement of the emulator that runs no kernel, for tests that only count launches."""
+    """Stand-in for the emulator that checks and runs no kernel, for tests that only count launches."""
 
     def check(self, *arguments) -> None:
         pass
@@ -145,7 +145,7 @@ def test_the_model_counts_the_work_of_a_capsule_block(fake, counts, model, emula
 
     fake.RawModule.library = emulate("capsule")
     members, rng = build_members("multiclass", 10, 2), np.random.default_rng(0)
-    x = (rng.random((3000, 30)) * 255).astype(stored)  # Rows of this size use page-locked memory.
+    x = (rng.random((3000, 30)) * 255).astype(stored)  # Copies as large as x use page-locked memory.
     y, w = (np.arange(3000) % 10).astype("i4"), rng.normal(size=(20, 30)) / 100
     reduction, backend = CapsulePass(members, 30, np.array([nu]), None, True), CupyBackend()
     prepared = reduction.prepare(initial_state(w, 1), backend)

@@ -1,4 +1,4 @@
-"""Parquet and CSV files give the rows of their table, and the images in it."""
+"""Imported Parquet and CSV files give the rows of their table, and the images in it."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_missing_and_damaged_files_are_refused(kind: str, tmp_path: Path) -> Non
 
 
 def test_tables_in_memory_stores_are_read(tmp_path: Path) -> None:
-    """The tests use the memory store of fsspec, which has the interface of all its stores."""
+    """The test reads from the memory store of fsspec, which has the interface of all its stores."""
     import fsspec
 
     path = _write("parquet", make_table(w=WEIGHTS, kind=KINDS), tmp_path / "t.parquet")

@@ -1,4 +1,4 @@
-"""The importer of CSR rows in npz archives: arrays, row groups, and every kind of bad file."""
+"""The importer of CSR rows in npz archives reads all layouts of arrays, and refuses every bad file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importers of IDX, npy and npz files: dtypes, labels, and every kind of bad file."""
+"""The importers of IDX, npy and npz files read all dtypes and labels, and refuse every kind of bad file."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_rows_of_mnist_are_those_of_the_files(data_root: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("names", ["a.npz", "b.npz"])
 def test_an_npz_array_with_a_damaged_start_is_refused(tmp_path: Path, names: str) -> None:
-    """The test damages the header before an array; the directory at the end of the archive stays intact."""
+    """The header before an array is damaged; the directory at the end of the archive stays intact."""
     np.savez(tmp_path / names, x=np.eye(4), y=np.arange(4))
     content = bytearray((tmp_path / names).read_bytes())
     at = 0 if names == "a.npz" else content.index(b"PK\3\4", 4)

@@ -1,4 +1,4 @@
-"""HDF5 files: every layout of chunks, types, groups, and every kind of bad file."""
+"""The importer of HDF5 files reads all layouts, types and groups, and refuses every kind of bad file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_any_layout_gives_the_same_rows(
 
 
 def test_chunks_that_two_shards_share_are_unpacked_once(tmp_path: Path) -> None:
-    """The cache of the file has room for a row of chunks, and first evicts chunks that were read whole."""
+    """The chunk cache of the file (4 MiB) holds a row of chunks; chunks that were read whole leave first."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=X, chunks=(10, 5, 4))
     with hdf5.open_h5(tmp_path / "a.h5", "HDF5 file") as opened:

@@ -1,4 +1,4 @@
-"""Folders of image files: sizes, kinds, labels, and every kind of bad file."""
+"""Folders of image files give images of one size with labels; every kind of bad file is refused."""
 
 from __future__ import annotations
 

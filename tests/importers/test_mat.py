@@ -1,4 +1,4 @@
-"""MATLAB files of all versions: axes, labels, and every kind of bad file."""
+"""MATLAB files of all versions give the right axes and labels; every kind of bad file is refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_rows_and_labels_of_all_versions_are_read(
     np.testing.assert_array_equal(read_rows(ds), X)
     assert ds.dtype == np.float64
     labels = ds.read_y(0, 31)
-    assert labels.dtype.kind in "iu"  # MATLAB stores integers as doubles.
+    assert labels.dtype.kind in "iu"  # MATLAB stores integers as doubles; the importer restores them.
     assert labels.tolist() == Y.tolist()
     assert ds.attrs["provenance"].items() >= {"importer": "mat", "x": names[0], "y": names[1]}.items()
 

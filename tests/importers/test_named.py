@@ -1,4 +1,4 @@
-"""Datasets by name, from a server on loopback with good, missing, wrong and truncated files."""
+"""Named datasets are downloaded from a server on loopback; missing, wrong and truncated files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that all importers share: parallel writing, shuffling, and removal of incomplete datasets."""
+"""All importers write in parallel, shuffle on request, and remove incomplete datasets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path, monkeyp
 
 
 def test_at_most_one_shard_more_than_threads_is_in_memory(tmp_path: Path, monkeypatch: Any) -> None:
-    """At most one shard more than there are writing threads is read and not yet written."""
+    """The shards that are read and not yet written are at most one more than the writing threads."""
     monkeypatch.setattr("dask.system.cpu_count", lambda: 3)
     gate, reads = threading.Semaphore(0), []
 
@@ -166,7 +166,7 @@ def test_a_shard_that_cannot_be_written_leaves_nothing(
 
 
 def make_sources(folder: Path) -> dict[str, Any]:
-    """Return, by name of the importer, a function that imports a file with the same rows."""
+    """Return, by name of the importer, a function that imports files of ROWS ("digits" makes other rows)."""
     np.save(folder / "x.npy", ROWS)
     np.savez(folder / "x.npz", x=ROWS)
     savemat(folder / "x.mat", {"x": ROWS})
@@ -192,7 +192,7 @@ def test_ctrl_c_during_an_import_leaves_nothing(tmp_path: Path, kind: str) -> No
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     run = make_sources(tmp_path / "in")[kind]
-    run(tmp_path / "first", shard_rows=10)  # This import starts threads that stay.
+    run(tmp_path / "first", shard_rows=10)  # This import starts threads that stay, so they are counted below.
     threads = threading.active_count()
 
     def interrupt(done: int, total: int) -> None:

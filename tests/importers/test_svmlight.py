@@ -1,4 +1,4 @@
-"""The importer of svmlight text: against scikit-learn and Python's float, and every kind of bad file."""
+"""The svmlight importer agrees with scikit-learn and Python's float, and refuses every kind of bad file."""
 
 from __future__ import annotations
 

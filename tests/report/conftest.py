@@ -1,4 +1,4 @@
-"""Small fitted models of each architecture, and run folders like those of jobs."""
+"""Fixtures of report tests: small fitted models of each architecture, and run folders like those of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAIN = 1300
 
 @cache
 def fitted(**params):
-    """Fit a model to the first 1,300 digits; return the model and the other digits."""
+    """Fit a model to the first TRAIN digits, and return it and the other digits (dataset, x, y)."""
     x, y = load_digits(return_X_y=True)
     model = CapsuleRegression(random_state=0, n_jobs=1, **{"max_iter": 8} | params).fit(x[:TRAIN], y[:TRAIN])
     data = Dataset.from_arrays(x[TRAIN:].reshape(-1, 8, 8).astype(np.uint8), y[TRAIN:])

@@ -1,4 +1,4 @@
-"""Data of figures, collected block by block, equal those that numpy computes from all rows."""
+"""The data of figures, collected block by block, equal those that numpy computes from all rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalelatent.data import create_dataset
 from scalelatent.errors import DataError
 from scalelatent.models.capsule.report_data import BLOCK_BYTES, collect_report_data, count_block_rows
 
-# Bytes of one block (rows computed together): a few dozen rows, so that the tests have several blocks.
+# Bytes of a block (rows computed together): only a few dozen rows, so that the tests have several blocks.
 SMALL_BLOCKS = 40_000
 
 
@@ -159,7 +159,7 @@ def test_block_rows_keep_the_budget():
 
 
 def make_rows(url, n_rows):
-    """Write rows of two classes shard by shard, so that this process never holds all rows."""
+    """Write a dataset of two classes shard by shard, so that this process never holds all rows."""
     writer = create_dataset(
         str(url), n_rows, (64,), "uint8", y_dtype="int64", classes=[0, 1], chunk_rows=2000
     )
@@ -183,4 +183,4 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         tracemalloc.stop()
         assert shown.confusion.counts.sum() == n
     assert peaks[200_000] < 1.3 * peaks[20_000]
-    assert peaks[200_000] < 64 * 200_000  # All rows take more memory.
+    assert peaks[200_000] < 64 * 200_000  # The rows themselves take more memory: 64 bytes each.

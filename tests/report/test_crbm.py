@@ -1,4 +1,4 @@
-"""Report of a conditional RBM: its page and the data of its figures."""
+"""The report of a conditional RBM shows its numbers and the data of its figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ X = corrupt(V.reshape(260, -1), np.arange(260), seed=1, stage="test", **NOISE)
 
 @cache
 def fitted(source: str) -> ConditionalRBM:
-    """Fit a model to digits: to pairs (corrupted, clean), to rows that it corrupts, or to clean rows only."""
+    """Fit a model to pairs of corrupted and clean digits, to digits that it corrupts, or to clean digits."""
     clean, given = Dataset.from_arrays(V[:200]), Dataset.from_arrays(X[:200])
     model = ConditionalRBM(
         n_hidden=6,

@@ -1,4 +1,4 @@
-"""Figures contain the given numbers."""
+"""Figures of a report contain the numbers that they are given."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PNG = b"\x89PNG"
 
 
 def make_history(n=30, validation=True):
-    """Return the records of n passes in three rounds, each of which has its own threshold nu."""
+    """Return the records of n passes (at most 36), in rounds of 12 passes with one threshold nu each."""
     return [
         {
             "pass": i + 1,
@@ -75,7 +75,7 @@ def test_history_without_validation_of_one_pass_and_of_members():
 
 
 def test_records_within_a_pass_are_drawn_where_they_were_made():
-    """The positions of records are in passes: of two passes of 100 rows, each has four records."""
+    """Each of two passes over 100 rows has four records, which are drawn at quarters of the pass."""
     seen = [25, 50, 75, 100, 125, 150, 175, 200]
     records = [
         {"pass": 1 + i // 4, "rows_seen": n, "objective": 1 / n, "train_error": 10 / n, "round": 1 + i // 4,
@@ -174,7 +174,7 @@ def test_few_elements_of_many_classes_are_drawn_in_a_row():
 def test_image_shapes_are_guessed_from_the_width():
     assert image_shape((3, 32)) == (3, 32)
     assert image_shape((32, 32, 3)) == (32, 32, 3)
-    # Nine values are taken for columns of a table, which are more likely than an image of 3 x 3 pixels.
+    # Nine values count as columns of a table, which are more likely than an image of 3 x 3 pixels.
     assert image_shape((9,)) is None
     assert choose_colormap_range(np.zeros((0, 4))) == ("gray", 0.0, 1.0)
 

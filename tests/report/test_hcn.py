@@ -1,4 +1,4 @@
-"""Report of a compositional network: its page and the data of its figures."""
+"""The report of a compositional network shows its numbers and the data of its figures."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_pages_of_colours_unknown_pixels_and_one_image(page_of: PageOf, tmp_path
     how = {"online": False, "n_epochs": 2, "missing": float("nan"), "n_jobs": 1, "random_state": 0}
     model = HierarchicalCompositionalNetwork([(200, (3, 2))], p01=0.1, p10=0.1, **how)
     page, names = page_of(tmp_path, model.fit(x), Dataset.from_arrays(x))
-    assert names == [name for name in PICTURES if name != "learning"]  # One record makes no curve.
+    # The fit of one image reports one record, but the curve of the picture "learning" needs two.
+    assert names == [name for name in PICTURES if name != "learning"]
     assert "every other band of 2 lines was hidden" in page
     assert "2 channels, learned with stored messages" in page
 

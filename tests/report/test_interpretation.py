@@ -1,4 +1,4 @@
-"""Interpretation of the numbers of a report: intervals, baselines, differences, use of the model."""
+"""A report interprets its numbers by intervals, baselines and differences, and shows how to use the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scalelatent.report.runfiles import RunFiles, read_run
 
 
 def write_run(folder: Path, data: dict[str, Any], **event: Any) -> RunFiles:
-    """Write a job file with these datasets and an event of the fit; return the files of this run."""
+    """Write a job file with the datasets ``data``, and an event with the fields ``event``; return the run."""
     (folder / "job.json").write_text(json.dumps({"job": {"name": "it"}, "data": data}))
     if event:
         (folder / "events.jsonl").write_text(json.dumps({"event": "fit_started", **event}) + "\n")
@@ -48,7 +48,7 @@ def test_errors_of_unweighted_rows_have_counts_and_intervals() -> None:
     )
     counts = np.array([[30, 2], [0, 18]])
     assert describe_confusion(Confusion(counts, 50.0, 2.0)) == format_error(0.04, 50, wrong=2)
-    # Rows of different weight have no number of errors from which an interval could be computed.
+    # A weighted error is not a share of equal rows, so it has no binomial interval.
     assert describe_confusion(Confusion(counts, 200.0, 20.0)) == "10.00 % by weight (2 of 50 rows)"
 
 
@@ -56,7 +56,7 @@ def test_errors_of_unweighted_rows_have_counts_and_intervals() -> None:
     ("data", "event", "expected"),
     [
         ({"validation": "v"}, {"validation_rows": 120}, 120),
-        ({"validation": "v", "validation_rows": "300:350"}, {}, 50),  # Earlier versions had no event.
+        ({"validation": "v", "validation_rows": "300:350"}, {}, 50),  # Earlier versions wrote no event.
         ({"validation": "v", "validation_rows": ":40"}, {}, 40),
         ({"validation": "v", "validation_rows": "-40:"}, {}, None),
         ({"validation": "v"}, {}, None),
@@ -168,7 +168,7 @@ def test_page_of_an_ensemble_shows_its_error_and_the_errors_of_members(tmp_path:
 
 
 def _make_earlier_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record as earlier versions wrote it: with mean errors of the members (capsule models)."""
+    """Return a record as earlier versions wrote it: the errors were means over members (capsule models)."""
     names = ("train_error", "validation_error")
     return {key: value for key, value in record.items() if not key.startswith("mean_")} | {
         key: record[f"mean_member_{key}"] for key in names

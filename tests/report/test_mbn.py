@@ -1,4 +1,4 @@
-"""Report of a bootstrap network: its page and the data of its figures."""
+"""The report of a bootstrap network shows its numbers and the data of its figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def paper() -> dict[str, Any]:
-    """Run benchmarks/mbn_figures.py, which draws figures of the paper, and return its functions by name."""
+    """Run the file benchmarks/mbn_figures.py (figures of the paper), and return its functions by name."""
     if not BENCHMARKS.is_dir():
         pytest.skip("the benchmarks are in the repository alone")
     return runpy.run_path(str(BENCHMARKS / "mbn_figures.py"))
@@ -131,7 +131,7 @@ def test_output_codes_are_drawn_in_their_plane() -> None:
     model, x, y = fitted(output="codes")
     evidence = collect_evidence(model, Dataset.from_arrays(x, y))
     np.testing.assert_allclose(evidence.output, evidence.layers[-1], rtol=1e-6)
-    # Rows are ranked by the codes that they share, and not clustered.
+    # Rows are ranked by the number of codes that they share; they are not clustered.
     ranked = retrieval_accuracy(model.codes(), y, metric="overlap")
     assert evidence.retrieval is not None
     np.testing.assert_array_equal(evidence.retrieval.accuracy, ranked.accuracy)
@@ -146,7 +146,7 @@ def test_figures_show_the_given_data(paper: dict[str, Any]) -> None:
     drawn = plot_output(points, codes, [str(i) for i in range(12)]).axes[0]
     found = np.concatenate([c.get_offsets() for c in drawn.collections])
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, points.tolist()))
-    assert len(drawn.collections) == 2  # Twelve classes have two kinds of markers.
+    assert len(drawn.collections) == 2  # Twelve classes need two kinds of markers.
     one = plot_output(points[:, :1], None, []).axes[0]
     assert one.get_ylabel() == "rank"
     assert len(plot_layers([points] * 5, list("abcde"), codes, []).axes) == 5

@@ -1,4 +1,4 @@
-"""The report page: one complete file that names missing parts."""
+"""The report page is one complete HTML file, which names the parts that are missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
 class PageParser(HTMLParser):
-    """Parser that collects elements and checks the nesting of tags."""
+    """Parser that collects tags, texts and headings of a page, and checks that tags are nested."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class PageParser(HTMLParser):
         if "style" not in self.open:
             self.text.append(data)
 
-    def all(self, tag):
+    def find_attributes(self, tag):
         return [attrs for name, attrs in self.tags if name == tag]
 
 
@@ -57,7 +57,7 @@ def read(path):
 
 
 def list_pictures(page):
-    return [attrs["id"] for attrs in page.all("article")]
+    return [attrs["id"] for attrs in page.find_attributes("article")]
 
 
 @pytest.fixture(scope="module")
@@ -90,22 +90,22 @@ def test_page_of_each_architecture(digits, build_once, architecture):
     error = 1 - found.model.score(found.data)
     assert f"test error {100 * error:.2f} %" in page.words
     assert "made without rows" not in page.words
-    assert not any(attrs.get("class") == "card notes" for attrs in page.all("section"))
+    assert not any(attrs.get("class") == "card notes" for attrs in page.find_attributes("section"))
 
 
 def test_page_is_self_contained_and_accessible(build_once):
     path = build_once("multiclass")
     page = read(path)
     assert not re.search(r"https?://|@import|url\(", page.source)
-    assert not page.all("script")
-    for attrs in page.all("link"):
+    assert not page.find_attributes("script")
+    for attrs in page.find_attributes("link"):
         assert attrs["href"].startswith("data:")
-    for attrs in page.all("img"):
+    for attrs in page.find_attributes("img"):
         assert len(attrs["alt"]) > 30
         head, data = attrs["src"].split(",", 1)
         assert head == "data:image/png;base64"
         assert base64.b64decode(data).startswith(b"\x89PNG")
-    for attrs in page.all("a"):
+    for attrs in page.find_attributes("a"):
         target = attrs["href"]
         if target.startswith("#"):
             assert any(tag.get("id") == target[1:] for _, tag in page.tags), target
@@ -113,8 +113,8 @@ def test_page_is_self_contained_and_accessible(build_once):
             assert (path.parent / target).exists(), target
     assert [level for level, _ in page.headings].count("h1") == 1
     assert {"Figures", "Numbers", "Settings of the job", "Files of the run"} <= {t for _, t in page.headings}
-    assert page.all("html")[0]["lang"] == "en"
-    assert any(attrs.get("name") == "viewport" for attrs in page.all("meta"))
+    assert page.find_attributes("html")[0]["lang"] == "en"
+    assert any(attrs.get("name") == "viewport" for attrs in page.find_attributes("meta"))
     assert "prefers-color-scheme: dark" in page.source
 
 
@@ -124,7 +124,7 @@ def test_settings_numbers_and_links(build_once):
     assert "tol none default" in page.words
     assert "training rows 1,300" in page.words
     assert "passes 8" in page.words
-    links = [attrs["href"] for attrs in page.all("a") if attrs["href"].startswith("../")]
+    links = [attrs["href"] for attrs in page.find_attributes("a") if attrs["href"].startswith("../")]
     assert links == ["../job.json", "../metrics.jsonl", "../events.jsonl"]
 
 
@@ -136,7 +136,7 @@ def test_labels_are_escaped_and_strings_work(tmp_path):
     (tmp_path / "run").mkdir()
     page = read(build_report(tmp_path / "run", model=model, data=Dataset.from_arrays(x, y), role="training"))
     assert "<b>cat" not in page.source
-    # Rows that are no images have no figures of single rows.
+    # The figures of single rows need images, which these rows of x are not.
     assert not {"prototypes", "mistakes"} & set(list_pictures(page))
     assert "training error" in page.words
 
@@ -220,13 +220,13 @@ def test_records_within_a_pass_do_not_count_as_passes(run_folder):
     ).fit(x, y, validation=(x[:50], y[:50]), engine={"validate_steps": 2})
     assert len(model.history_) == 10
     page = read(build_report(run_folder(model), model=model))
-    assert "2 passes:" in page.all("img")[0]["alt"]
+    assert "2 passes:" in page.find_attributes("img")[0]["alt"]
 
 
 def test_a_history_of_one_pass_is_shown(digits, run_folder):
     found = digits(capsule_dim=2, max_iter=1)
     page = read(build_report(run_folder(found.model), model=found.model))
-    assert "1 pass:" in page.all("img")[0]["alt"]
+    assert "1 pass:" in page.find_attributes("img")[0]["alt"]
 
 
 def test_numbers_are_formatted():

@@ -1,4 +1,4 @@
-"""Report of a search."""
+"""The report of a search shows its candidates and the curves of the best one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_curves_belong_to_the_saved_model() -> None:
     run = RunFiles(locate("memory://none"), history=history, search={"folds": 2})
     own = [{"pass": 1, "objective": 0.5}]
     assert _history_of_best(run, SimpleNamespace(history_=own)) == own
-    # The last records of the run are those of the best candidate's fit to all rows.
+    # The last fit of the search is that of the best candidate to all rows; it starts at the last pass 1.
     assert _history_of_best(run, SimpleNamespace(history_=[])) == history[5:]
     run.search = {"folds": 1}
     assert _history_of_best(run, SimpleNamespace(history_=[])) == []
