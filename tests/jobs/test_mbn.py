@@ -59,7 +59,9 @@ def test_a_job_runs_from_plan_to_transform_and_resumes_after_a_kill(folder: Path
     said = run_command("fit", "job.toml", cwd=folder)
     assert "mbn_code-l3, layer 3 of 7, k = 250: 6,000 rows" in said.err
     stages = [event["stage"] for event in read_events(folder / "run") if event["event"] == "layer_written"]
-    assert stages == [f"mbn_{what}-l{number}" for number in range(1, 8) for what in ("gather", "code")]
+    # Layers 2 to 4 have at least 6,000 centroids (48 times k), so they read them from the codes below.
+    steps = [(what, number) for number in range(1, 8) for what in ("gather", "code")]
+    assert stages == [f"mbn_{what}-l{n}" for what, n in steps if what == "code" or n not in (2, 3, 4)]
     run_command("transform", "run", "train.zarr", "--out", "z.zarr", cwd=folder)
     z = open_dataset(folder / "z.zarr")
     model = sl.load_model(folder / "run")
@@ -78,7 +80,7 @@ def test_a_job_runs_from_plan_to_transform_and_resumes_after_a_kill(folder: Path
     before = len(read_events(killed))
     assert run_command("resume", killed, "--json", cwd=folder).json()["state"] == "done"
     again = [event["stage"] for event in read_events(killed)[before:] if event["event"] == "stage"]
-    assert not {"mbn_gather-l1", "mbn_code-l1", "mbn_gather-l2"} & set(again)
+    assert not {"mbn_gather-l1", "mbn_code-l1"} & set(again)
     assert read_files(killed / "model.zarr") == read_files(folder / "run" / "model.zarr")
 
 
